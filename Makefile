@@ -1,0 +1,92 @@
+# What a person, and CI, does with this repository. `make` or `make help` lists it.
+#
+# Nothing but make and a Python 3.11 or 3.12 is needed. The packages come from the lock in requirements/, into .venv.
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu     a machine without an NVIDIA GPU
+#   make test ARGS="-k dpo"                                        extra words for pytest
+#   make demo PYTHON=/opt/python3.12/bin/python3.12                a Python of your choice
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+# An index that has the build of torch you want, besides the one pip is set up with.
+TORCH_INDEX ?=
+# A name on the path may be a shim that fails when run, or a Python without venv, so each is tried.
+USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)})
+PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(shell $(name) -c '$(USABLE)' 2>/dev/null && echo $(name))))
+
+RUN := $(VENV)/bin/python -m
+PIP := $(RUN) pip --disable-pip-version-check
+
+# ---------------------------------------------------------------------------------------------------- environment
+
+.PHONY: python
+python:  ## tell which Python makes the virtual environment
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 with venv was found. On Debian and Ubuntu: apt-get install python3 python3-venv; or name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "$(PYTHON)"
+
+# The stamps hold the environment to the lock: touched last, so an installation that broke off is done again.
+$(VENV)/.core: requirements/core.txt pyproject.toml
+	@$(MAKE) --no-print-directory python >/dev/null
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c requirements/core.txt torch $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	$(PIP) install -r requirements/core.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.core
+	$(PIP) install -r requirements/dev.txt
+	@touch $@
+
+# -------------------------------------------------------------------------------------------------------- running
+
+.PHONY: demo
+demo: $(VENV)/.core  ## SFT, reward model, PPO and evaluation of a tiny model, then a report: about three minutes
+	$(VENV)/bin/rlhf run recipes/quickstart.yaml $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.dev  ## the whole test suite (make test ARGS="-k dpo -m 'not slow'")
+	$(RUN) pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.dev  ## formatting and ruff's rules, changing nothing
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+
+.PHONY: format
+format: $(VENV)/.dev  ## format, and mend what ruff can mend
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+.PHONY: types
+types: $(VENV)/.dev  ## mypy, strict
+	$(RUN) mypy
+
+.PHONY: check
+check: lint types test  ## exactly what CI runs
+
+.PHONY: docs
+docs: $(VENV)/.dev  ## links, commands and code blocks of every page
+	$(RUN) pytest tests/docs $(ARGS)
+
+.PHONY: bench
+bench: $(VENV)/.dev  ## the measured tables (hours; see benchmarks/)
+	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+# -------------------------------------------------------------------------------------------------------- keeping
+
+.PHONY: lock
+lock:  ## resolve pyproject.toml anew into requirements/core.txt and dev.txt, on the oldest Python
+	requirements/lock.sh
+
+.PHONY: clean
+clean:  ## caches and builds; leaves .venv and runs/ alone
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help
+help:  ## this list
+	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Resolves pyproject.toml into core.txt (what a user gets) and dev.txt (what the tests and the tools need besides), by
+# installing into an empty environment: what is written here has been installed once.
+#
+#   make lock                                                  the newest versions that pyproject.toml allows
+#   PYTHON=python3.11 TORCH=torch==2.13.0 requirements/lock.sh
+#
+# Run it on the oldest Python we support: what installs there installs on newer ones, and one lock serves all.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3.11}
+torch=${TORCH:-$(grep '^torch==' requirements/core.txt 2>/dev/null || echo torch)}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$python" -m venv "$work/venv"
+pip=("$work/venv/bin/python" -m pip --disable-pip-version-check)
+
+dependencies() {  # of one section of pyproject.toml, one a line
+    "$python" - "$1" <<'PYTHON'
+import sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+print("\n".join(project["dependencies"] if sys.argv[1] == "core" else project["optional-dependencies"][sys.argv[1]]))
+PYTHON
+}
+
+# torch's build (+cpu, +cu130) and the CUDA packages that belong to it are the machine's business, not the lock's.
+freeze() {
+    "${pip[@]}" freeze --all --exclude pip --exclude wheel |
+        grep -vE '^(nvidia-|cuda-|triton==)' | sed -E 's/^(torch==[^+]+)\+.*/\1/' | LC_ALL=C sort -f
+}
+
+dependencies core >"$work/core.in"
+dependencies dev >"$work/dev.in"
+"${pip[@]}" install "$torch" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+"${pip[@]}" install -r "$work/core.in"
+freeze >"$work/core"
+"${pip[@]}" install -r "$work/dev.in"
+freeze >"$work/all"
+
+head="# Made by \`make lock\` from pyproject.toml; good for every Python we support. Change that file, not this one."
+{ echo "$head"; cat "$work/core"; } >"$work/core.txt"
+{ echo "$head"; echo "-r core.txt"; LC_ALL=C comm -13 <(LC_ALL=C sort "$work/core") <(LC_ALL=C sort "$work/all") | LC_ALL=C sort -f; } >"$work/dev.txt"
+if grep -nE '(://| @ )' "$work/core.txt" "$work/dev.txt"; then
+    echo "A package was installed from an address instead of an index: it can't be locked." >&2
+    exit 1
+fi
+mv "$work/core.txt" "$work/dev.txt" requirements/

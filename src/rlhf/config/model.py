@@ -1,0 +1,64 @@
+"""How a model is loaded and adapted."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf.config.base import Config
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class LoRAConfig(Config):
+    """Low-rank adapters through peft (Hu et al. 2021, arXiv:2106.09685)."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the update."""
+    alpha: float = Field(32, gt=0)
+    """The update is scaled by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on the adapter's input; 0 because a noisy policy makes ratios differ from 1 at the first step."""
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter."""
+    quantize_4bit: bool = False
+    """QLoRA: frozen weights in 4 bits (Dettmers et al. 2023, arXiv:2305.14314). Needs a GPU and `rlhf[quant]`."""
+
+
+class ModelConfig(Config):
+    """A model by folder or hub name; a plain string stands for the same with defaults."""
+
+    path: str | None = None
+    """Local folder, hub name, `embedded` (the tiny base model in this package) or `stage:NAME`."""
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer; by default the model's own."""
+    init: dict[str, Any] | None = None
+    """Instead of a path: a transformers config (`model_type: llama`, sizes) for a new model with random weights."""
+    dtype: DType = "float32"
+    """Type of the weights."""
+    lora: LoRAConfig | None = None
+    """Train adapters instead of all weights."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: about 30 % more time for much less memory."""
+    compile: bool = False
+    """torch.compile the backbone; pays on long GPU runs."""
+    revision: str | None = None
+    """Hub revision."""
+    trust_remote_code: bool = False
+    """Run Python code from the model's repository. Only for repositories you have read."""
+    chat_template: str | None = None
+    """Jinja chat template, or `chatml` for the built-in one, where the tokenizer has none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.init is None):
+            raise ValueError("a model needs exactly one of `path` (weights to load) and `init` (a config for new weights)")
+        if self.init is not None and self.tokenizer is None:
+            raise ValueError("a new model (`init`) needs `tokenizer`, a folder or hub name")
+        return self

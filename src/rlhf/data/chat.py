@@ -1,0 +1,257 @@
+"""Dialogues to text, with the exact places that the assistant wrote.
+
+A template that marks the assistant's words with ``{% generation %}`` says itself where they are. For the others the
+dialogue is rendered up to each of the assistant's turns, once as a question and once answered; what is between is the
+turn. That is only right when each rendering begins with the one before it, so this is checked, and a template that
+rewrites earlier turns is refused by name of the row instead of giving a wrong mask.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.data.contracts import Message, Messages, RowError
+from rlhf.errors import ConfigError, ModelError, look_up
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PLAIN_TEMPLATE = (
+    "{{ bos_token }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'assistant' %}"
+    "{{ '\n\nAssistant:' }}{% generation %}{{ ' ' + message['content'] + eos_token }}{% endgeneration %}"
+    "{%- else %}"
+    "{{ '\n\n' + {'user': 'Human', 'system': 'System', 'tool': 'Tool'}[message['role']] + ': ' + message['content'] }}"
+    "{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '\n\nAssistant:' }}{% endif %}"
+)
+"""Dialogue in words, in the manner of HH-RLHF: needs no token that a tokenizer may lack but EOS."""
+
+CHAT_TEMPLATES: Mapping[str, str] = {"plain": PLAIN_TEMPLATE}
+"""Built-in templates, used only when asked for by name: a silent stand-in would train on the wrong format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A rendered dialogue."""
+
+    text: str
+    spans: list[tuple[int, int]]
+    """Characters ``text[start:end]`` that the assistant wrote, end-of-turn mark included; in order, not overlapping."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """A tokenizer's chat template, found once and used for every row."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: str | None
+    """Jinja text; None for the tokenizer's own."""
+
+    def render(self, messages: Messages, columns: Mapping[str, Any], where: str, **how: bool) -> str:
+        """Text of a dialogue.
+
+        Args:
+            messages: At least one.
+            columns: The row's other columns; ``tools`` and ``chat_template_kwargs`` go to the template.
+            where: The row, for messages.
+            how: ``add_generation_prompt`` or ``continue_final_message``.
+
+        Raises:
+            RowError: The template refuses the dialogue.
+        """
+        tools, more = _template_arguments(columns, where)
+        try:
+            apply: Any = self.tokenizer.apply_chat_template  # its annotations know neither **kwargs nor plain dicts
+            text = apply(messages, tools=tools, chat_template=self.template, tokenize=False, **how, **more)
+        except Exception as err:  # a template raises whatever its author or Jinja chose
+            raise RowError(where, f"the chat template refuses this dialogue: {type(err).__name__}: {err}") from err
+        assert isinstance(text, str)
+        return text
+
+    def marked_spans(self, messages: Messages, columns: Mapping[str, Any], where: str) -> Dialogue | None:
+        """The dialogue by the template's own ``{% generation %}`` marks; None for a template without them."""
+        tools, more = _template_arguments(columns, where)
+        template = self.tokenizer.get_chat_template(self.template, tools)
+        if not has_generation_marks(template):
+            return None
+        from transformers.utils import chat_template_utils
+
+        render: Any = chat_template_utils.render_jinja_template  # annotated as if it gave one string
+        try:
+            texts, spans = render(
+                conversations=[[{k: v for k, v in message.items() if v is not None} for message in messages]],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=True,
+                **{**self.tokenizer.special_tokens_map, **more},
+            )
+        except Exception as err:
+            raise RowError(where, f"the chat template refuses this dialogue: {type(err).__name__}: {err}") from err
+        return Dialogue(texts[0], [(start, end) for start, end in spans[0] if end > start])
+
+
+def chat_format(tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> ChatFormat:
+    """Settle which template renders dialogues.
+
+    Args:
+        tokenizer: Brings its own template, or not.
+        chat_template: None for the tokenizer's own, a name in ``CHAT_TEMPLATES``, a path to a Jinja file, or
+            Jinja text.
+
+    Raises:
+        UnknownNameError: The name is neither a built-in template nor a file.
+        ConfigError: The tokenizer lacks what the built-in template needs.
+    """
+    if chat_template is None:
+        return ChatFormat(tokenizer, None)
+    if "{{" in chat_template or "{%" in chat_template:
+        return ChatFormat(tokenizer, chat_template)
+    if chat_template not in CHAT_TEMPLATES and os.path.isfile(chat_template):
+        return ChatFormat(tokenizer, Path(chat_template).read_text(encoding="utf-8"))
+    template = look_up(CHAT_TEMPLATES, chat_template, kind="chat template or template file")
+    if tokenizer.eos_token is None:
+        raise ConfigError(
+            f"The chat template {chat_template!r} ends each turn with EOS, and the tokenizer has no EOS token; "
+            "set tokenizer.eos_token, or give another template."
+        )
+    return ChatFormat(tokenizer, template)
+
+
+def check_has_template(chat: ChatFormat, where: str) -> None:
+    """Refuse a conversational row where nothing says how to render it.
+
+    Raises:
+        ModelError: Naming the row and the ways out.
+    """
+    if chat.template is None and not chat.tokenizer.chat_template:
+        raise ModelError(
+            f"{where or 'A row'} is a dialogue, and the tokenizer has no chat template; give chat_template= a Jinja "
+            f"file, Jinja text, or the name of a built-in one ({', '.join(CHAT_TEMPLATES)})."
+        )
+
+
+def has_generation_marks(template: str) -> bool:
+    """Whether a template says itself what the assistant wrote."""
+    return any(mark in template for mark in ("{% generation", "{%- generation", "{%generation", "{%-generation"))
+
+
+def render_dialogue(
+    chat: ChatFormat, messages: Messages, *, columns: Mapping[str, Any], where: str, first: int = 0
+) -> Dialogue:
+    """Render a dialogue and find what the assistant wrote.
+
+    Args:
+        chat: The template.
+        messages: The whole dialogue.
+        columns: The row's other columns (``tools``, ``chat_template_kwargs``).
+        where: The row, for messages.
+        first: Turns before this message are not looked at.
+
+    Raises:
+        RowError: No assistant's turn, or the template renders earlier turns differently once later ones are there.
+    """
+    check_has_template(chat, where)
+    turns = [number for number, message in enumerate(messages) if number >= first and message["role"] == "assistant"]
+    if not turns:
+        roles = ", ".join(repr(message["role"]) for message in messages[first:])
+        raise RowError(where, f"no message is the assistant's, so there is nothing to score; the roles are {roles}.")
+    marked = chat.marked_spans(messages, columns, where)
+    if marked is not None:
+        return _keep_turns_from(chat, marked, messages, columns, where, first)
+    whole = chat.render(messages, columns, where)
+    spans = []
+    before = ""
+    for number in turns:
+        asked = _render_question(chat, messages[:number], columns, where)
+        answered = whole if number + 1 == len(messages) else chat.render(messages[: number + 1], columns, where)
+        for earlier, later in ((before, asked), (asked, answered), (answered, whole)):
+            _check_prefix(earlier, later, where, number)
+        spans.append((len(asked), _trim_after_mark(chat.tokenizer, answered, len(asked))))
+        before = answered
+    return Dialogue(whole, [span for span in spans if span[1] > span[0]])
+
+
+def render_prompt(chat: ChatFormat, messages: Messages, *, columns: Mapping[str, Any], where: str) -> str:
+    """Text of a prompt, up to where the assistant's completion begins.
+
+    A prompt that ends in the assistant's own words is to be continued from there.
+    """
+    check_has_template(chat, where)
+    if messages[-1]["role"] == "assistant":
+        return chat.render(messages, columns, where, continue_final_message=True)
+    return chat.render(messages, columns, where, add_generation_prompt=True)
+
+
+def _render_question(chat: ChatFormat, messages: Messages, columns: Mapping[str, Any], where: str) -> str:
+    if not messages:  # the assistant speaks first
+        return ""
+    return chat.render(messages, columns, where, add_generation_prompt=True)
+
+
+def _keep_turns_from(
+    chat: ChatFormat, dialogue: Dialogue, messages: Messages, columns: Mapping[str, Any], where: str, first: int
+) -> Dialogue:
+    """Drop marks of turns before message ``first``."""
+    if not dialogue.spans:
+        raise RowError(where, "the chat template's generation marks hold nothing for this dialogue.")
+    if first == 0:
+        return dialogue
+    asked = _render_question(chat, messages[:first], columns, where)
+    _check_prefix(asked, dialogue.text, where, first)
+    # A mark may begin with the assistant's header, which is part of the prompt.
+    spans = [(max(start, len(asked)), end) for start, end in dialogue.spans if end > len(asked)]
+    if not spans:
+        raise RowError(where, "the chat template's generation marks hold nothing for the completion.")
+    return Dialogue(dialogue.text, spans)
+
+
+def _check_prefix(earlier: str, later: str, where: str, number: int) -> None:
+    if later.startswith(earlier):
+        return
+    shared = len(os.path.commonprefix([earlier, later]))  # noqa: RUF071 - characters are what is compared
+    raise RowError(
+        where,
+        f"the chat template renders the dialogue up to message {number} differently once more is known: "
+        f"{earlier[shared : shared + 40]!r} becomes {later[shared : shared + 40]!r}. The assistant's tokens can't be "
+        "told exactly; use a template with {% generation %} marks, or give prompt + completion.",
+    )
+
+
+def _trim_after_mark(tokenizer: PreTrainedTokenizerBase, text: str, start: int) -> int:
+    """End of a turn: white space behind an end-of-turn mark is the template's, not the assistant's.
+
+    Where no mark ends the turn, the white space is what ends it, and stays.
+    """
+    bare = len(text.rstrip())
+    if bare > start and any(text.endswith(mark, start, bare) for mark in special_tokens(tokenizer)):
+        return bare
+    return len(text)
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
+    """Texts of all tokens that stand for something other than text."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+
+
+def _template_arguments(columns: Mapping[str, Any], where: str) -> tuple[list[Message] | None, dict[str, Any]]:
+    tools = columns.get("tools")
+    if isinstance(tools, str) and tools:
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as err:
+            raise RowError(
+                where, f"column 'tools' is neither a list of schemas nor JSON text of one ({err.msg})."
+            ) from None
+    more = columns.get("chat_template_kwargs") or {}
+    if not isinstance(more, Mapping):
+        raise RowError(where, f"column 'chat_template_kwargs' is a {type(more).__name__}; wanted an object.")
+    return tools or None, dict(more)

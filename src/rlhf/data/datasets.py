@@ -1,0 +1,305 @@
+"""Data sets in memory: every row is tokenised when the data set is made, so that what is wrong shows at the door.
+
+Ids are stored as 32-bit arrays (100,000 rows of 300 tokens are 120 MB) and become a ``Group`` or ``Prompt`` on access.
+Data too large for that streams: see ``streaming``.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
+
+from rlhf.data import plans
+from rlhf.data.contracts import Prompt, Row
+from rlhf.data.dedup import duplicate_groups, row_text
+from rlhf.data.expand import row_texts, text_key
+from rlhf.data.pack import Group
+from rlhf.data.plans import Item, Plan
+from rlhf.data.read import ReadOptions, open_rows
+from rlhf.data.report import TokenizationReport
+from rlhf.data.sources import Source
+from rlhf.data.tokenize import Score, Tokenization, tokenization
+from rlhf.data.truncate import Truncation
+from rlhf.data.write import columns_of, write_rows
+from rlhf.errors import ConfigError, DataError
+from rlhf.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+ItemT = TypeVar("ItemT", Group, Prompt)
+ROWS_AT_ONCE = 1000
+"""Rows given to the tokenizer together: enough for its threads, little for memory."""
+
+
+class TokenizedDataset(Generic[ItemT]):
+    """What the data sets in memory have in common; made by one of the classes below."""
+
+    how: Tokenization
+    """How texts became ids."""
+    report: TokenizationReport
+    """What happened to the rows on the way, bad ones included."""
+
+    def __init__(self, source: Source, plan: Plan, how: Tokenization, options: ReadOptions) -> None:
+        self.how = how
+        self.report = TokenizationReport()
+        skip = options.get("on_bad_row") == "skip"
+        self._items: list[Item] = []
+        stream = open_rows(source, streaming=False, accepts=plan.accepts, strings_are=plan.strings_are, **options)
+        batch: list[Row] = []
+        for row in stream:
+            batch.append(row)
+            if len(batch) == ROWS_AT_ONCE:
+                self._items += plan.items(batch, how, self.report, skip_bad_rows=skip)
+                batch = []
+        self._items += plan.items(batch, how, self.report, skip_bad_rows=skip)
+        self.report.num_rows += len(stream.bad_rows)
+        self.report.bad_rows = stream.bad_rows + self.report.bad_rows
+        if not self._items:
+            raise DataError(f"No row of the data is left to train on: {self.report.to_text()}")
+        self._give_each_its_own_id()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> ItemT: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ItemT]: ...
+    def __getitem__(self, index: int | slice) -> ItemT | list[ItemT]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        row, stored = self._items[index]
+        return cast(ItemT, stored.item(row))
+
+    def __iter__(self) -> Iterator[ItemT]:
+        for number in range(len(self)):
+            yield self[number]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows as text, in order, one for each item."""
+        return [row for row, _ in self._items]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each item's longest sequence."""
+        return [stored.length for _, stored in self._items]
+
+    def split(self, test_frac: float, seed: int) -> tuple[Self, Self]:
+        """Part the data into train and test; rows with the same prompt stay on one side, so that nothing leaks.
+
+        Which prompts are for testing hangs on the prompts and the seed alone, not on the order of rows.
+
+        Args:
+            test_frac: Share of items for testing, in (0, 1); at least one.
+            seed: Of this split.
+
+        Raises:
+            DataError: All items have the same prompt, so one side would be empty.
+        """
+        if not 0 < test_frac < 1:
+            raise ConfigError(f"test_frac is {test_frac}; wanted a share between 0 and 1.")
+        by_prompt: dict[str, list[int]] = {}
+        for number, (row, _) in enumerate(self._items):
+            first = next(iter(row_texts(row).values())) if not hasattr(row, "prompt") else row.prompt
+            by_prompt.setdefault(text_key(first), []).append(number)
+        wanted = max(1, round(test_frac * len(self)))
+        test: list[int] = []
+        for prompt in sorted(by_prompt, key=lambda text: derive_seed(seed, "split", text)):
+            if len(test) >= wanted or (test and len(test) + len(by_prompt[prompt]) == len(self)):
+                break
+            test += by_prompt[prompt]
+        for_testing = set(test)
+        train = [number for number in range(len(self)) if number not in for_testing]
+        if not train:
+            raise DataError(f"The {len(self)} items have {len(by_prompt)} distinct prompt; a split needs at least two.")
+        return self._subset(train), self._subset(sorted(test))
+
+    def filter_length(self, *, min_tokens: int = 0, max_tokens: int | None = None) -> Self:
+        """Only the items whose longest sequence has from ``min_tokens`` to ``max_tokens`` tokens."""
+        kept = [
+            number
+            for number, length in enumerate(self.lengths)
+            if length >= min_tokens and (max_tokens is None or length <= max_tokens)
+        ]
+        if not kept:
+            raise DataError(
+                f"No item has {min_tokens} to {max_tokens} tokens; they have {min(self.lengths)} to {max(self.lengths)}."
+            )
+        return self._subset(kept)
+
+    def deduplicate(self, *, near: float | None = None) -> Self:
+        """The first of every set of equal rows; with ``near`` also of rows at least so similar (Jaccard, 0 to 1)."""
+        groups = duplicate_groups([row_text(row) for row in self.rows], near=near)
+        dropped = {number for group in groups for number in group[1:]}
+        return self._subset([number for number in range(len(self)) if number not in dropped])
+
+    def map_rows(self, change: Callable[[Row], Row]) -> list[Row]:
+        """Changed copies of the rows, to make another data set of."""
+        return [change(row) for row in self.rows]
+
+    def save_jsonl(self, path: str | os.PathLike[str]) -> int:
+        """Write the rows as text, one JSON object a line; returns how many."""
+        return write_rows(path, self.rows)
+
+    def to_datasets(self) -> Dataset:
+        """The rows as a ``datasets.Dataset``."""
+        import datasets
+
+        rows = [row.to_dict() for row in self.rows]
+        return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns_of(rows)})
+
+    def _subset(self, numbers: Sequence[int]) -> Self:
+        part = copy.copy(self)
+        part._items = [self._items[number] for number in numbers]
+        return part
+
+    def _give_each_its_own_id(self) -> None:
+        """Seeds of samples and cached scores hang on ids, so two items must not share one."""
+        seen: dict[str, int] = {}
+        for number, (row, stored) in enumerate(self._items):
+            count = seen[row.id] = seen.get(row.id, 0) + 1
+            if count > 1:
+                self.report.repeated_ids += 1
+                new = f"{row.id}#{count}"
+                while new in seen:
+                    count += 1
+                    new = f"{row.id}#{count}"
+                seen[new] = 1
+                self._items[number] = (replace(row, id=new), stored)
+
+
+class SFTDataset(TokenizedDataset[Group]):
+    """Demonstrations, dialogues or texts: each a group with one branch.
+
+    Takes completion, messages, text and preference rows (of a pair, the chosen side).
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        score: Score = "completion",
+        chat_template: str | None = None,
+        add_eos: bool = True,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Read and tokenise.
+
+        Args:
+            source: See ``rlhf.data.read.open_rows``, which takes ``options`` too.
+            tokenizer: Its ids are what the model knows.
+            max_length: Tokens of prompt and completion together; None for no limit.
+            max_prompt_length: Tokens of the prompt; None for no limit.
+            truncation: What to do with longer ones: ``error``, ``keep_start``, ``keep_end`` or ``drop``.
+            score: ``completion``, ``assistant`` (its turns in the prompt too) or ``all`` tokens.
+            chat_template: None for the tokenizer's own, the name of a built-in one, a Jinja file or Jinja text.
+            add_eos: End completions with EOS where they do not end so already.
+            options: ``on_bad_row``, ``columns``, ``split``, ``subset``, ``limit``.
+        """
+        how = tokenization(
+            tokenizer,
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            score=score,
+            chat_template=chat_template,
+            add_eos=add_eos,
+        )
+        super().__init__(source, plans.SFT, how, options)
+
+
+class PreferenceDataset(TokenizedDataset[Group]):
+    """Pairs: each a group with two branches, chosen first.
+
+    Takes preference, comparison and ranking rows. Ties and pairs of equal texts are left out and counted.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        chat_template: str | None = None,
+        add_eos: bool = True,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Read and tokenise; the arguments are those of ``SFTDataset``."""
+        how = tokenization(
+            tokenizer,
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            chat_template=chat_template,
+            add_eos=add_eos,
+        )
+        super().__init__(source, plans.PREFERENCE, how, options)
+
+
+class KTODataset(TokenizedDataset[Group]):
+    """Single completions with a verdict: each a group with one branch and the column ``label`` (True = desirable).
+
+    Takes unpaired rows, and both sides of preference and comparison rows.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        chat_template: str | None = None,
+        add_eos: bool = True,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Read and tokenise; the arguments are those of ``SFTDataset``."""
+        how = tokenization(
+            tokenizer,
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            chat_template=chat_template,
+            add_eos=add_eos,
+        )
+        super().__init__(source, plans.KTO, how, options)
+
+
+class GRPODataset(TokenizedDataset[Prompt]):
+    """Prompts to sample from, with whatever columns the reward functions want.
+
+    Takes prompt rows and bare strings, and the prompt of any other row that has one.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        chat_template: str | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Read and tokenise; the arguments are those of ``SFTDataset``."""
+        how = tokenization(
+            tokenizer,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            chat_template=chat_template,
+            add_eos=False,
+        )
+        super().__init__(source, plans.PROMPT, how, options)

@@ -1,0 +1,93 @@
+"""What each kind of data set takes and how its rows become items: shared by the map-style and the streaming forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhf.data.contracts import Kind, PreferenceRow, Row
+from rlhf.data.expand import preferences_of, prompt_of, unpaired_of
+from rlhf.data.report import TokenizationReport
+from rlhf.data.tokenize import (
+    Rendered,
+    StoredPrompt,
+    Tokenization,
+    TokenizedRow,
+    preference_texts,
+    sft_texts,
+    tokenize_prompts,
+    tokenize_rows,
+    unpaired_texts,
+)
+
+Stored = TokenizedRow | StoredPrompt
+Item = tuple[Row, Stored]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one kind of data set is made."""
+
+    accepts: Sequence[Kind]
+    expand: Callable[[Row, TokenizationReport], Sequence[Row]]
+    """The training rows in a row that was read."""
+    texts_of: Callable[[Row, Tokenization], list[Rendered]] | None
+    """The sequences of a training row; None for prompts."""
+    strings_are: Kind = Kind.TEXT
+
+    def items(
+        self, rows: Sequence[Row], how: Tokenization, report: TokenizationReport, *, skip_bad_rows: bool
+    ) -> list[Item]:
+        """Tokenise a batch of rows as they were read."""
+        training_rows = []
+        for row in rows:
+            report.num_rows += 1
+            training_rows += self.expand(row, report)
+        if self.texts_of is None:
+            return list(tokenize_prompts(training_rows, how, report, skip_bad_rows=skip_bad_rows))
+        return list(tokenize_rows(training_rows, how, self.texts_of, report, skip_bad_rows=skip_bad_rows))
+
+
+def _as_they_are(row: Row, _report: TokenizationReport) -> Sequence[Row]:
+    return [row]
+
+
+def _pairs(row: Row, report: TokenizationReport) -> Sequence[PreferenceRow]:
+    pairs = preferences_of(row)
+    report.ties += not pairs
+    different = [pair for pair in pairs if pair.chosen != pair.rejected]
+    report.identical += len(pairs) - len(different)
+    return different
+
+
+def _unpaired(row: Row, report: TokenizationReport) -> Sequence[Row]:
+    sides = unpaired_of(row)
+    report.ties += not sides
+    return sides
+
+
+def _prompts(row: Row, _report: TokenizationReport) -> Sequence[Row]:
+    return [prompt_of(row)]
+
+
+SFT = Plan((Kind.COMPLETION, Kind.MESSAGES, Kind.TEXT, Kind.PREFERENCE), _as_they_are, sft_texts)
+PREFERENCE = Plan((Kind.PREFERENCE, Kind.COMPARISON, Kind.RANKING), _pairs, preference_texts)
+KTO = Plan((Kind.UNPAIRED, Kind.PREFERENCE, Kind.COMPARISON), _unpaired, unpaired_texts)
+PROMPT = Plan(
+    (
+        Kind.PROMPT,
+        Kind.COMPLETION,
+        Kind.PREFERENCE,
+        Kind.COMPARISON,
+        Kind.RANKING,
+        Kind.RATING,
+        Kind.UNPAIRED,
+        Kind.STEPWISE,
+        Kind.MESSAGES,
+    ),
+    _prompts,
+    None,
+    strings_are=Kind.PROMPT,
+)
+
+PLANS: Mapping[str, Plan] = {"sft": SFT, "preference": PREFERENCE, "kto": KTO, "grpo": PROMPT}

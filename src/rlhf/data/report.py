@@ -1,0 +1,65 @@
+"""What happened to the rows of a data set on their way to token ids: nothing is dropped or changed without a count."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlhf.data.contracts import BadRow
+
+
+@dataclass(slots=True)
+class TokenizationReport:
+    """Counters of one data set; every one that is not zero shows in ``to_text``."""
+
+    num_rows: int = 0
+    """Rows read: usable, bad, ties and identical pairs alike."""
+    num_usable: int = 0
+    """Items of the data set. A ranking may give many, a tie gives none."""
+    num_tokens: int = 0
+    """Distinct tokens, a shared prefix counted once."""
+    num_scored: int = 0
+    """Tokens that a loss sees."""
+    boundary_moved: int = 0
+    """Rows whose tokenizer merges across the end of the prompt; the boundary went left to the last common token."""
+    truncated: int = 0
+    """Rows cut to ``max_length`` or ``max_prompt_length``."""
+    dropped_too_long: int = 0
+    """Rows left out under ``truncation="drop"``, or because nothing to learn would have been left of them."""
+    empty_completions: int = 0
+    """Completions of no text, which teach to stop at once."""
+    no_eos: int = 0
+    """Completions that end without EOS or another end-of-turn token: cut, or ``add_eos=False``."""
+    eos_inside: int = 0
+    """Completions with EOS before their end: its text stands in the data."""
+    ties: int = 0
+    """Comparisons and rankings in which nothing is better; left out."""
+    identical: int = 0
+    """Pairs whose chosen and rejected are equal; left out, for nothing can be learnt from them."""
+    repeated_ids: int = 0
+    """Rows whose id another row had already; ``#2``, ``#3`` ... was put behind it."""
+    bad_rows: list[BadRow] = field(default_factory=list)
+    """Rows skipped under ``on_bad_row="skip"``, each with place and reason."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All counters and the list of bad rows."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> TokenizationReport:
+        """The inverse of ``to_dict``."""
+        return cls(**{**saved, "bad_rows": [BadRow(**row) for row in saved["bad_rows"]]})
+
+    def to_text(self) -> str:
+        """One line of counts, then the first bad rows."""
+        counts = {name: value for name, value in asdict(self).items() if isinstance(value, int)}
+        shown = ["num_rows", "num_usable", "num_tokens", "num_scored"]
+        parts = [f"{counts[name]:,} {name.removeprefix('num_')}" for name in shown]
+        parts += [
+            f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items() if value and name not in shown
+        ]
+        lines = [", ".join(parts) + (f", {len(self.bad_rows):,} bad" if self.bad_rows else "")]
+        lines += [f"  {row.where}: {row.reason}" for row in self.bad_rows[:10]]
+        if len(self.bad_rows) > 10:
+            lines.append(f"  ... and {len(self.bad_rows) - 10:,} more")
+        return "\n".join(lines)

@@ -1,0 +1,274 @@
+"""Data sets that are read while training goes on, and that go on at the same row after a restart.
+
+Rows are read, tokenised and, where asked for, shuffled in blocks: a block of ``shuffle_buffer`` rows is filled, put in an
+order that hangs on (seed, epoch, number of the block), and emptied. So the whole state is where the block begins and how
+far it was emptied: a few numbers instead of a buffer of rows, and the rows are the same to the last token after a resume.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
+
+from rlhf.data import plans
+from rlhf.data.contracts import Prompt, Row
+from rlhf.data.pack import Group
+from rlhf.data.plans import Item, Plan
+from rlhf.data.read import ReadOptions, open_rows
+from rlhf.data.report import TokenizationReport
+from rlhf.data.sources import Source
+from rlhf.data.tokenize import Score, Tokenization, tokenization
+from rlhf.data.truncate import Truncation
+from rlhf.errors import CheckpointError, ConfigError, DataError
+from rlhf.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ItemT = TypeVar("ItemT", Group, Prompt)
+BLOCK_ROWS = 256
+"""Rows tokenised together where nothing is shuffled."""
+
+
+class StreamingDataset(Generic[ItemT]):
+    """What the streams have in common; made by one of the classes below.
+
+    Iterating gives one epoch, from wherever the stream stands: after a ``break`` the next loop goes on behind the last
+    item, after the last item it begins the next epoch. One loop at a time.
+    """
+
+    report: TokenizationReport
+    """What happened to the rows of this epoch so far."""
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        how: Tokenization,
+        options: ReadOptions,
+        *,
+        shuffle_buffer: int,
+        seed: int,
+    ) -> None:
+        if shuffle_buffer < 0:
+            raise ConfigError(f"shuffle_buffer is {shuffle_buffer}; wanted 0 (no shuffling) or a number of rows.")
+        self.how = how
+        self.report = TokenizationReport()
+        self.epoch = 0
+        self.seed = seed
+        self.shuffle_buffer = shuffle_buffer
+        self._plan = plan
+        self._skip_bad_rows = options.get("on_bad_row") == "skip"
+        self._stream = open_rows(source, accepts=plan.accepts, strings_are=plan.strings_are, **options)
+        self._begin_epoch()
+
+    def __iter__(self) -> Iterator[ItemT]:
+        while True:
+            items, cursor, num_rows = self._read_block()
+            while self._done_of_block < len(items):
+                row, stored = items[self._done_of_block]
+                self._done_of_block += 1  # before the yield: whoever has the item may save the state
+                yield cast(ItemT, stored.item(row))
+            self._cursor, self._num_rows = cursor, self._num_rows + num_rows
+            self._block += 1
+            self._done_of_block = 0
+            self._report_before = self.report.to_dict()
+            if num_rows < self._block_rows:
+                break
+        if self.report.num_usable == 0:
+            raise DataError(f"No row of the data is left to train on: {self.report.to_text()}")
+        self.epoch += 1
+        self._begin_epoch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, as plain numbers and strings."""
+        return {
+            "data": self._stream.fingerprint,
+            "seed": self.seed,
+            "shuffle_buffer": self.shuffle_buffer,
+            "epoch": self.epoch,
+            "cursor": list(self._cursor),
+            "num_rows": self._num_rows,
+            "block": self._block,
+            "done_of_block": self._done_of_block,
+            "report": self._report_before,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the saved stream stood.
+
+        Raises:
+            CheckpointError: The state is of other data or another order of rows.
+        """
+        mine = {"data": self._stream.fingerprint, "seed": self.seed, "shuffle_buffer": self.shuffle_buffer}
+        for name, value in mine.items():
+            if state.get(name) != value:
+                raise CheckpointError(
+                    f"The saved state of the data stream has {name} {state.get(name)!r}, and this stream has {value!r}; "
+                    "resume with the same data and settings, or start anew."
+                )
+        self.epoch = state["epoch"]
+        self._cursor = (state["cursor"][0], state["cursor"][1])
+        self._num_rows = state["num_rows"]
+        self._block = state["block"]
+        self._done_of_block = state["done_of_block"]
+        self._report_before = state["report"]
+
+    @property
+    def _block_rows(self) -> int:
+        return self.shuffle_buffer or BLOCK_ROWS
+
+    def _begin_epoch(self) -> None:
+        self._cursor = (0, 0)
+        self._num_rows = 0
+        self._block = 0
+        self._done_of_block = 0
+        self._report_before = TokenizationReport().to_dict()
+
+    def _read_block(self) -> tuple[list[Item], tuple[int, int], int]:
+        """Items of the block at the cursor in their final order, the cursor behind it, and its number of rows."""
+        self.report = TokenizationReport.from_dict(self._report_before)
+        self._stream.bad_rows = []
+        rows: list[Row] = []
+        cursor = self._cursor
+        source = self._stream.from_cursor(self._cursor, num_before=self._num_rows)
+        for row, behind in itertools.islice(source, self._block_rows):
+            rows.append(row)
+            cursor = behind
+        self.report.num_rows += len(self._stream.bad_rows)
+        self.report.bad_rows += self._stream.bad_rows
+        items = self._plan.items(rows, self.how, self.report, skip_bad_rows=self._skip_bad_rows)
+        if self.shuffle_buffer:
+            random.Random(derive_seed(self.seed, "shuffle", self.epoch, self._block)).shuffle(items)
+        return items, cursor, len(rows)
+
+
+class StreamingSFTDataset(StreamingDataset[Group]):
+    """``SFTDataset`` as a stream."""
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        score: Score = "completion",
+        chat_template: str | None = None,
+        add_eos: bool = True,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Open a source; nothing is read yet.
+
+        Args:
+            source: See ``rlhf.data.read.open_rows``.
+            tokenizer: And the arguments behind it: see ``SFTDataset``.
+            max_length: See ``SFTDataset``.
+            max_prompt_length: See ``SFTDataset``.
+            truncation: See ``SFTDataset``.
+            score: See ``SFTDataset``.
+            chat_template: See ``SFTDataset``.
+            add_eos: See ``SFTDataset``.
+            shuffle_buffer: Rows shuffled together; 0 keeps the order of the file.
+            seed: Of the shuffling.
+            options: ``on_bad_row``, ``columns``, ``split``, ``subset``, ``limit``.
+        """
+        how = tokenization(
+            tokenizer,
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            score=score,
+            chat_template=chat_template,
+            add_eos=add_eos,
+        )
+        super().__init__(source, plans.SFT, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+
+
+class StreamingPreferenceDataset(StreamingDataset[Group]):
+    """``PreferenceDataset`` as a stream."""
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        chat_template: str | None = None,
+        add_eos: bool = True,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Open a source; the arguments are those of ``StreamingSFTDataset``."""
+        how = tokenization(
+            tokenizer,
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            chat_template=chat_template,
+            add_eos=add_eos,
+        )
+        super().__init__(source, plans.PREFERENCE, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+
+
+class StreamingKTODataset(StreamingDataset[Group]):
+    """``KTODataset`` as a stream."""
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        chat_template: str | None = None,
+        add_eos: bool = True,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Open a source; the arguments are those of ``StreamingSFTDataset``."""
+        how = tokenization(
+            tokenizer,
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            chat_template=chat_template,
+            add_eos=add_eos,
+        )
+        super().__init__(source, plans.KTO, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+
+
+class StreamingGRPODataset(StreamingDataset[Prompt]):
+    """``GRPODataset`` as a stream."""
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        chat_template: str | None = None,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Open a source; the arguments are those of ``StreamingSFTDataset``."""
+        how = tokenization(
+            tokenizer,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            chat_template=chat_template,
+            add_eos=False,
+        )
+        super().__init__(source, plans.PROMPT, how, options, shuffle_buffer=shuffle_buffer, seed=seed)

@@ -1,0 +1,488 @@
+"""Rows to token ids, once, with the exact boundary between prompt and completion.
+
+A completion is tokenised together with its prompt, for that is the text the model will see; the prompt is tokenised
+alone, for that is what it is asked with. The ids of the prompt should begin the ids of the whole. Where the tokenizer
+merges across the boundary they do not: then the boundary moves left to the last token that both share, the row is
+counted, and not one token is lost.
+
+    prompt "ab", completion "cd"      alone  [ab]        whole  [a bc d]     ->  prefix [], moved
+    prompt "ab ", completion "cd"     alone  [ab _]      whole  [ab _ cd]    ->  prefix [ab _]
+
+The branches of a preference pair share the ids that both tokenisations and the prompt's own have in common.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rlhf.data.chat import ChatFormat, chat_format, render_dialogue, render_prompt, special_tokens
+from rlhf.data.contracts import (
+    BadRow,
+    CompletionRow,
+    Messages,
+    MessagesRow,
+    PreferenceRow,
+    Prompt,
+    PromptRow,
+    Row,
+    RowError,
+    Text,
+    TextRow,
+    UnpairedRow,
+)
+from rlhf.data.pack import Branch, Group
+from rlhf.data.prefixes import shared_length
+from rlhf.data.report import TokenizationReport
+from rlhf.data.truncate import TRUNCATIONS, Ids, Truncation, truncate
+from rlhf.errors import ConfigError, ModelError, look_up
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Score = Literal["completion", "assistant", "all"]
+SCORES: Mapping[str, str] = {
+    "completion": "what the row calls its completion; of a dialogue every turn of the assistant",
+    "assistant": "every turn of the assistant, those in the prompt too",
+    "all": "every token but the first",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenization:
+    """Everything that decides which ids a row becomes."""
+
+    tokenizer: PreTrainedTokenizerBase
+    chat: ChatFormat
+    max_length: int | None
+    """Tokens of prompt and completion together."""
+    max_prompt_length: int | None
+    truncation: Truncation
+    score: Score
+    add_eos: bool
+    """Completions end in EOS, once, and it is scored: otherwise a model never learns to stop."""
+    default_bos: int | None
+    """What the tokenizer itself puts before plain text."""
+    ends: frozenset[int]
+    """Ids that end a turn: EOS and the other special tokens."""
+
+    def ids(
+        self, texts: Sequence[str], *, offsets: bool = False
+    ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+        """Ids of each text, nothing added by the tokenizer; where asked for, the characters of each id."""
+        if not texts:
+            return [], []
+        encoded = self.tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=offsets,
+            verbose=False,  # longer than the model's context is for max_length to say
+        )
+        return encoded["input_ids"], encoded["offset_mapping"] if offsets else []
+
+
+def tokenization(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int | None = None,
+    max_prompt_length: int | None = None,
+    truncation: Truncation = "error",
+    score: Score = "completion",
+    chat_template: str | None = None,
+    add_eos: bool = True,
+) -> Tokenization:
+    """Check the settings and settle what depends on the tokenizer.
+
+    Raises:
+        ConfigError: An unknown policy, or a length that leaves no room.
+        ModelError: EOS is to be added and the tokenizer has none.
+    """
+    look_up(TRUNCATIONS, truncation, kind="truncation policy")
+    look_up(SCORES, score, kind="way of scoring")
+    for name, length, least in (("max_length", max_length, 2), ("max_prompt_length", max_prompt_length, 1)):
+        if length is not None and length < least:
+            raise ConfigError(f"{name} is {length}; wanted at least {least}, or None for no limit.")
+    if add_eos and tokenizer.eos_token_id is None:
+        raise ModelError(
+            "The tokenizer has no EOS token, so completions can't be ended with one; set tokenizer.eos_token, "
+            "or pass add_eos=False (the model then never learns to stop)."
+        )
+    begun = list(tokenizer("a")["input_ids"])
+    bos = tokenizer.bos_token_id
+    return Tokenization(
+        tokenizer=tokenizer,
+        chat=chat_format(tokenizer, chat_template),
+        max_length=max_length,
+        max_prompt_length=max_prompt_length,
+        truncation=truncation,
+        score=score,
+        add_eos=add_eos,
+        default_bos=bos if bos is not None and begun[:1] == [bos] else None,
+        ends=frozenset(tokenizer.convert_tokens_to_ids(special_tokens(tokenizer))),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """One sequence as text, before tokenisation."""
+
+    prompt: str
+    """Begins ``text``."""
+    text: str
+    spans: Sequence[tuple[int, int]] | None = None
+    """Characters to score; None for everything behind the prompt."""
+    chat: bool = False
+    """Special tokens are written out in the text: the template put them there."""
+    whole: bool = False
+    """There is no completion that must be kept in one piece: the left side may be cut anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedRow:
+    """A ``Group`` in a fifth of the memory: lists of Python ints would cost up to 36 bytes for each token."""
+
+    prefix: array[int]
+    branches: tuple[tuple[array[int], bytes | None], ...]
+    truncated: bool
+
+    def item(self, row: Row) -> Group:
+        """The group; its columns are the row's, with ``id``, ``truncated`` and a label where the row has one."""
+        branches = [
+            Branch(tokens.tolist(), None if scored is None else [bool(mark) for mark in scored])
+            for tokens, scored in self.branches
+        ]
+        columns = {**row.columns, "id": row.id, "truncated": self.truncated}
+        if isinstance(row, UnpairedRow):
+            columns["label"] = row.label
+        return Group(self.prefix.tolist(), branches, columns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Distinct tokens."""
+        return len(self.prefix) + sum(len(tokens) for tokens, _ in self.branches)
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens that a loss sees."""
+        return sum(len(tokens) if scored is None else sum(scored) for tokens, scored in self.branches)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence."""
+        return len(self.prefix) + max(len(tokens) for tokens, _ in self.branches)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrompt:
+    """A ``Prompt``, its ids stored as in ``TokenizedRow``."""
+
+    text: str
+    ids: array[int]
+    truncated: bool
+
+    def item(self, row: Row) -> Prompt:
+        """The prompt; its columns are the row's, with ``truncated``."""
+        assert isinstance(row, PromptRow)
+        columns = {**row.columns, "truncated": self.truncated}
+        messages = row.prompt if isinstance(row.prompt, list) else None
+        return Prompt(row.id, self.ids.tolist(), self.text, columns, messages)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens."""
+        return len(self.ids)
+
+    @property
+    def num_scored(self) -> int:
+        """None: nothing is learnt from a prompt itself."""
+        return 0
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return len(self.ids)
+
+
+def sft_texts(row: Row, how: Tokenization) -> list[Rendered]:
+    """What to train on of a text, a dialogue or a demonstration; of a preference pair the chosen side."""
+    if isinstance(row, TextRow):
+        _refuse_assistant_score(row, how)
+        return [Rendered(prompt="", text=row.text, whole=True)]
+    if isinstance(row, MessagesRow):
+        return [_dialogue(row.messages, 0, row, how, whole=True)]
+    assert isinstance(row, (CompletionRow, PreferenceRow)), row.kind
+    completion = row.completion if isinstance(row, CompletionRow) else row.chosen
+    if how.score == "completion":
+        return [_completion(row.prompt, completion, row, how)]
+    if isinstance(row.prompt, list):
+        assert isinstance(completion, list)
+        return [_dialogue(row.prompt + completion, 0, row, how, whole=True)]
+    _refuse_assistant_score(row, how)
+    assert isinstance(completion, str)
+    return [Rendered(prompt="", text=row.prompt + completion, whole=True)]
+
+
+def preference_texts(row: Row, how: Tokenization) -> list[Rendered]:
+    """Chosen, then rejected, with one prompt."""
+    assert isinstance(row, PreferenceRow), row.kind
+    chosen, rejected = (_completion(row.prompt, text, row, how) for text in (row.chosen, row.rejected))
+    if chosen.prompt == rejected.prompt:
+        return [chosen, rejected]
+    # The dialogues part before the assistant speaks: what they share is the prefix, and only the assistant is scored.
+    shared = chosen.prompt[: shared_length(chosen.prompt, rejected.prompt)]
+    return [
+        Rendered(prompt=shared, text=side.text, spans=side.spans or [(len(side.prompt), len(side.text))], chat=True)
+        for side in (chosen, rejected)
+    ]
+
+
+def unpaired_texts(row: Row, how: Tokenization) -> list[Rendered]:
+    """One completion."""
+    assert isinstance(row, UnpairedRow), row.kind
+    return [_completion(row.prompt, row.completion, row, how)]
+
+
+def prompt_text(row: Row, how: Tokenization) -> str:
+    """What the model is asked with."""
+    assert isinstance(row, PromptRow), row.kind
+    if isinstance(row.prompt, str):
+        return row.prompt
+    return render_prompt(how.chat, row.prompt, columns=row.columns, where=row.where)
+
+
+def tokenize_rows(
+    rows: Sequence[Row],
+    how: Tokenization,
+    texts_of: Callable[[Row, Tokenization], list[Rendered]],
+    report: TokenizationReport,
+    *,
+    skip_bad_rows: bool = False,
+) -> list[tuple[Row, TokenizedRow]]:
+    """Tokenise a batch of rows; the ones that are dropped are counted in ``report``.
+
+    Args:
+        rows: All of a kind that ``texts_of`` knows.
+        how: The settings.
+        texts_of: The sequences of a row, sharing their prompt.
+        report: Counts go here.
+        skip_bad_rows: List a row that the chat template refuses instead of raising.
+
+    Raises:
+        RowError: A row can't be rendered or holds nothing to learn from.
+        DataError: A row is too long under ``truncation="error"``.
+    """
+    rendered: list[tuple[Row, list[Rendered]]] = []
+    for row in rows:
+        with _listing_bad_rows(report, skip_bad_rows):
+            rendered.append((row, texts_of(row, how)))
+    ids = _encode_all([text for _, texts in rendered for text in texts], how)
+    tokenized = []
+    for row, texts in rendered:
+        with _listing_bad_rows(report, skip_bad_rows):
+            made = _assemble(row, texts, ids, how, report)
+            if made is not None:
+                report.num_usable += 1
+                report.num_tokens += made.num_tokens
+                report.num_scored += made.num_scored
+                tokenized.append((row, made))
+    return tokenized
+
+
+def tokenize_prompts(
+    rows: Sequence[Row], how: Tokenization, report: TokenizationReport, *, skip_bad_rows: bool = False
+) -> list[tuple[Row, StoredPrompt]]:
+    """Tokenise a batch of prompts; like ``tokenize_rows``."""
+    rendered: list[tuple[Row, str]] = []
+    for row in rows:
+        with _listing_bad_rows(report, skip_bad_rows):
+            rendered.append((row, prompt_text(row, how)))
+    all_ids, _ = how.ids([text for _, text in rendered])
+    made: list[tuple[Row, StoredPrompt]] = []
+    for (row, text), own in zip(rendered, all_ids, strict=True):
+        assert isinstance(row, PromptRow)
+        bos = how.default_bos if isinstance(row.prompt, str) else None
+        ids = own if bos is None or own[:1] == [bos] else [bos, *own]
+        kept = truncate(Ids(ids, []), how.truncation, how.max_length, how.max_prompt_length, row.where, bos=bos)
+        if kept is None:
+            report.dropped_too_long += 1
+            continue
+        cut = len(kept.prefix) < len(ids)
+        report.truncated += cut
+        report.num_usable += 1
+        report.num_tokens += len(kept.prefix)
+        made.append((row, StoredPrompt(text, array("i", kept.prefix), cut)))
+    return made
+
+
+@contextlib.contextmanager
+def _listing_bad_rows(report: TokenizationReport, skip: bool) -> Iterator[None]:
+    """Turn a ``RowError`` inside the block into an entry of the report."""
+    try:
+        yield
+    except RowError as err:
+        if not skip:
+            raise
+        report.bad_rows.append(BadRow(err.where, err.reason))
+
+
+def _refuse_assistant_score(row: Row, how: Tokenization) -> None:
+    if how.score == "assistant":
+        raise RowError(row.where, "score='assistant' needs messages with roles, and this row is plain text.")
+
+
+def _completion(prompt: Text, completion: Text, row: Row, how: Tokenization) -> Rendered:
+    if isinstance(prompt, str):
+        assert isinstance(completion, str)
+        return Rendered(prompt=prompt, text=prompt + completion)
+    assert isinstance(completion, list)
+    if prompt[-1]["role"] == "assistant":
+        raise RowError(row.where, "the prompt ends with the assistant's turn; wanted the user's (or a tool's) last.")
+    return _dialogue(prompt + completion, len(prompt), row, how, whole=False)
+
+
+def _dialogue(messages: Messages, first: int, row: Row, how: Tokenization, *, whole: bool) -> Rendered:
+    if how.score == "all":
+        text = how.chat.render(messages, row.columns, row.where)
+        return Rendered(prompt="", text=text, chat=True, whole=True)
+    dialogue = render_dialogue(how.chat, messages, columns=row.columns, where=row.where, first=first)
+    start, end = dialogue.spans[0][0], dialogue.spans[-1][1]
+    # What stands behind the last scored token changes no loss, and a reward is read at the end of the last turn.
+    spans = None if len(dialogue.spans) == 1 else dialogue.spans
+    return Rendered(prompt=dialogue.text[:start], text=dialogue.text[:end], spans=spans, chat=True, whole=whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """Ids of every text of a batch, each tokenised once."""
+
+    plain: Mapping[str, list[int]]
+    offsets: Mapping[str, list[tuple[int, int]]]
+
+
+def _encode_all(texts: Sequence[Rendered], how: Tokenization) -> _Encoded:
+    with_spans = list(dict.fromkeys(text.text for text in texts if text.spans is not None))
+    if with_spans and not how.tokenizer.is_fast:
+        raise ModelError(
+            "Scoring several turns of a dialogue needs to know which characters a token stands for, and this tokenizer "
+            f"({type(how.tokenizer).__name__}) can't say; use its fast version."
+        )
+    span_ids, offsets = how.ids(with_spans, offsets=True)
+    known = dict(zip(with_spans, span_ids, strict=True))
+    others = dict.fromkeys(part for text in texts for part in (text.prompt, text.text) if part and part not in known)
+    other_ids, _ = how.ids(list(others))
+    return _Encoded(
+        plain={"": [], **known, **dict(zip(others, other_ids, strict=True))},
+        offsets=dict(zip(with_spans, offsets, strict=True)),
+    )
+
+
+def _assemble(
+    row: Row, texts: Sequence[Rendered], encoded: _Encoded, how: Tokenization, report: TokenizationReport
+) -> TokenizedRow | None:
+    """Ids of one row: find the boundary, close the completions, keep to the length."""
+    bos = _bos(texts, encoded, how)
+    prompt = bos + encoded.plain[texts[0].prompt]
+    wholes = [bos + encoded.plain[text.text] for text in texts]
+    boundary = min(shared_length(prompt, whole) for whole in wholes)
+    moved = boundary < len(prompt)
+    report.boundary_moved += moved
+    report.empty_completions += sum(text.text == text.prompt for text in texts)
+
+    branches = []
+    for text, whole in zip(texts, wholes, strict=True):
+        tokens = _close(whole, boundary, text, how)
+        scored = None
+        if text.spans is not None:
+            marks = _marks(encoded.offsets[text.text], text.spans, boundary - len(bos))
+            if moved and text.spans[0][0] == len(text.prompt):
+                # Tokens between the moved boundary and the first span hold the completion's beginning.
+                first = marks.index(True) if True in marks else 0
+                marks[:first] = [True] * first
+            scored = marks + [True] * (len(tokens) - len(marks))
+        branches.append((tokens, scored))
+        report.eos_inside += not text.chat and how.tokenizer.eos_token_id in tokens[:-1]
+
+    whole_ids = _give_prefix(row, Ids(prompt[:boundary], branches), how, plain=not texts[0].chat)
+    kept = truncate(
+        whole_ids,
+        how.truncation,
+        how.max_length,
+        how.max_prompt_length,
+        row.where,
+        bos=bos[0] if bos else None,
+        cut_anywhere=texts[0].whole,
+    )
+    if kept is None:
+        report.dropped_too_long += 1
+        return None
+    cut = kept.num_tokens < whole_ids.num_tokens
+    report.truncated += cut
+    report.no_eos += sum(tokens[-1] not in how.ends for tokens, _ in kept.branches)
+    return TokenizedRow(
+        prefix=array("i", kept.prefix),
+        branches=tuple(
+            (array("i", tokens), None if marks is None else bytes(marks)) for tokens, marks in kept.branches
+        ),
+        truncated=cut,
+    )
+
+
+def _bos(texts: Sequence[Rendered], encoded: _Encoded, how: Tokenization) -> list[int]:
+    """What goes in front: nothing where a template or the text itself put BOS there already."""
+    if how.default_bos is None or texts[0].chat:
+        return []
+    written_out = all(encoded.plain[text.text][:1] == [how.default_bos] for text in texts)
+    return [] if written_out else [how.default_bos]
+
+
+def _close(whole: list[int], boundary: int, text: Rendered, how: Tokenization) -> list[int]:
+    """A completion's ids, ended once: a template that ends turns its own way is left alone."""
+    tokens = whole[boundary:]
+    if how.add_eos:
+        eos = how.tokenizer.eos_token_id
+        ended = bool(tokens) and (tokens[-1] in how.ends if text.chat else tokens[-1] == eos)
+        if not ended:
+            assert isinstance(eos, int)
+            tokens.append(eos)
+    return tokens
+
+
+def _marks(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], boundary: int) -> list[bool]:
+    """Which tokens behind the boundary touch a span."""
+    marks = []
+    reach = offsets[boundary - 1][1] if boundary else 0
+    number = 0
+    for start, end in offsets[boundary:]:
+        # Some tokenizers leave the space before a word out of the word's offsets; tokens tile the text nevertheless.
+        begin = min(start, reach)
+        reach = max(reach, end)
+        while number < len(spans) and spans[number][1] <= begin:
+            number += 1
+        marks.append(number < len(spans) and max(end, begin + 1) > spans[number][0])
+    return marks
+
+
+def _give_prefix(row: Row, ids: Ids, how: Tokenization, *, plain: bool) -> Ids:
+    """Where no id is shared, begin with BOS, or else with the first token of the text, which then is not scored."""
+    if ids.prefix:
+        made = ids
+    elif plain and how.tokenizer.bos_token_id is not None:
+        made = Ids([how.tokenizer.bos_token_id], ids.branches)
+    else:
+        firsts = {tokens[0] for tokens, _ in ids.branches if tokens}
+        if len(firsts) != 1 or not all(tokens for tokens, _ in ids.branches):
+            raise RowError(
+                row.where,
+                "the prompt is empty, the tokenizer has no BOS token, and the completions share no first token, so "
+                "nothing predicts their beginning; give a prompt or set tokenizer.bos_token.",
+            )
+        branches = [(tokens[1:], None if marks is None else marks[1:]) for tokens, marks in ids.branches]
+        made = Ids([firsts.pop()], branches)
+    if not all(tokens for tokens, _ in made.branches):
+        raise RowError(row.where, "a completion is empty; give it text, or leave add_eos=True so that it can hold EOS.")
+    return made

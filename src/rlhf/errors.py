@@ -1,0 +1,117 @@
+"""The error tree, and the two helpers that make errors useful.
+
+    RLHFError
+    ├── ConfigError (ValueError)         a recipe, option or argument is wrong
+    │   └── UnknownNameError (KeyError)  a name is not in the table it was looked up in
+    ├── DataError (ValueError)           a file or a row is wrong; names file, line and column
+    ├── ModelError (ValueError)          a model folder or its tokenizer can't be used as asked
+    ├── RewardError (RuntimeError)       a reward function failed; names the function and the sample
+    ├── TrainingError (RuntimeError)     training can't go on: not finite, stale weights, diverged
+    ├── CheckpointError (RuntimeError)   a checkpoint is damaged or belongs to another run
+    └── MissingExtraError (ImportError)  an optional package is needed
+
+Each is also the standard library's error of its kind, so ``except ValueError`` works as a user expects. A message is one
+sentence or two: what is wrong, what we got, what we wanted, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class RLHFError(Exception):
+    """Root of every error this library raises on purpose."""
+
+    exit_code = 1
+    """What the command line returns for it; each kind has its own so that scripts can tell them apart."""
+
+
+class ConfigError(RLHFError, ValueError):
+    """A recipe, an option or an argument is wrong."""
+
+    exit_code = 2
+
+
+class UnknownNameError(ConfigError, KeyError):
+    """A name is not in the table it was looked up in."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class DataError(RLHFError, ValueError):
+    """A data file or a row of one is wrong."""
+
+    exit_code = 3
+
+
+class ModelError(RLHFError, ValueError):
+    """A model folder, its weights or its tokenizer can't be used as asked."""
+
+    exit_code = 4
+
+
+class RewardError(RLHFError, RuntimeError):
+    """A reward function raised, hung, or returned something that is not one number per sample."""
+
+    exit_code = 5
+
+
+class TrainingError(RLHFError, RuntimeError):
+    """Training can't go on: a loss is not finite, weights are stale, a guard said stop."""
+
+    exit_code = 6
+
+
+class CheckpointError(RLHFError, RuntimeError):
+    """A checkpoint is damaged, or belongs to another run."""
+
+    exit_code = 7
+
+
+class MissingExtraError(RLHFError, ImportError):
+    """An optional package is needed and not installed."""
+
+    exit_code = 8
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """' Did you mean 'grpo'?', or the empty string where nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def look_up(table: Mapping[str, T], name: str, *, kind: str) -> T:
+    """Return ``table[name]``, or raise an error that helps to spell it.
+
+    Raises:
+        UnknownNameError: With the closest names and all known ones.
+    """
+    if name in table:
+        return table[name]
+    raise UnknownNameError(
+        f"No {kind} is called {name!r}.{did_you_mean(name, table)} Known: {', '.join(sorted(table))}."
+    )
+
+
+def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
+    """Import an optional dependency at the moment it is needed.
+
+    Raises:
+        MissingExtraError: When the package itself is absent; the message holds the pip line. A package that is
+            installed but broken inside raises its own error.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as err:
+        if err.name != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"{needed_for} needs the package {module!r}. Install it with: pip install 'rlhf[{extra}]'"
+        ) from err

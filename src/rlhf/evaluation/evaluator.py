@@ -1,0 +1,368 @@
+"""A policy against its baseline on held-out prompts: did it become better, at what price, and what does it look
+like?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlhf.config.training import SamplingConfig
+from rlhf.data.contracts import Prompt
+from rlhf.data.pack import Group, pack, split_by_tokens
+from rlhf.errors import DataError
+from rlhf.evaluation.intervals import Array, Estimate, mean_interval, paired_bootstrap, share_interval, unit_means
+from rlhf.evaluation.judges import Judge, Judged, judge_name, load_judge, run_judge
+from rlhf.evaluation.measures import TOKENS_PER_BATCH, distinct_n, token_measures, why_no_kl
+from rlhf.evaluation.records import KL, Change, Evaluation, ProxyAgreement, Side, SideBySide
+from rlhf.evaluation.reward_quality import RewardQuality, reward_quality, spearman
+from rlhf.evaluation.winrate import outcomes, win_rate
+from rlhf.losses import split_pairs
+from rlhf.models.policy import PolicyModel, evaluating
+from rlhf.models.reward import RewardModel
+from rlhf.rewards.learned import LearnedReward
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.types import Completion, RolloutEngine
+from rlhf.seeds import derive_seed
+
+NUM_SAMPLES_SHOWN = 12
+NUM_REGRESSIONS_SHOWN = 4
+VERDICTS = {1.0: "win", 0.5: "tie", 0.0: "loss"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What one policy said and how it was judged; S = prompts x samples, the samples of a prompt together."""
+
+    completions: list[list[Completion]]
+    judged: Judged
+    proxy: list[float] | None
+    entropy: Array | None
+
+    @property
+    def flat(self) -> list[Completion]:
+        """[S]."""
+        return [completion for group in self.completions for completion in group]
+
+
+def evaluate_policies(
+    policy: PolicyModel,
+    baseline: PolicyModel,
+    prompts: Sequence[Prompt],
+    judge: Judge | str,
+    *,
+    sampling: SamplingConfig,
+    seed: int,
+    samples_per_prompt: int = 1,
+    reward_model: RewardModel | None = None,
+    pairs: Sequence[Group] | None = None,
+    tie_band: float = 0.0,
+    build_engine: Callable[[PolicyModel], RolloutEngine] = LocalEngine,
+    names: tuple[str, str] = ("policy", "baseline"),
+    progress: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """Sample both, judge both, and measure what changed.
+
+    Both draw with the same seeds: completion j of a prompt uses the same uniform numbers in both, so two equal
+    policies tie on every prompt, and what differs is the policies and not their luck.
+
+    Args:
+        policy: After.
+        baseline: Before; the same tokenizer.
+        prompts: Held-out, at least one.
+        judge: See ``rlhf.evaluation.judges``; none of the training stages may have seen it.
+        sampling: How completions are drawn. KL needs a temperature above 0 and no filters.
+        seed: The run's seed.
+        samples_per_prompt: Completions of each policy for each prompt; the prompt stays the unit of all intervals.
+        reward_model: The proxy that was trained against, if any.
+        pairs: Held-out preference pairs, chosen first (``PreferenceDataset``); with the column ``flipped`` the accuracy
+            against the true preference is given as well.
+        tie_band: Judge scores this close are ties.
+        build_engine: What samples from a policy.
+        names: What reports call policy and baseline.
+        progress: Told what is done next.
+
+    Returns:
+        See ``rlhf.evaluation.records``.
+
+    Raises:
+        DataError: There is no prompt.
+        RewardError: The judge failed; names the sample.
+    """
+    if not prompts:
+        raise DataError("There is no prompt to evaluate on; give at least one held-out prompt.")
+    judge = load_judge(judge) if isinstance(judge, str) else judge
+    tell = progress or (lambda _: None)
+    proxy = LearnedReward(reward_model) if reward_model is not None else None
+    measurable = why_no_kl(sampling) is None
+
+    # 1. Ask both, judge both.
+    sides = []
+    for name, model, other in ((names[1], baseline, policy), (names[0], policy, baseline)):
+        tell(f"sampling from the {name}")
+        completions = build_engine(model).generate(
+            prompts, num_samples=samples_per_prompt, sampling=sampling, seed=derive_seed(seed, "evaluation"), step=0
+        )
+        tell(f"judging the {name}")
+        flat = [completion for group in completions for completion in group]
+        asked = [prompt for prompt, group in zip(prompts, completions, strict=True) for _ in group]
+        judged = _judge(judge, asked, flat)
+        scores = [float(score) for score in proxy.score(asked, flat).scores] if proxy else None
+        # 2. Measure each on its own samples; the distance is asked of the policy's.
+        tokens = (
+            token_measures(model, other, prompts, completions, temperature=sampling.temperature) if measurable else None
+        )
+        sides.append(
+            Answers(completions=completions, judged=judged, proxy=scores, entropy=tokens.entropy if tokens else None)
+        )
+    before, after = sides
+    units = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]
+    kl = KL.missing(why_no_kl(sampling) or "")
+    if tokens is not None:
+        lengths = np.array([len(completion.tokens) for completion in after.flat])
+        kl = KL(
+            k1=mean_interval(unit_means(tokens.kl_k1, units)),
+            k3=mean_interval(unit_means(tokens.kl_k3, units)),
+            per_token=mean_interval(unit_means(tokens.kl_k3 / lengths, units)),
+        )
+
+    # 3. Compare.
+    tell("comparing")
+    missing: dict[str, str] = {} if measurable else {"kl": kl.k1.reason, "entropy": kl.k1.reason}
+    missing["curve"] = "no rollouts of a training stage were judged"
+    if proxy is None:
+        missing |= {"proxy": "there is no reward model", "reward_model": "there is no reward model"}
+    elif pairs is None or not len(pairs):
+        missing["reward_model"] = "there are no held-out pairs"
+    return Evaluation(
+        settings={
+            "policy": names[0],
+            "baseline": names[1],
+            "judge": judge_name(judge),
+            "num_prompts": len(prompts),
+            "samples_per_prompt": samples_per_prompt,
+            "seed": seed,
+            "sampling": sampling.model_dump(),
+        },
+        win_rate=win_rate(after.judged.scores, before.judged.scores, units, tie_band),
+        changes=changes_between(before, after, units, seed=seed),
+        kl=kl,
+        samples=choose_samples(prompts, before, after, tie_band=tie_band),
+        reward_model=judge_reward_model(reward_model, pairs, seed=seed) if reward_model and pairs else None,
+        proxy=proxy_agreement(before, after, units) if proxy else None,
+        missing=missing,
+    )
+
+
+class RLHFEvaluator:
+    """``evaluate_policies`` with the settings that stay the same between calls.
+
+    Args:
+        judge: A judge or its ``package.module:function``.
+        sampling: How completions are drawn; by default at temperature 1.
+        samples_per_prompt: Completions of each policy for each prompt.
+        tie_band: Judge scores this close are ties.
+        seed: The run's seed.
+    """
+
+    def __init__(
+        self,
+        judge: Judge | str,
+        *,
+        sampling: SamplingConfig | None = None,
+        samples_per_prompt: int = 1,
+        tie_band: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.judge = load_judge(judge) if isinstance(judge, str) else judge
+        self.sampling = sampling or SamplingConfig()
+        self.samples_per_prompt = samples_per_prompt
+        self.tie_band = tie_band
+        self.seed = seed
+
+    def evaluate(
+        self,
+        policy: PolicyModel,
+        baseline: PolicyModel,
+        prompts: Sequence[Prompt],
+        *,
+        reward_model: RewardModel | None = None,
+        pairs: Sequence[Group] | None = None,
+    ) -> Evaluation:
+        """See ``evaluate_policies``."""
+        return evaluate_policies(
+            policy,
+            baseline,
+            prompts,
+            self.judge,
+            sampling=self.sampling,
+            seed=self.seed,
+            samples_per_prompt=self.samples_per_prompt,
+            reward_model=reward_model,
+            pairs=pairs,
+            tie_band=self.tie_band,
+        )
+
+
+@torch.no_grad()
+def judge_reward_model(reward_model: RewardModel, pairs: Sequence[Group], *, seed: int = 0) -> RewardQuality:
+    """Accuracy and calibration on held-out pairs.
+
+    Args:
+        reward_model: Scores both completions of each pair.
+        pairs: Groups with two branches, chosen first.
+        seed: For the null of the calibration error.
+    """
+    for pair in pairs:
+        if len(pair.branches) != 2:
+            raise DataError(
+                f"Pair {pair.columns.get('id', '')} has {len(pair.branches)} completions; give chosen and rejected."
+            )
+    with evaluating(reward_model):
+        parts = split_by_tokens(pairs, max_tokens=TOKENS_PER_BATCH)
+        scores = torch.cat([reward_model.scores(pack(part)).cpu().double() for part in parts])
+    chosen, rejected = split_pairs(scores)
+    slips = [pair.columns.get("flipped") for pair in pairs]
+    known = all(slip is not None for slip in slips)
+    return reward_quality(
+        chosen.numpy(),
+        rejected.numpy(),
+        flipped=[bool(slip) for slip in slips] if known else None,
+        # Undoes the normalisation: the Bradley-Terry loss saw raw scores. Exact for one member, near for an ensemble.
+        scale=float(reward_model.std.mean()),
+        seed=seed,
+    )
+
+
+def changes_between(before: Answers, after: Answers, units: Sequence[int], *, seed: int) -> dict[str, Change]:
+    """Every quantity that both sides have, with intervals; prompts are the units."""
+
+    def change(name: str, old: Sequence[float] | Array, new: Sequence[float] | Array, unit: str) -> Change:
+        return Change(
+            before=mean_interval(unit_means(old, units)),
+            after=mean_interval(unit_means(new, units)),
+            gain=paired_bootstrap(old, new, seed=derive_seed(seed, "evaluation", "gain", name), units=units),
+            unit=unit,
+        )
+
+    old, new = before.flat, after.flat
+    found = {"gold": change("gold", before.judged.scores, after.judged.scores, "points")}
+    for name in dict.fromkeys((*before.judged.metrics, *after.judged.metrics)):
+        both = _applicable(before.judged.metrics.get(name), after.judged.metrics.get(name))
+        if both is None:
+            reason = "the judge did not give it for every completion"
+            nothing = Estimate.missing(reason)
+            found[f"gold/{name}"] = Change(before=nothing, after=nothing, gain=nothing)
+        else:
+            found[f"gold/{name}"] = change(name, *both, unit="")
+    if before.proxy is not None and after.proxy is not None:
+        found["proxy"] = change("proxy", before.proxy, after.proxy, "points")
+    if before.entropy is not None and after.entropy is not None:
+        found["entropy"] = change("entropy", before.entropy, after.entropy, "nats per token")
+    found["length"] = change("length", *([float(len(c.tokens)) for c in side] for side in (old, new)), unit="tokens")
+    found["unended_frac"] = change(
+        "unended_frac", *([float(c.truncated) for c in side] for side in (old, new)), unit=""
+    )
+    for name, measure in VARIETY.items():
+        found[name] = _variety(*(measure([c.text for c in side]) for side in (old, new)), n=len(set(units)))
+    return found
+
+
+def choose_samples(
+    prompts: Sequence[Prompt], before: Answers, after: Answers, *, tie_band: float = 0.0
+) -> list[SideBySide]:
+    """The first prompts in the order of the file, whatever came out, and the worst regressions among the others.
+
+    Each prompt is shown with its first completion.
+    """
+    per_prompt = len(before.completions[0])
+    first = range(0, len(before.flat), per_prompt)
+    old, new = (np.array(side.judged.scores)[first] for side in (before, after))
+    verdicts = outcomes(new, old, tie_band)
+    worst = [int(i) for i in np.argsort(new - old, kind="stable") if verdicts[i] == 0 and i >= NUM_SAMPLES_SHOWN]
+    chosen = [(i, "first") for i in range(min(NUM_SAMPLES_SHOWN, len(prompts)))]
+    chosen += [(i, "regression") for i in worst[:NUM_REGRESSIONS_SHOWN]]
+    return [
+        SideBySide(
+            chosen_as=why,
+            prompt_id=prompts[i].id,
+            prompt=prompts[i].text,
+            before=_side(before, i * per_prompt),
+            after=_side(after, i * per_prompt),
+            verdict=VERDICTS[float(verdicts[i])],
+        )
+        for i, why in chosen
+    ]
+
+
+def proxy_agreement(before: Answers, after: Answers, units: Sequence[int]) -> ProxyAgreement:
+    """The reward model against the judge, on what the policies really say."""
+    assert before.proxy is not None
+    assert after.proxy is not None
+    one_each = [i for i, unit in enumerate(units) if i == 0 or units[i - 1] != unit]
+    gold, proxy = np.array(after.judged.scores), np.array(after.proxy)
+    gold_step, proxy_step = gold - np.array(before.judged.scores), proxy - np.array(before.proxy)
+    decided = gold_step != 0
+    right = (np.sign(gold_step) * np.sign(proxy_step) + 1)[decided] / 2
+    return ProxyAgreement(
+        spearman=spearman(proxy[one_each], gold[one_each]),
+        agreement=share_interval(unit_means(right, [units[i] for i in np.flatnonzero(decided)])),
+    )
+
+
+def distinct_completions(texts: Sequence[str]) -> float:
+    """Share of different texts."""
+    return len(set(texts)) / len(texts) if texts else math.nan
+
+
+VARIETY: dict[str, Callable[[Sequence[str]], float]] = {
+    "distinct_1": lambda texts: distinct_n(texts, 1),
+    "distinct_2": lambda texts: distinct_n(texts, 2),
+    "distinct_completions": distinct_completions,
+}
+
+
+def _judge(judge: Judge, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Judged:
+    keys = dict.fromkeys(key for prompt in prompts for key in prompt.columns)
+    return run_judge(
+        judge,
+        [prompt.text for prompt in prompts],
+        [completion.text for completion in completions],
+        ended=[not completion.truncated for completion in completions],
+        columns={key: [prompt.columns.get(key) for prompt in prompts] for key in keys},
+        names=[f"{completion.prompt_id} (completion {completion.sample})" for completion in completions],
+    )
+
+
+def _applicable(
+    old: Sequence[float | None] | None, new: Sequence[float | None] | None
+) -> tuple[list[float], list[float]] | None:
+    """Both sides of a metric, where both have it for every completion."""
+    if old is None or new is None or None in old or None in new:
+        return None
+    return [float(x) for x in old if x is not None], [float(x) for x in new if x is not None]
+
+
+def _variety(old: float, new: float, *, n: int) -> Change:
+    """Numbers over all texts together, which have no interval."""
+    reason = "a number over all texts together has no simple interval"
+    before, after, gain = (
+        Estimate(value=value, low=math.nan, high=math.nan, n=n, reason=reason) for value in (old, new, new - old)
+    )
+    return Change(before=before, after=after, gain=gain)
+
+
+def _side(answers: Answers, number: int) -> Side:
+    completion = answers.flat[number]
+    metrics: Mapping[str, Any] = {name: values[number] for name, values in answers.judged.metrics.items()}
+    return Side(
+        text=completion.text,
+        ended=not completion.truncated,
+        score=answers.judged.scores[number],
+        proxy=answers.proxy[number] if answers.proxy else None,
+        metrics=metrics,
+    )

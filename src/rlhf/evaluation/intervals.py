@@ -1,0 +1,284 @@
+"""How sure a measured number is: intervals that stay right with ties, clusters and few samples.
+
+The unit of an interval is whatever was drawn independently, which in evaluation is the *prompt*. Several samples of one
+prompt resemble each other, so they are averaged first (``unit_means``) and count once. With 150 prompts of eight
+samples each, a Wilson interval over the 1,200 samples holds the truth in 69 % of runs instead of 95 %
+(research/evaluation.md, section 1).
+
+A number that could not be measured is NaN with a reason; it is never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
+
+from rlhf.errors import ConfigError
+
+Array = NDArray[np.float64]
+CONFIDENCE = 0.95
+RESAMPLES = 4000
+"""Bootstrap resamples: the ends of a 95 % interval then lie within about a fortieth of its width of their limit."""
+RESAMPLE_CELLS = 2_000_000
+"""Numbers held at once while resampling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number with its interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    """Independent units behind it."""
+    confidence: float = CONFIDENCE
+    reason: str = ""
+    """Why value or interval is NaN."""
+
+    @classmethod
+    def missing(cls, reason: str, *, n: int = 0) -> Estimate:
+        """A number that could not be measured."""
+        return cls(value=math.nan, low=math.nan, high=math.nan, n=n, reason=reason)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a value."""
+        return math.isfinite(self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: NaN becomes null, and then there is a reason."""
+        found: dict[str, Any] = {
+            "value": finite_or_none(self.value),
+            "low": finite_or_none(self.low),
+            "high": finite_or_none(self.high),
+            "n": self.n,
+            "confidence": self.confidence,
+        }
+        return found | ({"reason": self.reason} if self.reason else {})
+
+
+def finite_or_none(value: float) -> float | None:
+    """What JSON can hold: the number, or null."""
+    return float(value) if math.isfinite(value) else None
+
+
+def wilson_interval(successes: float, n: int, *, confidence: float = CONFIDENCE) -> Estimate:
+    """Share of successes among independent trials, each of which succeeds or fails.
+
+        centre     = (p + z^2 / 2n) / (1 + z^2 / n)
+        half-width = z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22. Not for ties
+    or clusters: see ``share_interval``.
+
+    Args:
+        successes: How many succeeded, 0 to n.
+        n: Trials.
+        confidence: Share of such intervals that hold the truth.
+
+    Returns:
+        The share; missing where there was no trial.
+    """
+    check_confidence(confidence)
+    if n == 0:
+        return Estimate.missing("there was nothing to count")
+    if not 0 <= successes <= n:
+        raise ConfigError(f"{successes} successes in {n} trials can't be; give 0 to {n}.")
+    low, high = _wilson_ends(successes / n, n, confidence)
+    return Estimate(value=successes / n, low=low, high=high, n=n, confidence=confidence)
+
+
+def share_interval(outcomes: ArrayLike, *, confidence: float = CONFIDENCE) -> Estimate:
+    """Mean of outcomes that lie between 0 and 1, such as win 1, tie 1/2, loss 0, or their mean over a prompt's samples.
+
+    Wilson's interval with the number of all-or-nothing trials that would vary as much as these outcomes do:
+
+        n_eff = n m (1 - m) / v,   m = (sum y + 1) / (n + 2),   v = (sum y^2 + 1) / (n + 2) - m^2
+
+    One win and one loss are added in m and v, so that it does not shrink to a point when all outcomes are equal. With
+    half of 200 outcomes tied, plain Wilson covers 99.4 % and is half again as wide as it need be; this covers 95.0 %.
+    For outcomes of 0 and 1 only, it is Wilson's interval.
+
+    Sources: Wilson 1927; measured in research/evaluation.md, section 1, and again in tests/unit/evaluation.
+
+    Args:
+        outcomes: [n] one for each independent unit, in [0, 1].
+        confidence: Share of such intervals that hold the truth.
+
+    Returns:
+        The mean; missing where there are no outcomes or one is not finite.
+    """
+    check_confidence(confidence)
+    y = np.asarray(outcomes, dtype=np.float64)
+    if (problem := _unusable(y)) is not None:
+        return problem
+    if y.min() < 0 or y.max() > 1:
+        raise ConfigError(f"An outcome is {y[(y < 0) | (y > 1)][0]:g}; shares are taken of outcomes from 0 to 1.")
+    n = y.size
+    middle = (y.sum() + 1) / (n + 2)
+    spread = (np.square(y).sum() + 1) / (n + 2) - middle**2
+    share = float(y.mean())
+    low, high = _wilson_ends(share, n * middle * (1 - middle) / spread, confidence)
+    return Estimate(value=share, low=low, high=high, n=n, confidence=confidence)
+
+
+def mean_interval(values: ArrayLike, *, confidence: float = CONFIDENCE) -> Estimate:
+    """Mean of independent values with Student's t interval.
+
+        mean +- t_{n-1} sd / sqrt(n),   sd with n - 1
+
+    Source: Student 1908, "The probable error of a mean", Biometrika 6.
+
+    Args:
+        values: [n] one for each independent unit.
+        confidence: Share of such intervals that hold the truth.
+
+    Returns:
+        The mean; its interval is NaN for a single value, which says nothing about its own noise.
+    """
+    check_confidence(confidence)
+    x = np.asarray(values, dtype=np.float64)
+    if (problem := _unusable(x)) is not None:
+        return problem
+    mean = float(x.mean())
+    if x.size == 1:
+        return Estimate(
+            value=mean, low=math.nan, high=math.nan, n=1, confidence=confidence, reason="one value has no interval"
+        )
+    half = float(stdtrit(x.size - 1, (1 + confidence) / 2) * x.std(ddof=1) / math.sqrt(x.size))
+    return Estimate(value=mean, low=mean - half, high=mean + half, n=x.size, confidence=confidence)
+
+
+def bootstrap_interval(
+    units: ArrayLike,
+    statistic: Callable[[Array], Array],
+    *,
+    seed: int,
+    num_resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Estimate:
+    """Percentile bootstrap of any statistic: units are drawn again with replacement, all of a unit's columns together.
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3. It is a little short for few
+    units (n < 30), where a t interval is better for means.
+
+    Args:
+        units: [n, k] one row for each independent unit.
+        statistic: [R, n, k] -> [R], for R resamples at once.
+        seed: A named seed (``rlhf.seeds.derive_seed``).
+        num_resamples: R in all.
+        confidence: Share of such intervals that hold the truth.
+
+    Returns:
+        The statistic of the units as they are, with the percentile interval.
+    """
+    check_confidence(confidence)
+    rows = np.asarray(units, dtype=np.float64)
+    assert rows.ndim == 2, f"units are [n, k], got {rows.shape}"
+    if (problem := _unusable(rows)) is not None:
+        return problem
+    value = float(statistic(rows[None])[0])
+    n = len(rows)
+    if n == 1:
+        return Estimate(
+            value=value, low=math.nan, high=math.nan, n=1, confidence=confidence, reason="one unit has no interval"
+        )
+    rng = np.random.default_rng(seed)
+    at_once = max(1, RESAMPLE_CELLS // rows.size)
+    found = []
+    for start in range(0, num_resamples, at_once):
+        draws = rng.integers(0, n, size=(min(at_once, num_resamples - start), n))
+        found.append(statistic(rows[draws]))
+    low, high = np.quantile(np.concatenate(found), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Estimate(value=value, low=float(low), high=float(high), n=n, confidence=confidence)
+
+
+def paired_bootstrap(
+    before: ArrayLike,
+    after: ArrayLike,
+    *,
+    seed: int,
+    units: Sequence[Hashable] | None = None,
+    num_resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Estimate:
+    """Mean of ``after - before`` where both were measured on the same prompts.
+
+    What two systems share (a hard prompt is hard for both) leaves the difference, so this is narrower than two
+    intervals side by side, and their overlap says nothing.
+
+    Args:
+        before: [n].
+        after: [n] the same prompts and samples in the same order.
+        seed: A named seed.
+        units: [n] which prompt each value belongs to; None where each is its own.
+        num_resamples: Bootstrap resamples.
+        confidence: Share of such intervals that hold the truth.
+
+    Returns:
+        The mean difference; units weigh the same however many values they have.
+    """
+    first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if first.shape != second.shape:
+        raise ConfigError(
+            f"A paired comparison needs as many values before as after; got {first.size} and {second.size}."
+        )
+    difference = unit_means(second - first, units)
+    return bootstrap_interval(
+        difference[:, None],
+        lambda draws: draws[..., 0].mean(axis=1),
+        seed=seed,
+        num_resamples=num_resamples,
+        confidence=confidence,
+    )
+
+
+def unit_means(values: ArrayLike, units: Sequence[Hashable] | None = None) -> Array:
+    """Mean of the values of each unit, in the order in which units first appear.
+
+    Args:
+        values: [n].
+        units: [n] which unit each value belongs to; None where each is its own.
+
+    Returns:
+        [C] one for each unit.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if units is None:
+        return x
+    if len(units) != len(x):
+        raise ConfigError(f"There are {len(units)} cluster names for {len(x)} values; give one for each.")
+    number: dict[Hashable, int] = {}
+    at = np.array([number.setdefault(unit, len(number)) for unit in units], dtype=np.int64)
+    means: Array = np.bincount(at, weights=x) / np.bincount(at) if len(x) else x
+    return means
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuse a confidence that is not a share."""
+    if not 0 < confidence < 1:
+        raise ConfigError(f"The confidence is {confidence}; an interval needs one between 0 and 1, such as 0.95.")
+
+
+def _wilson_ends(share: float, n: float, confidence: float) -> tuple[float, float]:
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    stretch = 1 + z * z / n
+    centre = (share + z * z / (2 * n)) / stretch
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / stretch
+    # At a share of 0 or 1 one end is that share exactly; rounding must not put it outside.
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+
+
+def _unusable(values: Array) -> Estimate | None:
+    if values.size == 0:
+        return Estimate.missing("there was nothing to measure")
+    bad = int((~np.isfinite(values)).sum())
+    return Estimate.missing(f"{bad} of {values.size} values are not finite", n=len(values)) if bad else None

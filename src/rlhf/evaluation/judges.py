@@ -1,0 +1,194 @@
+"""Judges: functions that say how good completions are, and are never seen by a stage that trains the policy.
+
+A judge is a reward function with the standard signature that may say more than one number:
+
+    judge(prompts, completions, *, ended, **columns) -> list[float] | list[dict]
+
+    prompts      [n] texts as the model saw them
+    completions  [n] decoded texts without special tokens
+    ended        [n] bools; False where the length limit cut the completion off
+    columns      whatever else the prompt rows carry, [n] each
+
+A dict holds ``score`` and any further numbers (``correct``, ``polite``, ``unparsable`` ...; True counts 1), which are
+averaged as metrics; None means that the metric does not apply to this completion, and texts are left alone. Every
+verdict is checked: a score that is not a finite number is an error that names the sample, never a 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf.data.world.judge import judge as judge_world
+from rlhf.errors import RewardError
+from rlhf.rewards.functions import load_function
+
+Judge = Callable[..., Sequence[Any]]
+"""See the top of this file."""
+
+JUDGE_BATCH = 256
+"""Completions in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Verdicts on n completions."""
+
+    scores: list[float]
+    """[n] finite."""
+    metrics: dict[str, list[float | None]] = field(default_factory=dict)
+    """Name -> [n]; None where it does not apply."""
+
+
+def load_judge(spec: str) -> Judge:
+    """The function that ``package.module:function`` or ``file.py:function`` names."""
+    judge: Judge = load_function(spec)
+    return judge
+
+
+def judge_name(judge: Judge) -> str:
+    """How messages and reports call it."""
+    module, name = getattr(judge, "__module__", None), getattr(judge, "__qualname__", type(judge).__qualname__)
+    return f"{module}:{name}" if module else name
+
+
+def run_judge(
+    judge: Judge,
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    *,
+    ended: Sequence[bool] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    names: Sequence[str] | None = None,
+    batch_size: int = JUDGE_BATCH,
+) -> Judged:
+    """Ask a judge about completions, in batches, and check every verdict.
+
+    Args:
+        judge: See the top of this file.
+        prompts: [n].
+        completions: [n].
+        ended: [n]; by default all ended.
+        columns: Further columns, [n] each; any called prompts, completions or ended are left out.
+        names: [n] what errors call each sample; by default its number.
+        batch_size: Completions in one call.
+
+    Raises:
+        RewardError: The judge raised, returned another number of verdicts, or one that is no finite number; names the
+            judge and the sample.
+    """
+    total = len(completions)
+    ended = [True] * total if ended is None else list(ended)
+    extra = {k: v for k, v in (columns or {}).items() if k not in ("prompts", "completions", "ended")}
+    for name, values in {"prompts": prompts, "ended": ended, **extra}.items():
+        if len(values) != total:
+            raise RewardError(
+                f"The judge {judge_name(judge)} was asked about {total} completions with {len(values)} values of "
+                f"{name!r}; give one for each."
+            )
+    names = [f"number {i}" for i in range(total)] if names is None else names
+    verdicts: list[dict[str, Any]] = []
+    for start in range(0, total, batch_size):
+        part = slice(start, start + batch_size)
+        verdicts += _ask(
+            judge, prompts[part], completions[part], ended[part], {k: v[part] for k, v in extra.items()}, names[part]
+        )
+    keys = dict.fromkeys(key for verdict in verdicts for key in verdict if key != "score")
+    return Judged(
+        scores=[verdict["score"] for verdict in verdicts],
+        metrics={key: [verdict.get(key) for verdict in verdicts] for key in keys},
+    )
+
+
+def world_judge(
+    prompts: Sequence[str], completions: Sequence[str], *, ended: Sequence[bool], **columns: Any
+) -> list[dict[str, float | bool]]:
+    """The embedded world's ground truth as a judge: ``rlhf.evaluation.judges:world_judge`` in a recipe."""
+    verdicts = [judge_world(p, c, ended=e) for p, c, e in zip(prompts, completions, ended, strict=True)]
+    return [
+        {
+            "score": verdict.score,
+            "perfect": verdict.perfect,
+            "correct": verdict.correct,
+            "polite": verdict.polite,
+            "rude": verdict.rude > 0,
+            "rambling": verdict.extras > 0,
+            "unparsable": verdict.unparsable > 0,
+        }
+        for verdict in verdicts
+    ]
+
+
+def _ask(
+    judge: Judge,
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    ended: Sequence[bool],
+    columns: Mapping[str, Sequence[Any]],
+    names: Sequence[str],
+) -> list[dict[str, Any]]:
+    try:
+        found = judge(
+            prompts=list(prompts),
+            completions=list(completions),
+            ended=list(ended),
+            **{name: list(values) for name, values in columns.items()},
+        )
+    except Exception as err:
+        where = names[0] if len(names) == 1 else f"one of the {len(names)} samples from {names[0]} to {names[-1]}"
+        raise RewardError(
+            f"The judge {judge_name(judge)} failed on {where}: {type(err).__name__}: {err}. Mend it, or call it alone "
+            "on that sample to see why."
+        ) from err
+    if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__len__") or len(found) != len(names):
+        got = f"{len(found)} verdicts" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+        raise RewardError(
+            f"The judge {judge_name(judge)} returned {got} for {len(names)} completions; it must return a list with a "
+            "number or a dict for each."
+        )
+    return [
+        _checked(judge_name(judge), verdict, name, completion)
+        for verdict, name, completion in zip(found, names, completions, strict=True)
+    ]
+
+
+def _checked(judge: str, verdict: Any, name: str, completion: Any) -> dict[str, Any]:
+    """The numbers of one verdict; ``score`` first."""
+    parts = verdict if isinstance(verdict, Mapping) else {"score": verdict}
+    if "score" not in parts:
+        raise RewardError(
+            f"The judge {judge} gave sample {name} no score: its verdict has the keys "
+            f"{', '.join(map(repr, parts)) or '(none)'}; 'score' is needed."
+        )
+    numbers: dict[str, Any] = {}
+    for key, value in parts.items():
+        number = _number(value)
+        if number is None and key != "score":
+            if value is None or isinstance(value, str):
+                numbers |= {key: None} if value is None else {}
+                continue
+            number = math.nan
+        if number is None or not math.isfinite(number):
+            raise RewardError(
+                f"The judge {judge} gave sample {name} the {key} {value!r}, which is not a finite number; the "
+                f"completion was {_short(completion)}."
+            )
+        numbers[key] = number
+    return numbers
+
+
+def _number(value: Any) -> float | None:
+    """A float of anything that is a real number: bool, int, float, numpy and torch scalars."""
+    if value is None or isinstance(value, str | bytes):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _short(completion: Any) -> str:
+    text = repr(completion)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,206 @@
+"""What an evaluation found, and ``evaluation.json``, where it is kept.
+
+    schema        1
+    settings      policy, baseline, judge: names; num_prompts, samples_per_prompt, seed, sampling {...}
+    win_rate      {rate, low, high, wins, losses, ties, n, num_prompts, tie_band, confidence}
+    changes       name -> {before, after, gain: estimates; unit}. Names: gold (the judge's score), gold/<metric>,
+                  proxy (the reward model's score), entropy, length, unended_frac, distinct_1, distinct_2,
+                  distinct_completions
+    kl            {k1, k3, per_token: estimates}: KL(policy || baseline), nats per sequence and per token
+    reward_model  null, or {accuracy, accuracy_clean, margin: estimates; ties, fitted_scale, calibration {scale,
+                  log_loss, brier, expected_error, expected_error_null, bins [{low, high, count, confidence, accuracy}]}}
+    proxy         null, or {spearman, agreement: estimates}: reward model against judge on what the policies say
+    curve         null, or [{step, n, proxy, gold, gold_low, gold_high, kl, <metric> ...}]: one point a rollout
+    hacking       null, or what ``rlhf.evaluation.overoptimisation`` found: {verdict, sentence, ...}
+    samples       [{chosen_as, prompt_id, prompt, verdict, before, after}]; before and after are
+                  {text, ended, score, proxy, metrics}
+    missing       name -> why a part was not measured
+
+An *estimate* is {value, low, high, n, confidence}; a number that could not be measured is null, and ``reason`` says
+why. The unit behind every n is the prompt (or the pair). Other stages may keep parts of the same document: a
+reward-model stage writes ``{"schema": 1, "reward_model": {...}}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlhf.evaluation.intervals import Estimate, finite_or_none
+from rlhf.evaluation.overoptimisation import OveroptimisationFinding, overoptimisation
+from rlhf.evaluation.reward_quality import RewardQuality
+from rlhf.evaluation.winrate import WinRate
+from rlhf.files import write_json
+
+SCHEMA = 1
+FILE_NAME = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One quantity before and after, on the same prompts."""
+
+    before: Estimate
+    after: Estimate
+    gain: Estimate
+    """after - before, paired by prompt."""
+    unit: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "gain": self.gain.to_dict(),
+            "unit": self.unit,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One completion of a side-by-side sample."""
+
+    text: str
+    ended: bool
+    score: float
+    proxy: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "text": self.text,
+            "ended": self.ended,
+            "score": self.score,
+            "proxy": self.proxy,
+            "metrics": dict(self.metrics),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySide:
+    """A prompt with the completions of both policies."""
+
+    chosen_as: str
+    """``first``: among the first prompts of the file, whatever came out; ``regression``: among the worst losses."""
+    prompt_id: str
+    prompt: str
+    before: Side
+    after: Side
+    verdict: str
+    """``win``, ``loss`` or ``tie`` of after over before."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "chosen_as": self.chosen_as,
+            "prompt_id": self.prompt_id,
+            "prompt": self.prompt,
+            "verdict": self.verdict,
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KL:
+    """KL(policy || baseline) from the policy's own samples."""
+
+    k1: Estimate
+    """Nats per sequence; unbiased, may come out below 0 where the policies are close."""
+    k3: Estimate
+    """Nats per sequence; unbiased, never below 0, narrower."""
+    per_token: Estimate
+    """Mean over prompts of k3 divided by the number of tokens."""
+
+    @classmethod
+    def missing(cls, reason: str) -> KL:
+        """Not measured."""
+        nothing = Estimate.missing(reason)
+        return cls(k1=nothing, k3=nothing, per_token=nothing)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"k1": self.k1.to_dict(), "k3": self.k3.to_dict(), "per_token": self.per_token.to_dict()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyAgreement:
+    """How far the reward model and the judge agree on what the two policies really say."""
+
+    spearman: Estimate
+    """Rank correlation of their scores over the policy's completions, one for each prompt."""
+    agreement: Estimate
+    """Among prompts on which the judge prefers one policy's completion: share on which the reward model does too."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"spearman": self.spearman.to_dict(), "agreement": self.agreement.to_dict()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Everything that was found; see the top of this file."""
+
+    settings: Mapping[str, Any]
+    win_rate: WinRate
+    changes: Mapping[str, Change]
+    kl: KL
+    samples: Sequence[SideBySide]
+    reward_model: RewardQuality | None = None
+    proxy: ProxyAgreement | None = None
+    curve: Sequence[Mapping[str, Any]] | None = None
+    hacking: OveroptimisationFinding | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def with_curve(self, curve: Sequence[Mapping[str, Any]]) -> Evaluation:
+        """A copy with a training run's curve (``judge_rollouts``) and what it says about reward hacking."""
+        missing = {name: why for name, why in self.missing.items() if name != "curve"}
+        return replace(self, curve=list(curve), hacking=overoptimisation(curve), missing=missing)
+
+    def summary(self) -> dict[str, float | int | str | None]:
+        """The flat numbers of ``summary.json``; None where something was not measured."""
+        gold = self.changes["gold"]
+        return {
+            "win_rate": finite_or_none(self.win_rate.rate),
+            "win_rate_low": finite_or_none(self.win_rate.low),
+            "win_rate_high": finite_or_none(self.win_rate.high),
+            "gold_before": finite_or_none(gold.before.value),
+            "gold_after": finite_or_none(gold.after.value),
+            "kl": finite_or_none(self.kl.k1.value),
+            "unended_frac": finite_or_none(self.changes["unended_frac"].after.value),
+            "reward_accuracy": finite_or_none(self.reward_model.accuracy.value) if self.reward_model else None,
+            "reward_accuracy_clean": finite_or_none(self.reward_model.accuracy_clean.value)
+            if self.reward_model
+            else None,
+            "hacking": str(self.hacking.verdict) if self.hacking else None,
+            **{
+                f"{name.replace('/', '_')}_after": finite_or_none(change.after.value)
+                for name, change in self.changes.items()
+                if name.startswith("gold/")
+            },
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``evaluation.json``."""
+        return {
+            "schema": SCHEMA,
+            "settings": dict(self.settings),
+            "win_rate": self.win_rate.to_dict(),
+            "changes": {name: change.to_dict() for name, change in self.changes.items()},
+            "kl": self.kl.to_dict(),
+            "reward_model": self.reward_model.to_dict() if self.reward_model else None,
+            "proxy": self.proxy.to_dict() if self.proxy else None,
+            "curve": None if self.curve is None else [dict(point) for point in self.curve],
+            "hacking": self.hacking.to_dict() if self.hacking else None,
+            "samples": [sample.to_dict() for sample in self.samples],
+            "missing": dict(self.missing),
+        }
+
+    def write(self, folder: Path | str) -> Path:
+        """Write ``evaluation.json`` into a stage's folder."""
+        path = Path(folder) / FILE_NAME
+        write_json(path, self.to_dict())
+        return path

@@ -1,0 +1,167 @@
+"""How often one policy's completion is judged better than another's for the same prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlhf.errors import ConfigError
+from rlhf.evaluation.intervals import CONFIDENCE, Array, finite_or_none, share_interval, unit_means
+from rlhf.evaluation.judges import Judge, load_judge, run_judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WinRate:
+    """Share of comparisons that the first system wins, a tie counting half."""
+
+    rate: float
+    low: float
+    high: float
+    wins: int
+    losses: int
+    ties: int
+    n: int
+    """Comparisons: wins + losses + ties."""
+    num_prompts: int
+    """Independent units, on which the interval rests."""
+    tie_band: float = 0.0
+    """Score differences up to this are ties."""
+    confidence: float = CONFIDENCE
+    reason: str = ""
+    """Why the rate is NaN."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: NaN becomes null, and then there is a reason."""
+        found: dict[str, Any] = {
+            "rate": finite_or_none(self.rate),
+            "low": finite_or_none(self.low),
+            "high": finite_or_none(self.high),
+            "wins": self.wins,
+            "losses": self.losses,
+            "ties": self.ties,
+            "n": self.n,
+            "num_prompts": self.num_prompts,
+            "tie_band": self.tie_band,
+            "confidence": self.confidence,
+        }
+        return found | ({"reason": self.reason} if self.reason else {})
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.rate):
+            return f"not measured: {self.reason}"
+        return (
+            f"{self.rate:.3f} [{self.low:.3f}, {self.high:.3f}], {self.wins} won, {self.ties} tied, {self.losses} lost"
+        )
+
+
+def win_rate(
+    scores_a: ArrayLike,
+    scores_b: ArrayLike,
+    clusters: Sequence[Hashable] | None = None,
+    tie_band: float = 0.0,
+    *,
+    confidence: float = CONFIDENCE,
+) -> WinRate:
+    """Win rate of a over b.
+
+        y_i  = 1 if a_i - b_i > band, 0 if a_i - b_i < -band, else 1/2
+        rate = mean over prompts of the mean of y over the prompt's samples
+
+    The prompt is the unit of the interval (``share_interval``), because samples of one prompt are alike and ties carry
+    less noise than wins and losses. Ties as half a win: the mean of y is then P(a > b) + P(a = b) / 2, the area under
+    the ROC curve of the two score distributions.
+
+    Sources: Miller 2024, "Adding Error Bars to Evals", section 2.2 (clusters), arXiv:2411.00640; Wilson 1927.
+
+    Args:
+        scores_a: [n] judge's score of each completion of the first system.
+        scores_b: [n] of the second, for the same prompts in the same order.
+        clusters: [n] the prompt each comparison belongs to; None where each is its own.
+        tie_band: Differences up to this are ties, in units of the score. A band on a learned reward changes its meaning
+            with the reward's scale.
+        confidence: Share of such intervals that hold the truth.
+
+    Returns:
+        The rate with its interval; NaN with a reason where nothing was compared or a score is not finite.
+    """
+    a, b = np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)
+    if a.shape != b.shape or a.ndim != 1:
+        raise ConfigError(f"A win rate needs one score of each system for each comparison; got {a.size} and {b.size}.")
+    if not tie_band >= 0:
+        raise ConfigError(f"The tie band is {tie_band}; give 0 or more, in units of the judge's score.")
+    y = outcomes(a, b, tie_band)
+    per_prompt = unit_means(y, clusters)
+    estimate = share_interval(per_prompt, confidence=confidence)
+    return WinRate(
+        rate=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        wins=int((y == 1).sum()),
+        losses=int((y == 0).sum()),
+        ties=int((y == 0.5).sum()),
+        n=len(y),
+        num_prompts=len(per_prompt),
+        tie_band=float(tie_band),
+        confidence=confidence,
+        reason=estimate.reason,
+    )
+
+
+def outcomes(scores_a: Array, scores_b: Array, tie_band: float = 0.0) -> Array:
+    """[n] 1 where a wins, 0 where b does, 1/2 for a tie; NaN where a score is not finite."""
+    difference = scores_a - scores_b
+    y = np.where(np.abs(difference) <= tie_band, 0.5, (difference > 0).astype(np.float64))
+    return np.where(np.isfinite(difference), y, np.nan)
+
+
+class WinRateEvaluator:
+    """Judges two sets of completions of the same prompts and compares them.
+
+    Args:
+        judge: A function with the standard reward signature (``rlhf.evaluation.judges``), or its
+        ``package.module:function``. tie_band: Score differences up to this are ties.
+        confidence: Share of such intervals that hold the truth.
+    """
+
+    def __init__(self, judge: Judge | str, *, tie_band: float = 0.0, confidence: float = CONFIDENCE) -> None:
+        self.judge = load_judge(judge) if isinstance(judge, str) else judge
+        self.tie_band = tie_band
+        self.confidence = confidence
+
+    def evaluate(
+        self,
+        prompts: Sequence[Any],
+        completions_a: Sequence[Any],
+        completions_b: Sequence[Any],
+        *,
+        ended_a: Sequence[bool] | None = None,
+        ended_b: Sequence[bool] | None = None,
+        clusters: Sequence[Hashable] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+    ) -> WinRate:
+        """Win rate of a over b.
+
+        Args:
+            prompts: [n] what was asked, once for each comparison.
+            completions_a: [n] of the first system.
+            completions_b: [n] of the second.
+            ended_a: [n] whether each completion came to its own end; by default all did.
+            ended_b: [n].
+            clusters: [n] the prompt each comparison belongs to; by default equal prompts belong together.
+            columns: Further columns for the judge, [n] each.
+        """
+        if not len(prompts) == len(completions_a) == len(completions_b):
+            raise ConfigError(
+                f"A comparison needs one prompt and one completion of each system; got {len(prompts)} prompts, "
+                f"{len(completions_a)} and {len(completions_b)} completions."
+            )
+        a = run_judge(self.judge, prompts, completions_a, ended=ended_a, columns=columns)
+        b = run_judge(self.judge, prompts, completions_b, ended=ended_b, columns=columns)
+        if clusters is None:
+            clusters = [repr(prompt) for prompt in prompts]
+        return win_rate(a.scores, b.scores, clusters, self.tie_band, confidence=self.confidence)

@@ -1,0 +1,46 @@
+"""Models: how they are loaded and saved, how a packed batch runs through them, and the heads on top.
+
+load.py        a model and its tokenizer from a folder, the hub, this package or a config; LoRA
+attention.py   attention on the packed row
+logprobs.py    hidden states to log-probabilities, without a [tokens, vocabulary] tensor
+score.py       a packed batch to numbers per scored token
+paths.py       which way through score.py a model takes, found by comparing
+policy.py      PolicyModel: what is trained
+reference.py   ReferenceModel and others: what it is held to
+scalar.py      a transformer that gives numbers instead of words
+reward.py      RewardModel: one number for a completion
+value.py       ValueModel: one number for each token
+folders.py     model folders on disk
+card.py        their README.md
+"""
+
+from __future__ import annotations
+
+from rlhf.models.card import model_card
+from rlhf.models.load import disable_dropout, load_causal_lm, load_tokenizer
+from rlhf.models.paths import PathChoice, choose_hidden_path, choose_path
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reference import AdapterOffReference, LogprobCache, Reference, ReferenceModel, build_reference
+from rlhf.models.reward import RewardModel
+from rlhf.models.score import TokenScores, score
+from rlhf.models.value import ValueModel
+
+__all__ = [
+    "AdapterOffReference",
+    "LogprobCache",
+    "PathChoice",
+    "PolicyModel",
+    "Reference",
+    "ReferenceModel",
+    "RewardModel",
+    "TokenScores",
+    "ValueModel",
+    "build_reference",
+    "choose_hidden_path",
+    "choose_path",
+    "disable_dropout",
+    "load_causal_lm",
+    "load_tokenizer",
+    "model_card",
+    "score",
+]

@@ -1,0 +1,326 @@
+"""Attention on the packed row, given to transformers through its ``AttentionInterface``.
+
+A model whose attention implementation is ``"rlhf"`` runs in one of two ways, chosen per call:
+
+* with a *layout* (an object that knows which rows see which): the keyword ``rlhf_layout`` of the model's forward carries it
+  to every attention layer; where a family does not pass keywords on, a context variable does;
+* without one, as ordinary masked attention on padded rows, exact for soft-caps and sinks too.
+
+``PackedLayout`` serves training; the rollout engine brings its own layout, which reads and writes a key/value cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from rlhf.data.pack import PackedBatch
+
+IMPLEMENTATION = "rlhf"
+SMALL_BUCKET_WASTE = 16_384
+"""Query-key pairs that padding may always add to one call: below this a call's fixed cost is higher than its arithmetic."""
+BUCKET_WASTE_FRAC = 0.3
+"""Share of padding allowed in a larger call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSettings:
+    """What a layer asks for, read from the keywords that transformers passes and from the layer itself."""
+
+    scaling: float
+    dropout: float = 0.0
+    softcap: float | None = None
+    """Gemma 2: scores become softcap * tanh(scores / softcap) before the mask."""
+    sliding_window: int | None = None
+    """A query sees keys less than this many positions back, itself included."""
+    chunk: int | None = None
+    """Llama 4: a query sees only keys of its own chunk of this many positions."""
+    sinks: Tensor | None = None
+    """[heads] gpt-oss: a logit per head that joins the softmax and is dropped."""
+
+
+class AttentionLayout(Protocol):
+    """Which rows see which; the only thing the attention function asks."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
+        """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D]."""
+        ...
+
+
+_LAYOUT: contextvars.ContextVar[AttentionLayout | None] = contextvars.ContextVar("rlhf_attention_layout", default=None)
+
+
+@contextlib.contextmanager
+def attention_layout(layout: AttentionLayout) -> Iterator[None]:
+    """Make ``layout`` known to every attention layer called inside; also tells the mask builder to build nothing."""
+    token = _LAYOUT.set(layout)
+    try:
+        yield
+    finally:
+        _LAYOUT.reset(token)
+
+
+def attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in every attention layer of a model set to ``"rlhf"``."""
+    settings = _settings(module, query, kwargs)
+    # The keyword first: a layer recomputed under gradient checkpointing runs outside the context.
+    layout = kwargs.get("rlhf_layout") or _LAYOUT.get()
+    if layout is not None:
+        return layout.attend(module, query, key, value, settings), None
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        attention_mask = attention_mask.to(query.dtype)
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., : key.shape[-2]]
+    out = attend(query, key, value, attention_mask, settings, training=module.training)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: AttentionSettings, *, training: bool
+) -> Tensor:
+    """Scaled dot-product attention with optional soft-cap and sinks.
+
+    Args:
+        query: [B, heads, Q, D].
+        key: [B, kv_heads, K, D]; heads is a multiple of kv_heads.
+        value: [B, kv_heads, K, D'].
+        mask: bool, broadcastable to [B, 1, Q, K], True where seen; or a float mask to add; None for causal where Q > 1.
+        settings: Scale, soft-cap, sinks, dropout. Windows must be in the mask already.
+        training: Whether dropout acts.
+
+    Returns:
+        [B, heads, Q, D'].
+    """
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = _repeat_heads(key, repeats), _repeat_heads(value, repeats)
+    dropout = settings.dropout if training else 0.0
+    if settings.softcap is None and settings.sinks is None:
+        causal = mask is None and query.shape[2] > 1
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=settings.scaling
+        )
+    scores = torch.matmul(query, key.transpose(2, 3)) * settings.scaling
+    if settings.softcap is not None:
+        scores = settings.softcap * torch.tanh(scores / settings.softcap)
+    if mask is None and query.shape[2] > 1:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
+    if settings.sinks is not None:
+        sinks = settings.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    # float32 at least; float64 stays float64 so that exact tests are exact
+    probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    if settings.sinks is not None:
+        probs = probs[..., :-1]
+    return torch.matmul(F.dropout(probs, dropout, training=training), value)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Queries and keys of a few sequences, laid side by side for one attention call.
+
+    Padding lives only here, inside an attention call, never in the row that the rest of the model sees.
+    """
+
+    query_rows: Tensor
+    """int64 [B * Q] rows of the packed batch; a padded place repeats row 0 of its sequence."""
+    key_rows: Tensor
+    """int64 [B * K]."""
+    shape: tuple[int, int, int]
+    """B, Q, K."""
+    distance: Tensor
+    """int64 [B, 1, Q, K] query position minus key position; -1 where the key is padding."""
+    key_positions: Tensor
+    """int64 [B, 1, 1, K]."""
+    masks: dict[tuple[int | None, int | None], Tensor]
+    """Built on first use for each (window, chunk) that a layer of the model asks for."""
+
+    def mask(self, window: int | None, chunk: int | None) -> Tensor:
+        """bool [B, 1, Q, K]: causal by position, inside the window and the chunk."""
+        found = self.masks.get((window, chunk))
+        if found is None:
+            found = self.distance >= 0
+            if window is not None:
+                found = found & (self.distance < window)
+            if chunk is not None:
+                query_positions = self.distance + self.key_positions
+                found = found & (query_positions // chunk == self.key_positions // chunk)
+            self.masks[window, chunk] = found
+        return found
+
+
+class PackedLayout:
+    """The tree of a packed batch: a prefix sees itself, a branch sees its prefix and itself."""
+
+    def __init__(self, buckets: list[Bucket], inverse: Tensor) -> None:
+        """Use ``PackedLayout.of``."""
+        self.buckets = buckets
+        self.inverse = inverse
+        """int64 [N] where each packed row stands in the buckets' outputs laid end to end."""
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> PackedLayout:
+        """The layout of a batch, built once and kept with it."""
+        layout = batch.derived.get("attention")
+        if layout is None:
+            layout = batch.derived["attention"] = _build_layout(batch)
+        return layout
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
+        """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
+        rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
+        outputs = []
+        for bucket in self.buckets:
+            size, num_queries, num_keys = bucket.shape
+            q = rows_q.index_select(0, bucket.query_rows).unflatten(0, (size, num_queries)).transpose(1, 2)
+            k = rows_k.index_select(0, bucket.key_rows).unflatten(0, (size, num_keys)).transpose(1, 2)
+            v = rows_v.index_select(0, bucket.key_rows).unflatten(0, (size, num_keys)).transpose(1, 2)
+            mask = bucket.mask(settings.sliding_window, settings.chunk)
+            out = attend(q, k, v, mask, settings, training=module.training)
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, self.inverse).unsqueeze(0)
+
+
+def install_attention(model: PreTrainedModel) -> bool:
+    """Set the model to the ``"rlhf"`` implementation; False where the family has its own fixed attention code."""
+    try:
+        model.set_attn_implementation(IMPLEMENTATION)
+    except (ValueError, KeyError, NotImplementedError):
+        return False
+    return model.config._attn_implementation == IMPLEMENTATION
+
+
+@contextlib.contextmanager
+def native_attention(model: PreTrainedModel, implementation: str = "eager") -> Iterator[None]:
+    """Run the family's own attention inside; the independent side of the self-check."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _settings(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> AttentionSettings:
+    scaling = kwargs.get("scaling")
+    if scaling is None:
+        scaling = 1.0 / math.sqrt(query.shape[-1])
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    layer = getattr(module, "layer_idx", None)
+    chunked = kinds is not None and layer is not None and kinds[layer] == "chunked_attention"
+    return AttentionSettings(
+        scaling=scaling,
+        dropout=kwargs.get("dropout") or 0.0,
+        softcap=kwargs.get("softcap"),
+        sliding_window=kwargs.get("sliding_window"),
+        chunk=getattr(config, "attention_chunk_size", None) if chunked else None,
+        sinks=kwargs.get("s_aux"),
+    )
+
+
+def _repeat_heads(x: Tensor, repeats: int) -> Tensor:
+    """[B, kv_heads, K, D] -> [B, kv_heads * repeats, K, D], each head ``repeats`` times in a row."""
+    size, heads, length, width = x.shape
+    return x[:, :, None].expand(size, heads, repeats, length, width).reshape(size, heads * repeats, length, width)
+
+
+def _build_layout(batch: PackedBatch) -> PackedLayout:
+    """Sort prefixes and branches by size and fill buckets until padding would cost more than another call."""
+    starts, lengths = batch.start.cpu().numpy(), batch.length.cpu().numpy()
+    prefix_starts, prefix_lens = batch.prefix_start.cpu().numpy(), batch.prefix_len.cpu().numpy()
+    first_of_group = np.unique(prefix_starts, return_index=True)[1]
+    # a unit is (first query row, queries, first prefix row, prefix length)
+    units = [(int(prefix_starts[s]), int(prefix_lens[s]), 0, 0) for s in first_of_group]
+    units += [
+        (int(a), int(n), int(p), int(m)) for a, n, p, m in zip(starts, lengths, prefix_starts, prefix_lens, strict=True)
+    ]
+    units.sort(key=lambda u: (u[1] + u[3], u[1]))
+    runs: list[list[tuple[int, int, int, int]]] = []
+    real = 0
+    widest = 0
+    for unit in units:
+        area = unit[1] * (unit[1] + unit[3])
+        wider = max(widest, unit[1])
+        padded = (len(runs[-1]) + 1) * wider * (unit[1] + unit[3]) if runs else 0
+        if not runs or padded - (real + area) > max(SMALL_BUCKET_WASTE, BUCKET_WASTE_FRAC * (real + area)):
+            runs.append([])
+            real, wider = 0, unit[1]
+        runs[-1].append(unit)
+        real, widest = real + area, wider
+    device = batch.tokens.device
+    inverse = np.empty(batch.num_tokens, dtype=np.int64)
+    buckets = []
+    offset = 0
+    for run in runs:
+        buckets.append(_build_bucket(run, inverse, offset, device))
+        offset += buckets[-1].query_rows.numel()
+    return PackedLayout(buckets, torch.from_numpy(inverse).to(device))
+
+
+def _build_bucket(
+    units: list[tuple[int, int, int, int]], inverse: np.ndarray, offset: int, device: torch.device
+) -> Bucket:
+    size = len(units)
+    num_queries = max(u[1] for u in units)
+    num_keys = max(u[1] + u[3] for u in units)
+    query_rows = np.zeros((size, num_queries), dtype=np.int64)
+    key_rows = np.zeros((size, num_keys), dtype=np.int64)
+    query_positions = np.zeros((size, num_queries), dtype=np.int64)
+    key_valid = np.zeros((size, num_keys), dtype=bool)
+    for i, (first, count, prefix_first, prefix_count) in enumerate(units):
+        own = np.arange(first, first + count)
+        query_rows[i, :count] = own
+        query_rows[i, count:] = first
+        # a padded query stands where its unit's first token stands: it sees something, so its softmax is finite
+        query_positions[i] = prefix_count
+        query_positions[i, :count] = np.arange(prefix_count, prefix_count + count)
+        key_rows[i, :prefix_count] = np.arange(prefix_first, prefix_first + prefix_count)
+        key_rows[i, prefix_count : prefix_count + count] = own
+        key_rows[i, prefix_count + count :] = first
+        key_valid[i, : prefix_count + count] = True
+        inverse[own] = offset + i * num_queries + np.arange(count)
+    key_positions = np.arange(num_keys)
+    distance = query_positions[:, :, None] - key_positions[None, None, :]
+    distance[np.broadcast_to(~key_valid[:, None, :], distance.shape)] = -1
+    return Bucket(
+        query_rows=torch.from_numpy(query_rows.reshape(-1)).to(device),
+        key_rows=torch.from_numpy(key_rows.reshape(-1)).to(device),
+        shape=(size, num_queries, num_keys),
+        distance=torch.from_numpy(distance[:, None]).to(device),
+        key_positions=torch.from_numpy(key_positions[None, None, None, :]).to(device),
+        masks={},
+    )
+
+
+def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask of a padded batch; nothing where a layout decides."""
+    if _LAYOUT.get() is not None:
+        return None
+    kwargs["allow_is_causal_skip"] = False
+    mask: Tensor | None = sdpa_mask(*args, **kwargs)
+    return mask
+
+
+AttentionInterface.register(IMPLEMENTATION, attention_forward)
+AttentionMaskInterface.register(IMPLEMENTATION, _build_mask)

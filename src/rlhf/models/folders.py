@@ -1,0 +1,129 @@
+"""Model folders on disk: written aside and renamed, fingerprinted, with what we know in one JSON beside the weights."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from rlhf.errors import ModelError
+from rlhf.files import fsync, write_json
+
+
+@contextlib.contextmanager
+def write_folder_aside(folder: Path | str) -> Iterator[Path]:
+    """Give an empty folder beside ``folder``; on leaving without an error it is synced to disk and takes its place.
+
+    A reader sees the old folder or the new one, or, for the instant between two renames, none: never a mixture.
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"Can't save a model as {folder}: there is a file of that name.")
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        yield aside
+        for path in aside.rglob("*"):
+            fsync(path)
+        aside.chmod(0o755)
+        _swap(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def save_weights(model: Any, folder: Path) -> None:
+    """``save_pretrained`` for a transformers or peft model, as safetensors."""
+    if isinstance(model, PreTrainedModel) and isinstance(model, GenerationMixin):
+        _make_saveable(model)
+    with quiet():
+        model.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers inside, and no warning about names that peft still uses and transformers renamed."""
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
+            )
+            yield
+    finally:
+        if had_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def weights_fingerprint(parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """Hex sha256 over names, shapes, types and bytes: the same on every machine, another for any other weight."""
+    digest = hashlib.sha256()
+    for name, value in parameters:
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+        data = value.detach().to("cpu").contiguous().reshape(-1)
+        digest.update(data.view(torch.uint8).numpy().data if data.numel() else b"")
+    return digest.hexdigest()
+
+
+def module_fingerprint(module: nn.Module) -> str:
+    """``weights_fingerprint`` of a module's parameters, tied ones once, without the originals that an adapter replaces."""
+    return weights_fingerprint((n, p) for n, p in module.named_parameters() if ".original_module." not in n)
+
+
+def read_settings(folder: Path, name: str) -> dict[str, Any] | None:
+    """Our JSON in a model folder, or None where the folder was made by others."""
+    path = folder / name
+    if not path.is_file():
+        return None
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as err:
+        raise ModelError(f"{path} is damaged: {err}. Save the model again, or take an earlier copy.") from None
+    if not isinstance(settings, dict):
+        raise ModelError(f"{path} holds a {type(settings).__name__}; it should hold keys and values.")
+    return settings
+
+
+def write_settings(folder: Path, name: str, settings: dict[str, Any]) -> None:
+    """The other side of ``read_settings``."""
+    write_json(folder / name, settings)
+
+
+def _make_saveable(model: GenerationMixin) -> None:
+    """transformers refuses to save sampling settings with sampling switched off, which hub models often have."""
+    generation = model.generation_config
+    if generation is None or generation.do_sample:
+        return
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
+
+
+def _swap(aside: Path, folder: Path) -> None:
+    if not folder.exists():
+        os.replace(aside, folder)
+        fsync(folder.parent)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
+    os.replace(folder, old)
+    try:
+        os.replace(aside, folder)
+    except OSError:
+        os.replace(old, folder)
+        raise
+    fsync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,247 @@
+"""Which way a model takes through ``rlhf.models.score``: found by comparing, not by a list of names.
+
+The truth is the family's own code: one unpadded row at a time, its own attention, its own logits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf.data.pack import Branch, Group, PackedBatch, pack
+from rlhf.errors import ModelError
+from rlhf.models.attention import PackedLayout, attention_layout, install_attention, native_attention
+from rlhf.models.score import (
+    ScorePath,
+    backbone_of,
+    base_model,
+    hidden_at,
+    padded_rows,
+    score,
+    takes_keywords,
+)
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest allowed difference between two paths, nats of a log-probability or a share of the hidden states' size: a few
+hundred roundings of the type."""
+NOISE_FACTOR = 3
+"""In half precision, the family's own padded and unpadded runs differ too: a path may be this many times as noisy."""
+CHECK_LOGITS = 1 << 28
+"""Logits of one row that the check may hold, 1 GB in float32; longer rows are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathChoice:
+    """Which path a model takes, and how far apart the paths were."""
+
+    path: ScorePath
+    max_difference: float
+    """Between the chosen path and the family's own forward: nats, or a share of the largest hidden value."""
+    reason: str
+
+
+def choose_path(model: PreTrainedModel | PeftModel, groups: Sequence[Group]) -> PathChoice:
+    """Install our attention, score a few rows every way, and keep the fastest path that agrees with the model's own.
+
+    Args:
+        model: A causal language model.
+        groups: A few rows of the real data; the longest are used, so that windows and chunks are met.
+
+    Returns:
+        The choice; a run logs it.
+
+    Raises:
+        ModelError: No path agrees, so no number this model gives could be trusted.
+    """
+    base = base_model(model)
+
+    def logprobs(path: ScorePath) -> Callable[[PackedBatch], Tensor]:
+        return lambda batch: score(model, batch, path=path).logprobs
+
+    tries: dict[ScorePath, Callable[[PackedBatch], Tensor]] = {
+        "packed": logprobs("packed"),
+        "padded": logprobs("padded"),
+        "logits": logprobs("logits"),
+    }
+    return _choose(base, groups, tries, truth=lambda batch: _separate_logprobs(base, batch), unit="nats")
+
+
+def choose_hidden_path(model: PreTrainedModel | PeftModel, groups: Sequence[Group]) -> PathChoice:
+    """The same for a model that is read at its hidden states: a reward or value model.
+
+    Differences are a share of the largest hidden value. The path is "packed" or "padded".
+    """
+    base = base_model(model)
+    backbone = backbone_of(base)
+
+    def hidden(path: ScorePath) -> Callable[[PackedBatch], Tensor]:
+        return lambda batch: hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
+
+    def in_units(run: Callable[[PackedBatch], Tensor]) -> Callable[[PackedBatch], Tensor]:
+        return lambda batch: run(batch) / size(batch)
+
+    def size(batch: PackedBatch) -> Tensor:
+        if "size" not in sizes:
+            sizes["size"] = hidden("padded")(batch).abs().max()
+        return sizes["size"]
+
+    sizes: dict[str, Tensor] = {}
+    tries = {path: in_units(hidden(path)) for path in ("packed", "padded")}
+    return _choose(
+        base,
+        groups,
+        tries,  # type: ignore[arg-type]
+        truth=in_units(lambda batch: _separate_hidden(backbone, batch)),
+        unit="of the hidden states' size",
+    )
+
+
+def groups_of(batch: PackedBatch, *, limit: int) -> list[Group]:
+    """The token ids of a batch's first ``limit`` groups, for a check that has no other rows."""
+    tokens, groups = batch.tokens.tolist(), []
+    for number in range(min(limit, batch.num_groups)):
+        members = (batch.group == number).nonzero().flatten().tolist()
+        first, size = int(batch.prefix_start[members[0]]), int(batch.prefix_len[members[0]])
+        spans = [(int(batch.start[s]), int(batch.length[s])) for s in members]
+        groups.append(Group(tokens[first : first + size], [Branch(tokens[a : a + n]) for a, n in spans]))
+    return groups
+
+
+def _choose(
+    base: PreTrainedModel,
+    groups: Sequence[Group],
+    tries: dict[ScorePath, Callable[[PackedBatch], Tensor]],
+    *,
+    truth: Callable[[PackedBatch], Tensor],
+    unit: str,
+) -> PathChoice:
+    parameter = next(p for p in base.parameters() if p.is_floating_point())
+    vocabulary = int(base.config.get_text_config().vocab_size)
+    longest = max(64, CHECK_LOGITS // vocabulary)
+    rows = sorted(groups, key=lambda group: -group.num_tokens)[:3]
+    batch = pack([_shortened(group, longest) for group in rows]).to(parameter.device)
+    installed = install_attention(base)
+    notes = []
+    with _evaluating(base), torch.no_grad(), torch.autocast(parameter.device.type, enabled=False):
+        with native_attention(base) if installed else nullcontext():
+            expected = truth(batch)
+            last_resort = list(tries)[-1]
+            noise = float((tries[last_resort](batch) - expected).abs().max())
+        tolerance = _tolerance(parameter.dtype, noise)
+        for path, run in tries.items():
+            if path == "packed" and (obstacle := _obstacle(base, batch, installed=installed)):
+                notes.append(f"packed: {obstacle}")
+                continue
+            if path == "logits" and installed:
+                base.set_attn_implementation("eager")
+            try:
+                difference = float((run(batch) - expected).abs().max())
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as err:
+                notes.append(f"{path}: {type(err).__name__}: {err}")
+                continue
+            if difference <= tolerance:
+                if notes:
+                    logger.warning("%s takes the %s path. %s.", type(base).__name__, path, "; ".join(notes))
+                return PathChoice(path, difference, "; ".join([*notes, f"{path}: within {difference:.1e} {unit}"]))
+            notes.append(f"{path}: differs by {difference:.1e} {unit}, more than {tolerance:.1e}")
+    raise ModelError(
+        f"{type(base).__name__} gives other numbers for padded rows than for single ones, so nothing it scores in a batch can "
+        f"be trusted ({'; '.join(notes)}). Use another model, or open an issue with its config."
+    )
+
+
+def _tolerance(dtype: torch.dtype, noise: float) -> float:
+    """A wrong mask must not pass as noise, so noise counts only in half precision and only up to a bound."""
+    allowed = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
+    if dtype in (torch.float16, torch.bfloat16):
+        return max(allowed, NOISE_FACTOR * min(noise, allowed))
+    return allowed
+
+
+def _shortened(group: Group, longest: int) -> Group:
+    """Two branches, and no row longer than the check's memory allows; every token of a branch is compared."""
+    branches = group.branches[:2]
+    prefix = group.prefix
+    if len(prefix) + max(len(branch.tokens) for branch in branches) > longest:
+        prefix = prefix[: longest // 2]
+    return Group(prefix, [Branch(branch.tokens[: longest - len(prefix)]) for branch in branches])
+
+
+def _separate_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """[M] from the family's own forward on one unpadded row at a time."""
+    parts = []
+    for sequence, ids in enumerate(_rows(batch)):
+        scored = batch.score_seq == sequence
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, batch.positions[batch.score_at[scored]]]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        parts.append(torch.log_softmax(logits, -1).gather(1, batch.score_token[scored, None]).squeeze(1))
+    return torch.cat(parts)
+
+
+def _separate_hidden(backbone: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """[M, H] likewise."""
+    parts = []
+    for sequence, ids in enumerate(_rows(batch)):
+        hidden = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        parts.append(hidden[batch.positions[batch.score_at[batch.score_seq == sequence]]])
+    return torch.cat(parts)
+
+
+def _rows(batch: PackedBatch) -> Iterator[Tensor]:
+    ids, mask = padded_rows(batch)
+    for row, count in zip(ids, mask.sum(1).tolist(), strict=True):
+        yield row[:count]
+
+
+def _obstacle(base: PreTrainedModel, batch: PackedBatch, *, installed: bool) -> str | None:
+    if not installed:
+        return "the family has its own attention code"
+    recomputes = any(getattr(module, "gradient_checkpointing", False) for module in base.modules())
+    if recomputes and not _layout_reaches_layers(base, batch):
+        return "the family does not pass keywords on, which gradient checkpointing needs"
+    return None
+
+
+class _NoLayout:
+    """Stands in for the context variable; a layer that reaches for it did not get the keyword."""
+
+    def attend(self, *args: object) -> Tensor:
+        raise _KeywordLostError
+
+
+class _KeywordLostError(Exception):
+    pass
+
+
+def _layout_reaches_layers(model: PreTrainedModel, batch: PackedBatch) -> bool:
+    backbone = backbone_of(model)
+    if not takes_keywords(type(backbone)):
+        return False
+    try:
+        with attention_layout(_NoLayout()):
+            backbone(
+                input_ids=batch.tokens[None], position_ids=batch.positions[None],
+                use_cache=False, rlhf_layout=PackedLayout.of(batch),
+            )  # fmt: skip
+    except _KeywordLostError:
+        return False
+    return True
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,357 @@
+"""Reward models: one number for a whole completion, read at its last token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from peft import PeftModel, TaskType
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf.config.model import LoRAConfig, ModelConfig
+from rlhf.data.pack import Group, PackedBatch
+from rlhf.errors import ModelError
+from rlhf.files import write_text
+from rlhf.models.card import model_card
+from rlhf.models.folders import module_fingerprint, read_settings, save_weights, write_folder_aside, write_settings
+from rlhf.models.load import (
+    adapt,
+    adapter_base,
+    attach_adapter,
+    forget_source,
+    is_adapter,
+    load_base,
+    load_tokenizer,
+    load_weights,
+    model_source,
+    plain_errors,
+    source_name,
+)
+from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
+from rlhf.models.policy import PolicyModel, merged
+from rlhf.models.scalar import (
+    HeadKind,
+    HeadSettings,
+    build_scalar_model,
+    head_outputs,
+    num_outputs,
+    read_head,
+    scalar_backbone,
+    scalar_class,
+)
+from rlhf.models.score import ScorePath, backbone_of, base_model, hidden_at
+from rlhf.seeds import derive_seed
+
+SETTINGS_FILE = "rlhf_reward.json"
+
+
+class RewardModel(nn.Module):
+    """One or several backbones, each with one or several heads; K scores in all, averaged.
+
+    Axes as in ``rlhf.data.pack``, and [K] scores: members times heads.
+    """
+
+    mean: Tensor
+    """[K] subtracted from each raw score."""
+    std: Tensor
+    """[K] then divided by."""
+
+    def __init__(
+        self,
+        members: Sequence[PreTrainedModel | PeftModel],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        head_dropout: float = 0.0,
+        choice: PathChoice | None = None,
+    ) -> None:
+        """Wrap models as ``build_scalar_model`` makes them; ``from_policy`` and ``from_pretrained`` are the usual ways.
+
+        Args:
+            members: At least one, all of one architecture.
+            tokenizer: Shared by all.
+            head_dropout: Dropout before a linear head, in training.
+            choice: The path they take, where that is known; else the first batch decides.
+        """
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.tokenizer = tokenizer
+        self.head_dropout = head_dropout
+        self.choice = choice
+        total = sum(num_outputs(member) for member in members)
+        self.register_buffer("mean", torch.zeros(total))
+        self.register_buffer("std", torch.ones(total))
+
+    @classmethod
+    def from_policy(
+        cls,
+        source: PolicyModel | ModelConfig | str,
+        *,
+        head: HeadKind = "linear",
+        head_dropout: float = 0.0,
+        num_models: int = 1,
+        num_heads: int = 1,
+        lora: LoRAConfig | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Copies of a language model's backbone with fresh heads.
+
+        Args:
+            source: A policy in memory (which stays as it is), or where to load one.
+            head: "linear", or "mlp" for a hidden GELU layer.
+            head_dropout: Dropout before the head, and inside an mlp.
+            num_models: Ensemble by seed: so many backbones, each with its own head.
+            num_heads: Ensemble by head: so many heads on each backbone.
+            lora: Train adapters and the head; for a source that is loaded, its config's ``lora`` counts too.
+            seed: Seeds heads and adapters; member i draws from its own.
+        """
+        settings = HeadSettings(kind=head, num_outputs=num_heads, dropout=head_dropout if head == "mlp" else 0.0)
+        if isinstance(source, PolicyModel):
+            config, tokenizer = ModelConfig.of({"path": "in memory"}), source.tokenizer
+        else:
+            config = ModelConfig.of({"path": source}) if isinstance(source, str) else source
+            tokenizer = load_tokenizer(config)
+        config = config.updated(lora=lora) if lora is not None else config
+        members = []
+        for number in range(num_models):
+            own = derive_seed(seed, "reward", number)
+            if isinstance(source, PolicyModel):
+                backbone = copied_backbone(source.model)
+            else:
+                loaded = load_base(config, tokenizer, seed=seed)
+                backbone = backbone_of(merged(loaded) if isinstance(loaded, PeftModel) else loaded)
+            model = build_scalar_model(backbone, settings, seed=own)
+            members.append(adapt(model, config, task=TaskType.SEQ_CLS, seed=own).eval())
+        return cls(members, tokenizer, head_dropout=head_dropout).eval()
+
+    @classmethod
+    def from_pretrained(cls, config: ModelConfig | str, *, seed: int = 0) -> Self:
+        """Load what ``save_pretrained`` wrote, or any transformers or peft sequence-classification model with one output.
+
+        Args:
+            config: A folder or hub name, or more about how to load it.
+            seed: Seeds a new adapter, where ``config.lora`` asks for one.
+
+        Raises:
+            ModelError: It can't be loaded, or is no reward model.
+        """
+        config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
+        if config.path is None:
+            raise ModelError(
+                "A reward model is loaded from a folder or the hub; to start one use RewardModel.from_policy."
+            )
+        source = model_source(config.path)
+        settings = read_settings(Path(source), SETTINGS_FILE) or {}
+        count = settings.get("num_models", 1)
+        folders = [str(Path(source) / f"member-{number}") for number in range(count)] if count > 1 else [source]
+        head = HeadSettings(**settings["head"]) if "head" in settings else None
+        members = [
+            _load_member(f, config, head, seed=derive_seed(seed, "reward", i)).eval() for i, f in enumerate(folders)
+        ]
+        model = cls(members, load_tokenizer(config), head_dropout=settings.get("head_dropout", 0.0))
+        if "mean" in settings:
+            model.set_normalization(torch.tensor(settings["mean"]), torch.tensor(settings["std"]))
+        return model.eval()
+
+    @property
+    def path(self) -> ScorePath | None:
+        """How batches are scored; None before the first one."""
+        return self.choice.path if self.choice else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.mean.device
+
+    @property
+    def num_scores(self) -> int:
+        """K."""
+        return self.mean.numel()
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights of all members."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def choose_path(self, groups: Sequence[Group]) -> PathChoice:
+        """Compare the paths on a few rows of the real data and keep the right one."""
+        choices = [choose_hidden_path(member, groups) for member in self.members]  # type: ignore[arg-type]
+        self.choice = max(choices, key=lambda choice: (choice.path != "packed", choice.max_difference))
+        return self.choice
+
+    def raw_scores(self, batch: PackedBatch) -> Tensor:
+        """[K, S] as the heads give them: what the training loss is made of. Differentiable."""
+        batch = batch.to(self.device)
+        choice = self.choice or self.choose_path(groups_of(batch, limit=3))
+        # The last token's own row, known from the layout: where a padding token equals EOS, looking for the last token that
+        # is no padding would read the row before it.
+        sequences = torch.arange(batch.num_sequences, device=batch.tokens.device)
+        parts = []
+        for member in self.members:
+            hidden = hidden_at(scalar_backbone(member), batch, batch.last, sequences, path=choice.path)  # type: ignore[arg-type]
+            parts.append(head_outputs(member, hidden, dropout=self.head_dropout).T)  # type: ignore[arg-type]
+        return torch.cat(parts)
+
+    forward = raw_scores  # wrappers such as DDP and FSDP only see calls of the module itself
+
+    def member_scores(self, batch: PackedBatch) -> Tensor:
+        """[K, S] normalised; their spread over K says how much the members disagree."""
+        return (self.raw_scores(batch) - self.mean[:, None]) / self.std[:, None]
+
+    def scores(self, batch: PackedBatch) -> Tensor:
+        """[S] the mean of the normalised scores. Differentiable; call it under ``torch.no_grad`` to judge."""
+        return self.member_scores(batch).mean(0)
+
+    def scores_and_spread(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """[S] means and [S] standard deviations over the K scores, 0 where K is 1."""
+        each = self.member_scores(batch)
+        return each.mean(0), each.std(0, correction=0)
+
+    def member(self, number: int) -> RewardModel:
+        """One member by itself, sharing its weights: ensembles are trained one member at a time."""
+        single = RewardModel(
+            [self.members[number]],  # type: ignore[list-item]
+            self.tokenizer,
+            head_dropout=self.head_dropout,
+            choice=self.choice,
+        )
+        before = sum(num_outputs(other) for other in self.members[:number])  # type: ignore[arg-type]
+        own = slice(before, before + single.num_scores)
+        single.set_normalization(self.mean[own], self.std[own])
+        return single.train(self.training)
+
+    def set_normalization(self, mean: Tensor, std: Tensor) -> None:
+        """Shift and scale: score = (raw - mean) / std.
+
+        Args:
+            mean: [K].
+            std: [K], all positive.
+        """
+        if mean.shape != self.mean.shape or std.shape != self.std.shape:
+            raise ModelError(
+                f"Normalisation has {tuple(mean.shape)} means and {tuple(std.shape)} deviations for {self.num_scores} scores."
+            )
+        if not bool((torch.isfinite(mean) & torch.isfinite(std) & (std > 0)).all()):
+            raise ModelError(
+                f"Scores can't be normalised by means {mean.tolist()} and deviations {std.tolist()}: a reward model that gives every "
+                f"completion the same score has learned nothing."
+            )
+        self.mean.copy_(mean)
+        self.std.copy_(std)
+
+    def fit_normalization(self, raw_scores: Tensor) -> None:
+        """Make each score, and their mean over K, have mean 0 and deviation 1 over the given completions.
+
+        Args:
+            raw_scores: [K, R] as ``raw_scores`` gives them, over many completions.
+        """
+        raw = raw_scores.detach().double()
+        mean, std = raw.mean(1), raw.std(1, correction=0)
+        # Members that disagree partly cancel: without this their mean would have a deviation below 1.
+        together = (
+            ((raw - mean[:, None]) / std[:, None]).mean(0).std(correction=0)
+            if bool((std > 0).all())
+            else std.new_ones(())
+        )
+        self.set_normalization(mean.to(self.mean), (std * together).to(self.std))
+
+    def fingerprint(self) -> str:
+        """Hex sha256 of all weights."""
+        return module_fingerprint(self)
+
+    def save_pretrained(self, folder: Path | str, *, card: Mapping[str, Any] | None = None) -> Path:
+        """Write a folder that ``from_pretrained`` gives back bit for bit.
+
+        One member: a transformers sequence-classification folder (or a peft one) with our JSON beside it. Several: one such
+        folder each, ``member-0`` and so on.
+
+        Args:
+            folder: Written aside and renamed; what was there is replaced.
+            card: Facts for the model card, see ``model_card``.
+        """
+        folder = Path(folder)
+        first = self.members[0]
+        head = read_head(base_model(first).config)  # type: ignore[arg-type]
+        settings = {
+            "num_models": len(self.members),
+            "head": {"kind": head.kind, "num_outputs": head.num_outputs, "bias": head.bias, "dropout": head.dropout},
+            "head_dropout": self.head_dropout,
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+        }
+        with write_folder_aside(folder) as aside:
+            for number, member in enumerate(self.members):
+                target = aside / f"member-{number}" if len(self.members) > 1 else aside
+                save_weights(saveable(member), target)  # type: ignore[arg-type]
+                self.tokenizer.save_pretrained(target)
+            if len(self.members) > 1:
+                self.tokenizer.save_pretrained(aside)
+            write_settings(aside, SETTINGS_FILE, settings)
+            write_text(aside / "README.md", model_card({**self._facts(head), **(card or {})}))
+        return folder
+
+    def _facts(self, head: HeadSettings) -> dict[str, Any]:
+        first: Any = self.members[0]
+        adapter = isinstance(saveable(first), PeftModel)
+        notes = []
+        if not head.is_plain:
+            notes.append(
+                "The head is not transformers' own: load this folder with rlhf.models.RewardModel, not with transformers."
+            )
+        if len(self.members) > 1:
+            notes.append(f"An ensemble of {len(self.members)}; each `member-*` folder is a model by itself.")
+        if self.num_scores > 1:
+            notes.append("The score is the mean over members and heads of (raw score - mean) / std.")
+        if bool((self.mean != 0).any()) or bool((self.std != 1).any()):
+            notes.append(
+                f"Scores here are (raw - mean) / std with mean {self.mean.tolist()} and std {self.std.tolist()}, from {SETTINGS_FILE}; "
+                f"transformers and other tools give the raw score."
+            )
+        if self.tokenizer.pad_token_id in (None, self.tokenizer.eos_token_id):
+            notes.append(
+                "The tokenizer has no padding token of its own. transformers reads the score at the last token that is not padding: "
+                "give it one row at a time, or a padding token that never occurs in a text."
+            )
+        kind = {} if len(self.members) > 1 or not head.is_plain else {"kind": "reward adapter" if adapter else "reward"}
+        return {**kind, "base_model": source_name(base_model(first)), "notes": notes, "tags": ["reward-model"]}
+
+
+def copied_backbone(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The backbone of a model in memory, adapters merged in; the original stays as it is."""
+    if isinstance(model, PeftModel):
+        backbone = backbone_of(merged(model))
+    else:
+        backbone = copy.deepcopy(backbone_of(model))
+    forget_source(backbone)
+    for parameter in backbone.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return backbone
+
+
+def saveable(member: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftModel:
+    if isinstance(member, PeftModel) and not base_model(member).name_or_path:
+        return merged(member)
+    return member
+
+
+def _load_member(
+    source: str, config: ModelConfig, head: HeadSettings | None, *, seed: int
+) -> PreTrainedModel | PeftModel:
+    if is_adapter(source):
+        base_config = config.updated(path=adapter_base(source), lora=None, revision=None)
+        backbone = load_weights(AutoModel, str(base_config.path), base_config)
+        model = build_scalar_model(backbone, head or HeadSettings(), seed=seed)
+        return adapt(attach_adapter(model, source, config), config, task=TaskType.SEQ_CLS, seed=seed)
+    with plain_errors(f"the reward model {source!r}"):
+        settings = AutoConfig.from_pretrained(
+            source, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    if head is None and settings.num_labels != 1:
+        raise ModelError(
+            f"{source!r} is no reward model: it has {settings.num_labels} outputs, and a reward model has one."
+        )
+    model = load_weights(scalar_class(settings), source, config, config=settings)
+    return adapt(model, config, task=TaskType.SEQ_CLS, seed=seed)

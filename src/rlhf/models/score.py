@@ -1,0 +1,237 @@
+"""From a packed batch to numbers per scored token: the one place where a model meets a batch.
+
+Three paths give the same results, from fast to general:
+
+    packed   one row of distinct tokens through ``rlhf.models.attention``; the default
+    padded   one row per sequence through the model's backbone: families whose attention can't be replaced, or that mix
+             neighbours (state-space, linear attention)
+    logits   the family's own forward, logits and all: where even the output projection is unusual
+
+``rlhf.models.paths`` compares them on a few rows at the start of every run and names the one that is right.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from peft import PeftModel
+from peft.utils.other import ModulesToSaveWrapper
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from rlhf.data.pack import PackedBatch
+from rlhf.errors import ModelError
+from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
+from rlhf.models.logprobs import FORWARD_TILE, LogitTransform, token_logprobs
+
+ScorePath = Literal["packed", "padded", "logits"]
+PATHS: tuple[ScorePath, ...] = ("packed", "padded", "logits")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What a model says about the scored tokens of a batch; float32, or float64 for a float64 model."""
+
+    logprobs: Tensor
+    """[M] nats, at the temperature asked for."""
+    entropy: Tensor | None = None
+    """[M] nats, exact over the vocabulary."""
+    hidden: Tensor | None = None
+    """[M, H] hidden states that predict the scored tokens, for a value head on a shared backbone."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """The last projection of a causal language model."""
+
+    module: nn.Module
+    transform: LogitTransform
+
+    def logprobs(
+        self, hidden: Tensor, token: Tensor, *, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``token_logprobs``; a projection that carries an adapter runs as a module, in checkpointed tiles."""
+        if type(self.module) is nn.Linear:
+            return token_logprobs(
+                hidden, self.module.weight, self.module.bias, token,
+                temperature=temperature, transform=self.transform, with_entropy=with_entropy,
+            )  # fmt: skip
+        vocabulary = int(self.module.weight.shape[0])  # type: ignore[arg-type, union-attr, index]
+        tile = max(1, FORWARD_TILE // vocabulary)
+
+        def one_tile(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.module(h)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            return _logprobs_of_logits(self.transform(logits.clone(), temperature), t)
+
+        parts = [
+            checkpoint(one_tile, h, t, use_reentrant=False)
+            for h, t in zip(hidden.split(tile), token.split(tile), strict=True)
+        ]
+        logprobs = torch.cat([part[0] for part in parts])
+        return logprobs, torch.cat([part[1] for part in parts]) if with_entropy else None
+
+
+def score(
+    model: PreTrainedModel | PeftModel,
+    batch: PackedBatch,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    with_hidden: bool = False,
+    path: ScorePath = "packed",
+) -> TokenScores:
+    """Log-probability of every scored token under a causal language model.
+
+    Args:
+        model: A transformers causal language model, plain or with LoRA.
+        batch: On the model's device.
+        temperature: Divides the logits.
+        with_entropy: Also the exact entropy of each distribution.
+        with_hidden: Also the hidden states.
+        path: See the top of this file; a result of ``choose_path``.
+
+    Returns:
+        Scores [M], differentiable in the model's parameters.
+    """
+    if temperature <= 0:
+        raise ModelError(f"The temperature is {temperature}; scoring needs a number above 0.")
+    base = base_model(model)
+    if path == "logits":
+        logits = _padded_logits(base, batch)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logprobs, entropy = _logprobs_of_logits(logits / temperature, batch.score_token)
+        return TokenScores(logprobs, entropy if with_entropy else None)
+    backbone, head = split_head(base)
+    hidden = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
+    logprobs, entropy = head.logprobs(hidden, batch.score_token, temperature=temperature, with_entropy=with_entropy)
+    return TokenScores(logprobs, entropy, hidden if with_hidden else None)
+
+
+def hidden_at(
+    backbone: PreTrainedModel, batch: PackedBatch, rows: Tensor, sequences: Tensor, *, path: ScorePath = "packed"
+) -> Tensor:
+    """Last hidden states of chosen rows.
+
+    Args:
+        backbone: A transformers model without head.
+        batch: The packed batch.
+        rows: int64 [R] rows of ``batch.tokens``.
+        sequences: int64 [R] a sequence each row belongs to.
+        path: "packed" or "padded"; "logits" takes the padded one, as a backbone has no logits.
+
+    Returns:
+        [R, H].
+    """
+    if path == "packed":
+        return _packed_hidden(backbone, batch)[rows]
+    ids, mask = padded_rows(batch)
+    out = backbone(input_ids=ids, attention_mask=mask, use_cache=False)
+    hidden: Tensor = out.last_hidden_state[sequences, batch.positions[rows]]
+    return hidden
+
+
+def base_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The transformers model inside an adapter wrapper; LoRA lives in its layers, so calling it uses the adapter."""
+    if isinstance(model, PeftModel):
+        inner: PreTrainedModel = model.get_base_model()
+        return inner
+    return model
+
+
+def split_head(model: PreTrainedModel) -> tuple[PreTrainedModel, OutputHead]:
+    """Backbone and output projection of a causal language model.
+
+    Raises:
+        ModelError: The model has no output embedding: it is not a causal language model.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ModelError(
+            f"{type(model).__name__} has no language-model head; load it with a causal language model class instead."
+        )
+    return backbone_of(model), OutputHead(active_module(head), _logit_transform(model))
+
+
+def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model with a head that gives hidden states.
+
+    Raises:
+        ModelError: It is under no name that transformers knows.
+    """
+    for name in (model.base_model_prefix, "model"):  # Llama 4's prefix is that of its multimodal parent
+        backbone = getattr(model, name, None) if name else None
+        if isinstance(backbone, PreTrainedModel):
+            return backbone
+    raise ModelError(f"{type(model).__name__} has no part called {model.base_model_prefix!r} that gives hidden states.")
+
+
+def active_module(module: nn.Module) -> nn.Module:
+    """The module that computes: peft keeps a frozen original beside the copy that an adapter trains."""
+    if isinstance(module, ModulesToSaveWrapper):
+        if module.disable_adapters:
+            original: nn.Module = module.original_module
+            return original
+        return module.modules_to_save[module.active_adapter]
+    return module
+
+
+def padded_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """The same sequences as right-padded rows: ids [S, L] and mask [S, L], int64."""
+    total = batch.prefix_len + batch.length
+    column = torch.arange(int(total.max()), device=batch.tokens.device)[None]
+    in_prefix = column < batch.prefix_len[:, None]
+    rows = torch.where(
+        in_prefix, batch.prefix_start[:, None] + column, (batch.start - batch.prefix_len)[:, None] + column
+    )
+    mask = column < total[:, None]
+    ids = batch.tokens[torch.where(mask, rows, batch.prefix_start[:, None]).long()]
+    return ids, mask.long()
+
+
+def _packed_hidden(backbone: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """[N, H] of the packed row."""
+    if backbone.config._attn_implementation != IMPLEMENTATION and not install_attention(backbone):
+        # The family's own attention would ignore the layout and let sequences see each other.
+        raise ModelError(f"{type(backbone).__name__} has its own attention code; use the padded path.")
+    layout = PackedLayout.of(batch)
+    extra = {"rlhf_layout": layout} if takes_keywords(type(backbone)) else {}
+    with attention_layout(layout):
+        out = backbone(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, **extra)
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden
+
+
+def _padded_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """[M, V] from the family's own forward."""
+    ids, mask = padded_rows(batch)
+    logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    return logits[batch.score_seq, batch.positions[batch.score_at]]
+
+
+def _logprobs_of_logits(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(1, token[:, None]).squeeze(1), entropy
+
+
+def _logit_transform(model: PreTrainedModel) -> LogitTransform:
+    """Known scalings; an unknown one fails the check at start and takes the logits path."""
+    config = model.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return LogitTransform(scale=scale, softcap=getattr(config, "final_logit_softcapping", None))
+
+
+_KEYWORDS: dict[type, bool] = {}
+
+
+def takes_keywords(kind: type[nn.Module]) -> bool:
+    """Whether a module's forward passes extra keywords on, as far as its signature says."""
+    if kind not in _KEYWORDS:
+        parameters = inspect.signature(kind.forward).parameters.values()
+        _KEYWORDS[kind] = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return _KEYWORDS[kind]

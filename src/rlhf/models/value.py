@@ -1,0 +1,242 @@
+"""Value models: the return to expect from each state, one number for each scored token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from peft import PeftModel, TaskType
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from rlhf.config.model import LoRAConfig, ModelConfig
+from rlhf.data.pack import Group, PackedBatch
+from rlhf.errors import ModelError
+from rlhf.files import write_text
+from rlhf.models.card import model_card
+from rlhf.models.folders import module_fingerprint, read_settings, save_weights, write_folder_aside, write_settings
+from rlhf.models.load import adapt, adapter_base, attach_adapter, is_adapter, load_weights, model_source, seeded
+from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reward import RewardModel, copied_backbone, saveable
+from rlhf.models.scalar import HeadSettings, ScalarHead, build_scalar_model, head_outputs, scalar_backbone, scalar_class
+from rlhf.models.score import ScorePath, active_module, backbone_of, base_model, hidden_at
+
+SETTINGS_FILE = "rlhf_value.json"
+HEAD_FILE = "value_head.safetensors"
+HEAD = HeadSettings(kind="linear", bias=True)
+HeadInit = Literal["zero", "random", "reward"]
+
+
+class ValueModel(nn.Module):
+    """A critic with its own backbone, or only a head on the policy's hidden states.
+
+    The value of a scored token belongs to the state *before* it: it is read where the token is predicted, so it can't know which
+    token was sampled.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel | None,
+        head: ScalarHead | None = None,
+        *,
+        choice: PathChoice | None = None,
+    ) -> None:
+        """Use ``from_policy``, ``from_reward``, ``shared`` or ``from_pretrained``.
+
+        Args:
+            model: Backbone with a head of the form HEAD, or None for a shared backbone.
+            head: The head alone, for a shared backbone.
+            choice: The path it takes, where that is known; else the first batch decides.
+        """
+        super().__init__()
+        assert (model is None) != (head is None)
+        self.model = model
+        self.head = head
+        self.choice = choice
+
+    @classmethod
+    def from_policy(
+        cls,
+        policy: PolicyModel,
+        *,
+        head: Literal["zero", "random"] = "zero",
+        lora: LoRAConfig | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """A critic with a copy of the policy's backbone.
+
+        Args:
+            policy: Stays as it is.
+            head: "zero" begins with value 0 everywhere, so that the first advantages are the rewards.
+            lora: Train an adapter and the head.
+            seed: Seeds head and adapter.
+        """
+        return cls._build(copied_backbone(policy.model), head, lora, seed)
+
+    @classmethod
+    def from_reward(
+        cls,
+        reward: RewardModel,
+        *,
+        member: int = 0,
+        head: HeadInit = "zero",
+        lora: LoRAConfig | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """A critic with a copy of a reward model's backbone (Ouyang et al. 2022, appendix C.4, arXiv:2203.02155).
+
+        Args:
+            reward: Stays as it is.
+            member: Which one of an ensemble.
+            head: "reward" also takes over a linear head with its normalisation: values begin as the scores of unfinished texts.
+            lora: Train an adapter and the head.
+            seed: Seeds head and adapter.
+        """
+        source: Any = reward.members[member]
+        backbone = copied_backbone(source)
+        if head != "reward":
+            return cls._build(backbone, head, lora, seed)
+        single = reward.member(member)
+        matrix = active_module(base_model(source).score)  # type: ignore[arg-type]
+        if type(matrix) is not nn.Linear or single.num_scores != 1:
+            raise ModelError("Only a single linear reward head can become a value head; use head='zero' or 'random'.")
+        value = cls._build(backbone, "zero", None, seed)
+        with torch.no_grad():
+            out = value._head.out
+            out.weight.copy_(matrix.weight / single.std[0])
+            out.bias.copy_(-single.mean / single.std)
+        value.model = adapt(value.model, _lora_config(lora), task=TaskType.SEQ_CLS, seed=seed)  # type: ignore[arg-type]
+        return value
+
+    @classmethod
+    def shared(cls, policy: PolicyModel, *, head: Literal["zero", "random"] = "zero", seed: int = 0) -> Self:
+        """A head on the policy's hidden states: no second backbone, and one forward pass for both."""
+        backbone = backbone_of(base_model(policy.model))
+        width = int(backbone.config.get_text_config().hidden_size)
+        with seeded(seed, "value head"):
+            module = ScalarHead(width, HEAD)
+        _set_head(module, head)
+        return cls(None, module.to(policy.device)).eval()
+
+    @classmethod
+    def from_pretrained(cls, config: ModelConfig | str) -> Self:
+        """Load what ``save_pretrained`` wrote."""
+        config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
+        source = model_source(config.path or "")
+        settings = read_settings(Path(source), SETTINGS_FILE)
+        if settings is None:
+            raise ModelError(
+                f"{source} is no value model: it has no {SETTINGS_FILE}. Start one with ValueModel.from_policy."
+            )
+        if settings["shared"]:
+            head = ScalarHead(settings["hidden_size"], HEAD)
+            head.load_state_dict(load_file(Path(source) / HEAD_FILE))
+            return cls(None, head).eval()
+        model: PreTrainedModel | PeftModel
+        if is_adapter(source):
+            base_config = config.updated(path=adapter_base(source), lora=None)
+            backbone = load_weights(AutoModel, str(base_config.path), base_config)
+            model = attach_adapter(build_scalar_model(backbone, HEAD, seed=0), source, config)
+        else:
+            own = AutoConfig.from_pretrained(source)
+            model = load_weights(scalar_class(own), source, config, config=own)
+        return cls(adapt(model, config, task=TaskType.SEQ_CLS, seed=0)).eval()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is only a head on the policy's hidden states."""
+        return self.model is None
+
+    @property
+    def path(self) -> ScorePath | None:
+        """How batches are scored; None before the first one, and for a shared backbone."""
+        return self.choice.path if self.choice else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def choose_path(self, groups: Sequence[Group]) -> PathChoice:
+        """Compare the paths on a few rows of the real data and keep the right one."""
+        if self.model is None:
+            raise ModelError("A value head on the policy's backbone has no path of its own; ask the policy.")
+        self.choice = choose_hidden_path(self.model, groups)
+        return self.choice
+
+    def values(self, batch: PackedBatch, hidden: Tensor | None = None) -> Tensor:
+        """Expected return before each scored token, [M], float32 at least; differentiable.
+
+        Args:
+            batch: The packed batch.
+            hidden: [M, H] the policy's ``TokenScores.hidden``; for a shared backbone only.
+        """
+        if self.model is None:
+            if hidden is None:
+                raise ModelError(
+                    "A value head on the policy's backbone needs its hidden states: score(batch, with_hidden=True)."
+                )
+            assert self.head is not None
+            with torch.autocast(hidden.device.type, enabled=False):
+                values: Tensor = self.head(hidden.to(torch.promote_types(hidden.dtype, torch.float32))).squeeze(1)
+            return values
+        batch = batch.to(self.device)
+        choice = self.choice or self.choose_path(groups_of(batch, limit=3))
+        own = hidden_at(scalar_backbone(self.model), batch, batch.score_at, batch.score_seq, path=choice.path)
+        return head_outputs(self.model, own).squeeze(1)
+
+    forward = values  # wrappers such as DDP and FSDP only see calls of the module itself
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """By name: everything, or adapter and head."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def fingerprint(self) -> str:
+        """Hex sha256 of all weights."""
+        return module_fingerprint(self)
+
+    def save_pretrained(self, folder: Path | str, *, card: Mapping[str, Any] | None = None) -> Path:
+        """Write a folder that ``from_pretrained`` gives back; aside and renamed."""
+        folder = Path(folder)
+        facts = {
+            "summary": "A value model: it gives the expected return before each token. Load it with rlhf.models.ValueModel.",
+            "tags": ["value-model"],
+            **(card or {}),
+        }
+        with write_folder_aside(folder) as aside:
+            if self.model is None:
+                assert self.head is not None
+                save_file({n: v.detach().contiguous() for n, v in self.head.state_dict().items()}, aside / HEAD_FILE)
+            else:
+                save_weights(saveable(self.model), aside)
+            write_settings(aside, SETTINGS_FILE, {"shared": self.is_shared, "hidden_size": self._head.out.in_features})
+            write_text(aside / "README.md", model_card(facts))
+        return folder
+
+    @property
+    def _head(self) -> ScalarHead:
+        head = self.head if self.model is None else active_module(base_model(self.model).score)  # type: ignore[arg-type]
+        assert isinstance(head, ScalarHead)
+        return head
+
+    @classmethod
+    def _build(
+        cls, backbone: PreTrainedModel, head: Literal["zero", "random"], lora: LoRAConfig | None, seed: int
+    ) -> Self:
+        model = build_scalar_model(backbone, HEAD, seed=seed)
+        _set_head(model.score, head)  # type: ignore[arg-type]
+        return cls(adapt(model, _lora_config(lora), task=TaskType.SEQ_CLS, seed=seed)).eval()
+
+
+def _lora_config(lora: LoRAConfig | None) -> ModelConfig:
+    return ModelConfig.of({"path": "in memory", "lora": lora})
+
+
+def _set_head(head: ScalarHead, init: Literal["zero", "random"]) -> None:
+    if init == "zero":
+        with torch.no_grad():
+            head.out.weight.zero_()

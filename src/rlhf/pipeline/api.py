@@ -1,0 +1,203 @@
+"""The few-line face of the pipeline.
+
+    from rlhf import RLHFConfig, RLHFTrainer
+    trainer = RLHFTrainer(RLHFConfig(model_name="my-model", sft_dataset="sft.jsonl", reward_dataset="pairs.jsonl", output_dir="runs/mine"))
+    trainer.train_sft(); trainer.train_reward_model(); trainer.train_ppo()
+
+Every call runs one more stage of an ordinary recipe, so the run folder, resume and report are the same as with ``rlhf run``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from rich.console import Console
+
+from rlhf.config.base import Config
+from rlhf.config.recipe import RecipeConfig
+from rlhf.errors import ConfigError
+from rlhf.pipeline.artifacts import Artifact
+from rlhf.pipeline.run import Pipeline
+
+
+class RLHFConfig(Config):
+    """What most runs need to say; everything else keeps the defaults of its stage."""
+
+    model_name: str
+    """Model folder or hub name; `embedded` is the tiny one in this package."""
+    output_dir: str = "runs/rlhf"
+    """The run folder."""
+    sft_dataset: str | None = None
+    """Demonstrations, for `train_sft`."""
+    reward_dataset: str | None = None
+    """Preference pairs, for `train_reward_model` and `train_dpo`."""
+    prompt_dataset: str | None = None
+    """Prompts for `train_ppo` and `evaluate`; those of `reward_dataset` by default."""
+    learning_rate: float = Field(1.41e-5, gt=0)
+    """Of the policy in PPO and DPO."""
+    sft_learning_rate: float = Field(2e-5, gt=0)
+    """Of SFT."""
+    reward_learning_rate: float = Field(1e-5, gt=0)
+    """Of the reward model."""
+    sft_epochs: float = Field(3, gt=0)
+    """Passes over the demonstrations."""
+    ppo_epochs: int = Field(4, ge=1)
+    """Passes over each rollout."""
+    ppo_rollouts: int = Field(100, ge=1)
+    """How many times the policy is asked."""
+    batch_size: int = Field(64, ge=1)
+    """Prompts in each rollout."""
+    mini_batch_size: int = Field(8, ge=1)
+    """Completions in an optimiser step of PPO."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Longest completion in tokens."""
+    max_length: int = Field(1024, ge=2)
+    """Longest row in tokens; longer ones are dropped and counted."""
+    kl_coef: float = Field(0.1, ge=0)
+    """Weight of the KL penalty."""
+    beta: float = Field(0.1, gt=0)
+    """DPO's pull towards the reference."""
+    eval_frac: float = Field(0.1, ge=0, lt=1)
+    """Share of the pairs held out to measure the reward model."""
+    seed: int = Field(0, ge=0)
+    """Seeds everything."""
+
+
+class RLHFTrainer:
+    """Runs the stages of one run folder, one call each.
+
+    Args:
+        config: What to train on what.
+        quiet: Print nothing.
+    """
+
+    def __init__(self, config: RLHFConfig, *, quiet: bool = False) -> None:
+        self.config = config
+        self.console = None if quiet else Console()
+        self.stages: dict[str, dict[str, Any]] = {}
+
+    def train_sft(self, **settings: Any) -> Artifact:
+        """Fine-tune on ``sft_dataset``; ``settings`` are keys of the stage (`rlhf config schema sft`)."""
+        config = self.config
+        return self._run(
+            "sft",
+            {
+                "kind": "sft",
+                "model": config.model_name,
+                "data": self._needed("sft_dataset", "train_sft"),
+                "learning_rate": config.sft_learning_rate,
+                "epochs": config.sft_epochs,
+                "max_length": config.max_length,
+                "truncation": "drop",
+                **settings,
+            },
+        )
+
+    def train_reward_model(self, **settings: Any) -> Artifact:
+        """Train a reward model on ``reward_dataset``, from the fine-tuned model where there is one."""
+        config = self.config
+        return self._run(
+            "reward",
+            {
+                "kind": "reward",
+                "model": self._start(),
+                "data": self._needed("reward_dataset", "train_reward_model"),
+                "eval_frac": config.eval_frac,
+                "learning_rate": config.reward_learning_rate,
+                "max_length": config.max_length,
+                **settings,
+            },
+        )
+
+    def train_ppo(self, **settings: Any) -> Artifact:
+        """PPO against the reward model of ``train_reward_model``."""
+        config = self.config
+        if "reward" not in self.stages and "reward" not in settings:
+            raise ConfigError("train_ppo needs a reward: call train_reward_model first, or give reward=... .")
+        return self._run(
+            "ppo",
+            {
+                "kind": "ppo",
+                "model": self._start(),
+                "prompts": self._prompts("train_ppo"),
+                "reward": "stage:reward",
+                "learning_rate": config.learning_rate,
+                "rollouts": config.ppo_rollouts,
+                "epochs_per_rollout": config.ppo_epochs,
+                "prompts_per_rollout": config.batch_size,
+                "sequences_per_step": config.mini_batch_size,
+                "sampling": {"max_new_tokens": config.max_new_tokens},
+                "kl": {"coef": config.kl_coef},
+                "value_init": "reward" if "reward" in self.stages else "policy",
+                **settings,
+            },
+        )
+
+    def train_dpo(self, **settings: Any) -> Artifact:
+        """DPO on ``reward_dataset``, from the fine-tuned model where there is one."""
+        config = self.config
+        return self._run(
+            "dpo",
+            {
+                "kind": "dpo",
+                "model": self._start(),
+                "data": self._needed("reward_dataset", "train_dpo"),
+                "learning_rate": config.learning_rate,
+                "beta": config.beta,
+                "eval_frac": config.eval_frac,
+                "max_length": config.max_length,
+                **settings,
+            },
+        )
+
+    def evaluate(self, *, judge: Any = None, **settings: Any) -> dict[str, Any]:
+        """Compare the newest policy with where it started; the judge is the reward model unless another is given.
+
+        A reward model that judges the policy trained against it flatters it; give an independent ``judge`` where there is one.
+        """
+        policies = [name for name in ("ppo", "dpo", "sft") if name in self.stages]
+        if not policies:
+            raise ConfigError("evaluate needs a trained policy: call train_sft, train_ppo or train_dpo first.")
+        before = self._start() if policies[0] != "sft" else self.config.model_name
+        chosen = judge if judge is not None else "stage:reward"
+        artifact = self._run(
+            "evaluate",
+            {
+                "kind": "evaluate",
+                "policy": f"stage:{policies[0]}",
+                "baseline": before,
+                "prompts": self._prompts("evaluate"),
+                "judge": chosen,
+                "sampling": {"max_new_tokens": self.config.max_new_tokens},
+                "limit": 200,
+                **settings,
+            },
+        )
+        return dict(artifact.metrics)
+
+    def _run(self, name: str, stage: dict[str, Any]) -> Artifact:
+        self.stages[name] = stage
+        folder = Path(self.config.output_dir)
+        tree = {
+            "name": folder.name,
+            "output_dir": str(folder.parent),
+            "seed": self.config.seed,
+            "stages": self.stages,
+        }
+        pipeline = Pipeline(RecipeConfig.of(tree, source="RLHFConfig"), console=self.console)
+        pipeline.run()
+        return pipeline.artifacts[name]
+
+    def _start(self) -> str:
+        return "stage:sft" if "sft" in self.stages else self.config.model_name
+
+    def _prompts(self, call: str) -> str:
+        return self.config.prompt_dataset or self._needed("reward_dataset", call)
+
+    def _needed(self, field: str, call: str) -> str:
+        value: str | None = getattr(self.config, field)
+        if value is None:
+            raise ConfigError(f"{call} needs RLHFConfig({field}=...), a file of rows.")
+        return value

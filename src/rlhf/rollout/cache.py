@@ -1,0 +1,108 @@
+"""Keys and values of prompts and of what was sampled after them, kept from step to step.
+
+    P  prompts with a live completion      R  live completions, one row each      C  room for sampled tokens
+    L  longest prompt                      T  tokens sampled so far, the one being fed included
+
+A prompt's keys and values are there once, whatever the size of its group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+class Buffer:
+    """Memory that is kept and handed out in other shapes: fresh pages cost a CPU as much as the arithmetic."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def view(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
+        """A tensor of this shape, not initialised, on the device of ``like``; the one given before becomes invalid."""
+        size = math.prod(shape)
+        memory = self._memory
+        if memory is None or memory.numel() < size or memory.dtype != dtype or memory.device != like.device:
+            memory = self._memory = torch.empty(size, dtype=dtype, device=like.device)
+        return memory[:size].view(*shape)
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """One attention layer's keys and values."""
+
+    prompt_keys: Tensor
+    """[P, kv_heads, L, D] right-padded; padding holds finite numbers."""
+    prompt_values: Tensor
+    keys: Tensor
+    """[R, kv_heads, C, D]."""
+    values: Tensor
+    buffers: tuple[Buffer, Buffer, Buffer, Buffer]
+    """Behind the four tensors; growing takes fresh ones for the last two."""
+
+
+class KVCache:
+    """The caches of all attention layers, found by module; memory is reused from one rollout to the next."""
+
+    def __init__(self) -> None:
+        self.layers: dict[nn.Module, LayerCache] = {}
+        self._buffers: dict[nn.Module, tuple[Buffer, Buffer, Buffer, Buffer]] = {}
+
+    def clear(self) -> None:
+        """Forget the contents, keep the memory."""
+        self.layers = {}
+
+    def release(self) -> None:
+        """Give the memory back too."""
+        self.layers, self._buffers = {}, {}
+
+    def make_layer(self, module: nn.Module, key: Tensor, value: Tensor, shape: tuple[int, int, int, int]) -> LayerCache:
+        """Room for a layer.
+
+        Args:
+            module: The attention layer.
+            key: [1, kv_heads, N, D], for widths and device.
+            value: [1, kv_heads, N, D'].
+            shape: P, L, R, C.
+        """
+        prompts, longest, rows, room = shape
+        buffers = self._buffers.setdefault(module, (Buffer(), Buffer(), Buffer(), Buffer()))
+        sizes = [(prompts, longest), (prompts, longest), (rows, room), (rows, room)]
+        views = [
+            buffer.view((first, like.shape[1], second, like.shape[3]), like, _cache_dtype(like))
+            for buffer, like, (first, second) in zip(buffers, (key, value, key, value), sizes, strict=True)
+        ]
+        layer = self.layers[module] = LayerCache(*views, buffers)
+        return layer
+
+    def grow(self, rows: int, room: int) -> None:
+        """Make room for more sampled tokens, keeping what the first ``rows`` rows hold."""
+        for module, layer in self.layers.items():
+            grown = []
+            for old in (layer.keys, layer.values):
+                new = Buffer()
+                bigger = new.view((old.shape[0], old.shape[1], room, old.shape[3]), old, old.dtype)
+                bigger[:rows, :, : old.shape[2]].copy_(old[:rows])
+                grown.append((new, bigger))
+            layer.keys, layer.values = grown[0][1], grown[1][1]
+            layer.buffers = self._buffers[module] = (*layer.buffers[:2], grown[0][0], grown[1][0])
+
+    def move(self, *, prompts: tuple[Tensor, Tensor] | None, rows: tuple[Tensor, Tensor] | None, time: int) -> None:
+        """Copy the last places into holes: (targets, sources) of prompts and of rows; ``time`` tokens of a row are filled."""
+        for layer in self.layers.values():
+            if prompts is not None:
+                for table in (layer.prompt_keys, layer.prompt_values):
+                    table[prompts[0]] = table[prompts[1]]
+            if rows is not None:
+                for table in (layer.keys, layer.values):
+                    table[rows[0], :, :time] = table[rows[1], :, :time]
+
+
+def _cache_dtype(x: Tensor) -> torch.dtype:
+    """Under autocast the products are in its type, so the cache is too: cast once, not at every step."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype

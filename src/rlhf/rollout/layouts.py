@@ -1,0 +1,250 @@
+"""Attention while sampling: which rows see which, read from and written to the cache. Axes as in ``cache``.
+
+A decoding step multiplies all queries of a group with their prompt in one product, each row's query with the row's own tokens
+in another, and takes one softmax over both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlhf.models.attention import AttentionSettings, attend
+from rlhf.rollout.cache import KVCache
+
+MaskKind = tuple[int | None, int | None]
+"""Window and chunk, as ``AttentionSettings`` has them."""
+
+
+@dataclass(slots=True)
+class PrefillLayout:
+    """Prompts end to end on one row; each sees itself, and its keys and values go into the cache."""
+
+    cache: KVCache
+    shape: tuple[int, int, int, int]
+    """P, L, R, C of the whole cache."""
+    first: int
+    """Place in the cache of the first prompt on this row; the others follow."""
+    rows: Tensor
+    """int64 [B * Q] rows of the packed tokens, prompt by prompt, padded with the prompt's first row."""
+    size: tuple[int, int]
+    """B, Q."""
+    places: Tensor
+    """int64 [N] where each packed row stands among the padded ones."""
+    masks: dict[MaskKind, Tensor | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[Sequence[int]], cache: KVCache, shape: tuple[int, int, int, int], first: int, device: torch.device
+    ) -> PrefillLayout:
+        """The layout of prompts laid end to end."""
+        lengths = np.array([len(ids) for ids in prompts])
+        longest = int(lengths.max())
+        starts = np.cumsum(lengths) - lengths
+        inside = np.arange(longest)[None] < lengths[:, None]
+        rows = np.where(inside, starts[:, None] + np.arange(longest), starts[:, None])
+        places = np.flatnonzero(inside)
+        return cls(
+            cache=cache,
+            shape=shape,
+            first=first,
+            rows=torch.from_numpy(rows.reshape(-1)).to(device),
+            size=(len(prompts), longest),
+            places=torch.from_numpy(places).to(device),
+        )
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
+        """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
+        q, k, v = (self._padded(x) for x in (query, key, value))
+        layer = self.cache.layers.get(module) or self.cache.make_layer(module, key, value, self.shape)
+        here, longest = slice(self.first, self.first + self.size[0]), self.size[1]
+        for table, new in ((layer.prompt_keys, k), (layer.prompt_values, v)):
+            table[here, :, :longest] = new
+            table[here, :, longest:] = 0  # memory as it was found may hold NaN, which no mask can hide
+        # Prompts are padded on the right, so a plain causal mask hides the padding from every real query.
+        out = attend(q, k, v, self._mask(settings, query.device), settings, training=False)
+        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.places).unsqueeze(0)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """[1, heads, N, D] -> [B, heads, Q, D]."""
+        return x[0].transpose(0, 1).index_select(0, self.rows).unflatten(0, self.size).transpose(1, 2)
+
+    def _mask(self, settings: AttentionSettings, device: torch.device) -> Tensor | None:
+        kind = (settings.sliding_window, settings.chunk)
+        if kind not in self.masks:
+            position = torch.arange(self.size[1], device=device)
+            seen = _seen(position[:, None], position[None], kind)
+            self.masks[kind] = None if seen is None else seen & (position[None] <= position[:, None])
+        return self.masks[kind]
+
+
+class DecodeLayout:
+    """One new token for each live row; reads the cache and appends to it."""
+
+    def __init__(self, cache: KVCache, group: np.ndarray, prompt_lens: np.ndarray, device: torch.device) -> None:
+        """Start after the prefill.
+
+        Args:
+            cache: Filled by ``PrefillLayout``.
+            group: int64 [R] the prompt of each row.
+            prompt_lens: int64 [P] tokens.
+            device: Where the model is.
+        """
+        self.cache = cache
+        self.device = device
+        self.time = 0
+        """Sampled tokens in the cache; the one being fed goes to this place."""
+        self.longest = int(prompt_lens.max())
+        """L; stays when the longest prompt has gone."""
+        self._arrange(group, prompt_lens)
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.group)
+
+    def positions(self) -> Tensor:
+        """int64 [R] of the tokens being fed."""
+        return self.row_lens + self.time
+
+    def advance(self) -> None:
+        """The tokens just fed are in the cache."""
+        self.time += 1
+        self._masks = {kind: mask for kind, mask in self._masks.items() if kind == (None, None)}
+
+    def keep(self, alive: np.ndarray) -> np.ndarray:
+        """Drop finished rows, and prompts that have none left; the last places move into the holes.
+
+        Args:
+            alive: bool [R].
+
+        Returns:
+            int64 [R'] the former place of each row that stays.
+        """
+        rows = _filled(alive)
+        alive_prompts = np.zeros(len(self.prompt_lens), dtype=bool)
+        alive_prompts[self.group[rows]] = True
+        prompts = _filled(alive_prompts)
+        new_place = np.empty(len(self.prompt_lens), dtype=np.int64)
+        new_place[prompts] = np.arange(len(prompts))
+        self.cache.move(prompts=self._moves(prompts), rows=self._moves(rows), time=self.time)
+        self._arrange(new_place[self.group[rows]], self.prompt_lens[prompts])
+        return rows
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
+        """query [1, heads, R, D], key and value [1, kv_heads, R, D] -> [1, R, heads, D']."""
+        layer = self.cache.layers[module]
+        num_rows, heads, kv_heads = self.num_rows, query.shape[1], key.shape[1]
+        layer.keys[:num_rows, :, self.time] = key[0].transpose(0, 1)
+        layer.values[:num_rows, :, self.time] = value[0].transpose(0, 1)
+        own_keys, own_values = (x[:num_rows, :, : self.time + 1].flatten(0, 1) for x in (layer.keys, layer.values))
+        q = (query[0].transpose(0, 1) * settings.scaling).to(layer.keys.dtype)
+        q = q.reshape(num_rows, kv_heads, heads // kv_heads, -1)  # head h reads key head h // (heads / kv_heads)
+        prompt_scores = self._times_prompt(q, layer.prompt_keys.transpose(2, 3))
+        own_scores = torch.bmm(q.flatten(0, 1), own_keys.transpose(1, 2)).view(num_rows, heads, -1)
+        probs = self._softmax(prompt_scores, own_scores, settings).to(layer.values.dtype)
+        probs = probs.view(num_rows, kv_heads, heads // kv_heads, -1)
+        of_prompt, of_own = probs.split([self.longest, self.time + 1], dim=-1)
+        out = torch.bmm(of_own.flatten(0, 1), own_values).view(num_rows, heads, -1)
+        return out.add_(self._times_prompt(of_prompt, layer.prompt_values)).unsqueeze(0)
+
+    def _times_prompt(self, x: Tensor, table: Tensor) -> Tensor:
+        """Each row's part times its prompt's matrix: x [R, kv, repeats, A] by [P, kv, A, B] -> [R, kv * repeats, B]."""
+        num_prompts, widest = len(self.prompt_lens), self.widest
+        _, kv_heads, repeats, width = x.shape
+        if self.grid is not None:
+            x = x.index_select(0, self.grid)
+        if widest > 1:
+            x = x.reshape(num_prompts, widest, kv_heads, repeats, width).transpose(1, 2)
+        out = torch.bmm(
+            x.reshape(num_prompts * kv_heads, widest * repeats, width), table[:num_prompts].flatten(0, 1)
+        ).view(num_prompts, kv_heads, widest, repeats, -1)
+        out = out.transpose(1, 2).reshape(num_prompts * widest, kv_heads * repeats, -1)
+        return out if self.places is None else out.index_select(0, self.places)
+
+    def _softmax(self, prompt_scores: Tensor, own_scores: Tensor, settings: AttentionSettings) -> Tensor:
+        """[R, heads, L + T] probabilities, in float32 at least."""
+        parts = [prompt_scores, own_scores]
+        for scores, hidden in zip(parts, self._hidden(settings), strict=True):
+            if settings.softcap is not None:
+                scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
+            if hidden is not None:
+                scores.masked_fill_(hidden, -math.inf)  # the row's own token is always seen, so a softmax is finite
+        if settings.sinks is not None:
+            parts.append(settings.sinks.to(own_scores.dtype).view(1, -1, 1).expand(*own_scores.shape[:2], 1))
+        exact = torch.promote_types(own_scores.dtype, torch.float32)
+        probs = torch.softmax(torch.cat(parts, dim=-1), dim=-1, dtype=exact)
+        return probs if settings.sinks is None else probs[..., :-1].contiguous()
+
+    def _hidden(self, settings: AttentionSettings) -> tuple[Tensor | None, Tensor | None]:
+        """bool [R, 1, L] and [R, 1, T], True where a row may not look; None where nothing is hidden."""
+        kind = (settings.sliding_window, settings.chunk)
+        if kind not in self._masks:
+            prompt_places = torch.arange(self.longest, device=self.device)[None]
+            own_places = self.row_lens[:, None] + torch.arange(self.time + 1, device=self.device)[None]
+            query_places = self.positions()[:, None]
+            hidden = prompt_places >= self.row_lens[:, None] if self.ragged else None
+            own_hidden = None
+            if kind != (None, None):
+                unseen = ~_seen_always(query_places, prompt_places, kind)
+                hidden = unseen if hidden is None else hidden | unseen
+                own_hidden = (~_seen_always(query_places, own_places, kind))[:, None]
+            self._masks[kind] = (None if hidden is None else hidden[:, None], own_hidden)
+        return self._masks[kind]
+
+    def _arrange(self, group: np.ndarray, prompt_lens: np.ndarray) -> None:
+        """Work out where the rows of each group stand side by side: a grid of P groups by the size of the largest."""
+        self.group, self.prompt_lens = group, prompt_lens
+        counts = np.bincount(group, minlength=len(prompt_lens))
+        self.widest = int(counts.max())
+        order = np.argsort(group, kind="stable")
+        rank = np.arange(len(group)) - (np.cumsum(counts) - counts)[group[order]]
+        place = group[order] * self.widest + rank
+        grid = np.zeros(len(prompt_lens) * self.widest, dtype=np.int64)  # an empty place repeats row 0
+        grid[place] = order
+        places = np.empty(len(group), dtype=np.int64)
+        places[order] = place
+        in_order = len(grid) == len(group) and bool((grid == np.arange(len(grid))).all())
+        self.grid = None if in_order else self._to_device(grid)
+        self.places = None if in_order else self._to_device(places)
+        self.row_lens = self._to_device(prompt_lens[group])
+        self.ragged = bool((prompt_lens < self.longest).any())
+        self._masks: dict[MaskKind, tuple[Tensor | None, Tensor | None]] = {}
+
+    def _moves(self, kept: np.ndarray) -> tuple[Tensor, Tensor] | None:
+        targets = np.flatnonzero(kept != np.arange(len(kept)))
+        return (self._to_device(targets), self._to_device(kept[targets])) if len(targets) else None
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def _filled(alive: np.ndarray) -> np.ndarray:
+    """Former places of the living, each hole filled from the end, so that as few as possible move."""
+    count = int(alive.sum())
+    kept = np.arange(count)
+    kept[~alive[:count]] = count + np.flatnonzero(alive[count:])
+    return kept
+
+
+def _seen(query_positions: Tensor, key_positions: Tensor, kind: MaskKind) -> Tensor | None:
+    """Whether a key is inside the query's window and chunk; None where there is neither."""
+    window, chunk = kind
+    seen = None
+    if window is not None:
+        seen = query_positions - key_positions < window
+    if chunk is not None:
+        same = query_positions // chunk == key_positions // chunk
+        seen = same if seen is None else seen & same
+    return seen
+
+
+def _seen_always(query_positions: Tensor, key_positions: Tensor, kind: MaskKind) -> Tensor:
+    seen = _seen(query_positions, key_positions, kind)
+    assert seen is not None
+    return seen

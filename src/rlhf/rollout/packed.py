@@ -1,0 +1,102 @@
+"""Decoding on the packed row: prompts once, one token a step for every live row, nothing padded outside attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf.models.attention import attention_layout
+from rlhf.models.score import split_head
+from rlhf.rollout.cache import GROW_BLOCK, KVCache
+from rlhf.rollout.layouts import DecodeLayout, PrefillLayout
+
+
+class PackedDecoder:
+    """For families whose attention goes through ``rlhf.models.attention``."""
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache, *, max_prefill_tokens: int) -> None:
+        """Prepare for one set of rows.
+
+        Args:
+            model: With our attention installed.
+            cache: Its memory is reused, its contents are not.
+            max_prefill_tokens: Prompt tokens in one forward pass; a longer prompt goes alone.
+        """
+        self.backbone, self.head = split_head(model)
+        self.device = next(model.parameters()).device
+        self.cache = cache
+        self.max_prefill_tokens = max_prefill_tokens
+
+    def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:
+        """Read the prompts.
+
+        Args:
+            prompts: P lists of token ids.
+            group: int64 [R] the prompt of each row.
+            max_new_tokens: Tokens that a row may come to hold.
+
+        Returns:
+            [R, V] logits of each row's first token, temperature 1.
+        """
+        self.cache.clear()
+        self.max_new_tokens = max_new_tokens
+        self.room = min(GROW_BLOCK, max_new_tokens)
+        lengths = np.array([len(ids) for ids in prompts])
+        # Prompts of like length share a pass, so that attention pads little.
+        order = np.argsort(lengths, kind="stable")
+        shape = (len(prompts), int(lengths.max()), len(group), self.room)
+        hidden = torch.cat(
+            [self._read([prompts[i] for i in run], shape, first) for first, run in self._runs(order, lengths)]
+        )
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        self.layout = DecodeLayout(self.cache, place[group], lengths[order], self.device)
+        logits = self._logits(hidden)
+        return logits.index_select(0, torch.from_numpy(place[group]).to(self.device))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed each row's newest token, int64 [R]; gives [R, V] logits of the next."""
+        if self.layout.time == self.room:
+            self.room = min(self.room + max(GROW_BLOCK, self.room // 2), self.max_new_tokens)
+            self.cache.grow(self.layout.num_rows, self.room)
+        with attention_layout(self.layout):
+            out = self.backbone(input_ids=tokens[None], position_ids=self.layout.positions()[None], use_cache=False)
+        self.layout.advance()
+        return self._logits(out.last_hidden_state[0])
+
+    def keep(self, alive: np.ndarray) -> np.ndarray:
+        """Drop rows; int64 [R'] says which of the former rows each of the remaining ones is."""
+        return self.layout.keep(alive)
+
+    def _runs(self, order: np.ndarray, lengths: np.ndarray) -> list[tuple[int, list[int]]]:
+        """Cut the sorted prompts into passes; each with the place of its first prompt."""
+        runs: list[tuple[int, list[int]]] = []
+        room = 0
+        for place, prompt in enumerate(order.tolist()):
+            if not runs or lengths[prompt] > room:
+                runs.append((place, []))
+                room = self.max_prefill_tokens
+            runs[-1][1].append(prompt)
+            room -= int(lengths[prompt])
+        return runs
+
+    def _read(self, prompts: list[Sequence[int]], shape: tuple[int, int, int, int], first: int) -> Tensor:
+        """[B, H] hidden states of each prompt's last token; fills the cache."""
+        tokens = torch.tensor([token for ids in prompts for token in ids], device=self.device)
+        positions = torch.cat([torch.arange(len(ids), device=self.device) for ids in prompts])
+        layout = PrefillLayout.of(prompts, self.cache, shape, first, self.device)
+        with attention_layout(layout):
+            out = self.backbone(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        last = torch.tensor(np.cumsum([len(ids) for ids in prompts]) - 1, device=self.device)
+        hidden: Tensor = out.last_hidden_state[0].index_select(0, last)
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[R, V] at temperature 1, float32 at least, the same arithmetic as the trainer's."""
+        module: nn.Module = self.head.module
+        logits: Tensor = module(hidden)
+        return self.head.transform(logits.to(torch.promote_types(logits.dtype, torch.float32)), 1.0)

@@ -1,0 +1,114 @@
+"""What an engine takes and gives: the contract between the loops and whatever samples for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from rlhf.config.training import SamplingConfig
+
+FinishReason = Literal["eos", "stop", "length"]
+
+
+class PromptLike(Protocol):
+    """What an engine needs of a prompt; ``rlhf.data.contracts.Prompt`` is one."""
+
+    @property
+    def id(self) -> str:
+        """Names the prompt in seeds and in messages."""
+        ...
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Token ids, at least one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled completion, as the trainer takes it: ids and numbers, nothing is decoded and encoded again."""
+
+    prompt_id: str
+    sample: int
+    """Which of the prompt's samples this is, from 0."""
+    tokens: list[int]
+    """Sampled ids, at least one; the EOS or the stop text that ended it included."""
+    logprobs: list[float]
+    """Nats, one for each token: under the model's whole distribution at the sampling temperature (at temperature 1 where
+    sampling was greedy), which is what ``rlhf.models.score`` computes. Filters and penalties do not enter."""
+    sampling_logprobs: list[float] | None = None
+    """Nats under the distribution that was really drawn from; None where it is the one above, or sampling was greedy."""
+    finish_reason: FinishReason
+    weight_version: int
+    """Version of the weights that sampled it."""
+    text: str
+    """What the tokens add to the prompt's text; special tokens left out."""
+
+    @property
+    def truncated(self) -> bool:
+        """Cut by the length limit, so it has no end of its own."""
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHealth:
+    """Whether an engine can be asked now."""
+
+    ok: bool
+    weight_version: int
+    detail: str
+    """What is wrong, or what the engine is."""
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """Anything that samples completions: in this process, in another, on another machine.
+
+    ``rlhf.testing`` has the checks that every engine must pass.
+    """
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights that the next completion is sampled with."""
+        ...
+
+    def generate(
+        self, prompts: Sequence[PromptLike], *, num_samples: int, sampling: SamplingConfig, seed: int, step: int
+    ) -> list[list[Completion]]:
+        """Sample ``num_samples`` completions of each prompt.
+
+        A sample depends on the weights, ``sampling``, and (seed, step, prompt id, sample index), and on nothing else: not on
+        the other prompts, their order, or how the engine batches.
+
+        Args:
+            prompts: Each with an id and token ids. An id that comes twice goes on counting its samples.
+            num_samples: Completions for each prompt.
+            sampling: How they are drawn.
+            seed: The run's seed.
+            step: Which rollout of the run this is.
+
+        Returns:
+            One list for each prompt, in order, of ``num_samples`` completions.
+        """
+        ...
+
+    def pause(self) -> None:
+        """Take no more requests until ``resume``; those under way end first."""
+        ...
+
+    def resume(self) -> None:
+        """Take requests again."""
+        ...
+
+    def load_weights(self, version: int) -> None:
+        """Sample with the trainer's weights of this version from now on."""
+        ...
+
+    def health(self) -> EngineHealth:
+        """Answer at once, without sampling."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash of the weights in use; equal to the trainer's when they are in step."""
+        ...

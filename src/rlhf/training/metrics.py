@@ -1,0 +1,52 @@
+"""Means over micro-batches that come out the same however a step was split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Metrics:
+    """Sums and counts by name; ``result`` divides. Tensors stay on their device until then, so nothing waits for a GPU."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor] = {}
+
+    def mean(self, name: str, values: Tensor, weight: float | Tensor = 1.0) -> None:
+        """Add values of any shape; the metric is their mean over the whole step, each with this weight."""
+        values = values.detach().double()
+        weights = torch.as_tensor(weight, dtype=torch.float64, device=values.device).expand_as(values)
+        self._add(name, (values * weights).sum(), weights.sum())
+
+    def total(self, name: str, value: Tensor) -> None:
+        """Add a part of a number that is a sum over micro-batches, such as the loss."""
+        self._add(name, value.detach().double(), None)
+
+    def _add(self, name: str, value: Tensor, count: Tensor | None) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+        if count is not None:
+            self.counts[name] = self.counts[name] + count if name in self.counts else count
+
+    def merge(self, other: Metrics) -> None:
+        """Add what another has gathered."""
+        for name, value in other.sums.items():
+            self._add(name, value, other.counts.get(name))
+
+    def result(self) -> dict[str, float]:
+        """Name to number; a mean over nothing is left out, since it was not measured."""
+        found = {}
+        for name, value in self.sums.items():
+            count = self.counts.get(name)
+            if count is None:
+                found[name] = float(value)
+            elif float(count) > 0:
+                found[name] = float(value) / float(count)
+        return found
+
+
+def describe(metrics: Mapping[str, float], names: Mapping[str, str]) -> str:
+    """A short line for people: ``loss 1.23, accuracy 0.87`` for the metrics that are there."""
+    return ", ".join(f"{label} {metrics[name]:.3g}" for name, label in names.items() if name in metrics)

@@ -1,0 +1,77 @@
+"""The plan of the house: rooms on floors, and imports that only point down."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.source import FILES, imported_modules, module_of, name_of, room_of
+
+FLOORS = [
+    ["errors", "seeds", "files"],
+    ["config"],
+    ["data", "losses"],
+    ["models", "merging"],
+    ["rewards", "rollout"],
+    ["training"],
+    ["evaluation", "search"],
+    ["feedback", "serving", "scale"],
+    ["pipeline"],
+    ["cli", "testing"],
+]
+FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+LIGHT_ROOMS = {"errors", "seeds", "files", "config"}
+HEAVY = {"torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "scipy", "pandas", "pyarrow", "matplotlib"}
+
+
+def rooms_imported_by(file: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported_modules(file) if name.startswith("rlhf.")}
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_imports_only_point_down(file):
+    room = room_of(file)
+    if room == "__init__":  # the list of public names; it names every room and imports none (see the next tests)
+        return
+    assert room in FLOOR, (
+        f"{name_of(file)}: the room {room!r} is on no floor; give it one in FLOORS and in docs/design.md"
+    )
+    for other in rooms_imported_by(file) - {room}:
+        assert other in FLOOR, f"{name_of(file)} imports {other!r} from the package itself; import it from its room"
+        assert FLOOR[other] < FLOOR[room], f"{name_of(file)} ({room}) may not import rlhf.{other}: not on a lower floor"
+
+
+FOLDERS = sorted({file.parent for file in FILES})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_every_folder_of_modules_is_a_package(folder):
+    # Without __init__.py it is a namespace package: any folder of that name on the path may add modules to it.
+    assert (folder / "__init__.py").is_file(), f"{folder} has modules and no __init__.py"
+
+
+def modules_loaded_by(*modules: str) -> set[str]:
+    """Top-level names in sys.modules of a fresh interpreter after importing the modules."""
+    code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+def test_importing_the_package_loads_the_standard_library_and_nothing_else():
+    before = modules_loaded_by("sys")  # what site and .pth files of the environment bring in anyway
+    foreign = modules_loaded_by("rlhf") - before - set(sys.stdlib_module_names) - {"rlhf"}
+    assert not foreign, f"import rlhf loads {sorted(foreign)}; import them where they are used"
+
+
+def test_config_can_be_read_on_a_machine_without_torch():
+    light = [module_of(file) for file in FILES if room_of(file) in LIGHT_ROOMS]
+    assert not modules_loaded_by(*light) & HEAVY
+
+
+def test_the_command_line_starts_without_loading_torch():
+    # `rlhf --help` and shell completion pay for every import at the top of rlhf.cli and of what it imports.
+    assert not modules_loaded_by("rlhf.cli") & HEAVY

@@ -1,0 +1,112 @@
+"""The names a user imports: those promised, those there, and the same ones for programs and for editors."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+
+import pytest
+
+import rlhf
+from tests.fixtures.source import FILES, ROOT, SOURCE, module_of, room_of, tree_of
+
+PROMISED = set(
+    """
+    PreferenceSample RankingSample ComparisonType PreferenceDataset SFTDataset KTODataset GRPODataset
+    StreamingPreferenceDataset StreamingSFTDataset StreamingKTODataset StreamingGRPODataset
+    PolicyModel RewardModel ProcessRewardModel ValueModel ReferenceModel ContextCompressor
+    SFTTrainer RewardModelTrainer ProcessRewardModelTrainer DPOTrainer SimPOTrainer ORPOTrainer KTOTrainer
+    PPOTrainer GRPOTrainer RLOOTrainer
+    SFTConfig RewardModelConfig ProcessRewardModelConfig DPOConfig SimPOConfig ORPOConfig KTOConfig
+    PPOConfig GRPOConfig RLOOConfig
+    AdaptiveKLController EarlyStopping ElasticWeightConsolidation
+    LearnedReward RuleBasedReward CompositeReward EnsembleReward ConstitutionalRewardWrapper RewardFunctionFactory
+    RewardHackingDetector
+    BestOfNSampler MCTSGenerator SpeculativeDecoder IterativeRefiner AdaptiveComputeAllocator ConfidenceBasedStopping
+    ModelMerger MergeConfig ModelSoup EnsemblePolicy
+    RLHFEvaluator WinRateEvaluator HumanEvalProtocol CapabilityTester AdversarialValidator
+    PreferenceStore AnnotatorQualityControl AnnotationGuideline
+    Pipeline TrainingStage RLHFConfig RLHFTrainer
+    setup_logging evaluate_model run_benchmark export_model create_app get_7b_model_config get_70b_model_config
+    ALGORITHMS REWARDS
+    """.split()
+)
+
+
+def definitions() -> dict[str, str]:
+    """Promised names that some module defines at its top level, and where."""
+    found = {}
+    for file in FILES:
+        for node in tree_of(file).body:
+            names = []
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names = [node.name]
+            elif isinstance(node, ast.Assign):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names = [node.target.id]
+            found.update({name: f"{module_of(file)}:{name}" for name in names if name in PROMISED})
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(PROMISED))
+def test_a_promised_name_is_public_as_soon_as_it_exists(name):
+    defined = definitions().get(name)
+    if defined is not None:
+        module = defined.partition(":")[0]
+        assert rlhf.PUBLIC.get(name) == defined, (
+            f'{defined} exists. Put "{name}": "{defined}" into PUBLIC of rlhf/__init__.py, '
+            f"`from {module} import {name} as {name}` under its TYPE_CHECKING, and take the name off docs/design.md"
+        )
+
+
+@pytest.mark.parametrize("name", sorted(rlhf.PUBLIC))
+def test_every_public_name_can_be_imported(name):
+    module, _, attribute = rlhf.PUBLIC[name].partition(":")
+    assert getattr(rlhf, name) is getattr(importlib.import_module(module), attribute)
+    assert name in dir(rlhf)
+
+
+def test_public_names_are_promised_and_sorted():
+    assert rlhf.PUBLIC.keys() <= PROMISED, "a new public name is a promise: add it to PROMISED and to docs/design.md"
+    assert list(rlhf.PUBLIC) == sorted(rlhf.PUBLIC)
+
+
+def test_type_checkers_see_the_same_names():
+    guarded = [
+        node
+        for block in tree_of(SOURCE / "__init__.py").body
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for node in block.body
+    ]
+    seen = {
+        alias.asname or alias.name: f"{node.module}:{alias.name}"
+        for node in guarded
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == rlhf.PUBLIC
+
+
+def test_the_design_page_tells_which_names_are_still_planned():
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = page.partition("### Planned names")[2].partition("\n#")[0]
+    planned = set(re.findall(r"`(\w+)`", section))
+    assert planned == PROMISED - rlhf.PUBLIC.keys(), "docs/design.md, 'Planned names', is not what the code is"
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(monkeypatch):
+    monkeypatch.setitem(rlhf.PUBLIC, "PPOTrainer", "rlhf.training.ppo:PPOTrainer")
+    with pytest.raises(AttributeError, match="Did you mean 'PPOTrainer'"):
+        rlhf.PPOTrianer  # noqa: B018
+
+
+def test_every_room_says_what_it_is_for():
+    rooms = sorted({room_of(file) for file in FILES})
+    silent = [room for room in rooms if (SOURCE / room / "__init__.py").is_file() and not docstring_of(room)]
+    assert not silent, f"{silent}: the first line of a room's __init__.py says what the room is for"
+
+
+def docstring_of(room: str) -> str | None:
+    return ast.get_docstring(tree_of(SOURCE / room / "__init__.py"))

@@ -1,0 +1,56 @@
+"""One idea to a file, one step to a function: past these sizes a reason must be written down."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.source import FILES, name_of, tree_of
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 120
+"""Without the docstring: a formula and its sources are no reason to split a function."""
+
+LARGE_FILES: dict[str, str] = {}
+"""Path inside src/rlhf -> why it stays whole."""
+LONG_FUNCTIONS: dict[str, str] = {}
+"""path:function -> why it stays whole."""
+
+
+def functions_of(file: Path) -> Iterator[tuple[str, int]]:
+    """Each function's name and its lines without the docstring."""
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lines = node.end_lineno - node.lineno + 1
+            first = node.body[0]
+            if ast.get_docstring(node, clean=False) is not None:
+                assert first.end_lineno is not None
+                lines -= first.end_lineno - first.lineno + 1
+            yield f"{name_of(file)}:{node.name}", lines
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_a_file_holds_one_idea(file):
+    lines = len(file.read_text(encoding="utf-8").splitlines())
+    if name_of(file) in LARGE_FILES:
+        assert lines > MAX_FILE_LINES, f"{name_of(file)} is small again: take it off LARGE_FILES"
+    else:
+        assert lines <= MAX_FILE_LINES, f"{name_of(file)} has {lines} lines: split it, or give LARGE_FILES the reason"
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_a_function_can_be_read_in_one_go(file):
+    for name, lines in functions_of(file):
+        if name in LONG_FUNCTIONS:
+            assert lines > MAX_FUNCTION_LINES, f"{name} is short again: take it off LONG_FUNCTIONS"
+        else:
+            assert lines <= MAX_FUNCTION_LINES, f"{name} has {lines} lines: split it, or give LONG_FUNCTIONS the reason"
+
+
+def test_exceptions_name_files_and_functions_that_exist():
+    assert LARGE_FILES.keys() <= {name_of(file) for file in FILES}
+    assert LONG_FUNCTIONS.keys() <= {name for file in FILES for name, _ in functions_of(file)}

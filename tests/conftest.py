@@ -1,0 +1,86 @@
+"""What every test may rely on: one thread a worker, no network, and the shared fixtures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+# Before torch, transformers or matplotlib is imported anywhere, and inherited by every process a test starts.
+os.environ.update(
+    OMP_NUM_THREADS="1",  # the workers share the cores; one thread each also keeps sums in one order
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+    TRL_EXPERIMENTAL_SILENCE="1",
+    MPLBACKEND="Agg",
+    NO_COLOR="1",
+)
+
+import pytest
+
+from tests.fixtures import tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKED_FOLDERS = {"oracle", "real", "faults", "gpu", "browser"}
+TRL_WARNINGS = (
+    # What TRL 1.16 does on transformers 5.23 is not ours to mend.
+    "ignore:`gradient_checkpointing` is deprecated:FutureWarning",
+)
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A folder or a fixture that says what a test needs is marker enough; what is not here is skipped by name."""
+    for item in items:
+        for folder in MARKED_FOLDERS & set(item.path.relative_to(ROOT).parts):
+            item.add_marker(folder)
+        if "assets" in getattr(item, "fixturenames", ()):
+            item.add_marker("real")
+        if item.get_closest_marker("oracle"):
+            for expression in TRL_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(expression))
+        if item.get_closest_marker("gpu") and not has_cuda():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("browser") and not any(map(shutil.which, CHROMIUM_NAMES)):
+            item.add_marker(pytest.mark.skip(reason="needs Chromium (Debian: apt-get install chromium)"))
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """The folder of real data and the small real model; a test that asks for it is skipped where it is absent."""
+    folder = Path(os.environ.get("RLHF_ASSETS", ROOT.parent / "shared" / "assets")).resolve()
+    if not folder.is_dir():
+        pytest.skip(
+            f"no real data: {folder} does not exist; set RLHF_ASSETS to the folder that has hh_rlhf/, models/ ..."
+        )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """Byte-level BPE with distinct <bos>, <eos>, <pad> and a chat template. Shared: a test must not change it."""
+    return tiny.build_tokenizer()
+
+
+@pytest.fixture
+def tiny_llama(tiny_tokenizer: Any) -> Any:
+    """A fresh Llama of 36,000 random parameters (always the same ones) with the tiny tokenizer's vocabulary."""
+    return tiny.build_llama(vocab_size=len(tiny_tokenizer))
+
+
+@pytest.fixture
+def tiny_model_folder(tmp_path: Path, tiny_llama: Any, tiny_tokenizer: Any) -> Path:
+    """The tiny model and tokenizer as a transformers folder, as a recipe would name it."""
+    folder = tmp_path / "tiny_model"
+    tiny_llama.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,65 @@
+"""What the pages say can be done: links lead somewhere, commands exist, code runs as far as a reader would get."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import rlhf
+from tests.fixtures.source import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+TARGETS = set(re.findall(r"^([a-z]+):.*  ## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_to_files_and_headings_that_exist(page):
+    for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page_id(page)} links to {link}: no such file"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), f"{page_id(page)} links to {link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_make_targets_and_recipes_that_are_named_exist(page):
+    text = page.read_text(encoding="utf-8")
+    unknown = set(re.findall(r"(?:`|^ *)make ([a-z]+)", text, re.MULTILINE)) - TARGETS
+    assert not unknown, f"{page_id(page)}: make has no target {sorted(unknown)}"
+    for recipe in re.findall(r"\brecipes/[\w/-]+\.yaml", text):
+        assert (ROOT / recipe).is_file(), f"{page_id(page)} names {recipe}: no such file"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_python_blocks_parse_and_import_public_names(page):
+    for language, code in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language != "python":
+            continue
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module == "rlhf":
+                unknown = {alias.name for alias in node.names} - rlhf.PUBLIC.keys()
+                assert not unknown, f"{page_id(page)} imports {sorted(unknown)} from rlhf: not public"
+
+
+def test_the_readme_lists_every_recipe():
+    listed = set(re.findall(r"\(recipes/([\w/-]+\.yaml)\)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert listed == {path.relative_to(ROOT / "recipes").as_posix() for path in (ROOT / "recipes").rglob("*.yaml")}
