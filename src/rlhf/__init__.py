@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
+    from rlhf.config.presets import get_7b_model_config as get_7b_model_config
+    from rlhf.config.presets import get_70b_model_config as get_70b_model_config
     from rlhf.config.training import DPOConfig as DPOConfig
     from rlhf.config.training import GRPOConfig as GRPOConfig
     from rlhf.config.training import PPOConfig as PPOConfig
@@ -21,9 +23,29 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.contracts import ComparisonType as ComparisonType
     from rlhf.data.contracts import PreferenceSample as PreferenceSample
     from rlhf.data.contracts import RankingSample as RankingSample
+    from rlhf.data.datasets import GRPODataset as GRPODataset
+    from rlhf.data.datasets import KTODataset as KTODataset
+    from rlhf.data.datasets import PreferenceDataset as PreferenceDataset
+    from rlhf.data.datasets import SFTDataset as SFTDataset
+    from rlhf.data.streaming import StreamingGRPODataset as StreamingGRPODataset
+    from rlhf.data.streaming import StreamingKTODataset as StreamingKTODataset
+    from rlhf.data.streaming import StreamingPreferenceDataset as StreamingPreferenceDataset
+    from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
+    from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
+    from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
+    from rlhf.models.policy import PolicyModel as PolicyModel
+    from rlhf.models.reference import ReferenceModel as ReferenceModel
+    from rlhf.models.reward import RewardModel as RewardModel
+    from rlhf.models.value import ValueModel as ValueModel
+    from rlhf.pipeline.api import RLHFConfig as RLHFConfig
+    from rlhf.pipeline.api import RLHFTrainer as RLHFTrainer
+    from rlhf.pipeline.run import Pipeline as Pipeline
     from rlhf.training.control import AdaptiveKLController as AdaptiveKLController
     from rlhf.training.control import EarlyStopping as EarlyStopping
     from rlhf.training.dpo import DPOTrainer as DPOTrainer
+    from rlhf.training.grpo import GRPOTrainer as GRPOTrainer
+    from rlhf.training.ppo import PPOTrainer as PPOTrainer
+    from rlhf.training.reward import RewardModelTrainer as RewardModelTrainer
     from rlhf.training.sft import SFTTrainer as SFTTrainer
 
 PUBLIC: dict[str, str] = {
@@ -33,11 +55,33 @@ PUBLIC: dict[str, str] = {
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
     "GRPOConfig": "rlhf.config.training:GRPOConfig",
+    "GRPODataset": "rlhf.data.datasets:GRPODataset",
+    "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
+    "KTODataset": "rlhf.data.datasets:KTODataset",
     "PPOConfig": "rlhf.config.training:PPOConfig",
+    "PPOTrainer": "rlhf.training.ppo:PPOTrainer",
+    "Pipeline": "rlhf.pipeline.run:Pipeline",
+    "PolicyModel": "rlhf.models.policy:PolicyModel",
+    "PreferenceDataset": "rlhf.data.datasets:PreferenceDataset",
     "PreferenceSample": "rlhf.data.contracts:PreferenceSample",
+    "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
+    "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
+    "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
+    "ReferenceModel": "rlhf.models.reference:ReferenceModel",
+    "RewardModel": "rlhf.models.reward:RewardModel",
+    "RewardModelTrainer": "rlhf.training.reward:RewardModelTrainer",
     "SFTConfig": "rlhf.config.training:SFTConfig",
+    "SFTDataset": "rlhf.data.datasets:SFTDataset",
     "SFTTrainer": "rlhf.training.sft:SFTTrainer",
+    "StreamingGRPODataset": "rlhf.data.streaming:StreamingGRPODataset",
+    "StreamingKTODataset": "rlhf.data.streaming:StreamingKTODataset",
+    "StreamingPreferenceDataset": "rlhf.data.streaming:StreamingPreferenceDataset",
+    "StreamingSFTDataset": "rlhf.data.streaming:StreamingSFTDataset",
+    "ValueModel": "rlhf.models.value:ValueModel",
+    "WinRateEvaluator": "rlhf.evaluation.winrate:WinRateEvaluator",
+    "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
+    "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
 }
 """Public name -> where it lives. tests/architecture/test_public_names.py keeps it complete, true and sorted."""
 

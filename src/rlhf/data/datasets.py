@@ -10,18 +10,18 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack, cast, overload
 
 from rlhf.data import plans
 from rlhf.data.contracts import Prompt, Row
 from rlhf.data.dedup import duplicate_groups, row_text
-from rlhf.data.expand import row_texts, text_key
+from rlhf.data.expand import prompt_key
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
 from rlhf.data.read import ReadOptions, open_rows
 from rlhf.data.report import TokenizationReport
 from rlhf.data.sources import Source
-from rlhf.data.tokenize import Score, Tokenization, tokenization
+from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.data.truncate import Truncation
 from rlhf.data.write import columns_of, write_rows
 from rlhf.errors import ConfigError, DataError
@@ -106,8 +106,7 @@ class TokenizedDataset(Generic[ItemT]):
             raise ConfigError(f"test_frac is {test_frac}; wanted a share between 0 and 1.")
         by_prompt: dict[str, list[int]] = {}
         for number, (row, _) in enumerate(self._items):
-            first = next(iter(row_texts(row).values())) if not hasattr(row, "prompt") else row.prompt
-            by_prompt.setdefault(text_key(first), []).append(number)
+            by_prompt.setdefault(prompt_key(row), []).append(number)
         wanted = max(1, round(test_frac * len(self)))
         test: list[int] = []
         for prompt in sorted(by_prompt, key=lambda text: derive_seed(seed, "split", text)):
@@ -129,7 +128,8 @@ class TokenizedDataset(Generic[ItemT]):
         ]
         if not kept:
             raise DataError(
-                f"No item has {min_tokens} to {max_tokens} tokens; they have {min(self.lengths)} to {max(self.lengths)}."
+                f"No item has {min_tokens} to {max_tokens} tokens; the shortest has {min(self.lengths)}, "
+                f"the longest {max(self.lengths)}."
             )
         return self._subset(kept)
 

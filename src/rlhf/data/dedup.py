@@ -1,8 +1,8 @@
 """Finding rows that say the same: equal after normalisation, or nearly equal by MinHash.
 
-Near duplicates: Broder 1997, "On the resemblance and containment of documents" (MinHash estimates the Jaccard similarity of
-two sets of shingles); candidates by locality-sensitive hashing (Leskovec, Rajaraman and Ullman, "Mining of Massive
-Datasets", section 3.4). A candidate counts only if the true similarity of its shingles reaches the threshold.
+Near duplicates: Broder 1997, "On the resemblance and containment of documents" (MinHash estimates the Jaccard
+similarity of two sets of shingles); candidates by locality-sensitive hashing (Leskovec, Rajaraman and Ullman, "Mining
+of Massive Datasets", section 3.4). A candidate counts only if its true similarity reaches the threshold.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def row_text(row: Row) -> str:
     return "\x1e".join(parts)
 
 
+def digest(text: str) -> bytes:
+    """16 bytes that stand for a text: keeping these instead of the texts saves the memory."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
 def duplicate_groups(texts: Sequence[str], *, near: float | None = None) -> list[list[int]]:
     """Sets of texts that are duplicates of each other.
 
@@ -55,7 +60,7 @@ def duplicate_groups(texts: Sequence[str], *, near: float | None = None) -> list
         raise ConfigError(f"near is {near}; wanted a similarity above 0 and at most 1, such as 0.8.")
     by_hash: dict[bytes, list[int]] = {}
     for number, text in enumerate(texts):
-        by_hash.setdefault(hashlib.blake2b(text.encode(), digest_size=16).digest(), []).append(number)
+        by_hash.setdefault(digest(text), []).append(number)
     equal = list(by_hash.values())
     if near is None:
         return [group for group in equal if len(group) > 1]

@@ -100,7 +100,10 @@ def pair_up(rows: Iterable[Row]) -> list[PreferenceRow]:
         elif isinstance(row, UnpairedRow):
             worth = float(row.label)
         else:
-            raise RowError(row.where, f"this is a {row.kind} row; only rating and unpaired rows can be paired up.")
+            raise RowError(
+                row.where,
+                f"a row of kind {row.kind} has nothing to compare; only rating and unpaired rows can be paired up.",
+            )
         by_prompt.setdefault(text_key(row.prompt), []).append((worth, row))
     pairs = []
     for group in by_prompt.values():
@@ -129,11 +132,16 @@ def text_key(text: Text) -> str:
     return text if isinstance(text, str) else json.dumps(text, sort_keys=True, ensure_ascii=False, default=str)
 
 
+def prompt_key(row: Row) -> str:
+    """What tells the prompts of rows apart; of a text or a dialogue, all of it."""
+    return text_key(next(iter(row_texts(row).values())))
+
+
 def row_texts(row: Row) -> dict[str, Text]:
     """The texts of a row by column, in the order of its kind; a list of completions gives one entry each."""
     texts: dict[str, Text] = {}
     own = row.to_dict()
-    for name in ("text", "messages", "prompt", "completion", "chosen", "rejected", "completion_a", "completion_b"):
+    for name in ("prompt", "text", "messages", "completion", "chosen", "rejected", "completion_a", "completion_b"):
         if name in own and name not in row.columns:
             texts[name] = own[name]
     if isinstance(row, (RankingSample, StepwiseRow)):

@@ -152,7 +152,7 @@ def detect_kind(cells: Mapping[str, Any], *, where: str = "", accepts: Sequence[
     if kind is None and len(missing) < len(SHAPES[nearest]):
         hint = did_you_mean(missing[0], [name for name in cells if name not in SHAPES[nearest]])
         raise RowError(
-            where, f"column {' and '.join(map(repr, missing))} is missing for a {nearest} row; {found}.{hint}"
+            where, f"column {' and '.join(map(repr, missing))} is missing for the kind {nearest}; {found}.{hint}"
         )
     shapes = "; ".join(f"{k} ({', '.join(SHAPES[k])})" for k in wanted)
     if kind is None:
@@ -162,7 +162,7 @@ def detect_kind(cells: Mapping[str, Any], *, where: str = "", accepts: Sequence[
     lacking = f" {', '.join(map(repr, missing))} is missing for the nearest." if missing else ""
     raise RowError(
         where,
-        f"this is a {kind} row ({found}); wanted {shapes}.{lacking} Rename or drop columns with columns=, "
+        f"a row of kind {kind} ({found}); wanted {shapes}.{lacking} Rename or drop columns with columns=, "
         "or convert the file with: rlhf data convert.",
     )
 

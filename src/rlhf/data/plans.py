@@ -8,17 +8,9 @@ from dataclasses import dataclass
 from rlhf.data.contracts import Kind, PreferenceRow, Row
 from rlhf.data.expand import preferences_of, prompt_of, unpaired_of
 from rlhf.data.report import TokenizationReport
-from rlhf.data.tokenize import (
-    Rendered,
-    StoredPrompt,
-    Tokenization,
-    TokenizedRow,
-    preference_texts,
-    sft_texts,
-    tokenize_prompts,
-    tokenize_rows,
-    unpaired_texts,
-)
+from rlhf.data.texts import Rendered, preference_texts, sft_texts, unpaired_texts
+from rlhf.data.tokenization import Tokenization
+from rlhf.data.tokenize import StoredPrompt, TokenizedRow, tokenize_prompts, tokenize_rows
 
 Stored = TokenizedRow | StoredPrompt
 Item = tuple[Row, Stored]
@@ -39,7 +31,7 @@ class Plan:
         self, rows: Sequence[Row], how: Tokenization, report: TokenizationReport, *, skip_bad_rows: bool
     ) -> list[Item]:
         """Tokenise a batch of rows as they were read."""
-        training_rows = []
+        training_rows: list[Row] = []
         for row in rows:
             report.num_rows += 1
             training_rows += self.expand(row, report)

@@ -218,7 +218,7 @@ def rename_columns(raw: Any, columns: Mapping[str, str | None], where: str = "")
 
 def _check_made_row(row: Row, where: str, row_id: str, accepts: Sequence[Kind] | None) -> Row:
     if accepts is not None and row.kind not in accepts:
-        raise RowError(where, f"this is a {row.kind} row; wanted {' or '.join(accepts)}.")
+        raise RowError(where, f"a row of kind {row.kind}; wanted {' or '.join(accepts)}.")
     return row if row.id else replace(row, id=row_id, where=row.where or where)
 
 

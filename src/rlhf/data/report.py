@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -58,8 +59,18 @@ class TokenizationReport:
         parts += [
             f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items() if value and name not in shown
         ]
-        lines = [", ".join(parts) + (f", {len(self.bad_rows):,} bad" if self.bad_rows else "")]
-        lines += [f"  {row.where}: {row.reason}" for row in self.bad_rows[:10]]
-        if len(self.bad_rows) > 10:
-            lines.append(f"  ... and {len(self.bad_rows) - 10:,} more")
-        return "\n".join(lines)
+        return "\n".join([", ".join(parts), *bad_row_lines(self.bad_rows)])
+
+
+SHOWN = 20
+"""Bad rows that a report's text lists; its ``to_dict`` has all."""
+
+
+def bad_row_lines(bad_rows: Sequence[BadRow]) -> list[str]:
+    """A heading and the first bad rows, each with place and reason; nothing where there is none."""
+    if not bad_rows:
+        return []
+    lines = [f"{len(bad_rows):,} bad rows:"] + [f"  {row.where}: {row.reason}" for row in bad_rows[:SHOWN]]
+    if len(bad_rows) > SHOWN:
+        lines.append(f"  ... and {len(bad_rows) - SHOWN:,} more")
+    return lines

@@ -148,6 +148,15 @@ def file_format(path: str | os.PathLike[str]) -> FileFormat:
     return known
 
 
+def source_name(source: Any) -> str:
+    """How messages call a source."""
+    if isinstance(source, (str, os.PathLike)):
+        return os.fspath(source)
+    if isinstance(source, Sequence) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
+        return ", ".join(os.fspath(item) for item in source[:4]) + (" ..." if len(source) > 4 else "")
+    return type(source).__name__
+
+
 def _looks_like_path(text: str) -> bool:
     if len(text) > 1024 or "\n" in text:
         return False

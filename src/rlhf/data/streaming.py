@@ -1,8 +1,8 @@
 """Data sets that are read while training goes on, and that go on at the same row after a restart.
 
-Rows are read, tokenised and, where asked for, shuffled in blocks: a block of ``shuffle_buffer`` rows is filled, put in an
-order that hangs on (seed, epoch, number of the block), and emptied. So the whole state is where the block begins and how
-far it was emptied: a few numbers instead of a buffer of rows, and the rows are the same to the last token after a resume.
+Rows are read, tokenised and, where asked for, shuffled in blocks: a block of ``shuffle_buffer`` rows is filled, put in
+an order that hangs on (seed, epoch, number of the block), and emptied. So the whole state is where the block begins and
+how far it was emptied: a few numbers instead of a buffer of rows, and a resumed stream gives the same tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rlhf.data import plans
 from rlhf.data.contracts import Prompt, Row
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
-from rlhf.data.read import ReadOptions, open_rows
+from rlhf.data.read import Cursor, ReadOptions, open_rows
 from rlhf.data.report import TokenizationReport
 from rlhf.data.sources import Source
-from rlhf.data.tokenize import Score, Tokenization, tokenization
+from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.data.truncate import Truncation
 from rlhf.errors import CheckpointError, ConfigError, DataError
 from rlhf.seeds import derive_seed
@@ -62,7 +62,11 @@ class StreamingDataset(Generic[ItemT]):
         self._plan = plan
         self._skip_bad_rows = options.get("on_bad_row") == "skip"
         self._stream = open_rows(source, accepts=plan.accepts, strings_are=plan.strings_are, **options)
-        self._begin_epoch()
+        self._cursor: Cursor = (0, 0)
+        self._num_rows = 0
+        self._block = 0
+        self._done_of_block = 0
+        self._report_before = TokenizationReport().to_dict()
 
     def __iter__(self) -> Iterator[ItemT]:
         while True:
@@ -106,8 +110,8 @@ class StreamingDataset(Generic[ItemT]):
         for name, value in mine.items():
             if state.get(name) != value:
                 raise CheckpointError(
-                    f"The saved state of the data stream has {name} {state.get(name)!r}, and this stream has {value!r}; "
-                    "resume with the same data and settings, or start anew."
+                    f"The saved state of the data stream has {name} {state.get(name)!r}, and this stream has "
+                    f"{value!r}; resume with the same data and settings, or start anew."
                 )
         self.epoch = state["epoch"]
         self._cursor = (state["cursor"][0], state["cursor"][1])
@@ -127,7 +131,7 @@ class StreamingDataset(Generic[ItemT]):
         self._done_of_block = 0
         self._report_before = TokenizationReport().to_dict()
 
-    def _read_block(self) -> tuple[list[Item], tuple[int, int], int]:
+    def _read_block(self) -> tuple[list[Item], Cursor, int]:
         """Items of the block at the cursor in their final order, the cursor behind it, and its number of rows."""
         self.report = TokenizationReport.from_dict(self._report_before)
         self._stream.bad_rows = []

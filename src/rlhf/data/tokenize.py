@@ -17,129 +17,15 @@ import contextlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
-from rlhf.data.chat import ChatFormat, chat_format, render_dialogue, render_prompt, special_tokens
-from rlhf.data.contracts import (
-    BadRow,
-    CompletionRow,
-    Messages,
-    MessagesRow,
-    PreferenceRow,
-    Prompt,
-    PromptRow,
-    Row,
-    RowError,
-    Text,
-    TextRow,
-    UnpairedRow,
-)
+from rlhf.data.contracts import BadRow, CompletionRow, PreferenceRow, Prompt, PromptRow, Row, RowError, UnpairedRow
 from rlhf.data.pack import Branch, Group
 from rlhf.data.prefixes import shared_length
 from rlhf.data.report import TokenizationReport
-from rlhf.data.truncate import TRUNCATIONS, Ids, Truncation, truncate
-from rlhf.errors import ConfigError, ModelError, look_up
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Score = Literal["completion", "assistant", "all"]
-SCORES: Mapping[str, str] = {
-    "completion": "what the row calls its completion; of a dialogue every turn of the assistant",
-    "assistant": "every turn of the assistant, those in the prompt too",
-    "all": "every token but the first",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenization:
-    """Everything that decides which ids a row becomes."""
-
-    tokenizer: PreTrainedTokenizerBase
-    chat: ChatFormat
-    max_length: int | None
-    """Tokens of prompt and completion together."""
-    max_prompt_length: int | None
-    truncation: Truncation
-    score: Score
-    add_eos: bool
-    """Completions end in EOS, once, and it is scored: otherwise a model never learns to stop."""
-    default_bos: int | None
-    """What the tokenizer itself puts before plain text."""
-    ends: frozenset[int]
-    """Ids that end a turn: EOS and the other special tokens."""
-
-    def ids(
-        self, texts: Sequence[str], *, offsets: bool = False
-    ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
-        """Ids of each text, nothing added by the tokenizer; where asked for, the characters of each id."""
-        if not texts:
-            return [], []
-        encoded = self.tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            return_offsets_mapping=offsets,
-            verbose=False,  # longer than the model's context is for max_length to say
-        )
-        return encoded["input_ids"], encoded["offset_mapping"] if offsets else []
-
-
-def tokenization(
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int | None = None,
-    max_prompt_length: int | None = None,
-    truncation: Truncation = "error",
-    score: Score = "completion",
-    chat_template: str | None = None,
-    add_eos: bool = True,
-) -> Tokenization:
-    """Check the settings and settle what depends on the tokenizer.
-
-    Raises:
-        ConfigError: An unknown policy, or a length that leaves no room.
-        ModelError: EOS is to be added and the tokenizer has none.
-    """
-    look_up(TRUNCATIONS, truncation, kind="truncation policy")
-    look_up(SCORES, score, kind="way of scoring")
-    for name, length, least in (("max_length", max_length, 2), ("max_prompt_length", max_prompt_length, 1)):
-        if length is not None and length < least:
-            raise ConfigError(f"{name} is {length}; wanted at least {least}, or None for no limit.")
-    if add_eos and tokenizer.eos_token_id is None:
-        raise ModelError(
-            "The tokenizer has no EOS token, so completions can't be ended with one; set tokenizer.eos_token, "
-            "or pass add_eos=False (the model then never learns to stop)."
-        )
-    begun = list(tokenizer("a")["input_ids"])
-    bos = tokenizer.bos_token_id
-    return Tokenization(
-        tokenizer=tokenizer,
-        chat=chat_format(tokenizer, chat_template),
-        max_length=max_length,
-        max_prompt_length=max_prompt_length,
-        truncation=truncation,
-        score=score,
-        add_eos=add_eos,
-        default_bos=bos if bos is not None and begun[:1] == [bos] else None,
-        ends=frozenset(tokenizer.convert_tokens_to_ids(special_tokens(tokenizer))),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
-    """One sequence as text, before tokenisation."""
-
-    prompt: str
-    """Begins ``text``."""
-    text: str
-    spans: Sequence[tuple[int, int]] | None = None
-    """Characters to score; None for everything behind the prompt."""
-    chat: bool = False
-    """Special tokens are written out in the text: the template put them there."""
-    whole: bool = False
-    """There is no completion that must be kept in one piece: the left side may be cut anywhere."""
+from rlhf.data.texts import Rendered, prompt_text
+from rlhf.data.tokenization import Tokenization
+from rlhf.data.truncate import Ids, truncate
+from rlhf.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,53 +94,6 @@ class StoredPrompt:
         return len(self.ids)
 
 
-def sft_texts(row: Row, how: Tokenization) -> list[Rendered]:
-    """What to train on of a text, a dialogue or a demonstration; of a preference pair the chosen side."""
-    if isinstance(row, TextRow):
-        _refuse_assistant_score(row, how)
-        return [Rendered(prompt="", text=row.text, whole=True)]
-    if isinstance(row, MessagesRow):
-        return [_dialogue(row.messages, 0, row, how, whole=True)]
-    assert isinstance(row, (CompletionRow, PreferenceRow)), row.kind
-    completion = row.completion if isinstance(row, CompletionRow) else row.chosen
-    if how.score == "completion":
-        return [_completion(row.prompt, completion, row, how)]
-    if isinstance(row.prompt, list):
-        assert isinstance(completion, list)
-        return [_dialogue(row.prompt + completion, 0, row, how, whole=True)]
-    _refuse_assistant_score(row, how)
-    assert isinstance(completion, str)
-    return [Rendered(prompt="", text=row.prompt + completion, whole=True)]
-
-
-def preference_texts(row: Row, how: Tokenization) -> list[Rendered]:
-    """Chosen, then rejected, with one prompt."""
-    assert isinstance(row, PreferenceRow), row.kind
-    chosen, rejected = (_completion(row.prompt, text, row, how) for text in (row.chosen, row.rejected))
-    if chosen.prompt == rejected.prompt:
-        return [chosen, rejected]
-    # The dialogues part before the assistant speaks: what they share is the prefix, and only the assistant is scored.
-    shared = chosen.prompt[: shared_length(chosen.prompt, rejected.prompt)]
-    return [
-        Rendered(prompt=shared, text=side.text, spans=side.spans or [(len(side.prompt), len(side.text))], chat=True)
-        for side in (chosen, rejected)
-    ]
-
-
-def unpaired_texts(row: Row, how: Tokenization) -> list[Rendered]:
-    """One completion."""
-    assert isinstance(row, UnpairedRow), row.kind
-    return [_completion(row.prompt, row.completion, row, how)]
-
-
-def prompt_text(row: Row, how: Tokenization) -> str:
-    """What the model is asked with."""
-    assert isinstance(row, PromptRow), row.kind
-    if isinstance(row.prompt, str):
-        return row.prompt
-    return render_prompt(how.chat, row.prompt, columns=row.columns, where=row.where)
-
-
 def tokenize_rows(
     rows: Sequence[Row],
     how: Tokenization,
@@ -277,14 +116,21 @@ def tokenize_rows(
         DataError: A row is too long under ``truncation="error"``.
     """
     rendered: list[tuple[Row, list[Rendered]]] = []
+    given: dict[int, Ids] = {}
     for row in rows:
         with _listing_bad_rows(report, skip_bad_rows):
-            rendered.append((row, texts_of(row, how)))
+            own = given_ids(row, how)
+            if own is not None:
+                given[len(rendered)] = own
+            rendered.append((row, [] if own is not None else texts_of(row, how)))
     ids = _encode_all([text for _, texts in rendered for text in texts], how)
     tokenized = []
-    for row, texts in rendered:
+    for number, (row, texts) in enumerate(rendered):
         with _listing_bad_rows(report, skip_bad_rows):
-            made = _assemble(row, texts, ids, how, report)
+            if number in given:
+                made = _keep_to_length(row, given[number], how, report, bos=how.default_bos, cut_anywhere=False)
+            else:
+                made = _assemble(row, texts, ids, how, report)
             if made is not None:
                 report.num_usable += 1
                 report.num_tokens += made.num_tokens
@@ -328,32 +174,6 @@ def _listing_bad_rows(report: TokenizationReport, skip: bool) -> Iterator[None]:
         if not skip:
             raise
         report.bad_rows.append(BadRow(err.where, err.reason))
-
-
-def _refuse_assistant_score(row: Row, how: Tokenization) -> None:
-    if how.score == "assistant":
-        raise RowError(row.where, "score='assistant' needs messages with roles, and this row is plain text.")
-
-
-def _completion(prompt: Text, completion: Text, row: Row, how: Tokenization) -> Rendered:
-    if isinstance(prompt, str):
-        assert isinstance(completion, str)
-        return Rendered(prompt=prompt, text=prompt + completion)
-    assert isinstance(completion, list)
-    if prompt[-1]["role"] == "assistant":
-        raise RowError(row.where, "the prompt ends with the assistant's turn; wanted the user's (or a tool's) last.")
-    return _dialogue(prompt + completion, len(prompt), row, how, whole=False)
-
-
-def _dialogue(messages: Messages, first: int, row: Row, how: Tokenization, *, whole: bool) -> Rendered:
-    if how.score == "all":
-        text = how.chat.render(messages, row.columns, row.where)
-        return Rendered(prompt="", text=text, chat=True, whole=True)
-    dialogue = render_dialogue(how.chat, messages, columns=row.columns, where=row.where, first=first)
-    start, end = dialogue.spans[0][0], dialogue.spans[-1][1]
-    # What stands behind the last scored token changes no loss, and a reward is read at the end of the last turn.
-    spans = None if len(dialogue.spans) == 1 else dialogue.spans
-    return Rendered(prompt=dialogue.text[:start], text=dialogue.text[:end], spans=spans, chat=True, whole=whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,19 +228,20 @@ def _assemble(
         report.eos_inside += not text.chat and how.tokenizer.eos_token_id in tokens[:-1]
 
     whole_ids = _give_prefix(row, Ids(prompt[:boundary], branches), how, plain=not texts[0].chat)
+    return _keep_to_length(row, whole_ids, how, report, bos=bos[0] if bos else None, cut_anywhere=texts[0].whole)
+
+
+def _keep_to_length(
+    row: Row, whole: Ids, how: Tokenization, report: TokenizationReport, *, bos: int | None, cut_anywhere: bool
+) -> TokenizedRow | None:
+    """Cut or drop what is too long, count it, and store the rest."""
     kept = truncate(
-        whole_ids,
-        how.truncation,
-        how.max_length,
-        how.max_prompt_length,
-        row.where,
-        bos=bos[0] if bos else None,
-        cut_anywhere=texts[0].whole,
+        whole, how.truncation, how.max_length, how.max_prompt_length, row.where, bos=bos, cut_anywhere=cut_anywhere
     )
     if kept is None:
         report.dropped_too_long += 1
         return None
-    cut = kept.num_tokens < whole_ids.num_tokens
+    cut = kept.num_tokens < whole.num_tokens
     report.truncated += cut
     report.no_eos += sum(tokens[-1] not in how.ends for tokens, _ in kept.branches)
     return TokenizedRow(
@@ -430,6 +251,35 @@ def _assemble(
         ),
         truncated=cut,
     )
+
+
+ID_COLUMNS: Mapping[type[Row], tuple[str, ...]] = {
+    PreferenceRow: ("chosen_ids", "rejected_ids"),
+    CompletionRow: ("completion_ids",),
+    UnpairedRow: ("completion_ids",),
+}
+"""Columns beside ``prompt_ids`` that make a row a tokenised one."""
+
+
+def given_ids(row: Row, how: Tokenization) -> Ids | None:
+    """Token ids that the row brings along (sampled completions do), as they are: no EOS is added, nothing is merged.
+
+    Raises:
+        RowError: Ids that are no list of numbers, an empty one, or one that the tokenizer does not know.
+    """
+    names = ID_COLUMNS.get(type(row))
+    if names is None or not all(name in row.columns for name in ("prompt_ids", *names)):
+        return None
+    size = len(how.tokenizer)
+    lists = []
+    for name in ("prompt_ids", *names):
+        ids = row.columns[name]
+        if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and 0 <= i < size for i in ids):
+            raise RowError(
+                row.where, f"column {name} should hold token ids below {size}, at least one; drop the column otherwise."
+            )
+        lists.append(ids)
+    return Ids(lists[0], [(ids, None) for ids in lists[1:]])
 
 
 def _bos(texts: Sequence[Rendered], encoded: _Encoded, how: Tokenization) -> list[int]:

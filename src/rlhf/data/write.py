@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,24 +47,25 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _open_text(path: Path, *, compressed: bool) -> IO[str]:
-    if compressed:
-        file: IO[str] = gzip.open(path, "wt", encoding="utf-8", newline="")
-        return file
-    return open(path, "w", encoding="utf-8", newline="")
+    opener: Any = gzip.open if compressed else open
+    file: IO[str] = opener(path, "wt", encoding="utf-8", newline="")
+    return file
 
 
 def _json(row: Mapping[str, Any], number: int) -> str:
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as err:
-        for name, value in row.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                break
-            try:
-                json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError):
-                break
-        raise DataError(f"Row {number}: column {name!r} can't be written as JSON ({err}).") from err
+        refused = next(name for name, value in row.items() if not _is_json(value))
+        raise DataError(f"Row {number}: column {refused!r} can't be written as JSON: {err}.") from err
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _write_jsonl(file: IO[str], rows: Iterable[Mapping[str, Any]]) -> int:

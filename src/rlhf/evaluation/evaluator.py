@@ -31,10 +31,12 @@ from rlhf.seeds import derive_seed
 
 NUM_SAMPLES_SHOWN = 12
 NUM_REGRESSIONS_SHOWN = 4
+PROMPTS_AT_ONCE = 64
+"""Between two words of progress; a sample does not depend on what is asked beside it."""
 VERDICTS = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answers:
     """What one policy said and how it was judged; S = prompts x samples, the samples of a prompt together."""
 
@@ -63,7 +65,7 @@ def evaluate_policies(
     tie_band: float = 0.0,
     build_engine: Callable[[PolicyModel], RolloutEngine] = LocalEngine,
     names: tuple[str, str] = ("policy", "baseline"),
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[..., None] | None = None,
 ) -> Evaluation:
     """Sample both, judge both, and measure what changed.
 
@@ -84,7 +86,7 @@ def evaluate_policies(
         tie_band: Judge scores this close are ties.
         build_engine: What samples from a policy.
         names: What reports call policy and baseline.
-        progress: Told what is done next.
+        progress: Called as ``progress(whose, by=how_many)`` for completions that are done (``ProgressBar.advance``).
 
     Returns:
         See ``rlhf.evaluation.records``.
@@ -96,29 +98,22 @@ def evaluate_policies(
     if not prompts:
         raise DataError("There is no prompt to evaluate on; give at least one held-out prompt.")
     judge = load_judge(judge) if isinstance(judge, str) else judge
-    tell = progress or (lambda _: None)
     proxy = LearnedReward(reward_model) if reward_model is not None else None
     measurable = why_no_kl(sampling) is None
 
     # 1. Ask both, judge both.
     sides = []
     for name, model, other in ((names[1], baseline, policy), (names[0], policy, baseline)):
-        tell(f"sampling from the {name}")
-        completions = build_engine(model).generate(
-            prompts, num_samples=samples_per_prompt, sampling=sampling, seed=derive_seed(seed, "evaluation"), step=0
-        )
-        tell(f"judging the {name}")
+        completions = _sample(build_engine(model), prompts, name, samples_per_prompt, sampling, seed, progress)
         flat = [completion for group in completions for completion in group]
         asked = [prompt for prompt, group in zip(prompts, completions, strict=True) for _ in group]
         judged = _judge(judge, asked, flat)
         scores = [float(score) for score in proxy.score(asked, flat).scores] if proxy else None
-        # 2. Measure each on its own samples; the distance is asked of the policy's.
-        tokens = (
-            token_measures(model, other, prompts, completions, temperature=sampling.temperature) if measurable else None
-        )
-        sides.append(
-            Answers(completions=completions, judged=judged, proxy=scores, entropy=tokens.entropy if tokens else None)
-        )
+        # 2. Measure each on its own samples; the KL that is kept is the policy's, which comes last.
+        tokens = None
+        if measurable:
+            tokens = token_measures(model, other, prompts, completions, temperature=sampling.temperature)
+        sides.append(Answers(completions, judged, scores, tokens.entropy if tokens else None))
     before, after = sides
     units = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]
     kl = KL.missing(why_no_kl(sampling) or "")
@@ -131,7 +126,6 @@ def evaluate_policies(
         )
 
     # 3. Compare.
-    tell("comparing")
     missing: dict[str, str] = {} if measurable else {"kl": kl.k1.reason, "entropy": kl.k1.reason}
     missing["curve"] = "no rollouts of a training stage were judged"
     if proxy is None:
@@ -240,35 +234,36 @@ def judge_reward_model(reward_model: RewardModel, pairs: Sequence[Group], *, see
 
 def changes_between(before: Answers, after: Answers, units: Sequence[int], *, seed: int) -> dict[str, Change]:
     """Every quantity that both sides have, with intervals; prompts are the units."""
-
-    def change(name: str, old: Sequence[float] | Array, new: Sequence[float] | Array, unit: str) -> Change:
-        return Change(
-            before=mean_interval(unit_means(old, units)),
-            after=mean_interval(unit_means(new, units)),
-            gain=paired_bootstrap(old, new, seed=derive_seed(seed, "evaluation", "gain", name), units=units),
+    old, new = quantities(before), quantities(after)
+    found: dict[str, Change] = {}
+    for name, unit in {name: unit for side in (old, new) for name, (_, unit) in side.items()}.items():
+        first, second = (_complete(side[name][0]) if name in side else None for side in (old, new))
+        if first is None or second is None:
+            nothing = Estimate.missing("it was not given for every completion")
+            found[name] = Change(before=nothing, after=nothing, gain=nothing, unit=unit)
+            continue
+        found[name] = Change(
+            before=mean_interval(unit_means(first, units)),
+            after=mean_interval(unit_means(second, units)),
+            gain=paired_bootstrap(first, second, seed=derive_seed(seed, "evaluation", "gain", name), units=units),
             unit=unit,
         )
-
-    old, new = before.flat, after.flat
-    found = {"gold": change("gold", before.judged.scores, after.judged.scores, "points")}
-    for name in dict.fromkeys((*before.judged.metrics, *after.judged.metrics)):
-        both = _applicable(before.judged.metrics.get(name), after.judged.metrics.get(name))
-        if both is None:
-            reason = "the judge did not give it for every completion"
-            nothing = Estimate.missing(reason)
-            found[f"gold/{name}"] = Change(before=nothing, after=nothing, gain=nothing)
-        else:
-            found[f"gold/{name}"] = change(name, *both, unit="")
-    if before.proxy is not None and after.proxy is not None:
-        found["proxy"] = change("proxy", before.proxy, after.proxy, "points")
-    if before.entropy is not None and after.entropy is not None:
-        found["entropy"] = change("entropy", before.entropy, after.entropy, "nats per token")
-    found["length"] = change("length", *([float(len(c.tokens)) for c in side] for side in (old, new)), unit="tokens")
-    found["unended_frac"] = change(
-        "unended_frac", *([float(c.truncated) for c in side] for side in (old, new)), unit=""
-    )
     for name, measure in VARIETY.items():
-        found[name] = _variety(*(measure([c.text for c in side]) for side in (old, new)), n=len(set(units)))
+        first_share, second_share = (measure([c.text for c in side.flat]) for side in (before, after))
+        found[name] = _variety(first_share, second_share, n=len(set(units)))
+    return found
+
+
+def quantities(answers: Answers) -> dict[str, tuple[Sequence[float | None], str]]:
+    """Name -> [S] values, and their unit."""
+    found: dict[str, tuple[Sequence[float | None], str]] = {"gold": (answers.judged.scores, "points")}
+    found |= {f"gold/{name}": (values, "") for name, values in answers.judged.metrics.items()}
+    if answers.proxy is not None:
+        found["proxy"] = answers.proxy, "points"
+    if answers.entropy is not None:
+        found["entropy"] = answers.entropy.tolist(), "nats per token"
+    found["length"] = [float(len(completion.tokens)) for completion in answers.flat], "tokens"
+    found["unended_frac"] = [float(completion.truncated) for completion in answers.flat], ""
     return found
 
 
@@ -310,7 +305,7 @@ def proxy_agreement(before: Answers, after: Answers, units: Sequence[int]) -> Pr
     right = (np.sign(gold_step) * np.sign(proxy_step) + 1)[decided] / 2
     return ProxyAgreement(
         spearman=spearman(proxy[one_each], gold[one_each]),
-        agreement=share_interval(unit_means(right, [units[i] for i in np.flatnonzero(decided)])),
+        agreement=share_interval(unit_means(right, [units[i] for i in np.flatnonzero(decided).tolist()])),
     )
 
 
@@ -326,6 +321,26 @@ VARIETY: dict[str, Callable[[Sequence[str]], float]] = {
 }
 
 
+def _sample(
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    name: str,
+    samples_per_prompt: int,
+    sampling: SamplingConfig,
+    seed: int,
+    progress: Callable[..., None] | None,
+) -> list[list[Completion]]:
+    found: list[list[Completion]] = []
+    for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+        part = prompts[start : start + PROMPTS_AT_ONCE]
+        found += engine.generate(
+            part, num_samples=samples_per_prompt, sampling=sampling, seed=derive_seed(seed, "evaluation"), step=0
+        )
+        if progress is not None:
+            progress(name, by=len(part) * samples_per_prompt)
+    return found
+
+
 def _judge(judge: Judge, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Judged:
     keys = dict.fromkeys(key for prompt in prompts for key in prompt.columns)
     return run_judge(
@@ -338,13 +353,10 @@ def _judge(judge: Judge, prompts: Sequence[Prompt], completions: Sequence[Comple
     )
 
 
-def _applicable(
-    old: Sequence[float | None] | None, new: Sequence[float | None] | None
-) -> tuple[list[float], list[float]] | None:
-    """Both sides of a metric, where both have it for every completion."""
-    if old is None or new is None or None in old or None in new:
-        return None
-    return [float(x) for x in old if x is not None], [float(x) for x in new if x is not None]
+def _complete(values: Sequence[float | None]) -> list[float] | None:
+    """The values, where there is one for every completion."""
+    found = [value for value in values if value is not None]
+    return found if len(found) == len(values) else None
 
 
 def _variety(old: float, new: float, *, n: int) -> Change:

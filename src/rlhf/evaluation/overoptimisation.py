@@ -86,7 +86,7 @@ def read_rollouts(path: Path | str) -> list[dict[str, Any]]:
     if not path.exists():
         raise DataError(f"There is no file {path}; only stages that sample (PPO, GRPO) write one.")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -98,12 +98,12 @@ def read_rollouts(path: Path | str) -> list[dict[str, Any]]:
     return rows
 
 
-def judge_rollouts(rows: Iterable[Mapping[str, Any]], judge: Judge) -> list[dict[str, Any]]:
+def judge_rollouts(rows: Path | str | Iterable[Mapping[str, Any]], judge: Judge) -> list[dict[str, Any]]:
     """The curve of a run: what the reward said and what the judge says, step by step.
 
     Args:
-        rows: Of ``rollouts.jsonl``: step, prompt, completion, ended, score (of the proxy), kl (nats per sequence,
-            against the reference). Other columns go to the judge.
+        rows: A ``rollouts.jsonl``, or its rows: step, prompt, completion, ended, score (of the proxy), kl (nats per
+            sequence, against the reference). Other columns go to the judge.
         judge: See ``rlhf.evaluation.judges``.
 
     Returns:
@@ -111,7 +111,7 @@ def judge_rollouts(rows: Iterable[Mapping[str, Any]], judge: Judge) -> list[dict
         ``gold_high`` (prompts as units), ``kl``, and the mean of each of the judge's metrics. A mean over nothing is
         None.
     """
-    rows = list(rows)
+    rows = read_rollouts(rows) if isinstance(rows, Path | str) else list(rows)
     for number, row in enumerate(rows):
         _check_row(row, f"rollout row {number}")
     extra = list(dict.fromkeys(key for row in rows for key in row if key not in RESERVED))
@@ -244,7 +244,7 @@ def _decide(numbers: Mapping[str, Any], *, p_proxy_rose: float, p_proxy_fell: fl
             f"fall again by more than noise explains ({detectable:.2f})."
         )
         return HackingVerdict.NONE, text
-    text = f"Not to be told: the judge's score moved from {start:.2f} to {end:.2f}, and noise alone may do {detectable:.2f}."
+    text = f"Not to be told: the judge's score went from {start:.2f} to {end:.2f}; noise may be {detectable:.2f}."
     return HackingVerdict.UNDECIDED, text
 
 

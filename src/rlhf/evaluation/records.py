@@ -8,7 +8,8 @@
                   distinct_completions
     kl            {k1, k3, per_token: estimates}: KL(policy || baseline), nats per sequence and per token
     reward_model  null, or {accuracy, accuracy_clean, margin: estimates; ties, fitted_scale, calibration {scale,
-                  log_loss, brier, expected_error, expected_error_null, bins [{low, high, count, confidence, accuracy}]}}
+                  log_loss, brier, expected_error, expected_error_null, bins [{low, high, count, confidence,
+                  accuracy}]}}
     proxy         null, or {spearman, agreement: estimates}: reward model against judge on what the policies say
     curve         null, or [{step, n, proxy, gold, gold_low, gold_high, kl, <metric> ...}]: one point a rollout
     hacking       null, or what ``rlhf.evaluation.overoptimisation`` found: {verdict, sentence, ...}
@@ -35,7 +36,6 @@ from rlhf.evaluation.winrate import WinRate
 from rlhf.files import write_json
 
 SCHEMA = 1
-FILE_NAME = "evaluation.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,17 @@ class Evaluation:
     def with_curve(self, curve: Sequence[Mapping[str, Any]]) -> Evaluation:
         """A copy with a training run's curve (``judge_rollouts``) and what it says about reward hacking."""
         missing = {name: why for name, why in self.missing.items() if name != "curve"}
-        return replace(self, curve=list(curve), hacking=overoptimisation(curve), missing=missing)
+        return replace(self, curve=[dict(point) for point in curve], hacking=overoptimisation(curve), missing=missing)
+
+    def headline(self) -> str:
+        """One line for people."""
+        gold, kl = self.changes["gold"], self.kl.k1
+        distance = f"KL {kl.value:.2f} nats/sequence" if kl.measured else f"KL not measured ({kl.reason})"
+        rate = self.win_rate
+        return (
+            f"win rate {rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}] on {rate.num_prompts} prompts, judge's score "
+            f"{gold.before.value:+.2f} -> {gold.after.value:+.2f}, {distance}"
+        )
 
     def summary(self) -> dict[str, float | int | str | None]:
         """The flat numbers of ``summary.json``; None where something was not measured."""
@@ -199,8 +209,6 @@ class Evaluation:
             "missing": dict(self.missing),
         }
 
-    def write(self, folder: Path | str) -> Path:
-        """Write ``evaluation.json`` into a stage's folder."""
-        path = Path(folder) / FILE_NAME
+    def write(self, path: Path | str) -> None:
+        """Write ``evaluation.json``, in one step."""
         write_json(path, self.to_dict())
-        return path

@@ -34,7 +34,7 @@ from rlhf.data.datasets import (
 from rlhf.data.pack import Branch, Group
 from rlhf.data.world import build_world, train_tokenizer
 from rlhf.errors import ConfigError
-from rlhf.evaluation.evaluator import evaluate_policies, judge_rollouts, write_evaluation
+from rlhf.evaluation.evaluator import evaluate_policies
 from rlhf.evaluation.judges import load_judge
 from rlhf.files import write_jsonl
 from rlhf.models.policy import PolicyModel
@@ -173,7 +173,7 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
     """A reward model."""
     seed = _seed(stage.seed)
     model = RewardModel.from_policy(
-        at.model(stage.model), head=stage.head, dropout=stage.head_dropout, num_models=stage.num_models, seed=seed
+        at.model(stage.model), head=stage.head, head_dropout=stage.head_dropout, num_models=stage.num_models, seed=seed
     )
     options: dict[str, Any] = {"max_length": stage.max_length, "truncation": stage.truncation}
     train, held_out = _datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)
@@ -212,11 +212,12 @@ def run_ppo(stage: PPOStage, at: StageContext) -> StageOutcome:
     seed = _seed(stage.seed)
     policy, prompts, scorer, reference = _rl_inputs(stage, at, seed=seed)
     if stage.value_model == "shared":
-        value_model = ValueModel.shared_with(policy, seed=seed)
+        value_model = ValueModel.shared(policy, seed=seed)
     elif stage.value_init == "reward":
-        value_model = ValueModel.from_reward(at.path(_learned_source(stage.reward)), seed=seed)
+        reward_model = RewardModel.from_pretrained(at.path(_learned_source(stage.reward)))
+        value_model = ValueModel.from_reward(reward_model, lora=stage.model.lora, seed=seed)
     else:
-        value_model = ValueModel.from_policy(policy, seed=seed)
+        value_model = ValueModel.from_policy(policy, lora=stage.model.lora, seed=seed)
     trainer = PPOTrainer(
         policy, value_model, stage, prompts, scorer,
         reference=reference, log=at.log, checkpoint_dir=at.folder,
@@ -248,8 +249,9 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
             reward_model=reward_model, pairs=pairs, sampling=stage.sampling,
             samples_per_prompt=stage.samples_per_prompt, seed=seed, progress=bar.advance,
         )  # fmt: skip
-    curve = judge_rollouts(Path(at.path(stage.rollouts)), judge) if stage.rollouts else None
-    write_evaluation(at.folder / "evaluation.json", evaluation, curve)
+    if stage.rollouts is not None:
+        evaluation = evaluation.with_curve(judge_rollouts(Path(at.path(stage.rollouts)), judge))
+    evaluation.write(at.folder / "evaluation.json")
     return StageOutcome(evaluation.headline(), evaluation.summary())
 
 
@@ -301,9 +303,8 @@ def _datasets(
     if held_out is None and stage.eval_frac:
         train, held_out = train.split(stage.eval_frac, seed=derive_seed(_seed(stage.seed), "split"))
     for name, data in (("data", train), ("eval_data", held_out)):
-        if data is not None and (note := data.report.headline()):
-            at.log.write("note", message=f"{name}: {note}")
-            at.log.say(f"  {name}: {note}")
+        if data is not None:
+            at.log.write("note", message=f"{name}: {data.report.to_text()}")
     return train, held_out
 
 
@@ -324,15 +325,16 @@ def _rl_inputs(stage: PPOStage | GRPOStage, at: StageContext, *, seed: int) -> t
     policy = _load_policy(stage.model, at, seed=seed)
     prompts = _prompts(
         stage.prompts, policy, at,
-        limit=stage.limit, max_length=stage.max_prompt_length, truncation=stage.truncation,
+        limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation=stage.truncation,
         chat_template=stage.model.chat_template,
     )  # fmt: skip
     rows = [Group(prompt.ids, [Branch(prompt.ids[-1:])]) for prompt in prompts[:ROWS_FOR_SELF_CHECK]]
     _choose_path(policy, rows, at)
     specs = stage.reward if isinstance(stage.reward, list) else [stage.reward]
     scorer = build_reward([_resolved(spec, at) for spec in specs], tokenizer=policy.tokenizer)
-    other = PolicyModel.from_pretrained(at.model(stage.reference), seed=seed) if stage.reference else None
-    return policy, prompts, scorer, build_reference(policy, other)
+    if stage.reference is not None:
+        return policy, prompts, scorer, _load_policy(stage.reference, at, seed=seed).requires_grad_(False)
+    return policy, prompts, scorer, build_reference(policy)
 
 
 def _resolved(spec: RewardSpec, at: StageContext) -> RewardSpec:

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+GROW_BLOCK = 64
+"""Tokens by which the room for completions grows."""
+
+
 class Buffer:
     """Memory that is kept and handed out in other shapes: fresh pages cost a CPU as much as the arithmetic."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class PaddedDecoder:
     def keep(self, alive: np.ndarray) -> np.ndarray:
         """Drop rows where the family's cache can, else keep computing all; see ``PackedDecoder.keep``."""
         caches = [value for value in self.state.values() if not isinstance(value, bool | Tensor)]
-        if not all(isinstance(cache, Cache) for cache in caches):
+        if not all(isinstance(cache, Cache) and _can_drop_rows(cache) for cache in caches):
             return np.arange(len(alive))
         rows = np.flatnonzero(alive)
         index = torch.from_numpy(rows).to(self.device)
@@ -69,10 +70,13 @@ class PaddedDecoder:
         return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
 
+def _can_drop_rows(cache: Cache) -> bool:
+    """Recurrent layers have no way to."""
+    return all(hasattr(layer, "batch_select_indices") for layer in cache.layers)
+
+
 def _accepted(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
     """Without position ids where the forward does not know them (positions come from the mask there)."""
-    import inspect
-
     names = inspect.signature(model.forward).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
     return {name: value for name, value in inputs.items() if name in names or (takes_any and name != "position_ids")}

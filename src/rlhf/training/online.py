@@ -193,7 +193,7 @@ class OnlineTrainer:
         config, device = self.config, self.policy.device
         limit = config.tokens_per_microbatch
         sampled = torch.tensor([number for c in completions for number in c.logprobs], dtype=torch.float32)
-        exact = self.policy.dtype == torch.float32 and config.autocast == "none"
+        exact = next(self.policy.parameters()).dtype == torch.float32 and config.autocast == "none"
         self.policy.model.eval()
         if exact and phase > 0:
             old = sampled  # sampler and trainer agree to rounding; checked in the first phase

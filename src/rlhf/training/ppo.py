@@ -51,7 +51,7 @@ class PPOTrainer(OnlineTrainer):
         log: RunLog | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
-        if value_model.shared != (config.value_model == "shared"):
+        if value_model.is_shared != (config.value_model == "shared"):
             raise ConfigError(f"value_model is {config.value_model!r}, but the critic given is of the other kind.")
         super().__init__(
             policy, config, prompts, scorer, reference=reference, engine=engine, log=log, checkpoint_dir=checkpoint_dir
@@ -64,14 +64,14 @@ class PPOTrainer(OnlineTrainer):
         config = self.settings
         return [
             TrainedModule("policy", self.policy.model, config.learning_rate),
-            TrainedModule("value", self.value_model.module, config.value_learning_rate or config.learning_rate),
+            TrainedModule("value", self.value_model, config.value_learning_rate or config.learning_rate),
         ]
 
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """Rewards, values, advantages and returns of every token."""
         config = self.settings
         old, ref = experience.token_columns["old_logprobs"], experience.token_columns["ref_logprobs"]
-        self.value_model.module.eval()
+        self.value_model.eval()
         values = experience.map_tokens(
             self._values, max_tokens=config.tokens_per_microbatch, device=self.policy.device
         )
@@ -96,7 +96,7 @@ class PPOTrainer(OnlineTrainer):
         config = self.settings
         batch = batch.to(self.policy.device)
         columns = batch.token_columns
-        scores = self.score(batch, with_hidden=self.value_model.shared)
+        scores = self.score(batch, with_hidden=self.value_model.is_shared)
         loss = token_mean(self.policy_losses(scores.logprobs, batch, metrics), num_tokens=totals.num_tokens)
 
         values = self.value_model.values(batch, scores.hidden)
@@ -114,5 +114,5 @@ class PPOTrainer(OnlineTrainer):
         return loss
 
     def _values(self, batch: PackedBatch) -> Any:
-        hidden = self.score(batch, with_hidden=True).hidden if self.value_model.shared else None
+        hidden = self.score(batch, with_hidden=True).hidden if self.value_model.is_shared else None
         return self.value_model.values(batch, hidden)

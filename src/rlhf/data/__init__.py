@@ -1,0 +1,66 @@
+"""Data: contracts, readers, chat rendering, tokenisation, packing. Knows no model.
+
+    contracts     PreferenceSample, RankingSample, RatingSample, the ten kinds of row, Prompt
+    sources       files, folders, hub names, lists -> raw rows          formats, cells   raw rows -> checked rows
+    read          read_rows, open_rows                                  write            write_rows
+    expand        one kind of row to another                            dedup            equal and near-equal rows
+    chat          dialogues -> text, with the assistant's exact places
+    tokenize      rows -> token ids, with the exact boundary            truncate         what is too long
+    datasets      SFTDataset, PreferenceDataset, KTODataset, GRPODataset
+    streaming     the same as streams with a cursor
+    pack          Group -> PackedBatch
+    inspect       run_check, run_stats, run_convert, run_dedup
+    world         the embedded world
+
+A reader follows a row downwards: sources -> formats -> expand -> chat -> tokenize -> datasets -> pack. Names are loaded
+when they are asked for, because ``world`` must not cost an import of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlhf.data.contracts import ComparisonType as ComparisonType
+    from rlhf.data.contracts import PreferenceSample as PreferenceSample
+    from rlhf.data.contracts import Prompt as Prompt
+    from rlhf.data.contracts import RankingSample as RankingSample
+    from rlhf.data.contracts import RatingSample as RatingSample
+    from rlhf.data.datasets import GRPODataset as GRPODataset
+    from rlhf.data.datasets import KTODataset as KTODataset
+    from rlhf.data.datasets import PreferenceDataset as PreferenceDataset
+    from rlhf.data.datasets import SFTDataset as SFTDataset
+    from rlhf.data.read import read_rows as read_rows
+    from rlhf.data.streaming import StreamingGRPODataset as StreamingGRPODataset
+    from rlhf.data.streaming import StreamingKTODataset as StreamingKTODataset
+    from rlhf.data.streaming import StreamingPreferenceDataset as StreamingPreferenceDataset
+    from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
+    from rlhf.data.write import write_rows as write_rows
+
+HOME = {
+    "ComparisonType": "contracts",
+    "GRPODataset": "datasets",
+    "KTODataset": "datasets",
+    "PreferenceDataset": "datasets",
+    "PreferenceSample": "contracts",
+    "Prompt": "contracts",
+    "RankingSample": "contracts",
+    "RatingSample": "contracts",
+    "SFTDataset": "datasets",
+    "StreamingGRPODataset": "streaming",
+    "StreamingKTODataset": "streaming",
+    "StreamingPreferenceDataset": "streaming",
+    "StreamingSFTDataset": "streaming",
+    "read_rows": "read",
+    "write_rows": "write",
+}
+"""Public name -> module of this room."""
+
+__all__ = [*HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOME:
+        raise AttributeError(f"module 'rlhf.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"rlhf.data.{HOME[name]}"), name)

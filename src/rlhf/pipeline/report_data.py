@@ -1,0 +1,217 @@
+"""Reads a run folder for the report: whatever is there, and why the rest is not.
+
+Nothing here computes results. A part that is absent or unreadable becomes a line under ``missing``, so that the report
+can say so; no part of a run folder can make the report fail.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(slots=True)
+class StageRecord:
+    """What is known of one stage, from whatever file."""
+
+    name: str
+    kind: str = ""
+    seconds: float | None = None
+    headline: str = ""
+    status: str = "not run"
+    """not run, running or broken off, failed, kept, done."""
+    started: float | None = None
+    """Epoch seconds of the newest start."""
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Metric -> step -> value; of the newest attempt with the present settings."""
+    alarms: list[Mapping[str, Any]] = field(default_factory=list)
+    notes: list[Mapping[str, Any]] = field(default_factory=list)
+    evaluation: Mapping[str, Any] | None = None
+    """Its evaluation.json."""
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """A run folder."""
+
+    folder: Path
+    name: str
+    description: str = ""
+    recipe: str | None = None
+    """recipe.yaml as text."""
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    stages: dict[str, StageRecord] = field(default_factory=dict)
+    """In the order of the recipe."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """File -> why it could not be used."""
+
+    @property
+    def evaluation(self) -> tuple[StageRecord, Mapping[str, Any]] | None:
+        """The last evaluation of a policy, with its stage."""
+        found = [(s, s.evaluation) for s in self.stages.values() if s.evaluation and "win_rate" in s.evaluation]
+        return found[-1] if found else None
+
+    @property
+    def reward_model(self) -> tuple[StageRecord, Mapping[str, Any]] | None:
+        """The last measurement of a reward model, with the stage that made it."""
+        found = [(s, s.evaluation["reward_model"]) for s in self.stages.values() if has(s.evaluation, "reward_model")]
+        return found[-1] if found else None
+
+    @property
+    def curve(self) -> tuple[StageRecord, Mapping[str, Any]] | None:
+        """The last evaluation that judged a training run's rollouts, with its stage."""
+        found = [(s, s.evaluation) for s in self.stages.values() if s.evaluation and has(s.evaluation, "curve")]
+        return found[-1] if found else None
+
+
+def read_run(folder: Path | str) -> RunRecord:
+    """Read a run folder."""
+    folder = Path(folder)
+    run = RunRecord(folder=folder, name=folder.resolve().name)
+    recipe = _read_recipe(run)
+    run.manifest = _read_object(run, "manifest.json", "lineage, versions and machine are not known")
+    run.summary = _read_object(run, "summary.json", "the outcome of stages is taken from the log")
+    if isinstance(name := run.manifest.get("run") or recipe.get("name"), str):
+        run.name = name
+    run.description = str(recipe.get("description") or "")
+    artifacts, summaries = mapping(run.manifest.get("artifacts")), mapping(run.summary.get("stages"))
+    asked = mapping(recipe.get("stages"))
+    for stage in dict.fromkeys((*asked, *artifacts, *summaries)):
+        record = _stage(run, stage)
+        for source in (mapping(asked.get(stage)), mapping(artifacts.get(stage)), mapping(summaries.get(stage))):
+            record.kind = str(source.get("kind") or record.kind)
+            record.seconds = number(source.get("seconds"), record.seconds)
+            record.headline = str(source.get("headline") or record.headline)
+        if stage in artifacts or stage in summaries:
+            record.status = "done"
+    _read_events(run)
+    for path in sorted(folder.glob("*/evaluation.json")):
+        found = _read_object(run, str(path.relative_to(folder)), "")
+        _stage(run, path.parent.name).evaluation = found or None
+    return run
+
+
+def _read_recipe(run: RunRecord) -> Mapping[str, Any]:
+    try:
+        run.recipe = (run.folder / "recipe.yaml").read_text(encoding="utf-8")
+        return mapping(yaml.safe_load(run.recipe))
+    except FileNotFoundError:
+        run.missing["recipe.yaml"] = "there is no such file, so what was asked for is not known"
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
+        run.missing["recipe.yaml"] = f"it can't be read ({type(err).__name__})"
+    return {}
+
+
+def _read_object(run: RunRecord, name: str, consequence: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads((run.folder / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        run.missing[name] = f"there is no such file: {consequence}"
+        return {}
+    except (OSError, ValueError) as err:
+        run.missing[name] = f"it can't be read ({type(err).__name__}: {err})"
+        return {}
+    if not isinstance(found, dict):
+        run.missing[name] = f"it holds a {type(found).__name__}, not an object"
+        return {}
+    return found
+
+
+def _read_events(run: RunRecord) -> None:
+    try:
+        # Not splitlines(): texts may hold line separators of Unicode that are no ends of JSON lines.
+        lines = (run.folder / "events.jsonl").read_bytes().split(b"\n")
+    except OSError:
+        run.missing["events.jsonl"] = "there is no such file: curves, alarms and timings are not known"
+        return
+    bad = 0
+    keys: dict[str, Any] = {}
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+            _take_event(_stage(run, str(event["stage"])), event, keys)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            bad += 1
+    if bad:
+        run.missing[f"{bad} line{'s' * (bad > 1)} of events.jsonl"] = "not readable, as after a crash; left out"
+    if "" in run.stages and not run.stages[""].curves:
+        general = run.stages.pop("")
+        if general.alarms or general.notes:
+            run.stages["run"] = general
+
+
+def _take_event(stage: StageRecord, event: Mapping[str, Any], keys: dict[str, Any]) -> None:
+    kind = event.get("event")
+    if kind == "stage_start":
+        # The same key again is a resumed attempt, which goes on; another key (or none) starts from nothing.
+        if event.get("key") is None or keys.get(stage.name) != event["key"]:
+            stage.curves, stage.alarms, stage.notes = {}, [], []
+        keys[stage.name] = event.get("key")
+        stage.kind = str(event.get("kind") or stage.kind)
+        stage.status, stage.started = "broken off", number(event.get("time"))
+    elif kind == "stage_end":
+        stage.status = "done"
+        stage.seconds = number(event.get("seconds"), stage.seconds)
+        if stage.seconds is None and stage.started is not None:
+            stage.seconds = float(event["time"]) - stage.started
+        stage.headline = stage.headline or str(event.get("message") or "")
+    elif kind == "stage_skipped":
+        stage.status = "kept"
+        stage.headline = stage.headline or str(event.get("message") or "")
+    elif kind == "stage_failed":
+        stage.status, stage.headline = "failed", str(event.get("message") or "")
+    elif kind in ("metrics", "eval"):
+        step = int(event["step"])
+        for name, value in event["metrics"].items():
+            if (found := number(value)) is not None:
+                stage.curves.setdefault(name, {})[step] = found
+    elif kind == "alarm":
+        stage.alarms.append(event)
+    elif kind == "note":
+        stage.notes.append(event)
+
+
+def _stage(run: RunRecord, name: str) -> StageRecord:
+    return run.stages.setdefault(name, StageRecord(name))
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: Any, otherwise: float | None = None) -> float | None:
+    """The value if it is a finite number, else something else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return otherwise
+    return float(value)
+
+
+def has(document: Mapping[str, Any] | None, name: str) -> bool:
+    """Whether a document holds a part that is not null."""
+    return document is not None and document.get(name) is not None
+
+
+def sorted_points(curve: Mapping[int, float], *, limit: int = 300) -> tuple[list[int], list[float]]:
+    """Steps and values in order; more than ``limit`` points are averaged in neighbours, so that a file stays small."""
+    steps = sorted(curve)
+    if len(steps) <= limit:
+        return steps, [curve[step] for step in steps]
+    size = math.ceil(len(steps) / limit)
+    parts = [steps[i : i + size] for i in range(0, len(steps), size)]
+    return [part[len(part) // 2] for part in parts], [mean(curve[step] for step in part) for part in parts]
+
+
+def mean(values: Iterable[float]) -> float:
+    """Of at least one value."""
+    found = list(values)
+    return sum(found) / len(found)

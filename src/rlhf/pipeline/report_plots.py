@@ -1,0 +1,222 @@
+"""The report's plots: small panels as inline SVG whose colours are the page's own.
+
+Matplotlib draws in stand-in colours, each of which becomes a CSS variable, so one drawing serves light, dark and
+paper. Text stays text: it can be searched, read aloud, and takes the page's font.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+WIDTH, HEIGHT = 4.3, 2.55
+"""Inches at 72 points; panels are shown at 300 to 420 pixels, so the letters stay readable on a phone."""
+INK, MUTED, LINE = "#000001", "#000002", "#000003"
+ONE, TWO, THREE = "#000011", "#000012", "#000013"
+CSS = {INK: "--ink", MUTED: "--muted", LINE: "--line", ONE: "--c1", TWO: "--c2", THREE: "--c3"}
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 8.5,
+    "axes.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line of a panel."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str = ONE
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    """With ``low``: a band or, where there are few points, bars."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A finished plot; title, unit and legend are the page's, so that they wrap and scale with its text."""
+
+    title: str
+    svg: Markup
+    unit: str = ""
+    legend: Sequence[tuple[str, str]] = ()
+    """(label, CSS variable) of each line, where there are several."""
+    note: str = ""
+
+
+def line_panel(
+    title: str,
+    series: Sequence[Series],
+    *,
+    unit: str = "",
+    x_label: str = "step",
+    marks: Mapping[str, float] | None = None,
+    note: str = "",
+) -> Panel:
+    """Lines over steps: what was measured faint, a running mean strong where it helps.
+
+    Args:
+        title: Of the panel.
+        series: At least one, each with at least one point.
+        unit: Of the values.
+        x_label: Below.
+        marks: Label -> x of vertical lines.
+        note: A sentence under the panel.
+    """
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure()
+        for each in series:
+            _draw(axes, each)
+        for label, x in (marks or {}).items():
+            axes.axvline(x, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)))
+            place = ("data", "axes fraction")
+            axes.annotate(label, (x, 1), xycoords=place, color=MUTED, fontsize=8, ha="center", va="bottom")
+        axes.set_xlabel(x_label)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label == "step"))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.ticklabel_format(axis="y", useOffset=False, scilimits=(-3, 5))
+        alt = f"{title}{f', {unit}' if unit else ''}. " + " ".join(_in_words(each, x_label) for each in series)
+        legend = [(each.label, CSS[each.colour]) for each in series] if len(series) > 1 else []
+        return Panel(title, _svg(figure, alt), unit, legend, note)
+
+
+def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
+    """How often the reward model is right against how sure it is."""
+    sure = [float(each["confidence"]) for each in bins]
+    right = [float(each["accuracy"]["value"]) for each in bins]
+    low = [max(0.0, r - float(each["accuracy"]["low"])) for r, each in zip(right, bins, strict=True)]
+    high = [max(0.0, float(each["accuracy"]["high"]) - r) for r, each in zip(right, bins, strict=True)]
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure()
+        axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.9, linestyle=(0, (3, 3)))
+        axes.errorbar(sure, right, yerr=[low, high], fmt="o", color=ONE, markersize=4.5, elinewidth=1.1, capsize=0)
+        axes.set_xlim(0.485, 1.015)
+        axes.set_ylim(min(0.45, *(r - e for r, e in zip(right, low, strict=True))) - 0.02, 1.02)
+        axes.set_xlabel("how sure the model is")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    alt = "Calibration. " + " ".join(
+        f"Where it is {s:.0%} sure it is right in {r:.0%} of {each['count']} pairs."
+        for s, r, each in zip(sure, right, bins, strict=True)
+    )
+    note = "On the dashed line the probabilities are true; below it the model is too sure. Bars are 95 % intervals."
+    return Panel("Is it as often right as it is sure?", _svg(figure, alt), "share right", note=note)
+
+
+def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
+    """How many pairs fall into each bin."""
+    left = [float(each["low"]) for each in bins]
+    width = [float(each["high"]) - float(each["low"]) for each in bins]
+    count = [int(each["count"]) for each in bins]
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure()
+        axes.bar(left, count, [w * 0.9 for w in width], align="edge", color=ONE)
+        for x, w, c in zip(left, width, count, strict=True):
+            axes.annotate(str(c), (x + w * 0.45, c), ha="center", va="bottom", fontsize=8, color=MUTED)
+        axes.set_xlim(0.485, 1.015)
+        axes.set_xlabel("how sure the model is")
+        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    alt = "Number of pairs by how sure the model is. " + " ".join(
+        f"{each['low']:.0%} to {each['high']:.0%}: {each['count']}." for each in bins
+    )
+    return Panel("How sure is it?", _svg(figure, alt), "pairs")
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Centred mean over up to ``window`` values; shorter at the ends."""
+    half = window // 2
+    array = np.asarray(values, dtype=np.float64)
+    return [float(array[max(0, i - half) : i + half + 1].mean()) for i in range(len(array))]
+
+
+def _draw(axes: Axes, series: Series) -> None:
+    x, y = list(series.x), list(series.y)
+    if series.low is not None and series.high is not None:
+        if len(x) > 2:
+            axes.fill_between(x, list(series.low), list(series.high), color=series.colour, alpha=0.16, linewidth=0)
+        else:
+            errors = [np.subtract(y, series.low), np.subtract(series.high, y)]
+            axes.errorbar(x, y, yerr=np.clip(errors, 0, None), fmt="none", color=series.colour, elinewidth=1.1)
+    if len(x) >= 30:
+        axes.plot(x, y, color=series.colour, linewidth=0.8, alpha=0.35)
+        axes.plot(x, running_mean(y, max(3, len(x) // 12)), color=series.colour, linewidth=1.8, solid_capstyle="round")
+    else:
+        marker = "o" if len(x) < 12 else None
+        axes.plot(x, y, color=series.colour, linewidth=1.8, marker=marker, markersize=3.5, solid_capstyle="round")
+
+
+def _figure() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr, call-arg]
+    return figure, figure.subplots()
+
+
+def _in_words(series: Series, x_label: str) -> str:
+    first, last = series.y[0], series.y[-1]
+    name = series.label or "Value"
+    if len(series.y) == 1:
+        return f"{name}: {first:.3g} at {x_label} {series.x[0]:.4g}."
+    return (
+        f"{name}: from {first:.3g} at {x_label} {series.x[0]:.4g} to {last:.3g} at {x_label} {series.x[-1]:.4g}, "
+        f"lowest {min(series.y):.3g}, highest {max(series.y):.3g}."
+    )
+
+
+def _svg(figure: Figure, alt: str) -> Markup:
+    """The figure as an element of the page: no ids that clash, no addresses, no fixed colours or fonts."""
+    buffer = io.StringIO()
+    with mpl.rc_context(
+        {"svg.hashsalt": alt}
+    ):  # ids must differ between the drawings of one page, and not between runs
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    for part in (r"<metadata>.*?</metadata>\s*", r"<style.*?</style>\s*", r"<!--.*?-->\s*", r"<g/>\s*"):
+        text = re.sub(part, "", text, flags=re.DOTALL)
+    text = text.replace("xlink:href=", "href=").replace(' transform="rotate(-0 ', ' data-r="').replace("\n", " ")
+    text = re.sub(r' data-r="[^"]*"', "", text)
+    used = set(re.findall(r"(?:href=\"#|url\(#)([^\")]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
+    text = re.sub(r"font: (?:(\w+) )?([\d.]+)px [^;\"]*", r"font-size: \2px", text)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    text = re.sub(r"(\.\d\d)\d+", r"\1", text)
+    text = re.sub(r" +", " ", text)
+    for stand_in, name in CSS.items():
+        text = text.replace(stand_in, f"var({name})")
+    head = re.search(r'viewBox="([^"]+)"', text)
+    assert head is not None
+    body = text[text.index(">") + 1 :]
+    return Markup(f'<svg viewBox="{head[1]}" role="img" aria-label="{escape(alt)}">{body.strip()}')
+

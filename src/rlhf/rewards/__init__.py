@@ -1,0 +1,25 @@
+"""Rewards: completions in, one number each out.
+
+    types       what a scorer takes and gives
+    functions   any Python function with the standard signature, in a process that can be killed
+    worker      that process
+    learned     a reward model
+    rules       heuristics of form
+    lexicon     how positive a text is
+    composite   a weighted sum of the above
+    factory     from a recipe's settings to a scorer
+
+The standard signature is the ecosystem's own, so functions written for TRL work unchanged:
+
+    reward(prompts, completions, **columns) -> list[float | None]
+
+    prompts       texts, or lists of messages where the data is conversational
+    completions   texts, or ``[{"role": "assistant", "content": ...}]``
+    columns       the prompt rows' other columns as lists; also ``completion_ids`` (token ids) and ``ended`` (False where the
+                  length limit cut a completion off); only those that the function names, unless it takes ``**``
+    None          this function does not apply to this sample
+
+This module imports nothing: the worker process starts through it.
+"""
+
+from __future__ import annotations

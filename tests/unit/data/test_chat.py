@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhf.data.chat import chat_format, has_generation_marks, render_dialogue, render_prompt
+from rlhf.data.contracts import RowError
+from rlhf.errors import ConfigError, ModelError, UnknownNameError
+from tests.unit.data.conftest import CHATML, DISTINCT, FORGETFUL, MARKED, build_tokenizer
+
+DIALOGUE = [
+    {"role": "system", "content": "be kind"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello"},
+    {"role": "user", "content": "and?"},
+    {"role": "assistant", "content": "bye"},
+]
+
+
+def scored(chat, messages, **given):
+    dialogue = render_dialogue(chat, messages, columns={}, where="f:1", **given)
+    return [dialogue.text[start:end] for start, end in dialogue.spans]
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["derived", "marked"])
+def test_the_assistants_turns_are_found_with_their_end_mark(plain_tokenizer, template):
+    chat = chat_format(plain_tokenizer, template)
+    assert has_generation_marks(template) == (template is MARKED)
+    assert scored(chat, DIALOGUE) == ["hello<|im_end|>", "bye<|im_end|>"]
+    assert scored(chat, DIALOGUE, first=4) == ["bye<|im_end|>"]
+
+
+def test_white_space_that_ends_a_turn_is_kept_where_nothing_else_does(plain_tokenizer):
+    template = (
+        "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    assert scored(chat_format(plain_tokenizer, template), DIALOGUE) == ["hello\n\n", "bye\n\n"]
+
+
+def test_consecutive_turns_of_the_assistant_are_each_found(plain_tokenizer):
+    chat = chat_format(plain_tokenizer, CHATML)
+    messages = [*DIALOGUE[:3], {"role": "tool", "content": "42"}, {"role": "assistant", "content": "it is 42"}]
+    assert scored(chat, messages) == ["hello<|im_end|>", "it is 42<|im_end|>"]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_by_name_of_the_row(plain_tokenizer):
+    chat = chat_format(plain_tokenizer, FORGETFUL)
+    with pytest.raises(RowError, match=r"^f:1: the chat template renders .* differently .* 'hello.*' becomes '\.\.\."):
+        scored(chat, DIALOGUE)
+    assert scored(chat, DIALOGUE, first=4) == [" bye\n"], "what is not scored may be rewritten"
+
+
+def test_a_dialogue_without_the_assistant_is_refused(plain_tokenizer):
+    with pytest.raises(RowError, match="no message is the assistant's.*the roles are 'system', 'user'"):
+        scored(chat_format(plain_tokenizer, CHATML), DIALOGUE[:2])
+
+
+def test_a_template_that_raises_names_the_row(plain_tokenizer):
+    chat = chat_format(plain_tokenizer, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(RowError, match="f:1: the chat template refuses this dialogue: .*roles must alternate"):
+        scored(chat, DIALOGUE)
+
+
+def test_a_prompt_ends_where_the_completion_begins(plain_tokenizer):
+    chat = chat_format(plain_tokenizer, CHATML)
+    asked = render_prompt(chat, DIALOGUE[:2], columns={}, where="f:1")
+    assert asked.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    begun = render_prompt(chat, DIALOGUE[:3], columns={}, where="f:1")
+    assert begun.endswith("<|im_start|>assistant\nhello"), "a prompt may begin the answer"
+
+
+def test_without_a_template_the_way_out_is_named(plain_tokenizer):
+    with pytest.raises(ModelError, match="the tokenizer has no chat template; .* built-in one"):
+        scored(chat_format(plain_tokenizer), DIALOGUE)
+
+
+def test_the_built_in_template_is_used_only_when_asked_for(plain_tokenizer):
+    chat = chat_format(plain_tokenizer, "plain")
+    dialogue = render_dialogue(chat, DIALOGUE, columns={}, where="f:1")
+    assert dialogue.text == (
+        "<bos>\n\nSystem: be kind\n\nHuman: hi\n\nAssistant: hello<eos>\n\nHuman: and?\n\nAssistant: bye<eos>"
+    )
+    assert [dialogue.text[a:b] for a, b in dialogue.spans] == [" hello<eos>", " bye<eos>"]
+    asked = render_prompt(chat, DIALOGUE[:4], columns={}, where="f:1")
+    assert dialogue.text.startswith(asked)
+    with pytest.raises(
+        UnknownNameError, match="No chat template or template file is called 'plian'. Did you mean 'plain'"
+    ):
+        chat_format(plain_tokenizer, "plian")
+
+
+def test_the_built_in_template_needs_eos():
+    tokenizer = build_tokenizer(bos_token="<bos>", pad_token="<pad>")
+    with pytest.raises(ConfigError, match="ends each turn with EOS, and the tokenizer has no EOS"):
+        chat_format(tokenizer, "plain")
+
+
+def test_a_template_may_stand_in_a_file(plain_tokenizer, tmp_path):
+    path = tmp_path / "t.jinja"
+    path.write_text(CHATML)
+    assert scored(chat_format(plain_tokenizer, str(path)), DIALOGUE) == ["hello<|im_end|>", "bye<|im_end|>"]
+
+
+def test_tools_and_template_arguments_come_from_columns():
+    tokenizer = build_tokenizer(**DISTINCT)
+    chat = chat_format(tokenizer, "{{ tools[0]['function']['name'] if tools }}{{ mood }}|" + CHATML)
+    tools = '[{"type": "function", "function": {"name": "add"}}]'
+    columns = {"tools": tools, "chat_template_kwargs": {"mood": "glad"}}
+    assert render_prompt(chat, DIALOGUE[:2], columns=columns, where="f:1").startswith("addglad|")
+    with pytest.raises(RowError, match="column 'tools' is neither"):
+        render_prompt(chat, DIALOGUE[:2], columns={"tools": "add"}, where="f:1")
+    with pytest.raises(RowError, match="column 'chat_template_kwargs' is a list"):
+        render_prompt(chat, DIALOGUE[:2], columns={"chat_template_kwargs": [1]}, where="f:1")
