@@ -31,6 +31,10 @@ app.add_typer(data_app, name="data")
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.", show_default=False, metavar="[KEY=VALUE]...")
 ]
+StageSettings = Annotated[
+    list[str],
+    typer.Argument(help="Settings as key.sub=value; `rlhf config schema` lists them by stage.", metavar="KEY=VALUE..."),
+]
 File = Annotated[str, typer.Argument(help="A data file, a folder saved by `datasets`, or a hub name.")]
 
 
@@ -74,9 +78,7 @@ def _one_stage(kind: OneStage, about: str) -> None:
     """Add ``rlhf KIND``: a recipe of one stage made from the command line."""
 
     def command(
-        settings: Annotated[
-            list[str], typer.Argument(help=f"Settings as key.sub=value; `rlhf config schema {kind.value}` lists them.", metavar="KEY=VALUE...")
-        ],
+        settings: StageSettings,
         output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs") / kind.value,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:

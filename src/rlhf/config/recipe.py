@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlhf.config.base import Config, apply_overrides, read_yaml
 from rlhf.config.model import ModelConfig
-from rlhf.config.rewards import RewardSpec
+from rlhf.config.rewards import RewardSpec, RewardSpecs
 from rlhf.config.training import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, SamplingConfig, SFTConfig
 from rlhf.errors import ConfigError, did_you_mean
 
@@ -115,7 +115,7 @@ class RLInputs(Config):
     """What the KL penalty pulls towards; the starting policy by default."""
     prompts: str | list[str]
     """What to ask."""
-    reward: Annotated[RewardSpec | list[RewardSpec], Field(union_mode="left_to_right")]
+    reward: RewardSpecs
     """Who judges: a reward model, a built-in rule, a Python function, or a weighted list of them."""
     limit: int | None = Field(None, ge=1)
     """Use only this many prompts."""
@@ -143,8 +143,8 @@ class EvaluateStage(Config):
     """The policy before."""
     prompts: str | list[str]
     """Held-out prompts."""
-    judge: str
-    """Ground truth, `package.module:function`, which no policy stage was trained against; `rlhf config schema` of rewards names built-in ones."""
+    judge: RewardSpec
+    """Ground truth that no policy stage was trained against: a function, a rule, a lexicon or a reward model."""
     reward_model: str | None = None
     """The proxy that the policy was trained against: measured before and after, and on `pairs`."""
     pairs: str | None = None

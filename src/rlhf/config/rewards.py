@@ -1,9 +1,9 @@
 """Who judges completions while a policy is trained. A text stands for the commonest settings:
 
-    stage:reward                   a reward model that an earlier stage trained
-    models/rm, org/name            a reward model in a folder or on the hub
-    package.module:function        a Python function; also path/to/file.py:function
-    rules                          the built-in rules with their defaults
+stage:reward                   a reward model that an earlier stage trained
+models/rm, org/name            a reward model in a folder or on the hub
+package.module:function        a Python function; also path/to/file.py:function
+rules                          the built-in rules with their defaults
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RulesRewardConfig(RewardBase):
     target_words: int = Field(200, ge=1)
     """The length, in words, that costs nothing."""
     length_weight: float = Field(1.0, ge=0)
-    """Lost by a completion as far from the target as the target is long (0 words, or twice as many), and in proportion."""
+    """Lost by a completion of 0 words or of twice the target, and in proportion between and beyond."""
     capital_weight: float = Field(0.5, ge=0)
     """Given for a first letter that is a capital."""
     punctuation_weight: float = Field(0.5, ge=0)
@@ -70,7 +70,7 @@ class FunctionRewardConfig(RewardBase):
     kind: Literal["function"] = "function"
     function: str
     """`package.module:function` or `path/to/file.py:function`."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Given to every call by keyword, beside the columns of the prompt rows."""
     in_process: bool = False
     """Call it in the training process: no timeout can stop it, but nothing is copied to another process."""

@@ -260,6 +260,11 @@ def _open_bytes(path: Path) -> IO[bytes]:
     return reader
 
 
+def _open_text(path: Path) -> IO[str]:
+    # Bytes that are not UTF-8 come through as lone surrogates, which the checks of a row refuse by column.
+    return io.TextIOWrapper(_open_bytes(path), encoding="utf-8", errors="surrogateescape", newline="")
+
+
 def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
@@ -280,7 +285,7 @@ LENIENT_DECODER = json.JSONDecoder()
 
 def _decode_line(line: bytes) -> Any:
     try:
-        return DECODER.decode(line.decode())
+        return DECODER.decode(line.decode().rstrip("\r\n"))
     except UnicodeDecodeError as err:
         return Unreadable(f"byte {err.start + 1} is not UTF-8 ({err.object[err.start]:#04x}); save the file as UTF-8.")
     except json.JSONDecodeError as err:
@@ -305,14 +310,13 @@ def _read_json(path: Path, start: int) -> Iterator[RawRow]:
     if first.startswith(b"{"):
         yield from _read_jsonl(path, start)
     elif first.startswith(b"["):
-        with _open_bytes(path) as file:
-            yield from itertools.islice(_read_json_array(file), start, None)
+        with _open_text(path) as text:
+            yield from itertools.islice(_read_json_array(text), start, None)
     elif first:
         raise DataError(f"{path} begins with {first[:1]!r}; wanted a JSON array of rows, or one row on each line.")
 
 
-def _read_json_array(file: IO[bytes]) -> Iterator[RawRow]:
-    text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+def _read_json_array(text: IO[str]) -> Iterator[RawRow]:
     buffer = text.read(CHUNK_BYTES).lstrip().removeprefix("[")
     line, number, need = 1, 0, CHUNK_BYTES
     while True:
@@ -323,7 +327,7 @@ def _read_json_array(file: IO[bytes]) -> Iterator[RawRow]:
             if more := text.read(need):
                 buffer, need = buffer + more, need * 2
                 continue
-            line += buffer.count("\n", 0, len(buffer) - len(buffer.lstrip()))
+            line += buffer.count("\n", 0, err.pos if isinstance(err, json.JSONDecodeError) else 0)
             reason = err.msg if isinstance(err, json.JSONDecodeError) else "nested too deeply"
             after = f"row {number + 1}"
             yield RawRow(
@@ -375,8 +379,7 @@ def _skip_space(text: str, start: int) -> int:
 
 
 def _read_csv(path: Path, start: int) -> Iterator[RawRow]:
-    with _open_bytes(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+    with _open_text(path) as text:
         reader = csv.reader(text, strict=True)
         try:
             header = next(reader)
@@ -473,6 +476,8 @@ def _dataset_part(dataset: Any, where: str) -> Part:
     size = getattr(dataset, "num_rows", None)
 
     def read(start: int) -> Iterator[RawRow]:
+        if size is not None and start >= size:  # `skip` refuses to go to the very end
+            return iter(())
         return _number_rows(iter(dataset.skip(start) if start else dataset), start, start)
 
     label = Path(where).name if where else ""

@@ -94,7 +94,7 @@ def _completion(prompt: Text, completion: Text, row: Row, how: Tokenization) -> 
         assert isinstance(completion, str)
         return Rendered(prompt=prompt, text=prompt + completion)
     assert isinstance(completion, list)
-    if prompt[-1]["role"] == "assistant":
+    if prompt[-1]["role"] == completion[0]["role"] == "assistant":
         raise RowError(row.where, "the prompt ends with the assistant's turn; wanted the user's (or a tool's) last.")
     return _dialogue(prompt + completion, len(prompt), row, how, whole=False)
 

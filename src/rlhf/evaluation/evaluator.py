@@ -18,13 +18,15 @@ from rlhf.errors import DataError
 from rlhf.evaluation.intervals import Array, Estimate, mean_interval, paired_bootstrap, share_interval, unit_means
 from rlhf.evaluation.judges import Judge, Judged, judge_name, load_judge, run_judge
 from rlhf.evaluation.measures import TOKENS_PER_BATCH, distinct_n, token_measures, why_no_kl
-from rlhf.evaluation.records import KL, Change, Evaluation, ProxyAgreement, Side, SideBySide
+from rlhf.evaluation.records import KL, SHARE, Change, Evaluation, ProxyAgreement, Side, SideBySide
 from rlhf.evaluation.reward_quality import RewardQuality, reward_quality, spearman
 from rlhf.evaluation.winrate import outcomes, win_rate
 from rlhf.losses import split_pairs
 from rlhf.models.policy import PolicyModel, evaluating
 from rlhf.models.reward import RewardModel
+from rlhf.rewards.functions import function_arguments
 from rlhf.rewards.learned import LearnedReward
+from rlhf.rewards.types import sample_name
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
@@ -242,11 +244,13 @@ def changes_between(before: Answers, after: Answers, units: Sequence[int], *, se
             nothing = Estimate.missing("it was not given for every completion")
             found[name] = Change(before=nothing, after=nothing, gain=nothing, unit=unit)
             continue
+        is_share = name not in ("gold", "proxy") and all(0 <= value <= 1 for value in (*first, *second))
+        level = share_interval if is_share else mean_interval  # a t interval around 1 % would reach below 0
         found[name] = Change(
-            before=mean_interval(unit_means(first, units)),
-            after=mean_interval(unit_means(second, units)),
+            before=level(unit_means(first, units)),
+            after=level(unit_means(second, units)),
             gain=paired_bootstrap(first, second, seed=derive_seed(seed, "evaluation", "gain", name), units=units),
-            unit=unit,
+            unit=SHARE if is_share else unit,
         )
     for name, measure in VARIETY.items():
         first_share, second_share = (measure([c.text for c in side.flat]) for side in (before, after))
@@ -342,14 +346,14 @@ def _sample(
 
 
 def _judge(judge: Judge, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Judged:
-    keys = dict.fromkeys(key for prompt in prompts for key in prompt.columns)
+    columns = function_arguments(prompts, completions, {})
     return run_judge(
         judge,
-        [prompt.text for prompt in prompts],
-        [completion.text for completion in completions],
-        ended=[not completion.truncated for completion in completions],
-        columns={key: [prompt.columns.get(key) for prompt in prompts] for key in keys},
-        names=[f"{completion.prompt_id} (completion {completion.sample})" for completion in completions],
+        columns.pop("prompts"),
+        columns.pop("completions"),
+        ended=columns.pop("ended"),
+        columns=columns,
+        names=[sample_name(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
     )
 
 
@@ -365,7 +369,7 @@ def _variety(old: float, new: float, *, n: int) -> Change:
     before, after, gain = (
         Estimate(value=value, low=math.nan, high=math.nan, n=n, reason=reason) for value in (old, new, new - old)
     )
-    return Change(before=before, after=after, gain=gain)
+    return Change(before=before, after=after, gain=gain, unit=SHARE)
 
 
 def _side(answers: Answers, number: int) -> Side:

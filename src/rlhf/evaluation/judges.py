@@ -4,10 +4,12 @@ A judge is a reward function with the standard signature that may say more than 
 
     judge(prompts, completions, *, ended, **columns) -> list[float] | list[dict]
 
-    prompts      [n] texts as the model saw them
-    completions  [n] decoded texts without special tokens
+    prompts      [n] texts as the model saw them; lists of messages where the rows are conversational
+    completions  [n] decoded texts without special tokens; lists with one message where prompts are messages
     ended        [n] bools; False where the length limit cut the completion off
     columns      whatever else the prompt rows carry, [n] each
+
+It gets those of them that it takes, so a reward function that knows nothing of ``ended`` is a judge as it is.
 
 A dict holds ``score`` and any further numbers (``correct``, ``polite``, ``unparsable`` ...; True counts 1), which are
 averaged as metrics; None means that the metric does not apply to this completion, and texts are left alone. Every
@@ -16,6 +18,8 @@ verdict is checked: a score that is not a finite number is an error that names t
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +54,8 @@ def load_judge(spec: str) -> Judge:
 
 def judge_name(judge: Judge) -> str:
     """How messages and reports call it."""
+    while isinstance(judge, functools.partial):
+        judge = judge.func
     module, name = getattr(judge, "__module__", None), getattr(judge, "__qualname__", type(judge).__qualname__)
     return f"{module}:{name}" if module else name
 
@@ -129,19 +135,18 @@ def _ask(
     columns: Mapping[str, Sequence[Any]],
     names: Sequence[str],
 ) -> list[dict[str, Any]]:
+    arguments = {"prompts": list(prompts), "completions": list(completions), "ended": list(ended)}
+    arguments |= {name: list(values) for name, values in columns.items()}
     try:
-        found = judge(
-            prompts=list(prompts),
-            completions=list(completions),
-            ended=list(ended),
-            **{name: list(values) for name, values in columns.items()},
-        )
+        found = judge(**_accepted(judge, arguments))
     except Exception as err:
         where = names[0] if len(names) == 1 else f"one of the {len(names)} samples from {names[0]} to {names[-1]}"
         raise RewardError(
             f"The judge {judge_name(judge)} failed on {where}: {type(err).__name__}: {err}. Mend it, or call it alone "
             "on that sample to see why."
         ) from err
+    if hasattr(found, "tolist"):
+        found = found.tolist()
     if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__len__") or len(found) != len(names):
         got = f"{len(found)} verdicts" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
         raise RewardError(
@@ -152,6 +157,17 @@ def _ask(
         _checked(judge_name(judge), verdict, name, completion)
         for verdict, name, completion in zip(found, names, completions, strict=True)
     ]
+
+
+def _accepted(judge: Judge, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those arguments that the judge takes; what it lacks it will say itself."""
+    try:
+        parameters = inspect.signature(judge).parameters
+    except ValueError:  # some builtins have no signature
+        return arguments
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def _checked(judge: str, verdict: Any, name: str, completion: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     schema        1
     settings      policy, baseline, judge: names; num_prompts, samples_per_prompt, seed, sampling {...}
     win_rate      {rate, low, high, wins, losses, ties, n, num_prompts, tie_band, confidence}
-    changes       name -> {before, after, gain: estimates; unit}. Names: gold (the judge's score), gold/<metric>,
-                  proxy (the reward model's score), entropy, length, unended_frac, distinct_1, distinct_2,
+    changes       name -> {before, after, gain: estimates; unit, "share" for 0..1}. Names: gold (the judge's score),
+                  gold/<metric>, proxy (the reward model's score), entropy, length, unended_frac, distinct_1, distinct_2,
                   distinct_completions
     kl            {k1, k3, per_token: estimates}: KL(policy || baseline), nats per sequence and per token
     reward_model  null, or {accuracy, accuracy_clean, margin: estimates; ties, fitted_scale, calibration {scale,
@@ -36,6 +36,8 @@ from rlhf.evaluation.winrate import WinRate
 from rlhf.files import write_json
 
 SCHEMA = 1
+SHARE = "share"
+"""Unit of quantities between 0 and 1, which reports print as percentages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,10 +35,12 @@ class PanelSpec:
 
 PANELS: tuple[PanelSpec, ...] = (
     PanelSpec("Loss", "", {"training": "loss/train", "held out": "eval/loss"}),
-    PanelSpec("Perplexity", "", {"held out": "eval/perplexity"}),
+    PanelSpec("Perplexity", "held out", {"held out": "eval/perplexity"}),
     PanelSpec("Accuracy", "share of pairs", {"training": "*/accuracy", "held out": "eval/accuracy"}),
     PanelSpec("Margin", "chosen minus rejected", {"training": "*/margin", "held out": "eval/margin"}),
-    PanelSpec("Reward margin", "chosen minus rejected", {"training": "*/reward_margin", "held out": "eval/reward_margin"}),
+    PanelSpec(
+        "Reward margin", "chosen minus rejected", {"training": "*/reward_margin", "held out": "eval/reward_margin"}
+    ),
     PanelSpec("Implicit rewards", "", {"chosen": "*/chosen_reward", "rejected": "*/rejected_reward"}),
     PanelSpec("Reward", "points", {"score": "*/score_mean", "after penalties": "*/reward_mean"}),
     PanelSpec("Distance from the reference", "KL, nats per sequence", {"KL": "*/ref_kl"}),
@@ -69,7 +71,6 @@ LABELS = {
     "distinct_2": "Different word pairs",
     "distinct_completions": "Different completions",
 }
-SHARES = ("unended_frac", "distinct_1", "distinct_2", "distinct_completions")
 
 
 @dataclass(slots=True)
@@ -138,7 +139,9 @@ def render(run: RunRecord) -> str:
 def headline(run: RunRecord) -> Headline:
     """What a reader should take away, from the evaluation and from what went wrong."""
     failed = [stage for stage in run.stages.values() if stage.status in ("failed", "broken off")]
-    trouble = [f"The stage {stage.name} {STATUS_WORDS[stage.status]}: {stage.headline or 'see the log'}." for stage in failed]
+    trouble = [
+        f"The stage {stage.name} {STATUS_WORDS[stage.status]}: {stage.headline or 'see the log'}." for stage in failed
+    ]
     if run.evaluation is None:
         title = "This run did not finish" if failed else "Nobody measured whether this run made the model better"
         what = "There is no evaluation in this run folder, so nothing can be said about the result."
@@ -154,14 +157,16 @@ def headline(run: RunRecord) -> Headline:
     if low is None or high is None:
         tone, title = "unknown", "The win rate could not be measured"
     elif low > 0.5:
-        tone, title = ("mixed", "Better than before, but past its best") if gamed else ("good", "The model became better")
+        tone, title = (
+            ("mixed", "Better than before, but past its best") if gamed else ("good", "The model became better")
+        )
     elif high < 0.5:
         tone, title = "bad", "The model became worse"
     else:
         tone, title = "unknown", "No difference could be shown"
     if gamed and tone != "mixed":
-        tone = "bad"
-        title += ": the reward was gamed" if found["verdict"] == "reward_hacking" else ": training broke down"
+        cause = "The reward was gamed" if found["verdict"] == "reward_hacking" else "Training broke down"
+        tone, title = "bad", f"{cause}, and {title[0].lower()}{title[1:]}"
     return Headline("mixed" if failed and tone == "good" else tone, title, [*trouble, *words])
 
 
@@ -176,8 +181,8 @@ def changes(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "label": LABELS.get(name) or (f"Judge: {judged.replace('_', ' ')}" if judged else name),
-                "share": name in SHARES,
-                "unit": change.get("unit") or "",
+                "share": change.get("unit") == "share",
+                "unit": "" if change.get("unit") in ("share", "points", None) else change["unit"],
                 "before": mapping(change.get("before")),
                 "after": mapping(change.get("after")),
                 "gain": gain,
@@ -192,7 +197,8 @@ def stage_curves(stage: StageRecord) -> StageCurves:
     panels, used = [], {name for names in BANDS.values() for name in names}
     for spec in PANELS:
         series = []
-        for (label, pattern), colour in zip(spec.lines.items(), (ONE, TWO), strict=False):
+        for number_of_line, (label, pattern) in enumerate(spec.lines.items()):
+            colour = TWO if number_of_line or label == "held out" else ONE
             for name in stage.curves:
                 if not _matches(pattern, name) or name in used:
                     continue
@@ -203,7 +209,9 @@ def stage_curves(stage: StageRecord) -> StageCurves:
         if series:
             panels.append(line_panel(spec.title, series, unit=spec.unit))
     others = [
-        (name, curve[min(curve)], curve[max(curve)], len(curve)) for name, curve in stage.curves.items() if name not in used
+        (name, curve[min(curve)], curve[max(curve)], len(curve))
+        for name, curve in stage.curves.items()
+        if name not in used
     ]
     return StageCurves(stage, panels, sorted(others))
 
@@ -246,7 +254,9 @@ def reward_view(run: RunRecord) -> dict[str, Any] | None:
         return None
     stage, quality = run.reward_model
     calibration = mapping(quality.get("calibration"))
-    bins = [each for each in calibration.get("bins") or [] if number(mapping(each.get("accuracy")).get("value")) is not None]
+    bins = [
+        each for each in calibration.get("bins") or [] if number(mapping(each.get("accuracy")).get("value")) is not None
+    ]
     panels = [calibration_panel(bins), sureness_panel(bins)] if bins else []
     proxy = mapping(run.evaluation[1].get("proxy")) if run.evaluation else {}
     return {"stage": stage, "quality": quality, "calibration": calibration, "panels": panels, "proxy": proxy}
@@ -261,9 +271,9 @@ def _win_rate_words(rate: Mapping[str, Any]) -> list[str]:
         return [f"No win rate: {rate.get('reason') or 'nothing was compared'}."]
     prompts, wins, losses, ties = (int(number(rate.get(key)) or 0) for key in ("num_prompts", "wins", "losses", "ties"))
     return [
-        f"Asked the same {prompts:,} held-out prompts, the trained model's answer was judged better {wins:,} times, worse "
-        f"{losses:,} times and equal {ties:,} times: a win rate of {value:.1%}, with a 95 % interval from {low:.1%} to "
-        f"{high:.1%}, where 50 % would be no change."
+        f"Asked the same {prompts:,} held-out prompts, the trained model's answer was judged better {wins:,} times, "
+        f"worse {losses:,} times and equal {ties:,} times: a win rate of {_percent(value)}, with a 95 % interval from "
+        f"{_percent(low)} to {_percent(high)}, where 50 % would be no change."
     ]
 
 
@@ -273,10 +283,10 @@ def _change_words(evaluation: Mapping[str, Any]) -> list[str]:
     before, after = (number(mapping(gold.get(key)).get("value")) for key in ("before", "after"))
     if before is not None and after is not None:
         verb = "rose" if after > before else "fell" if after < before else "stayed"
-        words.append(f"The judge's mean score {verb} from {before:.2f} to {after:.2f}.")
+        words.append(f"The judge's mean score {verb} from {_plain(before)} to {_plain(after)}.")
     cut = number(mapping(mapping(mapping(evaluation.get("changes")).get("unended_frac")).get("after")).get("value"))
     if cut is not None and cut >= 0.05:
-        words.append(f"{cut:.0%} of its answers ran into the length limit.")
+        words.append(f"{_percent(cut, 0)} of its answers ran into the length limit.")
     return words
 
 
@@ -293,7 +303,14 @@ def _along(curve: Mapping[int, float] | None, steps: Sequence[int]) -> list[floa
 
 
 def _series(
-    points: Sequence[Mapping[str, Any]], x: str, y: str, label: str, colour: str, *, band: bool = False, smooth: bool = False
+    points: Sequence[Mapping[str, Any]],
+    x: str,
+    y: str,
+    label: str,
+    colour: str,
+    *,
+    band: bool = False,
+    smooth: bool = False,
 ) -> Series | None:
     """One line of the curve, from the points that have both numbers."""
     known = [p for p in points if number(p.get(x)) is not None and number(p.get(y)) is not None]
@@ -320,8 +337,10 @@ def _plain(value: Any, digits: int = 2) -> str:
     if found is None:
         return "not measured"
     if found == 0 or 0.01 <= abs(found) < 10_000:
-        return f"{found:,.{digits}f}" if abs(found) < 100 else f"{found:,.{max(0, digits - 1)}f}"
-    return f"{found:.3g}"
+        text = f"{found:,.{digits}f}" if abs(found) < 100 else f"{found:,.{max(0, digits - 1)}f}"
+    else:
+        text = f"{found:.2g}" if abs(found) < 1 else f"{found:.3g}"
+    return text.replace("-", "−")
 
 
 def _signed(value: Any, digits: int = 2) -> str:
@@ -331,15 +350,25 @@ def _signed(value: Any, digits: int = 2) -> str:
 
 def _percent(value: Any, digits: int = 1) -> str:
     found = number(value)
-    return "not measured" if found is None else f"{found:.{digits}%}"
+    return "not measured" if found is None else f"{100 * found:.{digits}f}\u202f%"
+
+
+def _points(value: Any) -> str:
+    """A change of a share, in percentage points."""
+    found = number(value)
+    return "not measured" if found is None else f"{_signed(100 * found, 1)}\u202fpp"
+
+
+def _estimate(value: Any, share: bool = False, signed: bool = False) -> str:
+    form: Callable[[Any], str] = (_points if signed else _percent) if share else _signed if signed else _plain
+    return form(value)
 
 
 def _interval(estimate: Mapping[str, Any], share: bool = False, signed: bool = False) -> str:
     """'low to high', or nothing where there is no interval."""
-    form: Callable[[Any], str] = _percent if share else _signed if signed else _plain
     if number(estimate.get("low")) is None or number(estimate.get("high")) is None:
         return ""
-    return f"{form(estimate['low'])} to {form(estimate['high'])}"
+    return f"{_estimate(estimate['low'], share, signed)} to {_estimate(estimate['high'], share, signed)}"
 
 
 def _seconds(value: Any) -> str:
@@ -354,8 +383,13 @@ def _seconds(value: Any) -> str:
 
 
 def _moment(value: Any) -> str:
-    found = number(value)
-    return datetime.fromtimestamp(found, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if found is not None else ""
+    """Epoch seconds or an ISO time, for people."""
+    if (found := number(value)) is not None:
+        return datetime.fromtimestamp(found, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromisoformat(str(value)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return ""
 
 
 def _present(document: Mapping[str, Any], name: str) -> bool:
@@ -367,6 +401,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "signed": _signed,
     "percent": _percent,
     "interval": _interval,
+    "estimate": _estimate,
     "seconds": _seconds,
     "moment": _moment,
     "has": _present,

@@ -19,19 +19,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-WIDTH, HEIGHT = 4.3, 2.55
+WIDTH, HEIGHT = 4.3, 2.5
 """Inches at 72 points; panels are shown at 300 to 420 pixels, so the letters stay readable on a phone."""
 INK, MUTED, LINE = "#000001", "#000002", "#000003"
 ONE, TWO, THREE = "#000011", "#000012", "#000013"
 CSS = {INK: "--ink", MUTED: "--muted", LINE: "--line", ONE: "--c1", TWO: "--c2", THREE: "--c3"}
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
-    "font.size": 8.5,
+    "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": LINE,
     "axes.labelcolor": MUTED,
-    "axes.labelsize": 8.5,
+    "axes.labelsize": 9.5,
     "axes.linewidth": 0.8,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
@@ -46,7 +46,7 @@ STYLE: dict[str, Any] = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9.5,
 }
 
 
@@ -101,7 +101,7 @@ def line_panel(
         for label, x in (marks or {}).items():
             axes.axvline(x, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)))
             place = ("data", "axes fraction")
-            axes.annotate(label, (x, 1), xycoords=place, color=MUTED, fontsize=8, ha="center", va="bottom")
+            axes.annotate(label, (x, 1), xycoords=place, color=MUTED, fontsize=9, ha="center", va="bottom")
         axes.set_xlabel(x_label)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label == "step"))
         axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -126,12 +126,12 @@ def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
         axes.set_xlabel("how sure the model is")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    alt = "Calibration. " + " ".join(
-        f"Where it is {s:.0%} sure it is right in {r:.0%} of {each['count']} pairs."
-        for s, r, each in zip(sure, right, bins, strict=True)
-    )
-    note = "On the dashed line the probabilities are true; below it the model is too sure. Bars are 95 % intervals."
-    return Panel("Is it as often right as it is sure?", _svg(figure, alt), "share right", note=note)
+        alt = "Calibration. " + " ".join(
+            f"Where it is {s:.0%} sure it is right in {r:.0%} of {each['count']} pairs."
+            for s, r, each in zip(sure, right, bins, strict=True)
+        )
+        note = "On the dashed line the probabilities are true; below it the model is too sure. Bars are 95 % intervals."
+        return Panel("Is it as often right as it is sure?", _svg(figure, alt), "share right", note=note)
 
 
 def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
@@ -143,15 +143,15 @@ def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
         figure, axes = _figure()
         axes.bar(left, count, [w * 0.9 for w in width], align="edge", color=ONE)
         for x, w, c in zip(left, width, count, strict=True):
-            axes.annotate(str(c), (x + w * 0.45, c), ha="center", va="bottom", fontsize=8, color=MUTED)
+            axes.annotate(str(c), (x + w * 0.45, c), ha="center", va="bottom", fontsize=9, color=MUTED)
         axes.set_xlim(0.485, 1.015)
         axes.set_xlabel("how sure the model is")
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    alt = "Number of pairs by how sure the model is. " + " ".join(
-        f"{each['low']:.0%} to {each['high']:.0%}: {each['count']}." for each in bins
-    )
-    return Panel("How sure is it?", _svg(figure, alt), "pairs")
+        alt = "Number of pairs by how sure the model is. " + " ".join(
+            f"{each['low']:.0%} to {each['high']:.0%}: {each['count']}." for each in bins
+        )
+        return Panel("How sure is it?", _svg(figure, alt), "pairs")
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
@@ -169,12 +169,18 @@ def _draw(axes: Axes, series: Series) -> None:
         else:
             errors = [np.subtract(y, series.low), np.subtract(series.high, y)]
             axes.errorbar(x, y, yerr=np.clip(errors, 0, None), fmt="none", color=series.colour, elinewidth=1.1)
-    if len(x) >= 30:
+    if len(x) >= 30 and _is_noisy(y):
         axes.plot(x, y, color=series.colour, linewidth=0.8, alpha=0.35)
         axes.plot(x, running_mean(y, max(3, len(x) // 12)), color=series.colour, linewidth=1.8, solid_capstyle="round")
     else:
         marker = "o" if len(x) < 12 else None
         axes.plot(x, y, color=series.colour, linewidth=1.8, marker=marker, markersize=3.5, solid_capstyle="round")
+
+
+def _is_noisy(values: Sequence[float]) -> bool:
+    """Whether neighbours differ so much that a mean shows more; a schedule is drawn as it is."""
+    noise = float(np.sqrt(np.square(np.diff(values)).mean() / 2))
+    return noise > 0.01 * float(np.ptp(values))
 
 
 def _figure() -> tuple[Figure, Axes]:
@@ -219,4 +225,3 @@ def _svg(figure: Figure, alt: str) -> Markup:
     assert head is not None
     body = text[text.index(">") + 1 :]
     return Markup(f'<svg viewBox="{head[1]}" role="img" aria-label="{escape(alt)}">{body.strip()}')
-

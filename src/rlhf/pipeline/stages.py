@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -22,21 +23,18 @@ from rlhf.config.recipe import (
     SFTStage,
     WorldStage,
 )
-from rlhf.config.rewards import RewardSpec
+from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
 from rlhf.data.contracts import Prompt
-from rlhf.data.datasets import (
-    GRPODataset,
-    PreferenceDataset,
-    SFTDataset,
-    StreamingPreferenceDataset,
-    StreamingSFTDataset,
-)
+from rlhf.data.datasets import GRPODataset, PreferenceDataset, SFTDataset
 from rlhf.data.pack import Branch, Group
+from rlhf.data.streaming import StreamingPreferenceDataset, StreamingSFTDataset
 from rlhf.data.world import build_world, train_tokenizer
 from rlhf.errors import ConfigError
-from rlhf.evaluation.evaluator import evaluate_policies
-from rlhf.evaluation.judges import load_judge
-from rlhf.files import write_jsonl
+from rlhf.evaluation.evaluator import evaluate_policies, judge_reward_model
+from rlhf.evaluation.judges import Judge, load_judge
+from rlhf.evaluation.overoptimisation import judge_rollouts
+from rlhf.evaluation.records import SCHEMA
+from rlhf.files import write_json, write_jsonl
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, build_reference
 from rlhf.models.reward import RewardModel
@@ -182,14 +180,14 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
         model, stage, train, held_out, log=at.log, checkpoint_dir=at.folder
     ).train()
     metrics = {**result.metrics, **result.evaluation}
+    accuracy = "nothing held out"
+    if held_out is not None:
+        quality = judge_reward_model(model, held_out, seed=seed)
+        write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "reward_model": quality.to_dict()})
+        found = quality.accuracy
+        metrics |= {"eval/accuracy": found.value, "eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
+        accuracy = f"held-out accuracy {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
     _save(model, stage, at, metrics)
-    if "eval/accuracy" in metrics:
-        accuracy = (
-            f"held-out accuracy {metrics['eval/accuracy']:.3f} "
-            f"[{metrics['eval/accuracy_low']:.3f}, {metrics['eval/accuracy_high']:.3f}]"
-        )
-    else:
-        accuracy = f"training accuracy {metrics['reward/accuracy']:.3f} (nothing held out)"
     return StageOutcome(f"{_rows(train)} pairs, {result.steps} steps, {accuracy}", metrics)
 
 
@@ -242,7 +240,7 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     prompts = _prompts(stage.prompts, policy, at, limit=stage.limit)
     reward_model = RewardModel.from_pretrained(at.path(stage.reward_model)) if stage.reward_model else None
     pairs = PreferenceDataset(at.path(stage.pairs), policy.tokenizer) if stage.pairs else None
-    judge = load_judge(stage.judge)
+    judge = _judge(stage.judge, at)
     with at.log.progress("evaluate", 2 * len(prompts) * stage.samples_per_prompt) as bar:
         evaluation = evaluate_policies(
             policy, baseline, prompts, judge,
@@ -330,8 +328,7 @@ def _rl_inputs(stage: PPOStage | GRPOStage, at: StageContext, *, seed: int) -> t
     )  # fmt: skip
     rows = [Group(prompt.ids, [Branch(prompt.ids[-1:])]) for prompt in prompts[:ROWS_FOR_SELF_CHECK]]
     _choose_path(policy, rows, at)
-    specs = stage.reward if isinstance(stage.reward, list) else [stage.reward]
-    scorer = build_reward([_resolved(spec, at) for spec in specs], tokenizer=policy.tokenizer)
+    scorer = build_reward([_resolved(spec, at) for spec in stage.reward], tokenizer=policy.tokenizer)
     if stage.reference is not None:
         return policy, prompts, scorer, _load_policy(stage.reference, at, seed=seed).requires_grad_(False)
     return policy, prompts, scorer, build_reference(policy)
@@ -343,12 +340,20 @@ def _resolved(spec: RewardSpec, at: StageContext) -> RewardSpec:
     return spec.updated(source=at.path(source)) if isinstance(source, str) else spec
 
 
-def _learned_source(reward: RewardSpec | list[RewardSpec]) -> str:
-    specs = reward if isinstance(reward, list) else [reward]
-    for spec in specs:
+def _learned_source(reward: Sequence[RewardSpec]) -> str:
+    for spec in reward:
         if spec.kind == "learned":
             return spec.source
     raise ConfigError("value_init is `reward`, but no reward of this stage is a learned one; use `value_init: policy`.")
+
+
+def _judge(spec: RewardSpec, at: StageContext) -> Judge:
+    """A function as it is; any other judge through its standard signature."""
+    if isinstance(spec, FunctionRewardConfig):
+        return functools.partial(load_judge(spec.function), **spec.arguments)
+    scorer = build_reward(_resolved(spec, at))
+    assert callable(scorer), f"{type(scorer).__name__} lacks the standard signature"
+    return scorer
 
 
 def _save(model: PolicyModel | RewardModel, stage: Any, at: StageContext, metrics: Mapping[str, Any]) -> None:

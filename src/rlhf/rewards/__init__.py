@@ -15,8 +15,9 @@ The standard signature is the ecosystem's own, so functions written for TRL work
 
     prompts       texts, or lists of messages where the data is conversational
     completions   texts, or ``[{"role": "assistant", "content": ...}]``
-    columns       the prompt rows' other columns as lists; also ``completion_ids`` (token ids) and ``ended`` (False where the
-                  length limit cut a completion off); only those that the function names, unless it takes ``**``
+    columns       the prompt rows' other columns as lists; also ``completion_ids`` (token ids) and ``ended``
+                  (False where the length limit cut a completion off); only those that the function names, unless it
+                  takes ``**``
     None          this function does not apply to this sample
 
 This module imports nothing: the worker process starts through it.

@@ -1,4 +1,7 @@
-"""Any Python function as a scorer. It may be slow or buggy: every verdict is checked, and an error names function and sample."""
+"""Any Python function as a scorer.
+
+It may be slow or buggy: every verdict is checked, and an error names the function and the sample.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import copy
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from rlhf.config.rewards import FUNCTION
@@ -65,27 +67,46 @@ class FunctionReward:
         return self._name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``. A verdict of None is kept among the components; alone it is an error, for then there is no score.
+        """See ``Scorer``. A verdict of None is an error here: a function alone must judge every sample.
 
         Raises:
             RewardError: Names the function and the first sample that it fails on.
         """
-        verdicts, errors = self.verdicts(prompts, completions)
+        verdicts, errors = self.checked_verdicts(prompts, completions)
         for place, verdict in enumerate(verdicts):
             if verdict is None and place not in errors:
                 errors[place] = "it returned None (does not apply), and no other reward judges the sample"
-        if errors and self.on_error == "raise":
-            place, reason = min(errors.items())
-            raise RewardError(f"The reward {self.name} failed on sample {sample_name(prompts[place], completions[place])}: {reason}.")
-        scores = [math.nan if place in errors else float(verdict or 0.0) for place, verdict in enumerate(verdicts)]
+        self._refuse(errors, prompts, completions)
+        scores = [math.nan if verdict is None else verdict for verdict in verdicts]
         return ScoreResult(scores, {self.name: verdicts}, errors)
 
-    def verdicts(
+    def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """Raw verdicts [n], None where the function does not apply, and what went wrong with which sample.
+        """Raw verdicts [n], None where the function does not apply or failed, and why it failed on which sample.
 
-        A call that fails as a whole is tried again sample by sample, to find out whose fault it is.
+        Raises:
+            RewardError: It failed, and this scorer was not built to report that.
+        """
+        verdicts, errors = self._verdicts(prompts, completions)
+        self._refuse(errors, prompts, completions)
+        return verdicts, errors
+
+    def close(self) -> None:
+        """End the function's process; a later call starts another."""
+        if self._process is not None:
+            self._process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _verdicts(
+        self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
+    ) -> tuple[list[float | None], dict[int, str]]:
+        """A call that fails as a whole is tried again sample by sample, to find out whose fault it is.
 
         Raises:
             RewardError: The function fails on all samples together and on none of them alone.
@@ -105,7 +126,8 @@ class FunctionReward:
             try:
                 single, wrong = _checked(self._call(function_arguments([prompt], [completion], self.arguments)), 1)
                 verdicts[place] = single[0]
-                errors |= {place: reason for reason in wrong.values()}
+                if wrong:
+                    errors[place] = wrong[0]
             except CallError as err:
                 errors[place] = str(err)
             if errors and self.on_error == "raise":
@@ -117,18 +139,15 @@ class FunctionReward:
             )
         return verdicts, errors
 
-    def close(self) -> None:
-        """End the function's process; a later call starts another."""
-        if self._process is not None:
-            self._process.close()
+    def _refuse(
+        self, errors: Mapping[int, str], prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
+    ) -> None:
+        if errors and self.on_error == "raise":
+            place, reason = min(errors.items())
+            sample = sample_name(prompts[place], completions[place])
+            raise RewardError(f"The reward {self.name} failed on sample {sample}: {reason}.")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def _call(self, arguments: Mapping[str, Any]) -> list[float | None | Odd]:
+    def _call(self, arguments: Mapping[str, Any]) -> list[float | Odd | None]:
         if self._process is not None:
             return self._process.call(arguments, self.timeout_seconds)
         assert self._function is not None
@@ -166,7 +185,10 @@ def function_arguments(
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     taken = [name for name in (*names, *fixed) if name in RESERVED]
     if taken:
-        raise RewardError(f"The column {taken[0]!r} can't be given to a reward function, which gets something else under that name; rename it.")
+        raise RewardError(
+            f"The column {taken[0]!r} can't be given to a reward function, which gets something else under that name; "
+            "rename it."
+        )
     arguments: dict[str, Any] = {
         "prompts": [prompt.text if prompt.messages is None else prompt.messages for prompt in prompts],
         "completions": [
@@ -179,7 +201,7 @@ def function_arguments(
     return arguments | {name: [prompt.columns.get(name) for prompt in prompts] for name in names} | dict(fixed)
 
 
-def _checked(verdicts: list[float | None | Odd], count: int) -> tuple[list[float | None], dict[int, str]]:
+def _checked(verdicts: list[float | Odd | None], count: int) -> tuple[list[float | None], dict[int, str]]:
     if len(verdicts) != count:
         raise CallError(f"it returned {len(verdicts)} verdicts for {count} completions; it must return one for each")
     errors = {}
@@ -201,7 +223,7 @@ def _spec_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or not name.isidentifier():
         raise ConfigError(
-            f"Another process can't find the reward function {_own_name(function)!r}, which is not at the top level of a module; name it "
-            "as path/to/file.py:function, or use in_process=True, which has no timeout."
+            f"Another process can't find the reward function {_own_name(function)!r}, which is not at the top level of "
+            "a module; name it as path/to/file.py:function, or use in_process=True, which has no timeout."
         )
     return f"{module}:{name}"

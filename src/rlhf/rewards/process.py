@@ -1,8 +1,8 @@
 """A reward function in a process of its own, which can be killed.
 
-The process is a fresh interpreter (``python -m rlhf.rewards.worker``). A forked one would inherit torch's threads and locks in
-whatever state they are; ``multiprocessing``'s spawn and forkserver would import the user's main script again, which starts a second
-training where it has no ``if __name__ == "__main__"``.
+The process is a fresh interpreter (``python -m rlhf.rewards.worker``). A forked one would inherit torch's threads and
+locks in whatever state they are; ``multiprocessing``'s spawn and forkserver would import the user's main script again,
+which starts a second training where it has no ``if __name__ == "__main__"``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FunctionProcess:
         self._pipe: Connection | None = None
         self._owner = 0
 
-    def call(self, arguments: Mapping[str, Any], timeout_seconds: float) -> list[float | None | Odd]:
+    def call(self, arguments: Mapping[str, Any], timeout_seconds: float) -> list[float | Odd | None]:
         """Run the function once; pickling makes the arguments copies, so it can change nothing of ours.
 
         Raises:
@@ -59,7 +59,7 @@ class FunctionProcess:
             raise CallError(self._death()) from err
         if error is not None:
             raise CallError(error)
-        found: list[float | None | Odd] = verdicts
+        found: list[float | Odd | None] = verdicts
         return found
 
     def close(self) -> None:
@@ -113,7 +113,11 @@ class FunctionProcess:
         self.close()
         if status is None:
             return WORKER_GONE
-        return f"{WORKER_GONE} by {signal.Signals(-status).name}" if status < 0 else f"{WORKER_GONE} with exit code {status}"
+        return (
+            f"{WORKER_GONE} by {signal.Signals(-status).name}"
+            if status < 0
+            else f"{WORKER_GONE} with exit code {status}"
+        )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

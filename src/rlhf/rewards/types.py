@@ -43,7 +43,7 @@ class ScoreResult:
     per_component: Mapping[str, list[float | None]] = field(default_factory=dict)
     """Name -> [n] raw verdicts, before weights and normalisation; None where a component does not apply."""
     errors: Mapping[int, str] = field(default_factory=dict)
-    """Place of a completion -> why it has no score. Empty unless the scorer was built to report errors instead of raising."""
+    """Place of a completion -> why it has no score. Empty unless the scorer was built to report instead of raising."""
 
     def __post_init__(self) -> None:
         for place, score in enumerate(self.scores):

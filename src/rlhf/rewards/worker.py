@@ -1,7 +1,7 @@
 """The process that runs a reward function: ``python -m rlhf.rewards.worker FD``. Standard library only.
 
-Messages over the pipe, pickled, both ways: first (sys.path, function spec) -> (None | error); then for each call its keyword
-arguments -> (verdicts | None, error | None). A verdict is a float, None, or ``Odd`` for anything else.
+Messages over the pipe, pickled, both ways: first (sys.path, function spec) -> (None | error); then for each call its
+keyword arguments -> (verdicts | None, error | None). A verdict is a float, None, or ``Odd`` for anything else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_function(spec: str) -> Callable[..., Any]:
     return found
 
 
-def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[float | None | Odd]:
+def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[float | Odd | None]:
     """Call with the arguments that the function takes, and bring what it returns to plain numbers.
 
     Raises:
@@ -83,14 +83,16 @@ def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dic
         if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments
     ]
     if missing:
-        raise CallError(f"it wants {', '.join(missing)}, which the prompt rows don't have; they have {', '.join(arguments)}")
+        raise CallError(
+            f"it wants {', '.join(missing)}, which the prompt rows don't have; they have {', '.join(arguments)}"
+        )
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(arguments)
     names = {p.name for p in parameters}
     return {name: value for name, value in arguments.items() if name in names}
 
 
-def _verdict(value: Any) -> float | None | Odd:
+def _verdict(value: Any) -> float | Odd | None:
     if value is None:
         return None
     if isinstance(value, str | bytes):

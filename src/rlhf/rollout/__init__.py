@@ -3,10 +3,14 @@
     types      what an engine takes and gives; the contract every engine keeps
     sampling   logits -> tokens, from given uniform numbers
     stopping   when a completion ends
-    packed     decoding on the packed row with a static key/value cache
+    cache      keys and values of prompts and samples
+    layouts    attention that reads and writes them
+    packed     decoding on the packed row
     padded     decoding for families that the packed row can't serve
     local      the engine in this process: the two decoders behind one contract
     buffer     rollouts waiting to be learned from
+
+Nothing is decoded and encoded again on the way from the sampler to the trainer.
 """
 
 from __future__ import annotations

@@ -44,8 +44,6 @@ class LayerCache:
     keys: Tensor
     """[R, kv_heads, C, D]."""
     values: Tensor
-    buffers: tuple[Buffer, Buffer, Buffer, Buffer]
-    """Behind the four tensors; growing takes fresh ones for the last two."""
 
 
 class KVCache:
@@ -53,7 +51,7 @@ class KVCache:
 
     def __init__(self) -> None:
         self.layers: dict[nn.Module, LayerCache] = {}
-        self._buffers: dict[nn.Module, tuple[Buffer, Buffer, Buffer, Buffer]] = {}
+        self._buffers: dict[tuple[nn.Module, str], Buffer] = {}
 
     def clear(self) -> None:
         """Forget the contents, keep the memory."""
@@ -73,29 +71,31 @@ class KVCache:
             shape: P, L, R, C.
         """
         prompts, longest, rows, room = shape
-        buffers = self._buffers.setdefault(module, (Buffer(), Buffer(), Buffer(), Buffer()))
-        sizes = [(prompts, longest), (prompts, longest), (rows, room), (rows, room)]
-        views = [
-            buffer.view((first, like.shape[1], second, like.shape[3]), like, _cache_dtype(like))
-            for buffer, like, (first, second) in zip(buffers, (key, value, key, value), sizes, strict=True)
-        ]
-        layer = self.layers[module] = LayerCache(*views, buffers)
+
+        def table(name: str, like: Tensor, first: int, second: int) -> Tensor:
+            buffer = self._buffers.setdefault((module, name), Buffer())
+            return buffer.view((first, like.shape[1], second, like.shape[3]), like, _cache_dtype(like))
+
+        layer = self.layers[module] = LayerCache(
+            prompt_keys=table("prompt_keys", key, prompts, longest),
+            prompt_values=table("prompt_values", value, prompts, longest),
+            keys=table("keys", key, rows, room),
+            values=table("values", value, rows, room),
+        )
         return layer
 
     def grow(self, rows: int, room: int) -> None:
-        """Make room for more sampled tokens, keeping what the first ``rows`` rows hold."""
+        """Make room for more sampled tokens of the first ``rows`` rows, which are all that live."""
         for module, layer in self.layers.items():
-            grown = []
-            for old in (layer.keys, layer.values):
-                new = Buffer()
-                bigger = new.view((old.shape[0], old.shape[1], room, old.shape[3]), old, old.dtype)
-                bigger[:rows, :, : old.shape[2]].copy_(old[:rows])
-                grown.append((new, bigger))
-            layer.keys, layer.values = grown[0][1], grown[1][1]
-            layer.buffers = self._buffers[module] = (*layer.buffers[:2], grown[0][0], grown[1][0])
+            for name in ("keys", "values"):
+                old: Tensor = getattr(layer, name)
+                buffer = self._buffers[module, name] = Buffer()  # not the old one: its memory is being read
+                bigger = buffer.view((rows, old.shape[1], room, old.shape[3]), old, old.dtype)
+                bigger[:, :, : old.shape[2]] = old[:rows]
+                setattr(layer, name, bigger)
 
     def move(self, *, prompts: tuple[Tensor, Tensor] | None, rows: tuple[Tensor, Tensor] | None, time: int) -> None:
-        """Copy the last places into holes: (targets, sources) of prompts and of rows; ``time`` tokens of a row are filled."""
+        """Copy places into holes, each (targets, sources); ``time`` tokens of a row are filled."""
         for layer in self.layers.values():
             if prompts is not None:
                 for table in (layer.prompt_keys, layer.prompt_values):

@@ -1,7 +1,7 @@
 """Attention while sampling: which rows see which, read from and written to the cache. Axes as in ``cache``.
 
-A decoding step multiplies all queries of a group with their prompt in one product, each row's query with the row's own tokens
-in another, and takes one softmax over both.
+A decoding step multiplies all queries of a group with their prompt in one product, each row's query with the row's own
+tokens in another, and takes one softmax over both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ class PrefillLayout:
 
     @classmethod
     def of(
-        cls, prompts: Sequence[Sequence[int]], cache: KVCache, shape: tuple[int, int, int, int], first: int, device: torch.device
+        cls,
+        prompts: Sequence[Sequence[int]],
+        cache: KVCache,
+        shape: tuple[int, int, int, int],
+        first: int,
+        device: torch.device,
     ) -> PrefillLayout:
         """The layout of prompts laid end to end."""
         lengths = np.array([len(ids) for ids in prompts])
@@ -58,7 +63,9 @@ class PrefillLayout:
             places=torch.from_numpy(places).to(device),
         )
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
         """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
         q, k, v = (self._padded(x) for x in (query, key, value))
         layer = self.cache.layers.get(module) or self.cache.make_layer(module, key, value, self.shape)
@@ -101,6 +108,7 @@ class DecodeLayout:
         """Sampled tokens in the cache; the one being fed goes to this place."""
         self.longest = int(prompt_lens.max())
         """L; stays when the longest prompt has gone."""
+        self._masks: dict[MaskKind, tuple[Tensor | None, Tensor | None]] = {}
         self._arrange(group, prompt_lens)
 
     @property
@@ -136,7 +144,9 @@ class DecodeLayout:
         self._arrange(new_place[self.group[rows]], self.prompt_lens[prompts])
         return rows
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
         """query [1, heads, R, D], key and value [1, kv_heads, R, D] -> [1, R, heads, D']."""
         layer = self.cache.layers[module]
         num_rows, heads, kv_heads = self.num_rows, query.shape[1], key.shape[1]
@@ -214,7 +224,7 @@ class DecodeLayout:
         self.places = None if in_order else self._to_device(places)
         self.row_lens = self._to_device(prompt_lens[group])
         self.ragged = bool((prompt_lens < self.longest).any())
-        self._masks: dict[MaskKind, tuple[Tensor | None, Tensor | None]] = {}
+        self._masks = {}
 
     def _moves(self, kept: np.ndarray) -> tuple[Tensor, Tensor] | None:
         targets = np.flatnonzero(kept != np.arange(len(kept)))

@@ -1,4 +1,4 @@
-"""The rollout engine in this process: samples from the very module that is trained, so weights are in step by themselves."""
+"""The rollout engine in this process: it samples from the very module that is trained, so weights are in step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -74,8 +73,8 @@ class Decoder(Protocol):
 class LocalEngine:
     """See ``rlhf.rollout.types.RolloutEngine`` for what it promises.
 
-    A sample is the same in any batch up to the rounding of matrix products, whose order of additions depends on their shape:
-    about one token in a million falls on the other side of its uniform number.
+    A sample is the same in any batch up to the rounding of matrix products, whose order of additions depends on their
+    shape: about one token in a million falls on the other side of its uniform number.
     """
 
     def __init__(
@@ -276,8 +275,8 @@ class _Run:
             length, prompt_id = lengths[row], self.prompts[place].id
             if not np.isfinite(logprobs[row][:length]).all():
                 raise TrainingError(
-                    f"Sampling from prompt {prompt_id!r} gave a log-probability that is not finite: the weights hold NaN or "
-                    "infinity, or overflowed in half precision. Go back to a checkpoint from before."
+                    f"Sampling from prompt {prompt_id!r} gave a log-probability that is not finite: the weights hold "
+                    "NaN or infinity, or overflowed in half precision. Go back to a checkpoint from before."
                 )
             completions.append(
                 Completion(
@@ -297,7 +296,9 @@ class _Run:
         texts = [""] * len(tokens)
         for place, prompt in self.prompts.items():
             rows = [row for row, (of, _) in enumerate(self.chunk) if of == place]
-            for row, text in zip(rows, completion_texts(self.tokenizer, prompt.ids, [tokens[r] for r in rows]), strict=True):
+            for row, text in zip(
+                rows, completion_texts(self.tokenizer, prompt.ids, [tokens[r] for r in rows]), strict=True
+            ):
                 texts[row] = text
         return texts
 
@@ -329,7 +330,7 @@ def _chunks(requests: list[tuple[int, int]], max_rows: int) -> list[list[tuple[i
 
 
 def _rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:
-    """Rows for the path check where no batch was scored before: the longest prompts, with a few of their own tokens behind."""
+    """Rows for the path check where no batch was scored before: the longest prompts, own tokens as completions."""
     longest = sorted(prompts, key=lambda prompt: -len(prompt.ids))[:3]
     return [Group(list(p.ids), [Branch(list(p.ids[:8])), Branch(list(p.ids[-8:]))]) for p in longest]
 
@@ -347,6 +348,6 @@ def _check_prompts(prompts: Sequence[PromptLike], model: PreTrainedModel, sampli
             )
         if limit is not None and len(prompt.ids) + sampling.max_new_tokens > limit:
             raise DataError(
-                f"Prompt {prompt.id!r} has {len(prompt.ids)} tokens and may grow by {sampling.max_new_tokens}, but the model was "
-                f"made for {limit}; shorten the prompt or lower max_new_tokens."
+                f"Prompt {prompt.id!r} has {len(prompt.ids)} tokens and may grow by {sampling.max_new_tokens}, but the "
+                f"model was made for {limit}; shorten the prompt or lower max_new_tokens."
             )

@@ -14,10 +14,10 @@ from transformers.cache_utils import Cache
 
 
 class PaddedDecoder:
-    """The general path: prompts padded on the left, one row for each completion, inputs prepared by the family itself."""
+    """The general path: prompts padded on the left, a row for each completion, inputs prepared by the family."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+        self.model: Any = model  # what every generating model has is no part of PreTrainedModel's type
         self.device = next(model.parameters()).device
 
     def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:

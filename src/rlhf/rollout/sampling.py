@@ -1,7 +1,8 @@
 """From logits to tokens, by inverting the cumulative distribution at given uniform numbers.
 
-R is the number of rows. The uniform numbers come from a counter, not from a generator's state: the t-th number of a sample
-is a hash of (the sample's seed, t), so a sample is the same alone, in any batch, in any order, and after a resume.
+R is the number of rows. The uniform numbers come from a counter, not from a generator's state: the t-th number of a
+sample is a hash of (the sample's seed, t), so a sample is the same alone, in any batch, in any order, and after a
+resume.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Draw:
 def uniforms(seeds: np.ndarray, step: int) -> np.ndarray:
     """Number ``step`` of each sample's own stream.
 
-    SplitMix64: the counter ``seed + (step + 1) * GOLDEN`` is mixed by two xor-shift-multiply rounds; the upper 53 bits make
-    the fraction. Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", section 4, figure 13.
+    SplitMix64: the counter ``seed + (step + 1) * GOLDEN`` is mixed by two xor-shift-multiply rounds; the upper 53 bits
+    make the fraction. Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", section 4,
+    figure 13.
 
     Args:
         seeds: uint64 [R].
@@ -98,8 +100,8 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Ten
 def invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """First token whose cumulative probability exceeds the uniform number; never one of probability 0.
 
-    Two levels: sums of blocks, then the tokens of one block, each added up in float64. A single cumulative sum over a large
-    vocabulary costs several times more and loses small probabilities to rounding.
+    Two levels: sums of blocks, then the tokens of one block, each added up in float64. A single cumulative sum over a
+    large vocabulary costs several times more and loses small probabilities to rounding.
 
     Args:
         probs: [R, V] not negative; rows need not sum exactly to 1.
@@ -118,7 +120,9 @@ def invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     block = (cdf <= target[:, None]).sum(-1, keepdim=True)
     rest = target - torch.where(block > 0, cdf.gather(1, (block - 1).clamp_(min=0)), 0.0).squeeze(1)
     index = block * BLOCK + torch.arange(BLOCK, device=probs.device)
-    inside = probs.gather(1, index.clamp(max=vocabulary - 1)).double().masked_fill_(index >= vocabulary, 0.0).cumsum_(-1)
+    inside = (
+        probs.gather(1, index.clamp(max=vocabulary - 1)).double().masked_fill_(index >= vocabulary, 0.0).cumsum_(-1)
+    )
     rest = _below(rest, inside[:, -1])  # the block's own sum was rounded in another order
     return block.squeeze(1) * BLOCK + (inside <= rest[:, None]).sum(-1)
 
@@ -129,10 +133,11 @@ def has_filters(sampling: SamplingConfig) -> bool:
 
 
 def threshold(logits: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Every filter keeps the tokens whose logit reaches a threshold; this is the highest of them, so equal logits share a fate.
+    """Every filter keeps the tokens whose logit reaches a threshold; this is the highest of them, so equal logits
+    share a fate.
 
-    Sources: top-k: Fan et al. 2018, section 5.4, arXiv:1805.04833; top-p: Holtzman et al. 2019, eq. 2, arXiv:1904.09751 (among what
-    top-k leaves); min-p: Nguyen et al. 2024, eq. 1-3, arXiv:2407.01082.
+    Sources: top-k: Fan et al. 2018, section 5.4, arXiv:1805.04833; top-p: Holtzman et al. 2019, eq. 2,
+    arXiv:1904.09751 (among what top-k leaves); min-p: Nguyen et al. 2024, eq. 1-3, arXiv:2407.01082.
 
     Args:
         logits: [R, V] tempered.

@@ -9,10 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.errors import ModelError
 
-BYTES_PER_CHARACTER = 4
-"""UTF-8 at most, so a token holds at least a quarter of a character."""
 MARGIN_TOKENS = 4
-"""Tokens decoded before the place where a stop text could begin: what a decoder does to a text's start must not matter."""
+"""Tokens decoded before the place where a stop text could begin: what decoders do to a text's start must not matter."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -60,7 +58,8 @@ class StopTexts:
         known = self._may_finish.get(token)
         if known is None:
             piece = self.tokenizer.decode([token], skip_special_tokens=False)
-            # Nothing, part of a character, or white space that a decoder may drop at the start: only the context can tell.
+            # Nothing, part of a character, or white space that a decoder may drop at the start: only the context can
+            # tell.
             unclear = not piece or REPLACEMENT in piece or any(last.isspace() for last in self._last_characters)
             known = self._may_finish[token] = unclear or any(last in piece for last in self._last_characters)
         return known
@@ -71,10 +70,11 @@ def completion_texts(
 ) -> list[str]:
     """What each completion adds to the text of its prompt.
 
-    Decoded behind the prompt's last tokens, because a decoder may drop a space at the start of a text ("Once upon a" + "time").
+    Decoded behind the prompt's last tokens, because a decoder may drop a space at the start of a text ("Once upon a" +
+    "time").
     """
     context = list(prompt[-MARGIN_TOKENS:])
-    before: str = tokenizer.decode(context, skip_special_tokens=True)
+    before = str(tokenizer.decode(context, skip_special_tokens=True))
     texts: list[str] = tokenizer.batch_decode([[*context, *tokens] for tokens in completions], skip_special_tokens=True)
     if all(text.startswith(before) for text in texts) and not before.endswith(REPLACEMENT):
         return [text[len(before) :] for text in texts]

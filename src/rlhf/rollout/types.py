@@ -35,10 +35,10 @@ class Completion:
     tokens: list[int]
     """Sampled ids, at least one; the EOS or the stop text that ended it included."""
     logprobs: list[float]
-    """Nats, one for each token: under the model's whole distribution at the sampling temperature (at temperature 1 where
-    sampling was greedy), which is what ``rlhf.models.score`` computes. Filters and penalties do not enter."""
+    """Nats, one for each token: under the model's whole distribution at the sampling temperature (at temperature 1
+    where sampling was greedy), which is what ``rlhf.models.score`` computes. Filters and penalties do not enter."""
     sampling_logprobs: list[float] | None = None
-    """Nats under the distribution that was really drawn from; None where it is the one above, or sampling was greedy."""
+    """Nats under the distribution that was drawn from; None where it is the one above, or sampling was greedy."""
     finish_reason: FinishReason
     weight_version: int
     """Version of the weights that sampled it."""
@@ -78,8 +78,8 @@ class RolloutEngine(Protocol):
     ) -> list[list[Completion]]:
         """Sample ``num_samples`` completions of each prompt.
 
-        A sample depends on the weights, ``sampling``, and (seed, step, prompt id, sample index), and on nothing else: not on
-        the other prompts, their order, or how the engine batches.
+        A sample depends on the weights, ``sampling``, and (seed, step, prompt id, sample index), and on nothing else:
+        not on the other prompts, their order, or how the engine batches.
 
         Args:
             prompts: Each with an id and token ids. An id that comes twice goes on counting its samples.

@@ -79,7 +79,7 @@ class RunLog:
     def say(self, text: str) -> None:
         """One line for people."""
         if self.console is not None:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def alarm(self, text: str, *, step: int | None = None, **fields: Any) -> None:
         """Something a person should see: written, printed, shown in the report."""

@@ -150,8 +150,10 @@ class OnlineTrainer:
         losses = clipped_policy_loss(logprobs, old, advantages, **clips)  # type: ignore[arg-type]
         with torch.no_grad():
             statistics = ratio_statistics(logprobs, old)
-            metrics.mean(f"{self.name}/ratio_mean", statistics.ratio)
-            metrics.mean(f"{self.name}/kl_mean", KL_ESTIMATORS["k3"](old, logprobs))
+            size = float(len(logprobs))
+            metrics.mean(f"{self.name}/ratio_mean", statistics.mean, size)
+            metrics.mean(f"{self.name}/kl_mean", statistics.approx_kl, size)
+            metrics.mean(f"{self.name}/ratio_overflow_frac", statistics.num_overflowed / size, size)
             clipped = clipped_tokens(logprobs, old, advantages, **clips)  # type: ignore[arg-type]
             metrics.mean(f"{self.name}/clip_frac", clipped.float())
         metrics.mean("loss/policy", losses)

@@ -51,13 +51,13 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name_of_the_row(pl
 
 
 def test_a_dialogue_without_the_assistant_is_refused(plain_tokenizer):
-    with pytest.raises(RowError, match="no message is the assistant's.*the roles are 'system', 'user'"):
+    with pytest.raises(RowError, match=r"no message is the assistant's.*the roles are 'system', 'user'"):
         scored(chat_format(plain_tokenizer, CHATML), DIALOGUE[:2])
 
 
 def test_a_template_that_raises_names_the_row(plain_tokenizer):
     chat = chat_format(plain_tokenizer, "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(RowError, match="f:1: the chat template refuses this dialogue: .*roles must alternate"):
+    with pytest.raises(RowError, match=r"f:1: the chat template refuses this dialogue: .*roles must alternate"):
         scored(chat, DIALOGUE)
 
 
@@ -70,7 +70,7 @@ def test_a_prompt_ends_where_the_completion_begins(plain_tokenizer):
 
 
 def test_without_a_template_the_way_out_is_named(plain_tokenizer):
-    with pytest.raises(ModelError, match="the tokenizer has no chat template; .* built-in one"):
+    with pytest.raises(ModelError, match=r"the tokenizer has no chat template; .* built-in one"):
         scored(chat_format(plain_tokenizer), DIALOGUE)
 
 
@@ -84,7 +84,7 @@ def test_the_built_in_template_is_used_only_when_asked_for(plain_tokenizer):
     asked = render_prompt(chat, DIALOGUE[:4], columns={}, where="f:1")
     assert dialogue.text.startswith(asked)
     with pytest.raises(
-        UnknownNameError, match="No chat template or template file is called 'plian'. Did you mean 'plain'"
+        UnknownNameError, match=r"No chat template or template file is called 'plian'. Did you mean 'plain'"
     ):
         chat_format(plain_tokenizer, "plian")
 

@@ -178,7 +178,7 @@ def test_a_file_that_can_not_be_read_says_why(tmp_path, name, data, message):
 
 def test_a_csv_cell_that_is_not_utf8_is_named(tmp_path):
     path = put(tmp_path / "d.csv", b"prompt,completion\na,b\nc,\xe9t\xe9\n")
-    with pytest.raises(RowError, match="d.csv:3: column 'completion' holds a character that is not Unicode"):
+    with pytest.raises(RowError, match=r"d.csv:3: column 'completion' holds a character that is not Unicode"):
         read_rows(path)
 
 
@@ -220,7 +220,7 @@ def test_splits_of_a_saved_dataset_dict_are_named(tmp_path):
     both.save_to_disk(tmp_path / "d")
     for source in (tmp_path / "d", both):
         assert len(read_rows(source, split="test")) == 2
-        with pytest.raises(DataError, match="splits .*'train', 'test'.* name one"):
+        with pytest.raises(DataError, match=r"splits .*'train', 'test'.* name one"):
             read_rows(source)
 
 
@@ -309,9 +309,12 @@ def test_real_files_of_other_shapes_are_read(assets):
     gsm = read_rows(assets / "gsm8k" / "train.jsonl.gz", columns={"question": "prompt", "answer": "completion"})
     assert len(gsm) == 7473
     tulu = read_rows(
-        assets / "tulu1_human_eval" / "eval_annotations_tulu_1.csv.gz", columns={"evaluator": "annotator_id"}
+        assets / "tulu1_human_eval" / "eval_annotations_tulu_1.csv.gz",
+        columns={"evaluator": "annotator_id"},
+        on_bad_row="skip",
     )
     assert (len(tulu), tulu[0].kind) == (1150, Kind.COMPARISON)
+    assert {bad.reason[:31] for bad in tulu.bad_rows} == {"column 'preference' is a string"}, "left unlabelled"
     assert len({row.annotator_id for row in tulu}) == 16
     panda = read_rows(
         assets / "pandalm" / "testset-v1.json.gz",

@@ -1,0 +1,122 @@
+"""Several judges as one: a weighted sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhf.data.contracts import Prompt
+from rlhf.errors import ConfigError, RewardError
+from rlhf.rewards.functions import FunctionReward
+from rlhf.rewards.types import CompletionLike, Scorer, ScoreResult, sample_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One judge and how much it counts."""
+
+    scorer: Scorer
+    weight: float = 1.0
+    normalize: bool = False
+    """Shift and scale its scores to mean 0 and deviation 1 over each call (in training: over each rollout), before the
+    weight. Then the sum of two rollouts can't be compared; the raw scores among the components still can."""
+
+
+class CompositeReward:
+    """The weighted sum of what applies to each sample.
+
+    A function that returns None for a sample is left out of that sample's sum; a sample to which none applies is an
+    error.
+    """
+
+    def __init__(self, components: Sequence[Component], *, name: str = "composite") -> None:
+        """Combine judges.
+
+        Args:
+            components: At least one; two of the same name are told apart by a number.
+            name: What metrics and errors call the sum.
+
+        Raises:
+            ConfigError: There is no component, or a weight is not a finite number.
+        """
+        if not components:
+            raise ConfigError("A composite reward needs at least one component.")
+        for component in components:
+            if not math.isfinite(component.weight):
+                raise ConfigError(
+                    f"The weight of {component.scorer.name!r} is {component.weight}; wanted a finite number."
+                )
+        self.components = list(components)
+        self.names = _distinct([component.scorer.name for component in components])
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """What metrics and errors call it."""
+        return self._name
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
+        """See ``Scorer``.
+
+        Raises:
+            RewardError: From a component, or because none applies to a sample.
+        """
+        totals = [0.0] * len(completions)
+        applied = [False] * len(completions)
+        raw: dict[str, list[float | None]] = {}
+        errors: dict[int, str] = {}
+        for name, component in zip(self.names, self.components, strict=True):
+            verdicts, wrong = _verdicts(component.scorer, prompts, completions)
+            errors |= {place: f"{name}: {reason}" for place, reason in wrong.items() if place not in errors}
+            raw[name] = verdicts
+            for place, verdict in enumerate(standardized(verdicts) if component.normalize else verdicts):
+                if verdict is not None:
+                    totals[place] += component.weight * verdict
+                    applied[place] = True
+        for place, some in enumerate(applied):
+            if not some and place not in errors:
+                raise RewardError(
+                    f"No reward applies to sample {sample_name(prompts[place], completions[place])}: "
+                    f"{', '.join(self.names)} all returned None; add one that judges every sample."
+                )
+        return ScoreResult([math.nan if i in errors else total for i, total in enumerate(totals)], raw, errors)
+
+    def close(self) -> None:
+        """End the processes of the components."""
+        for component in self.components:
+            close = getattr(component.scorer, "close", None)
+            if close is not None:
+                close()
+
+
+def standardized(verdicts: Sequence[float | None]) -> list[float | None]:
+    """Shifted and scaled to mean 0 and deviation 1 over those that are not None; all 0 where they are equal."""
+    numbers = [verdict for verdict in verdicts if verdict is not None]
+    if not numbers:
+        return list(verdicts)
+    mean = math.fsum(numbers) / len(numbers)
+    deviation = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
+    if deviation <= 1e-12 * max(1.0, abs(mean)):
+        return [None if verdict is None else 0.0 for verdict in verdicts]
+    return [None if verdict is None else (verdict - mean) / deviation for verdict in verdicts]
+
+
+def _verdicts(
+    scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
+) -> tuple[list[float | None], Mapping[int, str]]:
+    """A component's raw verdicts; a function may say None, which ``score`` alone would refuse."""
+    if isinstance(scorer, FunctionReward):
+        return scorer.checked_verdicts(prompts, completions)
+    result = scorer.score(prompts, completions)
+    return [None if place in result.errors else score for place, score in enumerate(result.scores)], result.errors
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Repeated names get a number: rules, rules_2."""
+    seen: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return distinct
