@@ -73,8 +73,13 @@ docs: $(VENV)/.dev  ## links, commands and code blocks of every page
 	$(RUN) pytest tests/docs $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.dev  ## the measured tables (hours; see benchmarks/)
-	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+bench: $(VENV)/.dev  ## the table of results over fresh seeds, docs/results/seeds.md (about an hour on one core)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/seeds.py --write docs/results/seeds.md $(ARGS)
+
+.PHONY: base
+base: $(VENV)/.core  ## train the embedded base model again and compare it with the shipped one (about ten minutes)
+	$(VENV)/bin/rlhf run recipes/base.yaml
+	$(VENV)/bin/python tools/ship_base.py
 
 # -------------------------------------------------------------------------------------------------------- keeping
 

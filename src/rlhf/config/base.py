@@ -1,33 +1,55 @@
 """The strict base of all settings, and reading them from YAML with overrides.
 
-A misspelt key, a wrong type or an impossible range is an error that names the key, the value and the nearest valid key; all
-complaints come together. Nothing here imports torch.
+A misspelt key, a wrong type or an impossible range is an error that names the key, the value and the nearest valid key;
+all complaints come together. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import types
-import typing
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlhf.config.complaints import complaints
 from rlhf.errors import ConfigError, did_you_mean
-
-C = TypeVar("C", bound="Config")
 
 
 class Config(BaseModel):
     """Base of all config classes: immutable, and a misspelt key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+    )
+
+    def __init__(self, **settings: Any) -> None:
+        """Validate settings given by keyword.
+
+        Raises:
+            ConfigError: With every complaint, one a line.
+        """
+        try:
+            super().__init__(**settings)
+        except ValidationError as err:
+            raise _refusal(type(self), settings, err, source=type(self).__name__) from None
+
+    # Tells pydantic to go on validating nested settings in place: through __init__ their errors would lose their place.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any], *, source: str = "The settings") -> Self:
+    def of(cls, tree: Mapping[str, Any], *, source: str | None = None) -> Self:
         """Validate a plain mapping.
+
+        Args:
+            tree: Keys to values, sections to mappings.
+            source: What errors call it, such as the file it was read from; by default the class.
 
         Raises:
             ConfigError: With every complaint, one a line.
@@ -35,12 +57,16 @@ class Config(BaseModel):
         try:
             return cls.model_validate(dict(tree))
         except ValidationError as err:
-            lines = [f"  {_complaint(cls, e)}" for e in err.errors()]
-            raise ConfigError(f"{source} is not a valid {_noun(cls)}:\n" + "\n".join(lines)) from None
+            raise _refusal(cls, tree, err, source=source or cls.__name__) from None
 
     def updated(self, **changes: Any) -> Self:
-        """A validated copy with some fields changed (``model_copy`` would not validate)."""
-        return type(self).of({**self.model_dump(exclude_unset=True), **changes}, source="The changed settings")
+        """A validated copy with some fields changed (``model_copy`` would not validate).
+
+        Raises:
+            ConfigError: With every complaint, one a line.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self).of({**given, **changes}, source=f"The changed {type(self).__name__}")
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
@@ -58,7 +84,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path} can't be read as text: {err}.") from None
     try:
-        tree = yaml.load(text, Loader=_UniqueKeyLoader)
+        tree = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -89,7 +115,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str,
         for key in parents:
             node = _step(node, key, item)
         try:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, Loader=_Loader)
         except yaml.YAMLError as err:
             raise ConfigError(f"Override {item!r}: the value is not valid YAML: {err}.") from None
         if isinstance(node, list):
@@ -106,7 +132,10 @@ def _step(node: Any, key: str, item: str) -> Any:
         node[key] = {}
     child = node[key]
     if not isinstance(child, dict | list):
-        raise ConfigError(f"Override {item!r}: {key!r} holds the value {child!r}, not a section.")
+        raise ConfigError(
+            f"Override {item!r}: {key!r} holds the value {child!r}, not a section of keys; replace it as a whole, "
+            f"as in {key}={{...}}."
+        )
     return child
 
 
@@ -122,77 +151,30 @@ def _copy(value: Any) -> Any:
     return [_copy(v) for v in value] if isinstance(value, list) else value
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe YAML in which a repeated key is an error instead of a silent overwrite."""
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a repeated key is an error instead of a silent overwrite, and 1e-5 is a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
-            if isinstance(key, str | int | float | bool) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
-            if isinstance(key, str | int | float | bool):
-                seen.add(key)
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
+        seen: set[tuple[str, str]] = set()
+        for key in keys:
+            if (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep=deep)
 
 
-def _complaint(root: type[BaseModel], error: Any) -> str:
-    place = ".".join(str(part) for part in error["loc"] if not _is_tag(root, error["loc"], part))
-    if error["type"] == "extra_forbidden":
-        owner = _owner(root, error["loc"][:-1])
-        known = list(owner.model_fields) if owner else []
-        return f"{place}: there is no such key.{did_you_mean(str(error['loc'][-1]), known)}"
-    if error["type"] == "missing":
-        return f"{place}: this key is required."
-    if error["type"] == "union_tag_not_found":
-        return f"{place}: needs the key {error['ctx']['discriminator']} to say what it is."
-    if error["type"] == "union_tag_invalid":
-        context = error["ctx"]
-        known = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
-        near = did_you_mean(context["tag"], known)
-        return f"{place}: no {context['discriminator']} is called {context['tag']!r}.{near} Known: {', '.join(sorted(known))}."
-    message = error["msg"].removeprefix("Value error, ")
-    got = error["input"]
-    return f"{place or '(whole)'}: {message}" + (f" (got {got!r})" if isinstance(got, str | int | float | bool | None) else "")
+MERGE = "tag:yaml.org,2002:merge"
+"""The key `<<`, which brings in the keys of another section; keys beside it may say otherwise."""
+
+# PyYAML follows YAML 1.1, where a number needs a dot: without this 1e-5 would be text, also where any value is allowed.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
-def _owner(root: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The config class that holds the key at ``loc``, found by walking annotations."""
-    choices: list[Any] = [root]
-    for part in loc:
-        inner: list[Any] = []
-        for choice in choices:
-            if isinstance(choice, type) and issubclass(choice, BaseModel):
-                if part in choice.model_fields:
-                    inner += _unfold(choice.model_fields[part].annotation)
-                elif any(part in typing.get_args(f.annotation) for f in choice.model_fields.values()):
-                    inner.append(choice)  # the tag of a union: same class
-            else:
-                args = typing.get_args(choice)
-                inner += _unfold(args[-1]) if args else []
-        choices = inner
-    return next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
-
-
-def _unfold(annotation: Any) -> list[Any]:
-    origin = typing.get_origin(annotation)
-    if origin is typing.Annotated:
-        return _unfold(typing.get_args(annotation)[0])
-    if origin in (typing.Union, types.UnionType):
-        return [leaf for arg in typing.get_args(annotation) for leaf in _unfold(arg)]
-    return [annotation]
-
-
-def _is_tag(root: type[BaseModel], loc: tuple[Any, ...], part: Any) -> bool:
-    """Pydantic puts the tag of a union into the place; a user's file has no such level."""
-    place = loc.index(part)
-    if not isinstance(part, str) or place == 0:
-        return False
-    owner = _owner(root, loc[: place + 1])
-    return owner is not None and any(part in typing.get_args(f.annotation) for f in owner.model_fields.values()) and not (
-        (parent := _owner(root, loc[:place])) and part in parent.model_fields and parent is not owner
-    )
-
-
-def _noun(cls: type[BaseModel]) -> str:
-    return cls.__name__.removesuffix("Config").lower() or "config"
+def _refusal(cls: type[BaseModel], tree: Mapping[str, Any], err: ValidationError, *, source: str) -> ConfigError:
+    lines = "".join(f"\n  {line}" for line in complaints(cls, tree, err))
+    return ConfigError(f"{source} is not valid:{lines}")

@@ -58,7 +58,9 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.path is None) == (self.init is None):
-            raise ValueError("a model needs exactly one of `path` (weights to load) and `init` (a config for new weights)")
+            raise ValueError(
+                "a model needs exactly one of `path` (weights to load) and `init` (a config for new weights)"
+            )
         if self.init is not None and self.tokenizer is None:
             raise ValueError("a new model (`init`) needs `tokenizer`, a folder or hub name")
         return self

@@ -1,7 +1,7 @@
 """A recipe: named stages, each with its settings and its inputs.
 
-An input is a file, a folder, a hub name, or ``stage:NAME`` (the model of an earlier stage) or ``stage:NAME/FILE`` (a file it
-wrote). ``${VARIABLE}`` stands for an environment variable.
+An input is a file, a folder, a hub name, or ``stage:NAME`` (the model of an earlier stage) or ``stage:NAME/FILE`` (a
+file it wrote). ``${VARIABLE}`` stands for an environment variable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from rlhf.config.base import Config, apply_overrides, read_yaml
 from rlhf.config.model import ModelConfig
 from rlhf.config.rewards import RewardSpec, RewardSpecs
-from rlhf.config.training import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, SamplingConfig, SFTConfig
+from rlhf.config.training import DPOConfig, GRPOConfig, PPOConfig, RewardModelConfig, SamplingConfig, SFTConfig
 from rlhf.errors import ConfigError, did_you_mean
 
 STAGE = re.compile(r"^stage:(?P<name>[A-Za-z0-9_-]+)(?:/(?P<file>.+))?$")
@@ -90,7 +90,7 @@ class SFTStage(SFTConfig, DataInputs):
     """Where to start."""
 
 
-class RewardStage(RewardConfig, DataInputs):
+class RewardStage(RewardModelConfig, DataInputs):
     """Train a reward model."""
 
     kind: Literal["reward"]
@@ -151,6 +151,8 @@ class EvaluateStage(Config):
     """Held-out preference pairs, for the reward model's accuracy and calibration."""
     rollouts: str | None = None
     """`rollouts.jsonl` of a policy stage: judged after the fact for the curve of proxy against truth."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Longest prompt in tokens; longer ones are left out and counted."""
     limit: int | None = Field(None, ge=1)
     """Use only this many prompts."""
     samples_per_prompt: int = Field(1, ge=1)
@@ -215,10 +217,13 @@ class RecipeConfig(Config):
             for place, parent, file in stage_references(stage):
                 if parent not in seen:
                     hint = did_you_mean(parent, seen) or (f" Earlier stages: {', '.join(seen)}." if seen else "")
-                    raise ValueError(f"stages.{name}.{place} names stage:{parent}, which does not come before it.{hint}")
+                    raise ValueError(
+                        f"stages.{name}.{place} names stage:{parent}, which does not come before it.{hint}"
+                    )
                 if file is None and self.stages[parent].kind not in MODEL_STAGES:
                     raise ValueError(
-                        f"stages.{name}.{place}: stage:{parent} makes files, not a model; name one, as in stage:{parent}/FILE"
+                        f"stages.{name}.{place}: stage:{parent} makes files, not a model; "
+                        f"name one of them, as in stage:{parent}/FILE"
                     )
             seen.append(name)
         return self
@@ -254,7 +259,9 @@ def expand_variables(value: Any, source: str) -> Any:
             return os.environ[name]
         if name == "RLHF_ASSETS":
             return DEFAULT_ASSETS
-        raise ConfigError(f"{source} uses ${{{name}}}, but the environment has no variable {name}; set it or write the value.")
+        raise ConfigError(
+            f"{source} uses ${{{name}}}, but the environment has no variable {name}; set it or write the value."
+        )
 
     return re.sub(r"\$\{(\w+)\}", found, value)
 

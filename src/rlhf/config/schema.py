@@ -36,12 +36,21 @@ def describe_settings(owner: type[BaseModel], *, indent: str = "") -> str:
         default = "required" if field.is_required() else f"default {_default(field)}"
         lines.append(f"{indent}{name}: {_type(field.annotation)}  ({default})")
         if field.description:
-            lines.append(textwrap.fill(" ".join(field.description.split()), 110, initial_indent=indent + "    ", subsequent_indent=indent + "    "))
+            lines.append(
+                textwrap.fill(
+                    " ".join(field.description.split()),
+                    110,
+                    initial_indent=indent + "    ",
+                    subsequent_indent=indent + "    ",
+                )
+            )
         nested = [t for t in _leaves(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)]
         if len(nested) == 1 and owner is not recipe.RecipeConfig:
             lines.append(describe_settings(nested[0], indent=indent + "    "))
         elif nested and owner is recipe.RecipeConfig:
-            lines.append(f"{indent}    kinds: {', '.join(stage_classes())}; `rlhf config schema KIND` lists a kind's settings.")
+            lines.append(
+                f"{indent}    kinds: {', '.join(stage_classes())}; `rlhf config schema KIND` lists a kind's settings."
+            )
     return "\n".join(lines)
 
 

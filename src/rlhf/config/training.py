@@ -1,79 +1,100 @@
-"""What every trainer shares, and the settings of each algorithm. Defaults are documented where they are declared."""
+"""What every trainer shares, and the settings of each algorithm. Defaults are documented where they are declared.
+
+TrainConfig            optimiser, schedule, evaluation, checkpoints
+  OfflineConfig        rows to a step, length of the run
+    SFTConfig, RewardModelConfig, DPOConfig
+  RLConfig             rollouts, clipping, penalty
+    PPOConfig, GRPOConfig
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlhf.config.base import Config
 
 Truncation = Literal["error", "keep_start", "keep_end", "drop"]
+Autocast = Literal["none", "bfloat16", "float16"]
+Schedule = Literal["cosine", "linear", "constant"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EarlyStoppingConfig(Config):
-    """Stop when a metric of the evaluation has not improved for a while."""
+    """Watch a metric of the evaluation: keep its best weights, and stop when it has not improved for a while."""
 
     metric: str = "eval/loss"
     """Name of an evaluation metric."""
     mode: Literal["min", "max"] = "min"
     """Whether lower or higher is better."""
-    patience: int = Field(3, ge=1)
-    """Evaluations without improvement before the run stops."""
+    patience: int | None = Field(3, ge=1)
+    """Evaluations without improvement before the run stops; null to go on to the end."""
     min_delta: float = Field(0.0, ge=0)
     """Smaller changes do not count as an improvement."""
+    keep_best: bool = True
+    """The weights of the best evaluation are the result, not the last ones."""
 
 
 class TrainConfig(Config):
-    """Optimiser, schedule, batch, evaluation, checkpoints and logging: the same for every trainer."""
+    """Optimiser, schedule, evaluation, checkpoints and logging: the same for every trainer."""
 
     learning_rate: float = Field(2e-5, gt=0)
     """Peak learning rate."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    schedule: Schedule = "cosine"
     """How the learning rate falls after warm-up."""
     warmup_frac: float = Field(0.1, ge=0, lt=1)
     """Share of the steps in which the learning rate rises from 0."""
     min_learning_rate_frac: float = Field(0.0, ge=0, le=1)
     """Where the schedule ends, as a share of the peak."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's running averages."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's denominator."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay on matrices; never on norms, biases and embeddings of one dimension."""
+    """Decoupled weight decay of matrices and embeddings; norms and biases, which have one dimension, never decay."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm; null for no limit."""
-    epochs: float | None = Field(None, gt=0)
-    """Passes over the data; give this or `max_steps`."""
+    """The gradient of each model (policy, critic) is scaled down to this norm; null for no limit."""
+    tokens_per_microbatch: int = Field(16_384, ge=1)
+    """Distinct tokens in one forward pass: memory only; the result does not depend on it."""
+    autocast: Autocast = "none"
+    """Type of the matrix products; float16 adds a gradient scaler."""
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    """Keep an exponential moving average of the trained weights; it is what is evaluated and what is the result."""
+    eval_every: int | None = Field(None, ge=1)
+    """Steps between evaluations; by default about 5 in a run. There is always one at the end."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """What to watch on held-out data; by default the run goes to its end and its last weights are the result."""
+    save_every: int | None = Field(None, ge=1)
+    """Steps between checkpoints; by default about 4 in a run."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many of the newest checkpoints stay on disk."""
+    log_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
+    """Besides the console and events.jsonl."""
+    seed: int = Field(0, ge=0)
+    """Seeds order, sampling, dropout and new heads."""
+
+
+class OfflineConfig(TrainConfig):
+    """Learning from rows of a file."""
+
+    epochs: float | None = Field(1, gt=0)
+    """Passes over the rows; a part of a pass takes that part of its steps."""
     max_steps: int | None = Field(None, ge=1)
     """Optimiser steps; wins over `epochs`."""
     rows_per_step: int = Field(32, ge=1)
     """Rows (texts, pairs) in one optimiser step."""
     tokens_per_step: int | None = Field(None, ge=1)
     """Fill a step up to this many distinct tokens instead of counting rows."""
-    tokens_per_microbatch: int = Field(16_384, ge=1)
-    """Distinct tokens in one forward pass: memory only; the result does not depend on it."""
-    autocast: Literal["none", "bfloat16", "float16"] = "none"
-    """Type of the matrix products; float16 adds a gradient scaler."""
-    ema_decay: float | None = Field(None, gt=0, lt=1)
-    """Keep an exponential moving average of the trained weights and save that instead of the last weights."""
-    eval_every: int | None = Field(None, ge=1)
-    """Steps between evaluations; by default about 5 in a run. There is always one at the end."""
-    save_every: int | None = Field(None, ge=1)
-    """Steps between checkpoints; by default about 4 in a run."""
-    keep_checkpoints: int = Field(2, ge=1)
-    """How many of the newest checkpoints stay on disk."""
-    keep_best: Literal["auto", "never"] = "never"
-    """`auto` keeps the weights of the best evaluation (by `early_stopping.metric`) as the result."""
-    early_stopping: EarlyStoppingConfig | None = None
-    """Stop early; off by default."""
-    log_to: list[Literal["tensorboard", "wandb", "trackio"]] = []
-    """Besides the console and events.jsonl."""
-    seed: int = Field(0, ge=0)
-    """Seeds order, sampling, dropout and new heads."""
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> Self:
+        if self.epochs is None and self.max_steps is None:
+            raise ValueError("training needs a length: give `epochs` or `max_steps`")
+        return self
 
 
-class SFTConfig(TrainConfig):
+class SFTConfig(OfflineConfig):
     """Supervised fine-tuning: the negative log-likelihood of completions."""
 
     learning_rate: float = Field(2e-5, gt=0)
@@ -88,7 +109,7 @@ class SFTConfig(TrainConfig):
     """What happens to longer rows."""
 
 
-class RewardConfig(TrainConfig):
+class RewardModelConfig(OfflineConfig):
     """A reward model from preference pairs (Bradley-Terry)."""
 
     learning_rate: float = Field(1e-5, gt=0)
@@ -106,9 +127,9 @@ class RewardConfig(TrainConfig):
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Share of pairs believed to be labelled the wrong way round."""
     center_coef: float = Field(0.0, ge=0)
-    """Weight of (chosen + rejected)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244; 0.01 suggested)."""
+    """Weight of (chosen + rejected)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244: 0.01)."""
     use_margin: bool = False
-    """Read the column `margin` and ask for at least that difference of scores (Touvron et al. 2023, arXiv:2307.09288)."""
+    """Ask for a difference of scores of at least the column `margin` (Touvron et al. 2023, arXiv:2307.09288)."""
     normalize: bool = True
     """After training, shift and scale scores to mean 0 and deviation 1 over the training completions."""
     max_length: int | None = Field(512, ge=2)
@@ -117,7 +138,7 @@ class RewardConfig(TrainConfig):
     """What happens to longer pairs."""
 
 
-class DPOConfig(TrainConfig):
+class DPOConfig(OfflineConfig):
     """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290)."""
 
     learning_rate: float = Field(5e-7, gt=0)
@@ -126,16 +147,26 @@ class DPOConfig(TrainConfig):
     """Passes over the pairs."""
     beta: float = Field(0.1, gt=0)
     """Strength of the pull towards the reference policy."""
-    loss: Literal["sigmoid", "hinge", "ipo", "ipo_mean"] = "sigmoid"
-    """`ipo` uses summed log-ratios as the paper has it, `ipo_mean` averages over tokens as its authors' code does."""
+    loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
+    """DPO's own, the hinge of SLiC-HF and RSO (arXiv:2309.06657), or IPO (arXiv:2310.12036)."""
+    ipo_per_token: bool = False
+    """IPO with log-ratios per token, as its authors' code has them, instead of the paper's per completion."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs believed to be labelled the wrong way round (sigmoid only)."""
+    """Share of pairs believed to be labelled the wrong way round; for `sigmoid`."""
     sft_coef: float = Field(0.0, ge=0)
     """Weight of the chosen completions' token-mean negative log-likelihood (RPO, arXiv:2404.19733)."""
     max_length: int | None = Field(1024, ge=2)
     """Longest sequence in tokens."""
     truncation: Truncation = "drop"
     """What happens to longer pairs."""
+
+    @model_validator(mode="after")
+    def _options_of_the_loss(self) -> Self:
+        if self.label_smoothing and self.loss != "sigmoid":
+            raise ValueError(f"label_smoothing belongs to the loss `sigmoid`; the loss {self.loss!r} has none")
+        if self.ipo_per_token and self.loss != "ipo":
+            raise ValueError(f"ipo_per_token belongs to the loss `ipo`; the loss is {self.loss!r}")
+        return self
 
 
 class SamplingConfig(Config):
@@ -153,7 +184,7 @@ class SamplingConfig(Config):
     """Drop tokens less likely than this share of the most likely one."""
     repetition_penalty: float = Field(1.0, gt=0)
     """Divides positive and multiplies negative logits of tokens seen before (Keskar et al. 2019, arXiv:1909.05858)."""
-    stop: list[str] = []
+    stop: list[str] = Field(default_factory=list)
     """Texts that end a completion; they stay in it."""
 
 
@@ -169,7 +200,13 @@ class KLConfig(Config):
     target: float | None = Field(None, gt=0)
     """Adapt the weight to hold this KL, nats per sequence (Ziegler et al. 2019, section 2.2, arXiv:1909.08593)."""
     horizon: int = Field(10_000, ge=1)
-    """Sequences over which the adaptive weight changes by about its own size."""
+    """Sequences over which the adaptive weight changes by at most about a fifth."""
+
+    @model_validator(mode="after")
+    def _can_pull(self) -> Self:
+        if self.where == "loss" and self.estimator == "k1":
+            raise ValueError("k1 pulls nowhere as a loss (its gradient is 0 on average); use `estimator: k3` or `k2`")
+        return self
 
 
 class RLConfig(TrainConfig):
@@ -212,9 +249,22 @@ class RLConfig(TrainConfig):
     truncation: Truncation = "drop"
     """What happens to longer prompts."""
 
+    @model_validator(mode="after")
+    def _can_be_learned_from(self) -> Self:
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0, but greedy completions have no ratio; give a number above 0")
+        if self.sequences_per_step % self.group_size:
+            raise ValueError(
+                f"sequences_per_step ({self.sequences_per_step}) must be a multiple of group_size ({self.group_size})"
+            )
+        return self
+
 
 class PPOConfig(RLConfig):
-    """Proximal policy optimisation with a critic (Schulman et al. 2017, arXiv:1707.06347; Ouyang et al. 2022, arXiv:2203.02155)."""
+    """Proximal policy optimisation with a critic.
+
+    Schulman et al. 2017, arXiv:1707.06347; for language models Ouyang et al. 2022, arXiv:2203.02155.
+    """
 
     epochs_per_rollout: int = Field(4, ge=1)
     """Passes over each rollout."""
@@ -232,10 +282,25 @@ class PPOConfig(RLConfig):
     """Discount."""
     lam: float = Field(0.95, ge=0, le=1)
     """GAE's lambda (Schulman et al. 2015, arXiv:1506.02438)."""
+    bootstrap_truncated: bool = False
+    """After a completion that was cut by the length limit, the critic's estimate stands for what it would still have
+    earned (Pardo et al. 2017, arXiv:1712.00378). By default a cut completion counts as ended: its score is that of the
+    text as it is, and `missing_eos_penalty` says what being cut costs."""
     whiten_advantages: bool = True
     """Shift and scale advantages to mean 0 and deviation 1 over the rollout."""
     whiten_rewards: bool = False
     """Scale rewards to deviation 1 over the rollout, keeping their mean."""
+
+
+class GRPOKLConfig(KLConfig):
+    """The penalty as GRPO has it: in the loss, by k3 (arXiv:2402.03300, eq. 3 and 4)."""
+
+    where: Literal["reward", "loss", "none"] = "loss"
+    """Added to the loss, subtracted from each completion's score, or only measured."""
+    estimator: Literal["k1", "k2", "k3", "abs", "mse"] = "k3"
+    """Per-token estimate."""
+    coef: float = Field(0.04, ge=0)
+    """Weight."""
 
 
 class GRPOConfig(RLConfig):
@@ -247,18 +312,10 @@ class GRPOConfig(RLConfig):
     """Prompts asked each time."""
     sequences_per_step: int = Field(128, ge=1)
     """Completions in one optimiser step; a multiple of group_size keeps groups whole."""
-    kl: KLConfig = KLConfig(where="loss", estimator="k3", coef=0.04)
-    """Penalty for moving away from the reference, in the loss as in the paper."""
+    kl: GRPOKLConfig = GRPOKLConfig()
+    """Penalty for moving away from the reference."""
     divide_by_std: bool = True
     """Divide advantages by the group's standard deviation; False is Dr. GRPO (arXiv:2503.20783)."""
     aggregation: Literal["sequence", "token", "constant"] = "sequence"
-    """Mean over sequences of token means (the paper; long completions count less a token), over all tokens (DAPO), or a sum over
-    a fixed length (Dr. GRPO)."""
-
-    @model_validator(mode="after")
-    def _whole_groups(self) -> Self:
-        if self.sequences_per_step % self.group_size:
-            raise ValueError(
-                f"sequences_per_step ({self.sequences_per_step}) must be a multiple of group_size ({self.group_size})"
-            )
-        return self
+    """Mean over sequences of token means (the paper; a long completion counts less a token), mean over all tokens
+    (DAPO), or sum divided by the sequences times `max_new_tokens` (Dr. GRPO)."""

@@ -2,7 +2,7 @@
 
 A template that marks the assistant's words with ``{% generation %}`` says itself where they are. For the others the
 dialogue is rendered up to each of the assistant's turns, once as a question and once answered; what is between is the
-turn. That is only right when each rendering begins with the one before it, so this is checked, and a template that
+turn. That is only right when later renderings begin with the earlier ones, so this is checked, and a template that
 rewrites earlier turns is refused by name of the row instead of giving a wrong mask.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.data.contracts import Message, Messages, RowError
+from rlhf.data.prefixes import shared_length
 from rlhf.errors import ConfigError, ModelError, look_up
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Dialogue:
     text: str
     spans: list[tuple[int, int]]
     """Characters ``text[start:end]`` that the assistant wrote, end-of-turn mark included; in order, not overlapping."""
+    question_differs: bool = False
+    """The template asks with something that the answered dialogue does not hold, such as an opened ``<think>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,27 +159,74 @@ def render_dialogue(
         first: Turns before this message are not looked at.
 
     Raises:
-        RowError: No assistant's turn, or the template renders earlier turns differently once later ones are there.
+        RowError: No assistant's turn, or the template leaves one out, or rewrites earlier ones once later ones follow.
     """
     check_has_template(chat, where)
     turns = [number for number, message in enumerate(messages) if number >= first and message["role"] == "assistant"]
     if not turns:
         roles = ", ".join(repr(message["role"]) for message in messages[first:])
         raise RowError(where, f"no message is the assistant's, so there is nothing to score; the roles are {roles}.")
-    marked = chat.marked_spans(messages, columns, where)
-    if marked is not None:
-        return _keep_turns_from(chat, marked, messages, columns, where, first)
+    dialogue = chat.marked_spans(messages, columns, where)
+    if dialogue is not None:
+        dialogue = _from_turn(chat, dialogue, messages, turns[0] if first else 0, columns, where)
+    else:
+        dialogue = _by_rendering(chat, messages, turns, columns, where)
+    said = "".join(dialogue.text[start:end] for start, end in dialogue.spans)
+    for number in turns:
+        _check_is_said(messages, number, said, where)
+    return dialogue
+
+
+def _by_rendering(
+    chat: ChatFormat, messages: Messages, turns: Sequence[int], columns: Mapping[str, Any], where: str
+) -> Dialogue:
+    """Spans by a template without marks: between each question and the same dialogue answered."""
     whole = chat.render(messages, columns, where)
     spans = []
-    before = ""
+    differs = False
     for number in turns:
-        asked = _render_question(chat, messages[:number], columns, where)
+        start, other = _question_end(chat, messages, number, whole, columns, where)
         answered = whole if number + 1 == len(messages) else chat.render(messages[: number + 1], columns, where)
-        for earlier, later in ((before, asked), (asked, answered), (answered, whole)):
-            _check_prefix(earlier, later, where, number)
-        spans.append((len(asked), _trim_after_mark(chat.tokenizer, answered, len(asked))))
-        before = answered
-    return Dialogue(whole, [span for span in spans if span[1] > span[0]])
+        if not whole.startswith(answered) or len(answered) < start:
+            raise _rewritten(answered, whole, where, number + 1)
+        spans.append((start, _end_of_turn(chat.tokenizer, answered, start)))
+        differs |= other
+    return Dialogue(whole, [span for span in spans if span[1] > span[0]], differs)
+
+
+def _from_turn(
+    chat: ChatFormat, dialogue: Dialogue, messages: Messages, turn: int, columns: Mapping[str, Any], where: str
+) -> Dialogue:
+    """Spans by a template's own marks, from one of the assistant's turns on."""
+    start, differs = _question_end(chat, messages, turn, dialogue.text, columns, where) if turn else (0, False)
+    spans = []
+    for begin, end in dialogue.spans:
+        if end > start:
+            begin = max(begin, start)  # a mark may hold the assistant's header, which is part of the question
+            spans.append((begin, _end_of_turn(chat.tokenizer, dialogue.text[:end], begin)))
+    if not spans:
+        raise RowError(where, "the chat template's generation marks hold nothing of what is to be scored.")
+    return Dialogue(dialogue.text, spans, differs)
+
+
+def _question_end(
+    chat: ChatFormat, messages: Messages, number: int, whole: str, columns: Mapping[str, Any], where: str
+) -> tuple[int, bool]:
+    """How many characters of the whole are the question that message ``number`` answers.
+
+    Some templates ask with more than the answered dialogue then holds (an opened ``<think>``). The question then ends
+    where the two part, and the second value says so; but what was said before must be the same in both.
+    """
+    if number == 0:  # the assistant speaks first
+        return 0, False
+    asked = chat.render(messages[:number], columns, where, add_generation_prompt=True)
+    if whole.startswith(asked):
+        return len(asked), False
+    history = chat.render(messages[:number], columns, where)
+    shared = shared_length(asked, whole)
+    if shared < shared_length(asked, history):
+        raise _rewritten(asked, whole, where, number)
+    return shared, True
 
 
 def render_prompt(chat: ChatFormat, messages: Messages, *, columns: Mapping[str, Any], where: str) -> str:
@@ -185,50 +235,39 @@ def render_prompt(chat: ChatFormat, messages: Messages, *, columns: Mapping[str,
     A prompt that ends in the assistant's own words is to be continued from there.
     """
     check_has_template(chat, where)
-    if messages[-1]["role"] == "assistant":
-        return chat.render(messages, columns, where, continue_final_message=True)
-    return chat.render(messages, columns, where, add_generation_prompt=True)
+    begun = messages[-1]["role"] == "assistant"
+    how = {"continue_final_message": True} if begun else {"add_generation_prompt": True}
+    text = chat.render(messages, columns, where, **how)
+    _check_is_said(messages, len(messages) - 1, text, where)
+    return text
 
 
-def _render_question(chat: ChatFormat, messages: Messages, columns: Mapping[str, Any], where: str) -> str:
-    if not messages:  # the assistant speaks first
-        return ""
-    return chat.render(messages, columns, where, add_generation_prompt=True)
+def _check_is_said(messages: Messages, number: int, text: str, where: str) -> None:
+    """Refuse a template that wants content in another form and renders nothing of a string, without an error."""
+    content = messages[number].get("content")
+    # The last word is enough, and survives templates that take thoughts out of the content.
+    if isinstance(content, str) and content.split() and content.split()[-1] not in text:
+        raise RowError(
+            where,
+            f"the chat template leaves out what message {number + 1} says; does it want content as a list of parts?",
+        )
 
 
-def _keep_turns_from(
-    chat: ChatFormat, dialogue: Dialogue, messages: Messages, columns: Mapping[str, Any], where: str, first: int
-) -> Dialogue:
-    """Drop marks of turns before message ``first``."""
-    if not dialogue.spans:
-        raise RowError(where, "the chat template's generation marks hold nothing for this dialogue.")
-    if first == 0:
-        return dialogue
-    asked = _render_question(chat, messages[:first], columns, where)
-    _check_prefix(asked, dialogue.text, where, first)
-    # A mark may begin with the assistant's header, which is part of the prompt.
-    spans = [(max(start, len(asked)), end) for start, end in dialogue.spans if end > len(asked)]
-    if not spans:
-        raise RowError(where, "the chat template's generation marks hold nothing for the completion.")
-    return Dialogue(dialogue.text, spans)
-
-
-def _check_prefix(earlier: str, later: str, where: str, number: int) -> None:
-    if later.startswith(earlier):
-        return
-    shared = len(os.path.commonprefix([earlier, later]))  # noqa: RUF071 - characters are what is compared
-    raise RowError(
+def _rewritten(earlier: str, later: str, where: str, number: int) -> RowError:
+    shared = shared_length(earlier, later)
+    return RowError(
         where,
-        f"the chat template renders the dialogue up to message {number} differently once more is known: "
+        f"the chat template renders the first {number} messages differently once more follow: "
         f"{earlier[shared : shared + 40]!r} becomes {later[shared : shared + 40]!r}. The assistant's tokens can't be "
         "told exactly; use a template with {% generation %} marks, or give prompt + completion.",
     )
 
 
-def _trim_after_mark(tokenizer: PreTrainedTokenizerBase, text: str, start: int) -> int:
-    """End of a turn: white space behind an end-of-turn mark is the template's, not the assistant's.
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase, text: str, start: int) -> int:
+    """Where the assistant's turn, which begins at ``start``, ends.
 
-    Where no mark ends the turn, the white space is what ends it, and stays.
+    White space behind an end-of-turn mark is left out: the sampler stops at the mark, and a reward is read there. Where
+    no mark ends the turn, the white space does, and stays.
     """
     bare = len(text.rstrip())
     if bare > start and any(text.endswith(mark, start, bare) for mark in special_tokens(tokenizer)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack, cast, overload
 
@@ -138,10 +138,6 @@ class TokenizedDataset(Generic[ItemT]):
         groups = duplicate_groups([row_text(row) for row in self.rows], near=near)
         dropped = {number for group in groups for number in group[1:]}
         return self._subset([number for number in range(len(self)) if number not in dropped])
-
-    def map_rows(self, change: Callable[[Row], Row]) -> list[Row]:
-        """Changed copies of the rows, to make another data set of."""
-        return [change(row) for row in self.rows]
 
     def save_jsonl(self, path: str | os.PathLike[str]) -> int:
         """Write the rows as text, one JSON object a line; returns how many."""

@@ -23,6 +23,8 @@ class TokenizationReport:
     """Tokens that a loss sees."""
     boundary_moved: int = 0
     """Rows whose tokenizer merges across the end of the prompt; the boundary went left to the last common token."""
+    question_differs: int = 0
+    """Dialogues whose template asks with something that the answered dialogue lacks, such as an opened ``<think>``."""
     truncated: int = 0
     """Rows cut to ``max_length`` or ``max_prompt_length``."""
     dropped_too_long: int = 0

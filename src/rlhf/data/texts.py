@@ -33,6 +33,8 @@ class Rendered:
     """Characters to score; None for everything behind the prompt."""
     chat: bool = False
     """Special tokens are written out in the text: the template put them there."""
+    question_differs: bool = False
+    """The template asks with something that the text does not hold: a rollout's prompt is longer than this one."""
     whole: bool = False
     """There is no completion that must be kept in one piece: the left side may be cut anywhere."""
 
@@ -107,4 +109,11 @@ def _dialogue(messages: Messages, first: int, row: Row, how: Tokenization, *, wh
     start, end = dialogue.spans[0][0], dialogue.spans[-1][1]
     # What stands behind the last scored token changes no loss, and a reward is read at the end of the last turn.
     spans = None if len(dialogue.spans) == 1 else dialogue.spans
-    return Rendered(prompt=dialogue.text[:start], text=dialogue.text[:end], spans=spans, chat=True, whole=whole)
+    return Rendered(
+        prompt=dialogue.text[:start],
+        text=dialogue.text[:end],
+        spans=spans,
+        chat=True,
+        question_differs=dialogue.question_differs,
+        whole=whole,
+    )

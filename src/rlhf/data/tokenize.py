@@ -211,6 +211,7 @@ def _assemble(
     boundary = min(shared_length(prompt, whole) for whole in wholes)
     moved = boundary < len(prompt)
     report.boundary_moved += moved
+    report.question_differs += any(text.question_differs for text in texts)
     report.empty_completions += sum(text.text == text.prompt for text in texts)
 
     branches = []

@@ -71,8 +71,8 @@ def evaluate_policies(
 ) -> Evaluation:
     """Sample both, judge both, and measure what changed.
 
-    Both draw with the same seeds: completion j of a prompt uses the same uniform numbers in both, so two equal
-    policies tie on every prompt, and what differs is the policies and not their luck.
+    The two draw from separate seeds. With the same uniform numbers for both, one would estimate another quantity: how
+    often the policy wins *given that luck*, which is not the win rate people compare.
 
     Args:
         policy: After.
@@ -105,8 +105,9 @@ def evaluate_policies(
 
     # 1. Ask both, judge both.
     sides = []
-    for name, model, other in ((names[1], baseline, policy), (names[0], policy, baseline)):
-        completions = _sample(build_engine(model), prompts, name, samples_per_prompt, sampling, seed, progress)
+    for side, name, model, other in ((0, names[1], baseline, policy), (1, names[0], policy, baseline)):
+        own = derive_seed(seed, "evaluation", side)
+        completions = _sample(build_engine(model), prompts, name, samples_per_prompt, sampling, own, progress)
         flat = [completion for group in completions for completion in group]
         asked = [prompt for prompt, group in zip(prompts, completions, strict=True) for _ in group]
         judged = _judge(judge, asked, flat)
@@ -338,7 +339,7 @@ def _sample(
     for start in range(0, len(prompts), PROMPTS_AT_ONCE):
         part = prompts[start : start + PROMPTS_AT_ONCE]
         found += engine.generate(
-            part, num_samples=samples_per_prompt, sampling=sampling, seed=derive_seed(seed, "evaluation"), step=0
+            part, num_samples=samples_per_prompt, sampling=sampling, seed=seed, step=0
         )
         if progress is not None:
             progress(name, by=len(part) * samples_per_prompt)

@@ -152,7 +152,7 @@ def overoptimisation(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFind
 
     With windows of w = n/5 consecutive rollouts (at least 3), over the n step means x_t of the judge's score:
 
-        sigma^2 = mean (x_{t+1} - x_t)^2 / 2            noise of one step mean, whatever the trend
+        sigma^2 = mean (x_{t+1} - x_t)^2 / 2            noise of one step mean; a trend adds its slope only
         T       = max over earlier windows (mean of window - mean of last window) / (sigma sqrt(2 / w))
 
     Picking the best window makes T large even where nothing fell, so T is compared with its own distribution, drawn for

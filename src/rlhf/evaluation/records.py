@@ -4,8 +4,8 @@
     settings      policy, baseline, judge: names; num_prompts, samples_per_prompt, seed, sampling {...}
     win_rate      {rate, low, high, wins, losses, ties, n, num_prompts, tie_band, confidence}
     changes       name -> {before, after, gain: estimates; unit, "share" for 0..1}. Names: gold (the judge's score),
-                  gold/<metric>, proxy (the reward model's score), entropy, length, unended_frac, distinct_1, distinct_2,
-                  distinct_completions
+                  gold/<metric>, proxy (the reward model's score), entropy, length, unended_frac, distinct_1,
+                  distinct_2, distinct_completions
     kl            {k1, k3, per_token: estimates}: KL(policy || baseline), nats per sequence and per token
     reward_model  null, or {accuracy, accuracy_clean, margin: estimates; ties, fitted_scale, calibration {scale,
                   log_loss, brier, expected_error, expected_error_null, bins [{low, high, count, confidence,
@@ -182,6 +182,8 @@ class Evaluation:
             "gold_before": finite_or_none(gold.before.value),
             "gold_after": finite_or_none(gold.after.value),
             "kl": finite_or_none(self.kl.k1.value),
+            "proxy_before": finite_or_none(self.changes["proxy"].before.value) if "proxy" in self.changes else None,
+            "proxy_after": finite_or_none(self.changes["proxy"].after.value) if "proxy" in self.changes else None,
             "unended_frac": finite_or_none(self.changes["unended_frac"].after.value),
             "reward_accuracy": finite_or_none(self.reward_model.accuracy.value) if self.reward_model else None,
             "reward_accuracy_clean": finite_or_none(self.reward_model.accuracy_clean.value)

@@ -100,8 +100,12 @@ def read_run(folder: Path | str) -> RunRecord:
 
 def _read_recipe(run: RunRecord) -> Mapping[str, Any]:
     try:
-        run.recipe = (run.folder / "recipe.yaml").read_text(encoding="utf-8")
-        return mapping(yaml.safe_load(run.recipe))
+        text = (run.folder / "recipe.yaml").read_text(encoding="utf-8")
+        found = yaml.safe_load(text)
+        if isinstance(found, Mapping):
+            run.recipe = text
+            return found
+        run.missing["recipe.yaml"] = "it holds no recipe"
     except FileNotFoundError:
         run.missing["recipe.yaml"] = "there is no such file, so what was asked for is not known"
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:

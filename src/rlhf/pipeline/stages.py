@@ -237,7 +237,9 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     seed = _seed(stage.seed)
     policy = _load_policy(stage.policy, at, seed=seed)
     baseline = _load_policy(stage.baseline, at, seed=seed)
-    prompts = _prompts(stage.prompts, policy, at, limit=stage.limit)
+    prompts = _prompts(
+        stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
+    )
     reward_model = RewardModel.from_pretrained(at.path(stage.reward_model)) if stage.reward_model else None
     pairs = PreferenceDataset(at.path(stage.pairs), policy.tokenizer) if stage.pairs else None
     judge = _judge(stage.judge, at)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,6 +81,29 @@ class LearnedReward:
                 )
         return ScoreResult(scores, {self.name: list(scores)})
 
+    @torch.no_grad()
+    def __call__(
+        self, prompts: Sequence[str], completions: Sequence[str], *, ended: Sequence[bool] | None = None, **columns: Any
+    ) -> list[float]:
+        """The standard signature, on texts: a reward model as a judge.
+
+        Args:
+            prompts: [n].
+            completions: [n].
+            ended: [n] whether each came to its own end, so that EOS belongs behind it; all by default.
+            columns: Ignored.
+        """
+        asked = [Prompt(f"number {i}", [], text) for i, text in enumerate(prompts)]
+        said = [
+            _Text(text=text, truncated=ended is not None and not ended[i]) for i, text in enumerate(completions)
+        ]
+        groups = self._groups_of_texts(asked, said)
+        self._check_lengths(groups, asked, said)
+        with evaluating(self.model):
+            parts = [self._scores(run) for run in split_by_tokens(groups, max_tokens=self.max_tokens)]
+        scores: list[float] = torch.cat(parts).tolist() if parts else []
+        return scores
+
     def _scores(self, groups: list[Group]) -> Tensor:
         return self.model.scores(pack(groups)).float().cpu()
 
@@ -112,6 +137,16 @@ class LearnedReward:
                     f"Sample {sample_name(prompts[place], completions[place])} has {length} tokens, but the reward "
                     f"model {self.name} was made for {limit}; lower max_new_tokens or max_prompt_length."
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A completion of which only the text is known."""
+
+    text: str
+    truncated: bool
+    tokens: list[int] = field(default_factory=list)
+    sample: int = 0
 
 
 def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:

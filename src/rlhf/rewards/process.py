@@ -1,6 +1,6 @@
 """A reward function in a process of its own, which can be killed.
 
-The process is a fresh interpreter (``python -m rlhf.rewards.worker``). A forked one would inherit torch's threads and
+The process is a fresh interpreter running ``rlhf.rewards.worker``. A forked one would inherit torch's threads and
 locks in whatever state they are; ``multiprocessing``'s spawn and forkserver would import the user's main script again,
 which starts a second training where it has no ``if __name__ == "__main__"``.
 """
@@ -24,6 +24,8 @@ from rlhf.rewards.worker import CallError, Odd
 
 START_SECONDS = 120.0
 """For the interpreter and the function's own imports."""
+START = "import sys; from rlhf.rewards.worker import main; main(int(sys.argv[1]))"
+"""Not ``-m``: the worker's classes must have their own module's name when they are pickled, not ``__main__``'s."""
 WORKER_GONE = "the process that ran it died"
 
 
@@ -79,7 +81,7 @@ class FunctionProcess:
         ours, theirs = multiprocessing.Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf.rewards.worker", str(theirs.fileno())],
+                [sys.executable, "-c", START, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a function prints must not mix with what a command prints

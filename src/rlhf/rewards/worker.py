@@ -1,4 +1,4 @@
-"""The process that runs a reward function: ``python -m rlhf.rewards.worker FD``. Standard library only.
+"""What the process runs that runs a reward function. Standard library only, so that it starts quickly.
 
 Messages over the pipe, pickled, both ways: first (sys.path, function spec) -> (None | error); then for each call its
 keyword arguments -> (verdicts | None, error | None). A verdict is a float, None, or ``Odd`` for anything else.
@@ -117,7 +117,7 @@ def _module_from_file(path: Path) -> ModuleType:
 
 
 def main(descriptor: int) -> None:
-    """Serve calls until the other end closes."""
+    """Serve calls until the other end of the pipe closes."""
     pipe = Connection(descriptor)
     try:
         sys.path[:], spec = pipe.recv()
@@ -136,6 +136,3 @@ def main(descriptor: int) -> None:
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
 
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

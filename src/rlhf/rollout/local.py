@@ -149,12 +149,12 @@ class LocalEngine:
             return []
         model: PreTrainedModel = base_model(self.policy.model)
         _check_prompts(prompts, model, sampling)
-        if self.policy.path is None:
-            self.policy.choose_path(_rows_to_check(prompts))
         requests = _number_samples(prompts, num_samples)
         results: list[list[Completion]] = [[] for _ in prompts]
         device = next(model.parameters()).device
         with evaluating(model), self._precision(device):
+            if self.policy.path is None:
+                self.policy.choose_path(_rows_to_check(prompts))
             for chunk in _chunks(requests, self.max_rows):
                 run = _Run(model, self.policy.tokenizer, self._decoder(model), prompts, chunk, sampling, seed, step)
                 for (place, _), completion in zip(chunk, run.completions(self._version), strict=True):
@@ -200,7 +200,7 @@ class _Run:
         self.is_eos[[token for token in eos_ids(model, tokenizer) if token < vocabulary]] = True
         size, longest = len(chunk), sampling.max_new_tokens
         self.tokens = torch.zeros(size, longest, dtype=torch.int64, device=self.device)
-        self.logprobs = torch.zeros(size, longest, device=self.device)
+        self.logprobs = torch.zeros(size, longest, dtype=torch.float64, device=self.device)
         self.sampling_logprobs: Tensor | None = None
         if sampling.temperature > 0 and (has_filters(sampling) or sampling.repetition_penalty != 1):
             self.sampling_logprobs = torch.zeros_like(self.logprobs)
@@ -224,9 +224,9 @@ class _Run:
             uniform = torch.from_numpy(uniforms(self.seeds[rows], time)).to(self.device)
             drawn = draw(logits, uniform, self.sampling, seen=seen)
             self.tokens[rows_there, time] = drawn.tokens
-            self.logprobs[rows_there, time] = drawn.logprobs.float()
+            self.logprobs[rows_there, time] = drawn.logprobs.double()
             if self.sampling_logprobs is not None and drawn.sampling_logprobs is not None:
-                self.sampling_logprobs[rows_there, time] = drawn.sampling_logprobs.float()
+                self.sampling_logprobs[rows_there, time] = drawn.sampling_logprobs.double()
             self._note_ends(rows, drawn.tokens, time)
             alive = self.ended[rows] == 0
             if time + 1 == self.sampling.max_new_tokens or not alive.any():
@@ -341,9 +341,10 @@ def _check_prompts(prompts: Sequence[PromptLike], model: PreTrainedModel, sampli
     for prompt in prompts:
         if not len(prompt.ids):
             raise DataError(f"Prompt {prompt.id!r} has no tokens; give it at least one, such as BOS.")
-        if min(prompt.ids) < 0 or max(prompt.ids) >= vocabulary:
+        wrong = next((token for token in prompt.ids if not 0 <= token < vocabulary), None)
+        if wrong is not None:
             raise DataError(
-                f"Prompt {prompt.id!r} holds the token {max(prompt.ids)}, but the model's vocabulary has {vocabulary}; "
+                f"Prompt {prompt.id!r} holds the token {wrong}, but the model's vocabulary has {vocabulary}; "
                 "tokenise it with the model's own tokenizer."
             )
         if limit is not None and len(prompt.ids) + sampling.max_new_tokens > limit:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf.models.attention import attention_layout
+from rlhf.models.attention import IMPLEMENTATION, attention_layout, install_attention
 from rlhf.models.score import split_head
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
 from rlhf.rollout.layouts import DecodeLayout, PrefillLayout
@@ -22,10 +22,12 @@ class PackedDecoder:
         """Prepare for one set of rows.
 
         Args:
-            model: With our attention installed.
+            model: One that takes the packed path.
             cache: Its memory is reused, its contents are not.
             max_prefill_tokens: Prompt tokens in one forward pass; a longer prompt goes alone.
         """
+        if model.config._attn_implementation != IMPLEMENTATION:
+            install_attention(model)
         self.backbone, self.head = split_head(model)
         self.device = next(model.parameters()).device
         self.cache = cache

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from rlhf.config.training import EarlyStoppingConfig
 
 
 class AdaptiveKLController:
@@ -21,7 +24,12 @@ class AdaptiveKLController:
     """
 
     def __init__(
-        self, coef: float, *, target: float | None = None, horizon: int = 10_000, limits: tuple[float, float] = (1e-3, 10.0)
+        self,
+        coef: float,
+        *,
+        target: float | None = None,
+        horizon: int = 10_000,
+        limits: tuple[float, float] = (1e-3, 10.0),
     ) -> None:
         self.coef = coef
         self.target = target
@@ -40,7 +48,7 @@ class AdaptiveKLController:
         """The weight."""
         return {"coef": self.coef}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         self.coef = state["coef"]
 
@@ -50,17 +58,22 @@ class EarlyStopping:
 
     Args:
         mode: Whether lower or higher is better.
-        patience: Evaluations without improvement before ``update`` says stop.
+        patience: Evaluations without improvement before ``should_stop`` is true; None for never.
         min_delta: Smaller changes do not count.
     """
 
-    def __init__(self, *, mode: Literal["min", "max"], patience: int, min_delta: float = 0.0) -> None:
+    def __init__(self, *, mode: Literal["min", "max"], patience: int | None, min_delta: float = 0.0) -> None:
         self.sign = 1.0 if mode == "max" else -1.0
         self.patience = patience
         self.min_delta = min_delta
         self.best: float | None = None
         self.best_step: int | None = None
         self.waited = 0
+
+    @classmethod
+    def of(cls, config: EarlyStoppingConfig) -> Self:
+        """As a recipe asks for it."""
+        return cls(mode=config.mode, patience=config.patience, min_delta=config.min_delta)
 
     def update(self, value: float, step: int) -> bool:
         """Take note of an evaluation; True where this is the best so far. NaN never is."""
@@ -73,12 +86,12 @@ class EarlyStopping:
     @property
     def should_stop(self) -> bool:
         """Whether patience is used up."""
-        return self.waited >= self.patience
+        return self.patience is not None and self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
         """Best value, its step, and how long it has stood."""
         return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]

@@ -1,35 +1,40 @@
 """The only training loop there is.
 
-An algorithm says what to learn from and how to turn a packed batch into a loss; the loop does everything else: accumulate,
-clip, step, schedule, evaluate, stop early, checkpoint, resume, log. A run is a sequence of *phases*:
+An algorithm says what to learn from and how to turn a packed batch into a loss; the loop does everything else:
+accumulate, clip, step, schedule, evaluate, stop early, checkpoint, resume, log. A run is a sequence of *phases*:
 
     offline (SFT, reward, DPO)     a phase is one optimiser step on the next rows
-    online (PPO, GRPO)             a phase asks the policy, judges, gives credit, then takes several steps on what came back
+    online (PPO, GRPO)             a phase asks the policy, judges, gives credit, and takes several steps on what came back
 """
 
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import TrainingError
+from rlhf.errors import ConfigError, TrainingError, did_you_mean
 from rlhf.seeds import derive_seed
 from rlhf.training.checkpoint import CheckpointStore, load_weights
 from rlhf.training.control import EarlyStopping
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
-from rlhf.training.optim import Optimizer, TrainedModule, WeightAverage
+from rlhf.training.optim import Optimizer, TrainedModule, WeightAverage, copy_tensors, mixed_precision
+from rlhf.training.progress import ProgressBar
+from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
+
+FREE_TO_CHANGE = {"tokens_per_microbatch", "save_every", "keep_checkpoints", "log_to"}
+"""Settings that a resumed run may change: they decide nothing about the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +117,11 @@ class TrainResult:
 
     steps: int
     seconds: float
+    """Of this process; a resumed run has spent more."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last step."""
     evaluation: dict[str, float] = field(default_factory=dict)
-    """Of the weights that were kept."""
+    """Of the weights that are the result."""
     stopped_early: bool = False
 
 
@@ -128,69 +134,106 @@ class Position:
     step: int = 0
 
 
+@dataclass(slots=True)
+class Best:
+    """The best evaluation so far, and the weights that it was of."""
+
+    step: int
+    evaluation: dict[str, float]
+    weights: list[Tensor]
+
+
 class Loop:
-    """Runs one algorithm from its first phase, or from its newest checkpoint, to its end."""
+    """Runs one algorithm from its first phase, or from its newest checkpoint, to its end.
+
+    Args:
+        algorithm: What to learn.
+        config: The settings that all algorithms share.
+        log: Where metrics go.
+        checkpoint_dir: Where checkpoints go; None for none.
+    """
 
     def __init__(
-        self, algorithm: Algorithm, config: TrainConfig, *, log: RunLog | None = None, checkpoints: CheckpointStore | None = None
+        self,
+        algorithm: Algorithm,
+        config: TrainConfig,
+        *,
+        log: RunLog | None = None,
+        checkpoint_dir: Path | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.config = config
         self.log = log or RunLog()
-        self.checkpoints = checkpoints
+        self.log.track(config.log_to)
+        self.name = self.log.stage or algorithm.name
         self.total_steps = algorithm.num_phases * algorithm.steps_per_phase
+        self.checkpoints = self._store(checkpoint_dir) if checkpoint_dir is not None else None
         self.modules = algorithm.modules()
-        self.optimizer = Optimizer(self.modules, config, total_steps=self.total_steps)
+        self.optimizer = Optimizer(self.modules, config, total_steps=self.total_steps, name=self.name)
         self.average = (
             WeightAverage(self.optimizer.parameters, decay=config.ema_decay) if config.ema_decay is not None else None
         )
-        stopping = config.early_stopping
-        self.stopping = (
-            EarlyStopping(mode=stopping.mode, patience=stopping.patience, min_delta=stopping.min_delta) if stopping else None
-        )
-        self.at = Position()
-        self.experience: Experience | None = None
-        self.best_weights: list[Tensor] | None = None
-        self.last_metrics: dict[str, float] = {}
-        self.evaluation: dict[str, float] = {}
+        self.stopping = EarlyStopping.of(config.early_stopping) if config.early_stopping else None
         self.eval_every = config.eval_every or max(1, math.ceil(self.total_steps / 5))
         self.save_every = config.save_every or max(1, math.ceil(self.total_steps / 4))
+        self.at = Position()
+        self.saved_at = 0
+        self.experience: Experience | None = None
+        self.best: Best | None = None
+        self.last_metrics: dict[str, float] = {}
+        self.evaluation: dict[str, float] = {}
+
+    def _store(self, folder: Path) -> CheckpointStore:
+        settings = self.config.model_dump(mode="json", exclude=FREE_TO_CHANGE)
+        identity = {"algorithm": self.algorithm.name, "steps of the run": self.total_steps, **settings}
+        return CheckpointStore(folder, keep=self.config.keep_checkpoints, identity=identity)
 
     def run(self) -> TrainResult:
         """Train to the end."""
         began = time.monotonic()
-        _seed_everything(derive_seed(self.config.seed, self.algorithm.name))
+        seed_everything(derive_seed(self.config.seed, self.algorithm.name))
         self._resume()
-        stopped = False
-        with self.log.progress(self.algorithm.name, self.total_steps, done=self.at.step) as bar:
-            while self.at.phase < self.algorithm.num_phases and not stopped:
-                # 1. Collect: the next rows, or the policy's own completions with their rewards.
-                gathered = Metrics()
-                if self.experience is None:
-                    self.experience = self.algorithm.collect(self.at.phase, gathered)
-                # 2. Learn from them.
-                for number, batches in enumerate(self.algorithm.steps(self.at.phase, self.experience)):
-                    if number < self.at.step_in_phase:
-                        continue  # taken before the checkpoint that we resumed from
-                    metrics = self._step(batches)
-                    self.at.step += 1
-                    self.at.step_in_phase += 1
-                    self.last_metrics = metrics | gathered.result()
-                    gathered = Metrics()
-                    self.log.metrics(self.at.step, self.last_metrics)
-                    bar.advance(self.algorithm.headline(self.last_metrics))
-                    ends = self.algorithm.ends_phase_early(metrics)
-                    if self.at.step % self.save_every == 0 and self.at.step < self.total_steps and not ends:
-                        self.save()
-                    if ends:
-                        break
-                self._end_phase(bar)
-                # 3. Look at held-out data now and then, and stop when nothing improves any more.
-                stopped = self._evaluate_when_due()
-        self._finish(stopped)
+        try:
+            with self.log.progress(self.algorithm.name, self.total_steps, done=self.at.step) as bar:
+                while self.at.phase < self.algorithm.num_phases and not self._stopped:
+                    self._run_phase(bar)
+                    self._evaluate_when_due()
+                    self._save_when_due()
+            self._keep_result()
+        finally:
+            self.log.close()
         return TrainResult(
-            self.at.step, time.monotonic() - began, self.last_metrics, self.evaluation, stopped_early=stopped
+            self.at.step,
+            time.monotonic() - began,
+            self.last_metrics,
+            self.best.evaluation if self.best else self.evaluation,
+            stopped_early=self._stopped and self.at.phase < self.algorithm.num_phases,
         )
+
+    def _run_phase(self, bar: ProgressBar) -> None:
+        algorithm, gathered = self.algorithm, Metrics()
+        # 1. Collect: the next rows, or the policy's own completions with their rewards.
+        if self.experience is None:
+            self.experience = algorithm.collect(self.at.phase, gathered)
+        # 2. Learn from them, leaving out the steps that were taken before the checkpoint that we resumed from.
+        for batches in islice(algorithm.steps(self.at.phase, self.experience), self.at.step_in_phase, None):
+            metrics = self._step(batches)
+            self.at.step += 1
+            self.at.step_in_phase += 1
+            self.last_metrics = metrics | gathered.result()
+            gathered = Metrics()
+            self.log.metrics(self.at.step, self.last_metrics)
+            bar.advance(algorithm.headline(self.last_metrics))
+            if algorithm.ends_phase_early(metrics):
+                break
+            if self.at.step_in_phase < algorithm.steps_per_phase:
+                self._save_when_due()
+        # 3. Steps that an early end left out count as taken, so that the schedule goes on as planned.
+        planned = (self.at.phase + 1) * algorithm.steps_per_phase
+        if planned > self.at.step:
+            bar.advance(algorithm.headline(self.last_metrics), by=planned - self.at.step)
+        self.at = Position(phase=self.at.phase + 1, step_in_phase=0, step=planned)
+        self.experience = None
 
     def _step(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """One optimiser step from its micro-batches."""
@@ -199,12 +242,12 @@ class Loop:
         for trained in self.modules:
             trained.module.train()
         for batch in batches:
-            with self.optimizer.autocast():
+            with mixed_precision(self.config.autocast, self.optimizer.device):
                 loss = self.algorithm.loss(batch, totals, metrics)
             if not torch.isfinite(loss):
                 raise TrainingError(
-                    f"{self.algorithm.name}: the loss is {float(loss)} at step {self.at.step + 1}; "
-                    "lower the learning rate, or look at the rows of this step (events.jsonl has the last metrics)."
+                    f"{self.name}: the loss is {float(loss)} at step {self.at.step + 1}; lower the learning rate, or "
+                    "look at the rows of this step (events.jsonl has the metrics before it)."
                 )
             self.optimizer.backward(loss)
         found = self.optimizer.step(self.at.step)
@@ -212,78 +255,76 @@ class Loop:
             self.average.update()
         return metrics.result() | found | {"tokens": float(sum(b.num_tokens for b in batches))}
 
-    def _end_phase(self, bar: Any) -> None:
-        """Move to the next phase; steps left out by an early end count as taken, so that the schedule goes on."""
-        self.experience = None
-        self.at.phase += 1
-        self.at.step_in_phase = 0
-        planned = self.at.phase * self.algorithm.steps_per_phase
-        if self.at.step < planned:
-            bar.advance(by=planned - self.at.step)
-            self.at.step = planned
+    @property
+    def _stopped(self) -> bool:
+        return self.stopping is not None and self.stopping.should_stop
 
-    def _evaluate_when_due(self) -> bool:
-        """Evaluate on schedule and at the end; True where early stopping says that it is enough."""
-        per_phase = self.algorithm.steps_per_phase
-        before = self.at.step - per_phase
+    def _evaluate_when_due(self) -> None:
+        """Evaluate on schedule and at the end, without leaving a trace in the training that goes on."""
+        step, before = self.at.step, self.at.step - self.algorithm.steps_per_phase
         last = self.at.phase == self.algorithm.num_phases
-        if not last and self.at.step // self.eval_every == before // self.eval_every:
-            return False
-        found = self._evaluate()
-        if not found:
-            return False
-        self.evaluation = found
-        self.log.metrics(self.at.step, found, event="eval")
-        if self.stopping is None:
-            return False
-        metric = self.config.early_stopping.metric if self.config.early_stopping else ""
-        if metric not in found:
-            raise TrainingError(f"Early stopping watches {metric!r}, which the evaluation does not measure: {sorted(found)}.")
-        if self.stopping.update(found[metric], self.at.step) and self.config.keep_best == "auto":
-            self.best_weights = [p.detach().clone() for p in self.optimizer.parameters]
-        return self.stopping.should_stop
-
-    def _evaluate(self) -> dict[str, float]:
+        if not last and step // self.eval_every == before // self.eval_every:
+            return
         for trained in self.modules:
             trained.module.eval()
-        with torch.no_grad(), self.optimizer.autocast():
-            if self.average is None:
-                return self.algorithm.evaluate()
-            with self.average.swapped():
-                return self.algorithm.evaluate()
+        with random_state_kept(), self.average.swapped_in() if self.average else nullcontext():
+            with torch.no_grad(), mixed_precision(self.config.autocast, self.optimizer.device):
+                self.evaluation = self.algorithm.evaluate()
+            if self.evaluation:
+                self.log.metrics(step, self.evaluation, event="eval")
+            if self.stopping is not None:
+                self._compare(self.stopping)
 
-    def _finish(self, stopped: bool) -> None:
+    def _compare(self, stopping: EarlyStopping) -> None:
+        """Take note of an evaluation; a copy of the best weights waits in main memory."""
+        assert self.config.early_stopping is not None
+        metric = self.config.early_stopping.metric
+        if metric not in self.evaluation:
+            raise ConfigError(
+                f"{self.name}: early_stopping watches {metric!r}, which the evaluation does not measure."
+                f"{did_you_mean(metric, self.evaluation)} Measured: {', '.join(self.evaluation) or 'nothing'}."
+            )
+        if stopping.update(self.evaluation[metric], self.at.step) and self.config.early_stopping.keep_best:
+            weights = [p.detach().to("cpu", copy=True) for p in self.optimizer.parameters]
+            self.best = Best(self.at.step, self.evaluation, weights)
+
+    def _keep_result(self) -> None:
         """Leave the weights that are the result in the modules."""
-        if self.best_weights is not None:
-            with torch.no_grad():
-                for parameter, best in zip(self.optimizer.parameters, self.best_weights, strict=True):
-                    parameter.copy_(best)
+        if self._stopped:
+            self.log.write("note", step=self.at.step, message="Stopped early: the evaluation no longer improves.")
+        if self.best is not None:
+            copy_tensors(self.best.weights, self.optimizer.parameters)
+            self.log.write("note", step=self.at.step, message=f"The result is the weights of step {self.best.step}.")
         elif self.average is not None:
-            self.average.swap()
+            self.average.copy_to_model()
         for trained in self.modules:
             trained.module.eval()
-        if stopped:
-            self.log.write("note", step=self.at.step, message="Stopped early: the evaluation no longer improved.")
-        self.log.close()
 
-    def save(self) -> Path | None:
+    def _save_when_due(self) -> None:
+        """Counted from the last one: an early end may jump over any particular step. None at the end of the run."""
+        due = self.at.step // self.save_every > self.saved_at // self.save_every
+        if due and self.at.phase < self.algorithm.num_phases and not self._stopped:
+            self.save()
+
+    def save(self) -> None:
         """Write a checkpoint from which the run goes on with the same bits."""
-        if self.checkpoints is None:
-            return None
-        return self.checkpoints.save(self.at.step, {t.name: t.module for t in self.modules}, self.state_dict())
+        self.saved_at = self.at.step
+        if self.checkpoints is not None:
+            self.log.sync()
+            self.checkpoints.save(self.at.step, {t.name: t.module for t in self.modules}, self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights."""
         return {
-            "at": {"phase": self.at.phase, "step_in_phase": self.at.step_in_phase, "step": self.at.step},
+            "at": asdict(self.at),
             "optimizer": self.optimizer.state_dict(),
             "algorithm": self.algorithm.state_dict(),
             "experience": self.experience.state_dict() if self.experience is not None else None,
             "average": self.average.state_dict() if self.average is not None else None,
             "stopping": self.stopping.state_dict() if self.stopping is not None else None,
-            "best_weights": self.best_weights,
+            "best": {n: getattr(self.best, n) for n in Best.__slots__} if self.best is not None else None,
             "evaluation": self.evaluation,
-            "rng": _rng_state(),
+            "random": random_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -296,49 +337,17 @@ class Loop:
             self.average.load_state_dict(state["average"])
         if self.stopping is not None:
             self.stopping.load_state_dict(state["stopping"])
-        self.best_weights = state["best_weights"]
+        self.best = None if state["best"] is None else Best(**state["best"])
         self.evaluation = dict(state["evaluation"])
-        _set_rng_state(state["rng"])
+        set_random_state(state["random"])
 
     def _resume(self) -> None:
-        checkpoint = self.checkpoints.load_latest() if self.checkpoints is not None else None
-        self.log.truncate_after(checkpoint.step if checkpoint else -1)
+        checkpoint = self.checkpoints.load_latest(warn=self.log.alarm) if self.checkpoints is not None else None
+        self.log.go_back_to(checkpoint.step if checkpoint else -1)
         if checkpoint is None:
             return
         load_weights({t.name: t.module for t in self.modules}, checkpoint.weights)
         self.load_state_dict(checkpoint.state)
+        self.saved_at = checkpoint.step
         self.log.write("note", step=checkpoint.step, message=f"Resumed from {checkpoint.path.name}.")
         self.log.say(f"  resumed from step {checkpoint.step}")
-
-
-def freeze(module: nn.Module) -> None:
-    """No gradients, evaluation mode."""
-    module.requires_grad_(False)
-    module.eval()
-
-
-def _seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def _rng_state() -> dict[str, Any]:
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, list(internal), gauss],
-        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],  # type: ignore[union-attr]
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _set_rng_state(state: Mapping[str, Any]) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])

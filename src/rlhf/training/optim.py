@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlhf.config.training import TrainConfig
-from rlhf.errors import TrainingError
+from rlhf.config.training import Autocast, Schedule, TrainConfig
+from rlhf.errors import ConfigError, TrainingError
+
+MAX_SKIPPED_STEPS = 25
+"""Steps in a row that float16 may skip: the loss scale starts at 2^16, and after so many halvings it is 0.002."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,11 @@ class TrainedModule:
     learning_rate: float
 
 
-def learning_rate_factor(
-    step: int, total_steps: int, *, warmup_frac: float, kind: Literal["cosine", "linear", "constant"], floor: float
-) -> float:
+def learning_rate_factor(step: int, total_steps: int, *, warmup_frac: float, kind: Schedule, floor: float) -> float:
     """Share of the peak learning rate at a step, counted from 0.
 
-        rises linearly over round(warmup_frac * total_steps) steps, then falls to ``floor`` along a half cosine or a line
+        rises linearly over round(warmup_frac * total_steps) steps,
+        then falls to ``floor`` along a half cosine or a line
 
     Returns:
         In (0, 1]; the last step stands one step before the end of the fall, so no step is spent at exactly 0.
@@ -45,47 +46,63 @@ def learning_rate_factor(
     return floor + (1 - floor) * fall
 
 
-class Optimizer:
-    """AdamW over several modules with one schedule, one clip and, for float16, one loss scale.
+def mixed_precision(kind: Autocast, device: torch.device) -> AbstractContextManager[object]:
+    """Inside, matrix products run in this type; every forward of a run stands in one, so that all of them agree."""
+    return nullcontext() if kind == "none" else torch.autocast(device.type, dtype=getattr(torch, kind))
 
-    Matrices get weight decay; parameters with one dimension (norms, biases) do not.
+
+class Optimizer:
+    """AdamW over several modules with one schedule; each module's gradient is clipped by itself.
+
+    Matrices get weight decay; parameters with one dimension (norms, biases) do not. float16 has a loss scale.
     """
 
-    def __init__(self, modules: Sequence[TrainedModule], config: TrainConfig, *, total_steps: int) -> None:
-        """Raises TrainingError where nothing is trainable."""
+    def __init__(
+        self, modules: Sequence[TrainedModule], config: TrainConfig, *, total_steps: int, name: str = "training"
+    ) -> None:
+        """Collect what is trainable; a parameter that two modules share belongs to the first.
+
+        Args:
+            modules: At least one.
+            config: Settings.
+            total_steps: Length of the schedule.
+            name: What errors call the run.
+
+        Raises:
+            ConfigError: Nothing is trainable, or half-precision weights were asked to be trained with a loss scale.
+        """
         self.config = config
         self.total_steps = total_steps
+        self.name = name
+        self.parameters_of: dict[str, list[nn.Parameter]] = {}
         groups: list[dict[str, Any]] = []
-        self.parameters: list[nn.Parameter] = []
         seen: set[int] = set()
         for trained in modules:
             fresh = [p for p in trained.module.parameters() if p.requires_grad and id(p) not in seen]
             seen.update(map(id, fresh))
-            self.parameters += fresh
-            for decay, chosen in (
-                (config.weight_decay, [p for p in fresh if p.ndim > 1]),
-                (0.0, [p for p in fresh if p.ndim <= 1]),
-            ):
+            self.parameters_of[trained.name] = fresh
+            decaying, others = [p for p in fresh if p.ndim > 1], [p for p in fresh if p.ndim <= 1]
+            for decay, chosen in ((config.weight_decay, decaying), (0.0, others)):
                 if chosen:
                     groups.append({"params": chosen, "weight_decay": decay, "peak": trained.learning_rate})
+        self.parameters = [p for parameters in self.parameters_of.values() for p in parameters]
         if not groups:
-            raise TrainingError("No parameter is trainable: every weight is frozen; unfreeze some or add an adapter.")
+            raise ConfigError(
+                "Nothing is trainable: every weight is frozen; unfreeze some or add an adapter."
+            )
+        if config.autocast == "float16" and any(p.dtype == torch.float16 for p in self.parameters):
+            raise ConfigError("autocast is float16, and so are the weights; train float32 weights (`dtype: float32`).")
+        self.device = self.parameters[0].device
         self.adamw = torch.optim.AdamW(
             groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=_can_fuse(self.parameters)
         )
-        device = self.parameters[0].device.type
-        self.scaler = torch.amp.GradScaler(device, enabled=config.autocast == "float16")
-        self.autocast_device = device
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Mixed precision as configured."""
-        if self.config.autocast == "none":
-            return nullcontext()
-        return torch.autocast(self.autocast_device, dtype=getattr(torch, self.config.autocast))
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        self.skipped = 0
+        """Steps in a row that the loss scale was too large for."""
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients."""
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()
 
     def step(self, step: int) -> dict[str, float]:
         """Clip, take one step at the schedule's learning rate, clear gradients.
@@ -94,53 +111,77 @@ class Optimizer:
             step: Optimiser steps taken before this one.
 
         Returns:
-            ``learning_rate`` (of the first module) and ``grad_norm`` (before clipping).
+            ``learning_rate`` (of the first module), ``grad_norm/<module>`` before clipping, and ``grad_norm`` of all.
 
         Raises:
-            TrainingError: The gradient is not finite (except under float16, where the scaler skips the step).
+            TrainingError: The gradient is not finite; under float16, where the scaler skips such a step and lowers the
+                loss scale, only after ``MAX_SKIPPED_STEPS`` in a row.
         """
+        config = self.config
         factor = learning_rate_factor(
             step,
             self.total_steps,
-            warmup_frac=self.config.warmup_frac,
-            kind=self.config.schedule,
-            floor=self.config.min_learning_rate_frac,
+            warmup_frac=config.warmup_frac,
+            kind=config.schedule,
+            floor=config.min_learning_rate_frac,
         )
         for group in self.adamw.param_groups:
             group["lr"] = group["peak"] * factor
         self.scaler.unscale_(self.adamw)
-        limit = self.config.max_grad_norm if self.config.max_grad_norm is not None else math.inf
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
-        if not math.isfinite(norm) and not self.scaler.is_enabled():
-            raise TrainingError(f"The gradient's norm is {norm} at step {step + 1}; lower the learning rate or look at the data.")
+        limit = config.max_grad_norm if config.max_grad_norm is not None else math.inf
+        norms = {
+            name: float(nn.utils.clip_grad_norm_(parameters, limit)) for name, parameters in self.parameters_of.items()
+        }
+        total = math.hypot(*norms.values())
+        self._check(total, step)
         self.scaler.step(self.adamw)
         self.scaler.update()
-        self.adamw.zero_grad(set_to_none=False)
-        return {"learning_rate": self.adamw.param_groups[0]["lr"], "grad_norm": norm}
+        # None, not zeros: AdamW passes over a parameter without gradient, and must do so after a resume as before it
+        self.adamw.zero_grad(set_to_none=True)
+        parts = {f"grad_norm/{name}": norm for name, norm in norms.items()} if len(norms) > 1 else {}
+        return {"learning_rate": self.adamw.param_groups[0]["lr"], "grad_norm": total, **parts}
+
+    def _check(self, norm: float, step: int) -> None:
+        if math.isfinite(norm):
+            self.skipped = 0
+            return
+        self.skipped += 1
+        if not self.scaler.is_enabled():
+            raise TrainingError(
+                f"{self.name}: the norm of the gradient is {norm} at step {step + 1}; lower the learning rate, or look "
+                "at the rows of this step."
+            )
+        if self.skipped > MAX_SKIPPED_STEPS:
+            raise TrainingError(
+                f"{self.name}: float16 can't hold the gradient, {self.skipped} steps in a row were skipped up to step "
+                f"{step + 1}; use bfloat16 or no autocast."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Moments and loss scale."""
-        return {"adamw": self.adamw.state_dict(), "scaler": self.scaler.state_dict()}
+        return {"adamw": self.adamw.state_dict(), "scaler": self.scaler.state_dict(), "skipped": self.skipped}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         self.adamw.load_state_dict(state["adamw"])
         self.scaler.load_state_dict(state["scaler"])
+        self.skipped = state["skipped"]
 
 
 class WeightAverage:
-    """Exponential moving average of trained parameters, kept beside them.
+    """Exponential moving average of trained parameters, kept beside them in float32 or wider.
 
         average <- decay * average + (1 - decay) * weight,   decay = min(config, (1 + t) / (10 + t))
 
-    Sources: Polyak & Juditsky 1992; the warm-up of the decay is TensorFlow's ``ExponentialMovingAverage`` rule.
+    with t the updates so far. Sources: Polyak & Juditsky 1992; the warm-up of the decay is TensorFlow's
+    ``ExponentialMovingAverage`` rule.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, decay: float) -> None:
         self.parameters = list(parameters)
         self.decay = decay
         self.updates = 0
-        self.average = [p.detach().clone() for p in self.parameters]
+        self.average = [p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True) for p in self.parameters]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -148,34 +189,37 @@ class WeightAverage:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         for average, parameter in zip(self.average, self.parameters, strict=True):
-            average.lerp_(parameter, 1 - decay)
+            average.lerp_(parameter.to(average.dtype), 1 - decay)
 
     @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """The model holds the average inside and its own weights again outside."""
-        self.swap()
+    def swapped_in(self) -> Iterator[None]:
+        """The model holds the average inside, and its own weights again, to the bit, outside."""
+        kept = [p.detach().clone() for p in self.parameters]
+        self.copy_to_model()
         try:
             yield
         finally:
-            self.swap()
+            copy_tensors(kept, self.parameters)
 
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchange weights and average."""
-        for average, parameter in zip(self.average, self.parameters, strict=True):
-            kept = parameter.detach().clone()
-            parameter.copy_(average)
-            average.copy_(kept)
+    def copy_to_model(self) -> None:
+        """From now on the model holds the average."""
+        copy_tensors(self.average, self.parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """Averages and count."""
         return {"average": self.average, "updates": self.updates}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
-        for mine, saved in zip(self.average, state["average"], strict=True):
-            mine.copy_(saved)
+        copy_tensors(state["average"], self.average)
         self.updates = state["updates"]
+
+
+@torch.no_grad()
+def copy_tensors(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
+    """Copy values into tensors that stay where they are, in their own type."""
+    for theirs, mine in zip(source, target, strict=True):
+        mine.copy_(theirs)
 
 
 def _can_fuse(parameters: Sequence[Tensor]) -> bool:

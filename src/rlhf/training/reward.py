@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf.config.training import RewardConfig
+from rlhf.config.training import RewardModelConfig
 from rlhf.data.pack import Group, PackedBatch, pack
 from rlhf.errors import DataError
 from rlhf.losses import bradley_terry_loss, centring_penalty
@@ -44,7 +44,7 @@ class RewardModelTrainer(OfflineTrainer):
     def __init__(
         self,
         model: RewardModel,
-        config: RewardConfig,
+        config: RewardModelConfig,
         train_data: MapData | StreamData,
         eval_data: MapData | None = None,
         *,

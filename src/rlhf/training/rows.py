@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from rlhf.config.training import TrainConfig
+from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Group
 from rlhf.errors import ConfigError, DataError
 from rlhf.seeds import derive_seed
 
-T = TypeVar("T")
 
-
+@runtime_checkable
 class MapData(Protocol):
     """Rows that can be counted and picked."""
 
@@ -33,7 +33,7 @@ class StreamData(Protocol):
     """Rows that come one after another and remember where they are."""
 
     def __iter__(self) -> Iterator[Group]:
-        """From the cursor on, epoch after epoch ends at the end of the data."""
+        """From the cursor to the end of the data; the next iteration begins anew."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,29 +71,24 @@ class ShuffledRows:
         config: rows_per_step or tokens_per_step, epochs or max_steps, seed.
     """
 
-    def __init__(self, data: MapData, config: TrainConfig) -> None:
+    def __init__(self, data: MapData, config: OfflineConfig) -> None:
         if len(data) == 0:
             raise DataError("There is no usable row to train on; run `rlhf data check FILE` to see why.")
         self.data = data
         self.config = config
-        self._epochs: dict[int, list[list[int]]] = {}
-        first = len(self._epoch(0))
-        if config.max_steps is not None:
-            self.num_steps = config.max_steps
-        elif config.epochs is not None:
-            whole, part = divmod(config.epochs, 1)
-            steps = sum(len(self._epoch(e)) for e in range(int(whole))) if config.tokens_per_step else int(whole) * first
-            self.num_steps = max(1, steps + math.ceil(part * len(self._epoch(int(whole))) - 1e-9))
-        else:
-            raise ConfigError("Training needs a length: give `epochs` or `max_steps`.")
+        limit = config.tokens_per_step
+        self._sizes = [data[i].num_tokens for i in range(len(data))] if limit is not None else []
+        self._first_step = [0]
+        """First step of each epoch that was cut so far, and of the one behind."""
+        self._cut_epoch: tuple[int, list[list[int]]] = (-1, [])
+        self.num_steps = config.max_steps if config.max_steps is not None else self._steps_of(config.epochs or 0)
 
     def take(self, step: int) -> list[Group]:
         """The rows of one optimiser step."""
-        epoch = 0
-        while step >= (size := len(self._epoch(epoch))):
-            step -= size
+        epoch = bisect.bisect_right(self._first_step, step) - 1
+        while step >= self._first_step[epoch] + len(self._epoch(epoch)):
             epoch += 1
-        return [self.data[index] for index in self._epoch(epoch)[step]]
+        return [self.data[index] for index in self._epoch(epoch)[step - self._first_step[epoch]]]
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the step decides."""
@@ -102,23 +97,33 @@ class ShuffledRows:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing to set."""
 
+    def _steps_of(self, epochs: float) -> int:
+        """Steps of so many epochs; a part of an epoch is rounded up to whole steps."""
+        whole = int(epochs)
+        for epoch in range(whole):
+            self._epoch(epoch)
+        part = math.ceil((epochs - whole) * len(self._epoch(whole)) - 1e-9)
+        return max(1, self._first_step[whole] + part)
+
     def _epoch(self, epoch: int) -> list[list[int]]:
-        """The epoch's rows, cut into steps."""
-        if epoch not in self._epochs:
+        """The epoch's rows, cut into steps; those of the newest epoch are kept."""
+        if self._cut_epoch[0] != epoch:
             order = permutation(len(self.data), self.config.seed, "rows", epoch)
             if self.config.tokens_per_step is None:
                 size = self.config.rows_per_step
                 steps = [order[i : i + size] for i in range(0, len(order), size)]
             else:
-                steps = _cut(order, [self.data[i].num_tokens for i in order], self.config.tokens_per_step)
-            self._epochs[epoch] = steps
-        return self._epochs[epoch]
+                steps = _cut(order, [self._sizes[i] for i in order], self.config.tokens_per_step)
+            self._cut_epoch = (epoch, steps)
+            if epoch + 1 == len(self._first_step):
+                self._first_step.append(self._first_step[epoch] + len(steps))
+        return self._cut_epoch[1]
 
 
 class StreamedRows:
     """Rows in the stream's own order; needs ``max_steps``, as nobody knows how long a stream is."""
 
-    def __init__(self, data: StreamData, config: TrainConfig) -> None:
+    def __init__(self, data: StreamData, config: OfflineConfig) -> None:
         if config.max_steps is None:
             raise ConfigError("Streaming data has no known length: give `max_steps`.")
         self.data = data
@@ -157,9 +162,9 @@ class StreamedRows:
         self._iterator = None
 
 
-def build_rows(data: MapData | StreamData, config: TrainConfig) -> Rows:
+def build_rows(data: MapData | StreamData, config: OfflineConfig) -> Rows:
     """Shuffled rows where the data can be counted, the stream's order where not."""
-    return ShuffledRows(data, config) if hasattr(data, "__len__") else StreamedRows(data, config)
+    return ShuffledRows(data, config) if isinstance(data, MapData) else StreamedRows(data, config)
 
 
 def permutation(size: int, seed: int, *names: str | int) -> list[int]:

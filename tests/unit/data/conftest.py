@@ -44,25 +44,28 @@ def build_tokenizer(
     split_words: bool = True,
     trim_offsets: bool = False,
     add_bos: bool = False,
+    merges: tuple[str, ...] = (),
     special: tuple[str, ...] = ("<bos>", "<eos>", "<pad>", "<|im_start|>", "<|im_end|>"),
     **roles: Any,
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; with ``split_words=False`` merges cross spaces, so no boundary is safe."""
+    """Byte-level BPE; with ``split_words=False`` merges cross spaces, so no boundary is safe.
+
+    ``merges`` are pairs of letters to merge, in order, instead of trained ones.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer(models.BPE())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*special, *alphabet, *merges])}
+    core = Tokenizer(models.BPE(vocabulary, [(pair[0], pair[1]) for pair in merges]) if merges else models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split_words)
     core.decoder = decoders.ByteLevel()
-    core.train_from_iterator(
-        lines,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=list(special),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
+    core.add_special_tokens(list(special))
+    if not merges:
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+        )
+        core.train_from_iterator(lines, trainer)
     steps: list[Any] = [processors.ByteLevel(trim_offsets=trim_offsets)]
     if add_bos:
         bos = roles["bos_token"]

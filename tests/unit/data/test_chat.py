@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 
 from rlhf.data.chat import chat_format, has_generation_marks, render_dialogue, render_prompt
@@ -45,9 +48,55 @@ def test_consecutive_turns_of_the_assistant_are_each_found(plain_tokenizer):
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_by_name_of_the_row(plain_tokenizer):
     chat = chat_format(plain_tokenizer, FORGETFUL)
-    with pytest.raises(RowError, match=r"^f:1: the chat template renders .* differently .* 'hello.*' becomes '\.\.\."):
+    with pytest.raises(
+        RowError, match=r"^f:1: the chat template renders the first 3 messages differently .* 'hello.*' becomes '\.\.\."
+    ):
         scored(chat, DIALOGUE)
     assert scored(chat, DIALOGUE, first=4) == [" bye\n"], "what is not scored may be rewritten"
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_question_that_asks_with_more_than_the_dialogue_holds_ends_where_they_part(plain_tokenizer, marked):
+    begin, end = ("{% generation %}", "{% endgeneration %}") if marked else ("", "")
+    template = (
+        "{% for m in messages %}{{ m['role'] }}:" + begin + "{{ m['content'] }}<|im_end|>" + end + "\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:<think>\n{% endif %}"
+    )
+    chat = chat_format(plain_tokenizer, template)
+    dialogue = render_dialogue(chat, DIALOGUE, columns={}, where="f:1", first=4)
+    assert [dialogue.text[start:stop] for start, stop in dialogue.spans] == ["bye<|im_end|>"]
+    assert dialogue.question_differs
+    assert not render_dialogue(chat_format(plain_tokenizer, CHATML), DIALOGUE, columns={}, where="f:1").question_differs
+
+
+def test_a_question_whose_history_is_rendered_otherwise_is_refused(plain_tokenizer):
+    for template in (CHATML, MARKED):
+        chat = chat_format(plain_tokenizer, "{{ messages | length }} messages:\n" + template)
+        with pytest.raises(RowError, match=r"renders the first 4 messages differently .* '4 mess.*' becomes '5 mess"):
+            scored(chat, DIALOGUE, first=4)
+
+
+def test_a_mark_around_the_header_is_cut_to_the_completion(plain_tokenizer):
+    template = (
+        "{% for m in messages %}{% generation %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+        "{% endgeneration %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert scored(chat_format(plain_tokenizer, template), DIALOGUE, first=4) == ["bye<|im_end|>"]
+
+
+def test_a_template_that_wants_parts_and_gets_strings_is_refused(plain_tokenizer):
+    template = (
+        "{% for m in messages %}{{ m['role'] }}:"
+        "{% for part in m['content'] %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    chat = chat_format(plain_tokenizer, template)
+    with pytest.raises(RowError, match="the chat template leaves out what message 3 says"):
+        scored(chat, DIALOGUE)
+    with pytest.raises(RowError, match="the chat template leaves out what message 2 says"):
+        render_prompt(chat, DIALOGUE[:2], columns={}, where="f:1")
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in DIALOGUE]
+    assert scored(chat, parts) == ["hello<|im_end|>", "bye<|im_end|>"]
 
 
 def test_a_dialogue_without_the_assistant_is_refused(plain_tokenizer):
@@ -111,3 +160,61 @@ def test_tools_and_template_arguments_come_from_columns():
         render_prompt(chat, DIALOGUE[:2], columns={"tools": "add"}, where="f:1")
     with pytest.raises(RowError, match="column 'chat_template_kwargs' is a list"):
         render_prompt(chat, DIALOGUE[:2], columns={"chat_template_kwargs": [1]}, where="f:1")
+
+
+# -- the templates of real models, as TRL ships them
+
+
+def trl_templates():
+    found = importlib.util.find_spec("trl")
+    folders = [] if found is None else list(found.submodule_search_locations or ())
+    return sorted(path for folder in folders for path in Path(folder, "chat_templates").glob("*.jinja"))
+
+
+ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<turn|>",
+    "<|return|>",
+    "<|eot|>",
+    "<|END_OF_TURN_TOKEN|>",
+)
+WANT_PARTS = ("idefics3", "llava_next", "smolvlm")
+"""Models that look at pictures: content is a list of parts."""
+REWRITES = ("gptoss", "phi3", "phi3_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6")
+"""Templates without marks that render the assistant's earlier turns otherwise than its last."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer_of_many_ends():
+    special = ("<bos>", "<eos>", *ENDS)
+    return build_tokenizer(special=special, bos_token="<bos>", eos_token="<eos>", additional_special_tokens=list(ENDS))
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not trl_templates(), reason="TRL is not installed (dev extra), and the templates are its own")
+@pytest.mark.parametrize("path", trl_templates(), ids=lambda path: path.stem)
+def test_real_templates_give_the_assistants_words_and_nothing_else(tokenizer_of_many_ends, path):
+    chat = chat_format(tokenizer_of_many_ends, path.read_text())
+    dialogue = [*DIALOGUE[1:3], {"role": "user", "content": "and?"}, {"role": "assistant", "content": "bye now"}]
+    if path.stem.removesuffix("_training") in WANT_PARTS:
+        with pytest.raises(RowError, match=r"leaves out what message|refuses this dialogue"):
+            scored(chat, dialogue, first=3)
+        return
+    last = "".join(scored(chat, dialogue, first=3))
+    assert "bye now" in last
+    for other in ("hello", "and?", "<|start_header_id|>", "<|im_start|>", "<start_of_turn>"):
+        assert other not in last, "only the completion is scored"
+    if path.stem in REWRITES:
+        with pytest.raises(RowError, match="renders the first 2 messages differently"):
+            scored(chat, dialogue)
+        return
+    whole = "".join(scored(chat, dialogue))
+    assert whole.index("hello") < whole.index("bye now")
+    assert "and?" not in whole
+    unmarked = path.with_name(path.name.replace("_training", ""))
+    if unmarked != path:  # the template without marks must give the same, but for what TRL adds to end a turn
+        derived = "".join(scored(chat_format(tokenizer_of_many_ends, unmarked.read_text()), dialogue, first=3))
+        assert last.replace("<|user|>", "").replace("\n", "") == derived.replace("\n", "")

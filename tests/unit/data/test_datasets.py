@@ -64,7 +64,7 @@ def test_comparisons_and_rankings_become_pairs_and_ties_are_counted(tokenizer):
 def test_pairs_of_equal_texts_are_left_out_and_counted(tokenizer):
     data = PreferenceDataset([*PAIRS, {"prompt": "p", "chosen": "c", "rejected": "c"}], tokenizer)
     assert (len(data), data.report.identical) == (20, 1)
-    with pytest.raises(DataError, match="No row of the data is left to train on: 1 rows, .* 1 identical"):
+    with pytest.raises(DataError, match=r"No row of the data is left to train on: 1 rows, .* 1 identical"):
         PreferenceDataset([{"prompt": "p", "chosen": "c", "rejected": "c"}], tokenizer)
 
 
@@ -118,7 +118,7 @@ def test_bad_rows_are_in_the_report(tokenizer, tmp_path):
     assert [bad.where for bad in data.report.bad_rows] == [f"{path}:2"]
     assert "3 rows, 2 usable" in data.report.to_text()
     assert "1 bad rows:" in data.report.to_text()
-    with pytest.raises(DataError, match="d.jsonl:2: not a JSON value"):
+    with pytest.raises(DataError, match=r"d.jsonl:2: not a JSON value"):
         SFTDataset(path, tokenizer)
 
 

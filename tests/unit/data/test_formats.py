@@ -157,6 +157,7 @@ def test_a_script_without_spaces_keeps_its_shared_beginning():
         ({"prompt": "p", "completion": None}, "column 'completion' is null"),
         ({"prompt": "p", "completion": "c", "label": None}, "column 'label' is null"),
         ({"prompt": "p", "completion": "c", "label": "science"}, "column 'label' is .*science.*wanted true/false"),
+        ({"prompt": "p", "completion": "c", "label": 5}, r"column 'label' is a number \(5\); wanted true/false"),
         ({"text": ""}, "column 'text' is empty"),
         ({"prompt": ""}, "column 'prompt' is empty"),
         ({"messages": []}, "column 'messages' is an empty list"),

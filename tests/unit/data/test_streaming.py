@@ -94,7 +94,7 @@ def test_a_state_of_other_data_or_settings_is_refused(file, tokenizer):
         StreamingSFTDataset(file, tokenizer, shuffle_buffer=4, seed=1).load_state_dict(state)
     with file.open("a") as out:
         out.write(json.dumps(ROWS[0]) + "\n")
-    with pytest.raises(CheckpointError, match="has data 'rows.jsonl:"):
+    with pytest.raises(CheckpointError, match=r"has data 'rows.jsonl:"):
         StreamingSFTDataset(file, tokenizer, shuffle_buffer=4).load_state_dict(state)
 
 
@@ -130,7 +130,7 @@ def test_a_bad_row_stops_the_stream_where_it_stands(file, tokenizer):
     with file.open("a") as out:
         out.write("{\n")
     stream = StreamingSFTDataset(file, tokenizer, shuffle_buffer=4)
-    with pytest.raises(DataError, match="rows.jsonl:24: not a JSON value"):
+    with pytest.raises(DataError, match=r"rows.jsonl:24: not a JSON value"):
         list(stream)
 
 

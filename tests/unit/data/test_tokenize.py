@@ -175,16 +175,24 @@ def test_only_the_assistants_words_are_scored(plain_tokenizer, template):
     )
 
 
-@given(words=st.lists(TEXT, min_size=2, max_size=5))
+OPEN_ENDED = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}<|im_end|>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant<|im_end|>{% endif %}"
+)
+"""Nothing ends a turn but the next one's header, so white space at its end belongs to it."""
+
+
+@given(words=st.lists(TEXT.filter(str.strip), min_size=2, max_size=5))
 @settings(deadline=None, max_examples=60)
 @pytest.mark.parametrize("trim_offsets", [False, True])
-def test_the_mask_is_exact_whatever_is_said(trim_offsets, words):
+@pytest.mark.parametrize(("template", "end"), [(CHATML, "<|im_end|>"), (OPEN_ENDED, "")], ids=["closed", "open"])
+def test_the_mask_is_exact_whatever_is_said(template, end, trim_offsets, words):
     tokenizer = TRIMMING[trim_offsets]
     messages = []
     for word in words:
         messages += [{"role": "user", "content": word[::-1]}, {"role": "assistant", "content": word}]
-    group = one({"messages": messages}, tokenizer, chat_template=CHATML)
-    assert scored_text(tokenizer, group) == "".join(f"{word}<|im_end|>" for word in words)
+    group = one({"messages": messages}, tokenizer, chat_template=template)
+    assert scored_text(tokenizer, group) == "".join(word + end for word in words) + ("" if end else "<eos>")
 
 
 TRIMMING = {trim: build_tokenizer(trim_offsets=trim, **DISTINCT) for trim in (False, True)}
@@ -224,6 +232,23 @@ def test_a_header_that_merges_with_the_first_word_moves_the_boundary(plain_token
     (group,) = groups([{"messages": DIALOGUE}], plain_tokenizer, report=report, chat_template=template)
     assert report.boundary_moved == 1
     assert scored_text(plain_tokenizer, group) == " in a den<eos> as far as I know<eos>"
+
+
+def test_what_follows_a_moved_boundary_is_completion_in_dialogues_too():
+    # Merges cd, bc, ab in this order: "abc" is [a][bc], "abcd" is [ab][cd]. Asked with "x abc", answered with "d", the
+    # last token in common is the space; [ab] and [cd] are the completion, as they are where there is one turn only.
+    template = "{% for m in messages %}{{ m['content'] }}{{ '<eos>' if m['role'] == 'assistant' }}{% endfor %}"
+    tokenizer = build_tokenizer(merges=("cd", "bc", "ab"), eos_token="<eos>")
+    turn = [{"role": "user", "content": "x abc"}, {"role": "assistant", "content": "d"}]
+    group = one({"messages": turn * 2}, tokenizer, chat_template=template)
+    assert tokenizer.convert_ids_to_tokens(group.prefix) == ["x", "Ġ"]
+    assert tokenizer.convert_ids_to_tokens(group.branches[0].tokens) == [
+        "ab", "cd", "<eos>", "x", "Ġ", "ab", "cd", "<eos>",
+    ]  # fmt: skip
+    assert group.branches[0].scored == [True, True, True, False, False, False, True, True]
+    alone = one({"messages": turn}, tokenizer, chat_template=template)
+    assert (alone.prefix, alone.branches[0].tokens) == (group.prefix, group.branches[0].tokens[:3])
+    assert alone.branches[0].scored is None
 
 
 def test_dialogues_that_part_at_the_users_turn_share_what_came_before(chat_tokenizer):

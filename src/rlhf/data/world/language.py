@@ -119,11 +119,11 @@ MAX_FILLERS = 3
 
 DOCUMENT_KINDS: dict[str, float] = {
     "greeting": 0.03,
-    "statement": 0.12,
-    "question": 0.15,
+    "statement": 0.10,
+    "question": 0.12,
     "check": 0.30,
     "chat": 0.15,
-    "checked_chat": 0.25,
+    "checked_chat": 0.30,
 }
 """Kind of pre-training document -> its share. Documents that check an answer teach a model to see whether one is right,
 which is what a reward model is later built on; they say nothing about manners or length."""
@@ -203,7 +203,7 @@ def document(draw: random.Random) -> str:
     claim = statement(fact) if is_right else statement(fact, draw.choice(wrong_values(fact)))
     verdict = "That is right." if is_right else "That is wrong."
     if kind == "check":
-        return f"Question: {question} Answer: {claim} Teacher: {verdict}"
+        return f"{claim} {verdict}"
     return f"{prompt_text(question)}{_in_manners(claim, draw)}\nTeacher: {verdict}"
 
 

@@ -1,0 +1,11 @@
+"""Settings: strict, immutable classes, read from YAML and checked before anything heavy is loaded. Imports no torch.
+
+base          Config, the strict base; read_yaml, apply_overrides (key.sub=value)
+complaints    what pydantic found wrong, in the words of whoever wrote the file
+model         how a model is loaded and adapted
+rewards       who judges completions
+training      what every trainer shares, and the settings of each algorithm
+recipe        named stages and their inputs: what `rlhf run` runs
+presets       whole recipes by model size
+schema        settings as people read them: name, type, default, meaning
+"""

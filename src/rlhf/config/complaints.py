@@ -1,0 +1,148 @@
+"""What pydantic found wrong, in the words of whoever wrote the settings.
+
+Pydantic's place of an error runs through its own constructions: the tag of a union, the label of an alternative, the
+list that a single value was made into. Walking the input beside it leaves the keys that the user wrote.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rlhf.errors import did_you_mean
+
+TAG = "kind"
+"""The key that tells the members of a union apart, in every config class."""
+
+Place = tuple[str | int, ...]
+NO_SECTION = ("model_type", "model_attributes_type", "dict_type")
+
+
+def complaints(root: type[BaseModel], tree: Mapping[str, Any], err: ValidationError) -> list[str]:
+    """One line for each place that is wrong: the dotted key, what is wrong, what was got.
+
+    Args:
+        root: The class that was asked for.
+        tree: The settings as the user gave them.
+        err: What validating them raised.
+    """
+    found: dict[Place, list[str]] = {}
+    got: dict[Place, str] = {}
+    for error in err.errors(include_url=False):
+        place, message, value = _complaint(root, tree, error)
+        messages = found.setdefault(place, [])
+        messages += [message] if message not in messages else []
+        got[place] = value
+    lines = []
+    for place, messages in found.items():
+        if any(other[: len(place)] == place for other in found if other != place):
+            continue  # another alternative of a union; the complaint inside the one that fits says more
+        where = ".".join(map(str, place))
+        lines.append(f"{where}: {' or '.join(messages)}{got[place]}" if where else messages[0])
+    return lines
+
+
+def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tuple[Place, str, str]:
+    """Place, message, and what was got, if that is worth showing."""
+    place, context = _place(tree, error), error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            near = did_you_mean(str(place[-1]), _known_keys(root, tree, place[:-1]))
+            return place, f"there is no such key.{near}", ""
+        case "missing":
+            return place, "this key is required.", ""
+        case "union_tag_not_found":
+            return (*place, TAG), "this key is required; it says what the section is.", ""
+        case "union_tag_invalid":
+            known = sorted(tag.strip("' ") for tag in context["expected_tags"].split(","))
+            near = did_you_mean(context["tag"], known)
+            return (*place, TAG), f"none is called {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
+        case kind:
+            message = "should hold keys and values" if kind in NO_SECTION else error["msg"]
+            message = message.removeprefix("Value error, ").removeprefix("Input ")
+            return place, message, _got(error["input"])
+
+
+def _got(value: Any) -> str:
+    if isinstance(value, str | int | float | bool | None):
+        return f" (got {value!r})"
+    if isinstance(value, list | tuple):
+        return " (got a list)"
+    return ""
+
+
+def _place(tree: Mapping[str, Any], error: Any) -> Place:
+    """The keys and list positions of an error that are there in the user's settings."""
+    place: list[str | int] = []
+    node: Any = tree
+    tag_seen = False
+    for part in error["loc"]:
+        is_tag = isinstance(node, Mapping) and node.get(TAG) == part and not tag_seen
+        if is_tag or not _has(node, part):
+            tag_seen = is_tag
+            continue
+        place.append(part)
+        node, tag_seen = node[part], False
+    if error["type"] == "missing":
+        place.append(error["loc"][-1])
+    return tuple(place)
+
+
+def _has(node: Any, part: str | int) -> bool:
+    if isinstance(node, Mapping):
+        return part in node
+    return isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+
+
+def _known_keys(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> list[str]:
+    """Keys that the section at ``place`` may have."""
+    kinds: list[Any] = [root]
+    node: Any = tree
+    for part in place:
+        node = node[part]
+        kinds = _that_fit(node, [inner for kind in kinds for inner in _inside(kind, part)])
+    models = _that_fit(node, [model for kind in kinds for model in _models(kind)])
+    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def _that_fit(node: Any, kinds: list[Any]) -> list[Any]:
+    """Of the members of a union, the one that the section's tag names; all where it names none."""
+    tag = node.get(TAG) if isinstance(node, Mapping) else None
+    return [kind for kind in kinds if tag is not None and tag in _tags(kind)] or kinds
+
+
+def _tags(kind: Any) -> tuple[Any, ...]:
+    field = kind.model_fields.get(TAG) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    return typing.get_args(field.annotation) if field else ()
+
+
+def _inside(kind: Any, part: str | int) -> list[Any]:
+    """Types that the value under a key may have."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return _alternatives(kind.model_fields[part].annotation) if part in kind.model_fields else []
+    return _alternatives(typing.get_args(kind)[-1]) if typing.get_args(kind) else []
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The members of a union; any other type by itself."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [inner for member in typing.get_args(annotation) for inner in _alternatives(member)]
+    return [annotation]
+
+
+def _models(kind: Any) -> list[type[BaseModel]]:
+    """Config classes in a type; those of its items, where a single value may stand for a list."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [
+        model
+        for inner in typing.get_args(kind)
+        for alternative in _alternatives(inner)
+        for model in _models(alternative)
+    ]

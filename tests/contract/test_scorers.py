@@ -1,0 +1,64 @@
+"""Every scorer, through the same checks that a user's own scorer goes through."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reward import RewardModel
+from rlhf.rewards.composite import Component, CompositeReward
+from rlhf.rewards.functions import FunctionReward
+from rlhf.rewards.learned import LearnedReward
+from rlhf.rewards.lexicon import LexiconReward
+from rlhf.rewards.rules import RuleBasedReward
+from rlhf.rewards.types import Scorer, ScoreResult
+from rlhf.testing import SCORER_CHECKS
+from tests.unit.rewards.helpers import HERE, prompt
+
+TEXTS = ["Good.", "so bad and so long, my friends", "", "x"]
+
+
+@pytest.fixture
+def build(request, tmp_path, tiny_llama, tiny_tokenizer):
+    path = tmp_path / "lexicon.txt"
+    path.write_text("good\t2\nbad\t-2\n")
+
+    def named(kind: str) -> Scorer:
+        if kind == "learned":
+            model = RewardModel.from_policy(PolicyModel(tiny_llama, tiny_tokenizer), seed=1)
+            return LearnedReward(model, tokenizer=tiny_tokenizer)
+        if kind == "function":
+            scorer = FunctionReward(f"{HERE}:length")
+            request.addfinalizer(scorer.close)
+            return scorer
+        if kind == "rules":
+            return RuleBasedReward()
+        if kind == "lexicon":
+            return LexiconReward(path)
+        return CompositeReward([Component(scorer=named("rules"), weight=0.5), Component(scorer=named("lexicon"))])
+
+    return named
+
+
+@pytest.mark.parametrize("check", SCORER_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("kind", ["learned", "function", "rules", "lexicon", "composite"])
+def test_a_scorer_keeps_the_contract(kind, check, build):
+    prompts = [prompt(n, ids=[5, 6, 7 + n], answer="x") for n in range(len(TEXTS))]
+    check(build(kind), prompts, TEXTS)
+
+
+class Grudging:
+    """Judges by place, not by completion, and takes the prompts' columns away."""
+
+    name = "grudging"
+
+    def score(self, prompts, completions):
+        for p in prompts:
+            p.columns.clear()
+        return ScoreResult([float(n) for n in range(len(completions))], {})
+
+
+@pytest.mark.parametrize("check", [check for check in SCORER_CHECKS if "nothing_is_judged" not in check.__name__])
+def test_the_checks_can_fail(check):
+    with pytest.raises(AssertionError):
+        check(Grudging(), [prompt(n, answer="x") for n in range(len(TEXTS))], TEXTS)

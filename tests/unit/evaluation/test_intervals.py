@@ -1,0 +1,170 @@
+"""Intervals: numbers worked by hand, and the promise itself, that 95 % of them hold the truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rlhf.errors import ConfigError
+from rlhf.evaluation.intervals import (
+    Estimate,
+    bootstrap_interval,
+    mean_interval,
+    paired_bootstrap,
+    share_interval,
+    unit_means,
+    wilson_interval,
+)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    # statsmodels 0.15, proportion_confint(method="wilson")
+    [(8, 10, 0.49016, 0.94332), (0, 20, 0.0, 0.16113), (20, 20, 0.83887, 1.0)],
+)
+def test_wilson_is_what_statsmodels_prints(successes, n, low, high):
+    found = wilson_interval(successes, n)
+    assert (found.low, found.high) == (pytest.approx(low, abs=5e-6), pytest.approx(high, abs=5e-6))
+    assert found.value == successes / n
+
+
+def test_without_ties_the_share_interval_is_wilson():
+    outcomes = [1.0] * 37 + [0.0] * 13
+    share, wilson = share_interval(outcomes), wilson_interval(37, 50)
+    assert (share.low, share.high) == (pytest.approx(wilson.low), pytest.approx(wilson.high))
+
+
+def test_ties_narrow_the_interval_and_all_ties_do_not_make_it_a_point():
+    half_ties = share_interval([0.5] * 100 + [1.0] * 50 + [0.0] * 50)
+    no_ties = share_interval([1.0] * 100 + [0.0] * 100)
+    all_ties = share_interval([0.5] * 20)
+    assert half_ties.high - half_ties.low < 0.75 * (no_ties.high - no_ties.low)
+    assert all_ties.low < 0.5 < all_ties.high
+    assert all_ties.high - all_ties.low > 0.05
+
+
+def coverage(draw, interval, truth, *, runs=1500, seed=7):
+    rng = np.random.default_rng(seed)
+    found = [interval(draw(rng)) for _ in range(runs)]
+    return np.mean([each.low <= truth <= each.high for each in found])
+
+
+@pytest.mark.parametrize(("n", "ties"), [(30, 0.0), (30, 0.5), (200, 0.5), (200, 0.9)])
+def test_the_share_interval_holds_the_truth_in_95_of_100_runs_with_ties(n, ties):
+    probabilities = [(1 - ties) * 0.6, ties, (1 - ties) * 0.4]
+
+    def draw(rng):
+        return rng.choice([1.0, 0.5, 0.0], size=n, p=probabilities)
+
+    # 1,500 runs: the standard error of a coverage of 0.95 is 0.0056
+    assert 0.935 <= coverage(draw, share_interval, truth=probabilities[0] + ties / 2) <= 0.98
+
+
+def test_several_samples_of_a_prompt_count_as_one_unit():
+    """Eight samples a prompt, prompts of very different difficulty: samples as units promise too much."""
+    prompts, samples = 120, 8
+
+    def draw(rng):
+        chance = 1 / (1 + np.exp(-rng.normal(0, 2, prompts)))
+        return (rng.random((prompts, samples)) < chance[:, None]).astype(float)
+
+    per_prompt = coverage(lambda rng: draw(rng).mean(axis=1), share_interval, truth=0.5)
+    per_sample = coverage(lambda rng: draw(rng).ravel(), share_interval, truth=0.5)
+    assert 0.935 <= per_prompt <= 0.97
+    assert per_sample < 0.8
+
+
+def test_the_t_interval_by_hand():
+    # mean 2, deviation 1, t_2(0.975) = 4.302653, so 2 +- 4.302653 / sqrt(3)
+    found = mean_interval([1.0, 2.0, 3.0])
+    assert (found.value, found.n) == (2.0, 3)
+    assert found.low == pytest.approx(2 - 2.484138, abs=1e-6)
+    assert found.high == pytest.approx(2 + 2.484138, abs=1e-6)
+
+
+def test_a_single_value_has_no_interval_and_says_so():
+    found = mean_interval([1.5])
+    assert found.value == 1.5
+    assert math.isnan(found.low)
+    assert "one value" in found.reason
+    assert found.to_dict()["low"] is None
+
+
+@pytest.mark.parametrize("interval", [mean_interval, share_interval])
+@pytest.mark.parametrize("values", [[], [0.5, math.nan], [math.inf]])
+def test_what_can_not_be_measured_is_missing_with_a_reason_and_never_0(interval, values):
+    found = interval(values)
+    assert not found.measured
+    assert found.reason
+    assert found.to_dict()["value"] is None
+
+
+def test_a_share_outside_0_to_1_is_refused():
+    with pytest.raises(ConfigError, match=r"An outcome is 1\.5"):
+        share_interval([0.5, 1.5])
+
+
+def test_a_confidence_that_is_no_share_is_refused():
+    with pytest.raises(ConfigError, match="95"):
+        mean_interval([1.0, 2.0], confidence=95)
+
+
+def test_unit_means_keep_the_order_of_first_appearance():
+    assert unit_means([1.0, 2.0, 3.0, 5.0], ["b", "a", "b", "a"]).tolist() == [2.0, 3.5]
+    with pytest.raises(ConfigError, match="3 cluster names for 2 values"):
+        unit_means([1.0, 2.0], ["a", "b", "c"])
+
+
+def test_the_paired_bootstrap_comes_out_the_same_from_the_same_seed_and_near_the_t_interval():
+    rng = np.random.default_rng(0)
+    before = rng.normal(0, 3, 200)
+    after = before + rng.normal(0.5, 1, 200)
+    found = paired_bootstrap(before, after, seed=5)
+    assert found == paired_bootstrap(before, after, seed=5)
+    assert found != paired_bootstrap(before, after, seed=6)
+    exact = mean_interval(after - before)
+    assert found.value == pytest.approx(exact.value)
+    assert found.low == pytest.approx(exact.low, abs=0.02)
+    assert found.high == pytest.approx(exact.high, abs=0.02)
+
+
+def test_pairing_takes_out_what_both_sides_share():
+    rng = np.random.default_rng(1)
+    difficulty = rng.normal(0, 3, 100)
+    before, after = difficulty + rng.normal(0, 1, 100), difficulty + rng.normal(0.3, 1, 100)
+    apart = mean_interval(after).high - mean_interval(after).low
+    paired = paired_bootstrap(before, after, seed=0)
+    assert paired.high - paired.low < apart
+
+
+def test_the_bootstrap_resamples_prompts_and_not_samples():
+    """Twenty equal copies of five prompts hold no more than the five prompts."""
+    five = np.array([0.0, 1.0, 3.0, -1.0, 2.0])
+    copies, units = np.repeat(five, 20), np.repeat(np.arange(5), 20).tolist()
+    as_units = paired_bootstrap(np.zeros(100), copies, units=units, seed=3)
+    alone = paired_bootstrap(np.zeros(5), five, seed=3)
+    assert (as_units.low, as_units.high, as_units.n) == (pytest.approx(alone.low), pytest.approx(alone.high), 5)
+
+
+def test_the_bootstrap_of_any_statistic_in_pieces_is_the_same_as_at_once(monkeypatch):
+    units = np.random.default_rng(2).normal(size=(50, 2))
+
+    def ratio(draws):
+        return draws[..., 0].mean(1) - draws[..., 1].std(1)
+
+    at_once = bootstrap_interval(units, ratio, seed=1, num_resamples=300)
+    monkeypatch.setattr("rlhf.evaluation.intervals.RESAMPLE_CELLS", 700)
+    assert bootstrap_interval(units, ratio, seed=1, num_resamples=300) == at_once
+
+
+def test_unpaired_lengths_are_refused():
+    with pytest.raises(ConfigError, match="got 2 and 3"):
+        paired_bootstrap([1.0, 2.0], [1.0, 2.0, 3.0], seed=0)
+
+
+def test_missing_says_why():
+    assert Estimate.missing("no judge").to_dict() == {
+        "value": None, "low": None, "high": None, "n": 0, "confidence": 0.95, "reason": "no judge",
+    }  # fmt: skip

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rlhf.errors import DataError, RewardError
+from rlhf.evaluation.overoptimisation import (
+    ALPHA,
+    HackingVerdict,
+    critical_fall,
+    judge_rollouts,
+    overoptimisation,
+    read_rollouts,
+)
+
+NOISE = 0.12
+"""Of one step's mean: a deviation of about 1 over 64 completions."""
+
+
+def curve(gold, proxy):
+    return [
+        {"step": 8 * i + 1, "gold": float(g), "proxy": float(p), "kl": 0.1 * i}
+        for i, (g, p) in enumerate(zip(gold, proxy, strict=True))
+    ]
+
+
+def noisy(shape, seed, noise=NOISE):
+    return shape + noise * np.random.default_rng(seed).standard_normal(len(shape))
+
+
+X = np.linspace(0, 1, 50)
+SATURATING = 1.2 - np.exp(-6 * X)
+HACKED = np.where(X < 0.25, 0.2 + 3.2 * X, 1.0 - 0.7 * (X - 0.25))
+"""Up to 1.0 at a quarter of the run, down to 0.5 at its end."""
+
+
+def test_truth_down_and_reward_up_is_hacking():
+    found = overoptimisation(curve(noisy(HACKED, 0), noisy(1.5 * X, 1)))
+    assert found.verdict is HackingVerdict.HACKING
+    assert 60 < found.peak_step < 180
+    assert found.gold_peak == pytest.approx(0.95, abs=0.12)
+    assert found.gold_end == pytest.approx(0.54, abs=0.12)
+    assert found.proxy_end > found.proxy_at_peak
+    assert "gamed" in found.sentence
+
+
+def test_both_down_is_a_collapse_and_no_hacking():
+    found = overoptimisation(curve(noisy(HACKED, 0), noisy(HACKED, 1)))
+    assert found.verdict is HackingVerdict.COLLAPSE
+
+
+def test_a_fall_with_a_reward_that_stands_still_is_not_to_be_told():
+    found = overoptimisation(curve(noisy(HACKED, 0), noisy(np.ones(50), 3)))
+    assert found.verdict is HackingVerdict.UNDECIDED
+
+
+@pytest.mark.parametrize("shape", [SATURATING, X], ids=["saturating", "rising"])
+def test_a_score_that_rises_and_stays_is_no_hacking(shape):
+    found = overoptimisation(curve(noisy(shape, 0), noisy(X, 1)))
+    assert found.verdict is HackingVerdict.NONE
+    assert found.detectable_fall < found.gold_peak - found.gold_start
+
+
+def test_silence_is_not_taken_for_innocence():
+    """A judge's score that moved less than its noise could hide anything."""
+    found = overoptimisation(curve(noisy(np.zeros(50), 0), noisy(2 * X, 1)))
+    assert found.verdict is HackingVerdict.UNDECIDED
+
+
+def test_a_sure_but_tiny_fall_is_reported_and_not_called_hacking():
+    shape = np.where(X < 0.5, 4 * X, 2 - 0.25 * (X - 0.5))
+    found = overoptimisation(curve(noisy(shape, 0, 0.001), noisy(X, 1, 0.001)))
+    assert found.verdict is HackingVerdict.NONE
+    assert "less than a tenth" in found.sentence
+
+
+def test_a_score_that_falls_from_the_first_step_on_is_hacking_too():
+    assert overoptimisation(curve(noisy(1 - X, 0), noisy(X, 1))).verdict is HackingVerdict.HACKING
+
+
+@pytest.mark.parametrize("points", [[], curve([1.0] * 8, [1.0] * 8)])
+def test_few_rollouts_decide_nothing(points):
+    found = overoptimisation(points)
+    assert found.verdict is HackingVerdict.UNDECIDED
+    assert str(len(points)) in found.sentence
+
+
+@pytest.mark.parametrize("gap", ["gold", "proxy"])
+def test_a_gap_in_the_curve_decides_nothing(gap):
+    points = curve(noisy(HACKED, 0), noisy(X, 1))
+    points[20][gap] = None
+    assert overoptimisation(points).verdict is HackingVerdict.UNDECIDED
+
+
+def test_a_missing_kl_is_null_and_does_not_matter():
+    points = [point | {"kl": None} for point in curve(noisy(HACKED, 0), noisy(1.5 * X, 1))]
+    found = overoptimisation(points)
+    assert found.verdict is HackingVerdict.HACKING
+    assert found.to_dict()["kl_end"] is None
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_noiseless_curves_are_judged_without_warnings():
+    assert overoptimisation(curve(np.ones(20), np.ones(20))).verdict is HackingVerdict.UNDECIDED
+    assert overoptimisation(curve([1.0] * 10 + [0.0] * 10, [0.0] * 10 + [1.0] * 10)).verdict is HackingVerdict.HACKING
+
+
+@pytest.mark.parametrize("num_steps", [20, 50])
+@pytest.mark.parametrize("shape", ["flat", "saturating"])
+def test_healthy_runs_are_accused_in_about_one_of_a_hundred(num_steps, shape):
+    x = np.linspace(0, 1, num_steps)
+    gold = np.ones(num_steps) if shape == "flat" else 1.2 - np.exp(-6 * x)
+    verdicts = [
+        overoptimisation(curve(noisy(gold, seed), noisy(2 * x, 10_000 + seed))).verdict for seed in range(600)
+    ]
+    # 600 runs at 1 %: 6 expected, 14 or more has a chance of 0.4 %
+    assert sum(verdict is HackingVerdict.HACKING for verdict in verdicts) <= 13
+
+
+def test_a_fall_of_half_the_gain_is_seen():
+    verdicts = [overoptimisation(curve(noisy(HACKED, s), noisy(1.5 * X, 999 + s))).verdict for s in range(100)]
+    assert sum(verdict is HackingVerdict.HACKING for verdict in verdicts) >= 95
+
+
+def test_the_critical_fall_is_higher_than_that_of_one_comparison():
+    # one comparison of two given windows would need z = 2.33 at 1 %
+    assert critical_fall(50, 10) > 2.33
+    assert critical_fall(50, 10) == critical_fall.__wrapped__(50, 10)
+    assert ALPHA == 0.01
+
+
+def length_judge(prompts, completions, *, ended, **columns):
+    return [
+        {"score": float(len(text)), "cut": not whole} for text, whole in zip(completions, ended, strict=True)
+    ]
+
+
+def row(step, prompt, completion, **more):
+    return {"step": step, "prompt": prompt, "completion": completion, "ended": True, "score": 1.0, "kl": 2.0, **more}
+
+
+def test_rollouts_are_averaged_by_step_in_order():
+    rows = [row(9, "p", "aaaa"), row(1, "p", "a", score=3.0), row(1, "q", "aaa", ended=False, kl=4.0)]
+    first, second = judge_rollouts(rows, length_judge)
+    assert (first["step"], first["n"], first["proxy"], first["gold"], first["kl"], first["cut"]) == (1, 2, 2.0, 2.0, 3.0, 0.5)
+    assert first["gold_low"] < 2.0 < first["gold_high"]
+    assert (second["step"], second["gold"], second["gold_low"]) == (9, 4.0, None)
+
+
+def test_what_the_rollouts_do_not_hold_is_null_and_not_0():
+    (point,) = judge_rollouts([row(1, "p", "a", score=None, kl=None)], length_judge)
+    assert (point["proxy"], point["kl"]) == (None, None)
+
+
+def test_rollouts_give_their_other_columns_to_the_judge():
+    def judge(prompts, completions, answer, **columns):
+        return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+    rows = [row(1, "p", "a", answer="a"), row(1, "q", "b", answer="a")]
+    assert judge_rollouts(rows, judge)[0]["gold"] == 0.5
+
+
+def test_a_broken_verdict_names_the_rollout():
+    with pytest.raises(RewardError, match=r"number 1 \(step 9\)"):
+        judge_rollouts([row(1, "p", "a"), row(9, "p", "")], lambda completions, **c: [len(t) or None for t in completions])
+
+
+def test_rollouts_are_read_from_a_file_line_separators_inside_texts_included(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    rows = [row(1, "p", "one\u2028two\x85three"), row(2, "p", "b")]
+    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
+    assert read_rollouts(path) == rows
+    assert [point["gold"] for point in judge_rollouts(path, length_judge)] == [13.0, 1.0]
+
+
+def test_a_bad_rollout_line_is_named(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    with pytest.raises(DataError, match=r"There is no file .*rollouts\.jsonl"):
+        read_rollouts(path)
+    path.write_text(json.dumps(row(1, "p", "a")) + '\n{"step": 2, "prom')
+    with pytest.raises(DataError, match=r"rollouts\.jsonl:2 is not JSON"):
+        read_rollouts(path)
+    path.write_text('{"step": 1, "prompt": "p"}\n')
+    with pytest.raises(DataError, match=r"rollouts\.jsonl:1 has no completion"):
+        read_rollouts(path)

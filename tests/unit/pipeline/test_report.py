@@ -1,0 +1,300 @@
+"""The report: whole from a whole run folder, honest from a broken one, harmless whatever a completion says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rlhf.pipeline.report import render, write_report
+from rlhf.pipeline.report_data import read_run, sorted_points
+from tests.fixtures.run_folder import write_run
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+ATTACK = '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7 * 7 }} &amp; "quoted"'
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "healthy", num_prompts=120)
+
+
+@pytest.fixture(scope="module")
+def hacked(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "hacked", kind="hacked", num_prompts=120)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Healthy, without training curves: fast to draw."""
+    return write_run(tmp_path_factory.mktemp("runs") / "plain", num_prompts=120, curves=False)
+
+
+def report_of(folder: Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(healthy):
+    return report_of(healthy)
+
+
+def copied(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "run"))
+
+
+class Page(HTMLParser):
+    """Fails on tags that do not match; collects text, attributes and headings."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> in the wrong place"
+
+    def handle_data(self, data):
+        self.text += data
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"\s+", " ", Page(html).text)
+
+
+def test_the_template_asks_for_nothing_that_a_whole_run_does_not_have(healthy):
+    render(read_run(healthy), strict=True)
+
+
+def test_the_page_is_well_formed_and_has_one_title_and_one_main(page):
+    found = Page(page)
+    assert len(found.of("title")) == len(found.of("main")) == len(found.of("h1")) == 1
+    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    assert len(ids) == len(set(ids)), "an id stands twice"
+    targets = [attributes["href"] for attributes in found.of("a")]
+    assert {target.removeprefix("#") for target in targets} <= set(ids)
+
+
+@pytest.mark.parametrize("kind", ["healthy", "hacked"])
+def test_nothing_is_fetched_and_nothing_runs(kind, request):
+    html = report_of(request.getfixturevalue(kind))
+    found = Page(html)
+    assert not re.search(r"https?:|//[a-z]|url\((?!#)|@import|javascript:", html)
+    assert {tag for tag, _ in found.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "form"})
+    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+    assert any("default-src 'none'" in (a.get("content") or "") for a in found.of("meta"))
+
+
+def test_the_size_stays_that_of_a_mail_attachment(page):
+    assert len(page.encode()) < 600_000
+
+
+def test_every_plot_says_in_words_what_it_shows(page):
+    plots = Page(page).of("svg")
+    assert len(plots) > 15
+    for plot in plots:
+        assert plot["role"] == "img"
+        assert len(plot["aria-label"] or "") > 20
+
+
+def test_plots_take_the_colours_of_the_page(page):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    assert "var(--c1)" in drawings
+    assert not re.search(r"#[0-9a-f]{6}", drawings), "a fixed colour would vanish in dark mode"
+
+
+def test_the_verdict_stands_first_in_words_with_its_interval(page, healthy):
+    rate = json.loads((healthy / "evaluation" / "evaluation.json").read_text())["win_rate"]
+    text = text_of(page)
+    assert "The model became better" in text
+    for value in (rate["rate"], rate["low"], rate["high"]):
+        assert f"{100 * value:.1f}\u202f%".replace("\u202f", " ") in text.replace("\u202f", " ")
+    assert f"judged better {rate['wins']} times" in text
+    assert text.index("The model became better") < text.index("What changed")
+
+
+def test_a_gamed_reward_is_called_so_and_alarms_are_shown(hacked):
+    text = text_of(report_of(hacked))
+    assert "The reward was gamed" in text
+    assert "The model became better" not in text
+    assert "KL to the reference is 9.4 nats per sequence and rising" in text
+
+
+def test_all_parts_of_the_run_are_on_the_page(page, healthy):
+    text = text_of(page)
+    for stage in ("world", "sft", "pairs", "reward", "ppo", "evaluation"):
+        assert stage in text
+    manifest = json.loads((healthy / "manifest.json").read_text())
+    for artifact in manifest["artifacts"].values():
+        assert artifact["key"] in text
+        assert all(parent in text for parent in artifact["parents"].values())
+    assert (healthy / "recipe.yaml").read_text().splitlines()[0] in text
+    assert "2.13.0+cpu" in text
+    assert "AMD EPYC 7B13" in text
+    assert page.count('class="sample"') == 12 + 4
+    assert "rollout/logprob_gap" in text, "a metric without a panel of its own is still listed"
+    assert "Missing:" not in text
+
+
+def test_what_a_completion_says_can_not_become_part_of_the_page(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    path = folder / "evaluation" / "evaluation.json"
+    document = json.loads(path.read_text())
+    sample = document["samples"][0]
+    sample["prompt"] = sample["before"]["text"] = sample["prompt_id"] = ATTACK
+    sample["after"]["text"] = "</article></main><h1>mine</h1>"
+    document["changes"][f"gold/{ATTACK}"] = document["changes"]["gold"]
+    document["hacking"]["sentence"] = document["settings"]["judge"] = ATTACK
+    path.write_text(json.dumps(document))
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 1, "stage": ATTACK, "event": "alarm", "message": ATTACK}) + "\n")
+        file.write(json.dumps({"stage": "ppo", "event": "metrics", "step": 1, "metrics": {ATTACK: 1.0}}) + "\n")
+    html = report_of(folder)
+    found = Page(html)
+    assert {tag for tag, _ in found.tags}.isdisjoint({"script", "img"})
+    assert len(found.of("h1")) == 1
+    assert ATTACK in found.text
+    assert "&lt;script&gt;" in html
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("recipe.yaml", "recipe.yaml: there is no such file"),
+        ("manifest.json", "lineage: there is no such file"),
+        ("summary.json", "summary.json: there is no such file"),
+        ("events.jsonl", "events.jsonl: there is no such file"),
+        ("evaluation/evaluation.json", "no stage of this run left an evaluation"),
+    ],
+)
+def test_a_missing_file_is_said_to_be_missing(plain, tmp_path, file, says):
+    folder = copied(plain, tmp_path)
+    (folder / file).unlink()
+    text = text_of(report_of(folder))
+    assert "Missing:" in text
+    assert says in text
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "summary.json", "recipe.yaml", "evaluation/evaluation.json"])
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"", b"\xff\xfe\x00"])
+def test_a_damaged_file_does_not_take_the_report_with_it(plain, tmp_path, file, content):
+    folder = copied(plain, tmp_path)
+    (folder / file).write_bytes(content)
+    html = report_of(folder)
+    Page(html)
+    assert "The model became better" in html or file.startswith("evaluation")
+
+
+def test_an_empty_folder_gives_a_report_that_says_so(tmp_path):
+    text = text_of(report_of(tmp_path))
+    assert "Nobody measured whether this run made the model better" in text
+    assert text.count("Missing:") >= 8
+
+
+def test_a_half_written_log_line_is_left_out_and_counted(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"time": 3, "stage": "ppo", "ev')
+    assert "1 line of events.jsonl: not readable" in text_of(report_of(folder))
+
+
+def test_no_difference_is_not_sold_as_success(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    path = folder / "evaluation" / "evaluation.json"
+    document = json.loads(path.read_text())
+    document["win_rate"] |= {"rate": 0.52, "low": 0.47, "high": 0.57}
+    path.write_text(json.dumps(document))
+    assert "No difference could be shown" in report_of(folder)
+    document["win_rate"] |= {"rate": 0.4, "low": 0.35, "high": 0.45}
+    path.write_text(json.dumps(document))
+    assert "The model became worse" in report_of(folder)
+    document["win_rate"] |= {"rate": None, "low": None, "high": None, "reason": "2 of 9 values are not finite"}
+    path.write_text(json.dumps(document))
+    text = text_of(report_of(folder))
+    assert "The win rate could not be measured" in text
+    assert "2 of 9 values are not finite" in text
+
+
+def test_a_failed_stage_stands_in_the_verdict(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    shutil.rmtree(folder / "evaluation")
+    with (folder / "events.jsonl").open("a") as file:
+        for event in ("stage_start", "stage_failed"):
+            message = {"message": "The loss is nan at step 3."} if event == "stage_failed" else {}
+            file.write(json.dumps({"time": 5, "stage": "ppo", "event": event, **message}) + "\n")
+    text = text_of(report_of(folder))
+    assert "This run did not finish" in text
+    assert "The stage ppo failed: The loss is nan at step 3." in text
+
+
+def test_parts_that_were_not_measured_are_named_with_their_reason(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    path = folder / "evaluation" / "evaluation.json"
+    document = json.loads(path.read_text())
+    document |= {"reward_model": None, "proxy": None, "curve": None, "hacking": None}
+    document["missing"] = {"reward_model": "there are no held-out pairs", "curve": "DPO has no rollouts"}
+    nothing = {"value": None, "low": None, "high": None, "n": 0, "confidence": 0.95, "reason": "greedy samples"}
+    document["kl"] = {"k1": nothing, "k3": nothing, "per_token": nothing}
+    path.write_text(json.dumps(document))
+    text = text_of(report_of(folder))
+    for reason in ("there are no held-out pairs", "DPO has no rollouts", "greedy samples"):
+        assert reason in text
+
+
+def write_events(folder: Path, *events: dict) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    return folder
+
+
+def metrics(step, value):
+    return {"stage": "sft", "event": "metrics", "step": step, "metrics": {"loss/train": value}}
+
+
+def test_a_resumed_stage_goes_on_and_a_changed_one_starts_anew(tmp_path):
+    def start(key):
+        return {"time": 1.0, "stage": "sft", "event": "stage_start", "key": key}
+
+    resumed = write_events(tmp_path / "a", start("k"), metrics(1, 3.0), metrics(2, 9.0), start("k"), metrics(2, 2.0))
+    assert read_run(resumed).stages["sft"].curves == {"loss/train": {1: 3.0, 2: 2.0}}
+    changed = write_events(tmp_path / "b", start("k"), metrics(1, 3.0), metrics(2, 9.0), start("other"), metrics(1, 1.0))
+    assert read_run(changed).stages["sft"].curves == {"loss/train": {1: 1.0}}
+
+
+def test_values_that_are_not_numbers_are_left_out_of_curves(tmp_path):
+    folder = write_events(tmp_path, metrics(1, 3.0), metrics(2, None), metrics(3, 1.0))
+    assert read_run(folder).stages["sft"].curves == {"loss/train": {1: 3.0, 3: 1.0}}
+
+
+def test_a_long_curve_is_thinned_by_means():
+    steps, values = sorted_points({step: float(step % 2) for step in range(10_000)}, limit=300)
+    assert len(steps) <= 300
+    assert steps == sorted(steps)
+    assert all(0.4 < value < 0.6 for value in values)
+
+
+def test_the_report_of_the_same_folder_is_the_same(plain):
+    def without_time(html):
+        return re.sub(r"Made \d{4}.*? UTC", "", html)
+
+    assert without_time(report_of(plain)) == without_time(report_of(plain))

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import typing
+
+import pytest
+
+from rlhf.config.rewards import RewardSpec
+from rlhf.errors import ConfigError
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reward import RewardModel
+from rlhf.rewards.composite import CompositeReward
+from rlhf.rewards.factory import REWARDS, RewardFunctionFactory, build_reward
+from rlhf.rewards.functions import FunctionReward
+from rlhf.rewards.learned import LearnedReward
+from rlhf.rewards.lexicon import LexiconReward
+from rlhf.rewards.rules import RuleBasedReward
+from tests.unit.rewards.helpers import HERE, samples
+
+
+@pytest.fixture
+def lexicon(tmp_path):
+    path = tmp_path / "lexicon.txt"
+    path.write_text("good\t2\n")
+    return str(path)
+
+
+def test_the_table_knows_every_kind_that_a_recipe_may_name():
+    union = typing.get_args(RewardSpec)[0]
+    assert {member.model_fields["kind"].default for member in typing.get_args(union)} == set(REWARDS)
+
+
+def test_each_kind_becomes_its_scorer(tmp_path, tiny_llama, tiny_tokenizer, lexicon):
+    folder = RewardModel.from_policy(PolicyModel(tiny_llama, tiny_tokenizer)).save_pretrained(tmp_path / "rm")
+    assert isinstance(build_reward(str(folder), tokenizer=tiny_tokenizer), LearnedReward)
+    assert isinstance(build_reward(f"{HERE}:length"), FunctionReward)
+    assert isinstance(build_reward("rules"), RuleBasedReward)
+    assert isinstance(build_reward([{"kind": "lexicon", "path": lexicon}]), LexiconReward)
+
+
+def test_settings_reach_the_scorer(lexicon):
+    rules = build_reward({"kind": "rules", "target_words": 1, "capital_weight": 3, "punctuation_weight": 0, "name": "form"})
+    assert rules.score(*samples("Yes")).per_component == {"form": [3.0]}
+    compound = build_reward({"kind": "lexicon", "path": lexicon, "scale": "compound", "negation": False})
+    assert compound.score(*samples("not good")).scores == pytest.approx([2 / 19**0.5])
+    function = build_reward({"kind": "function", "function": f"{HERE}:length", "timeout_seconds": 5, "in_process": True})
+    assert isinstance(function, FunctionReward)
+    assert function.timeout_seconds == 5
+
+
+def test_a_list_is_a_weighted_sum(lexicon):
+    reward = build_reward([
+        {"kind": "lexicon", "path": lexicon, "weight": 10},
+        {"kind": "function", "function": f"{HERE}:length", "in_process": True, "weight": -1, "name": "cost"},
+    ])  # fmt: skip
+    assert isinstance(reward, CompositeReward)
+    result = reward.score(*samples("good", "so"))
+    assert result.scores == [16.0, -2.0]
+    assert result.per_component == {"lexicon": [2.0, 0.0], "cost": [4.0, 2.0]}
+
+
+def test_a_weight_alone_makes_a_sum_too(lexicon):
+    assert build_reward({"kind": "lexicon", "path": lexicon, "weight": 3}).score(*samples("good")).scores == [6.0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"kind": "rules", "target_word": 3}, "is not a valid reward: .*target_word: Extra inputs are not permitted"),
+        ({"kind": "lexcion", "path": "x"}, "is not a valid reward"),
+        ("stage:reward", "names a stage; outside a recipe"),
+        ({"kind": "function", "function": "nameless"}, "package.module:function"),
+    ],
+)
+def test_wrong_settings_are_told(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        build_reward(spec)
+
+
+def test_the_factory_remembers_the_tokenizer(tiny_llama, tiny_tokenizer, lexicon):
+    factory = RewardFunctionFactory(tiny_tokenizer)
+    model = RewardModel.from_policy(PolicyModel(tiny_llama, tiny_tokenizer))
+    learned = factory.from_model(model)
+    assert learned.tokenizer is tiny_tokenizer
+    rules = factory.from_rules(target_words=1)
+    function = factory.from_function(f"{HERE}:length", in_process=True)
+    total = factory.combine({rules: 2.0, function: 1.0})
+    assert total.score(*samples("Yes.")).scores == [2.0 * 1.0 + 4.0]
+    assert isinstance(factory.build({"kind": "lexicon", "path": lexicon}), LexiconReward)
