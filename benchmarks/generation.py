@@ -3,8 +3,9 @@
     python benchmarks/generation.py --rows 96 --group 1 --threads 1
 
 Greedy completions of both are compared first; a benchmark of different work would say nothing. Then both sample at
-temperature 1, in turns, and the table gives the median of several rounds in processor seconds (wall time on a shared machine
-says little). Only real tokens count: what ``generate`` computes for rows that have ended is its own affair, and so is padding.
+temperature 1, in turns, and the table gives the median of several rounds in processor seconds (wall time on a shared
+machine says little). Only real tokens count: what ``generate`` computes for rows that have ended is its own affair,
+and so is padding.
 """
 
 from __future__ import annotations
@@ -70,14 +71,17 @@ def main() -> None:
             speeds[name].append(run(step).speed)
     ratio = statistics.median(a / b for a, b in zip(*speeds.values(), strict=True))
     lengths = [len(tokens) for tokens in ours.tokens]
-    print(f"{len(prompts)} prompts x {args.group}, up to {args.max_new_tokens} new tokens (greedy mean "
-          f"{statistics.mean(lengths):.1f}), {args.threads} threads, {args.rounds} rounds")  # fmt: skip
+    work = f"{len(prompts)} prompts x {args.group}, up to {args.max_new_tokens} new tokens"
+    print(f"{work} (greedy mean {statistics.mean(lengths):.1f}), {args.threads} threads, {args.rounds} rounds")
     for name, found in speeds.items():
-        print(f"  {name:13} {statistics.median(found):8,.0f} tokens a processor second ({min(found):,.0f} to {max(found):,.0f})")
+        middle = statistics.median(found)
+        print(f"  {name:13} {middle:8,.0f} tokens a processor second ({min(found):,.0f} to {max(found):,.0f})")
     print(f"  ratio         {ratio:8.2f} (median over rounds)")
 
 
-def sample_ours(engine: LocalEngine, prompts: list[Prompt], group: int, sampling: SamplingConfig, *, step: int) -> Round:
+def sample_ours(
+    engine: LocalEngine, prompts: list[Prompt], group: int, sampling: SamplingConfig, *, step: int
+) -> Round:
     """The local engine."""
     start = time.process_time()
     groups = engine.generate(prompts, num_samples=group, sampling=sampling, seed=0, step=step)
@@ -95,11 +99,20 @@ def sample_theirs(
     longest = max(map(len, repeated))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in repeated])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in repeated])
-    how = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0} if sampling.temperature else {"do_sample": False}
+    how = (
+        {"do_sample": True, "temperature": sampling.temperature, "top_k": 0}
+        if sampling.temperature
+        else {"do_sample": False}
+    )
     ends = eos_ids(policy.model, policy.tokenizer)
     with native_attention(policy.model, "sdpa"), torch.autocast("cpu", torch.bfloat16, enabled=autocast != "none"):
         out = policy.model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=sampling.max_new_tokens, pad_token_id=0, eos_token_id=ends, **how
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=sampling.max_new_tokens,
+            pad_token_id=0,
+            eos_token_id=ends,
+            **how,
         )
     rows = out[:, longest:].tolist()
     seconds = time.process_time() - start

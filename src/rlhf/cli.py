@@ -29,7 +29,8 @@ app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.", show_default=False, metavar="[KEY=VALUE]...")
+    list[str] | None,
+    typer.Argument(help="Settings to change, as key.sub=value.", show_default=False, metavar="[KEY=VALUE]..."),
 ]
 StageSettings = Annotated[
     list[str],
@@ -43,13 +44,19 @@ def console() -> Console:
     return Console(stderr=False)
 
 
-@app.callback()
-def _main(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of no command in particular."""
 
 
 @app.command(rich_help_panel="The loop")
@@ -79,7 +86,8 @@ def _one_stage(kind: OneStage, about: str) -> None:
 
     def command(
         settings: StageSettings,
-        output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs") / kind.value,
+        output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs")
+        / kind.value,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:
         from rlhf.config.base import apply_overrides
@@ -111,7 +119,9 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder, such as r
 @app.command(rich_help_panel="Look")
 def generate(
     model: Annotated[str, typer.Argument(help="Model folder or hub name; `embedded` for the built-in one.")],
-    prompts: Annotated[str | None, typer.Argument(help="A data file with prompts; without it, one prompt a line from standard input.")] = None,
+    prompts: Annotated[
+        str | None, typer.Argument(help="A data file with prompts; without it, one prompt a line from standard input.")
+    ] = None,
     samples: Annotated[int, typer.Option(help="Completions for each prompt.", min=1)] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Longest completion in tokens.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 1.0,
@@ -125,23 +135,20 @@ def generate(
     from rlhf.rollout.local import LocalEngine
 
     policy = PolicyModel.from_pretrained(model)
-    source: Any = prompts if prompts is not None else [{"prompt": line.rstrip("\n")} for line in sys.stdin]
+    source: Any = prompts if prompts is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
-    for prompt, group in zip(rows, LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, step=0), strict=True):
+    groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, step=0)
+    for prompt, group in zip(rows, groups, strict=True):
         for completion in group:
-            print(
-                json.dumps(
-                    {
-                        "id": prompt.id,
-                        "prompt": prompt.text,
-                        "completion": completion.text,
-                        "finish_reason": completion.finish_reason,
-                        "logprob": round(sum(completion.logprobs), 4),
-                    },
-                    ensure_ascii=False,
-                )
-            )
+            row = {
+                "id": prompt.id,
+                "prompt": prompt.text,
+                "completion": completion.text,
+                "finish_reason": completion.finish_reason,
+                "logprob": round(sum(completion.logprobs), 4),
+            }
+            print(json.dumps(row, ensure_ascii=False))
 
 
 @config_app.command("show")
@@ -154,11 +161,8 @@ def config_show(
     from rlhf.config.presets import PRESETS, preset
     from rlhf.config.recipe import load_recipe
 
-    if recipe in PRESETS:
-        tree = preset(recipe, overrides or [])
-    else:
-        tree = load_recipe(recipe, overrides or []).model_dump(mode="json")
-    print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120), end="")
+    found = preset(recipe, overrides or []) if recipe in PRESETS else load_recipe(recipe, overrides or [])
+    print(yaml.safe_dump(found.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120), end="")
 
 
 @config_app.command("schema")
@@ -178,11 +182,13 @@ def config_presets() -> None:
     """List presets by model size."""
     from rlhf.config.presets import PRESETS
 
-    for name, (about, _) in PRESETS.items():
-        print(f"{name:<12}{about}")
+    for name, size in PRESETS.items():
+        print(f"{name:<12}{size.about}")
 
 
-TokenizerOption = Annotated[str | None, typer.Option(help="Tokenizer folder or hub name, to measure lengths in tokens.")]
+TokenizerOption = Annotated[
+    str | None, typer.Option(help="Tokenizer folder or hub name, to measure lengths in tokens.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
@@ -214,7 +220,9 @@ def data_stats(file: File, tokenizer: TokenizerOption = None, as_json: JsonOptio
 def data_convert(
     file: File,
     output: Annotated[Path, typer.Argument(help="File to write; its ending names the format.")],
-    to: Annotated[str | None, typer.Option(help="Another kind of row, such as explicit, unpaired, standard, conversational.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="Another kind of row: explicit, unpaired, standard or conversational.")
+    ] = None,
 ) -> None:
     """Write rows in another format or as another kind."""
     from rlhf.data.inspect import run_convert
@@ -226,7 +234,9 @@ def data_convert(
 def data_dedup(
     file: File,
     output: Annotated[Path, typer.Argument(help="File to write.")],
-    near: Annotated[float | None, typer.Option(help="Also drop rows at least this similar (Jaccard of word 3-grams).", min=0, max=1)] = None,
+    near: Annotated[
+        float | None, typer.Option(help="Also drop rows at least this similar (Jaccard of word 3-grams).", min=0, max=1)
+    ] = None,
 ) -> None:
     """Write a file without duplicates."""
     from rlhf.data.inspect import run_dedup

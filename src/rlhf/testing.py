@@ -4,7 +4,8 @@
     def test_my_engine(check):
         check(MyEngine(...), prompts)
 
-Each check raises AssertionError with a sentence. Prompts should have texts of different lengths and at least three of them.
+Each check raises AssertionError with a sentence. Prompts should have texts of different lengths and at least three of
+them.
 """
 
 from __future__ import annotations

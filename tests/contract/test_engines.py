@@ -42,7 +42,9 @@ class DeafEngine:
         return self.engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=0, step=0)
 
 
-@pytest.mark.parametrize("name", ["check_the_seed_and_the_step_decide", "check_completions_carry_the_version_that_was_loaded"])
+@pytest.mark.parametrize(
+    "name", ["check_the_seed_and_the_step_decide", "check_completions_carry_the_version_that_was_loaded"]
+)
 def test_the_checks_can_fail(name, tiny_tokenizer):
     check = next(check for check in ENGINE_CHECKS if check.__name__ == name)
     with pytest.raises(AssertionError):

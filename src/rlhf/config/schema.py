@@ -7,11 +7,15 @@ import typing
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rlhf.config import recipe
 from rlhf.config.base import Config
 from rlhf.errors import look_up
+
+INDENT = "    "
+BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
 def stage_classes() -> dict[str, type[Config]]:
@@ -34,31 +38,36 @@ def describe_settings(owner: type[BaseModel], *, indent: str = "") -> str:
     lines = []
     for name, field in owner.model_fields.items():
         default = "required" if field.is_required() else f"default {_default(field)}"
-        lines.append(f"{indent}{name}: {_type(field.annotation)}  ({default})")
-        if field.description:
-            lines.append(
-                textwrap.fill(
-                    " ".join(field.description.split()),
-                    110,
-                    initial_indent=indent + "    ",
-                    subsequent_indent=indent + "    ",
-                )
-            )
+        lines.append(f"{indent}{name}: {_type(field.annotation)}{_range(field)}  ({default})")
+        lines.append(_paragraph(field.description or "", indent + INDENT))
         nested = [t for t in _leaves(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)]
-        if len(nested) == 1 and owner is not recipe.RecipeConfig:
-            lines.append(describe_settings(nested[0], indent=indent + "    "))
-        elif nested and owner is recipe.RecipeConfig:
-            lines.append(
-                f"{indent}    kinds: {', '.join(stage_classes())}; `rlhf config schema KIND` lists a kind's settings."
-            )
-    return "\n".join(lines)
+        if owner is recipe.RecipeConfig and nested:
+            known = ", ".join(stage_classes())
+            lines.append(f"{indent}{INDENT}kinds: {known}; `rlhf config schema KIND` lists a kind's settings.")
+        elif len(nested) == 1:
+            lines.append(describe_settings(nested[0], indent=indent + INDENT))
+        else:
+            for kind in nested:
+                lines.append(_paragraph(f"{kind.__name__}: {kind.__doc__ or ''}", indent + INDENT))
+                lines.append(describe_settings(kind, indent=indent + 2 * INDENT))
+    return "\n".join(line for line in lines if line)
 
 
-def _default(field: Any) -> str:
+def _paragraph(text: str, indent: str) -> str:
+    return textwrap.fill(" ".join(text.split()), 110, initial_indent=indent, subsequent_indent=indent)
+
+
+def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined or value is None:
         return "null"
     return "as below" if isinstance(value, BaseModel) else repr(value)
+
+
+def _range(field: FieldInfo) -> str:
+    """The bounds of a number, such as `` >= 0, < 1``."""
+    bounds = [(sign, getattr(item, name)) for item in field.metadata for name, sign in BOUNDS if hasattr(item, name)]
+    return "".join(f"{comma} {sign} {bound}" for comma, (sign, bound) in zip(["", ","], bounds, strict=False))
 
 
 def _leaves(annotation: Any) -> list[Any]:

@@ -72,7 +72,9 @@ def bad_row_lines(bad_rows: Sequence[BadRow]) -> list[str]:
     """A heading and the first bad rows, each with place and reason; nothing where there is none."""
     if not bad_rows:
         return []
-    lines = [f"{len(bad_rows):,} bad rows:"] + [f"  {row.where}: {row.reason}" for row in bad_rows[:SHOWN]]
+    lines = [f"{len(bad_rows):,} bad row{'s' if len(bad_rows) > 1 else ''}:"] + [
+        f"  {row.where}: {row.reason}" for row in bad_rows[:SHOWN]
+    ]
     if len(bad_rows) > SHOWN:
         lines.append(f"  ... and {len(bad_rows) - SHOWN:,} more")
     return lines

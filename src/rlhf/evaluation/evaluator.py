@@ -4,9 +4,9 @@ like?"""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +38,18 @@ PROMPTS_AT_ONCE = 64
 VERDICTS = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 
+class Pairs(Protocol):
+    """Held-out pairs: a list of groups, or a ``PreferenceDataset``."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+    def __iter__(self) -> Iterator[Group]:
+        """Each with two branches, chosen first."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What one policy said and how it was judged; S = prompts x samples, the samples of a prompt together."""
@@ -63,7 +75,7 @@ def evaluate_policies(
     seed: int,
     samples_per_prompt: int = 1,
     reward_model: RewardModel | None = None,
-    pairs: Sequence[Group] | None = None,
+    pairs: Pairs | None = None,
     tie_band: float = 0.0,
     build_engine: Callable[[PolicyModel], RolloutEngine] = LocalEngine,
     names: tuple[str, str] = ("policy", "baseline"),
@@ -72,7 +84,8 @@ def evaluate_policies(
     """Sample both, judge both, and measure what changed.
 
     The two draw from separate seeds. With the same uniform numbers for both, one would estimate another quantity: how
-    often the policy wins *given that luck*, which is not the win rate people compare.
+    often the policy wins *given that luck*, which is not the win rate people compare (0.70 instead of 0.65 for one pair
+    of embedded models).
 
     Args:
         policy: After.
@@ -188,7 +201,7 @@ class RLHFEvaluator:
         prompts: Sequence[Prompt],
         *,
         reward_model: RewardModel | None = None,
-        pairs: Sequence[Group] | None = None,
+        pairs: Pairs | None = None,
     ) -> Evaluation:
         """See ``evaluate_policies``."""
         return evaluate_policies(
@@ -206,7 +219,7 @@ class RLHFEvaluator:
 
 
 @torch.no_grad()
-def judge_reward_model(reward_model: RewardModel, pairs: Sequence[Group], *, seed: int = 0) -> RewardQuality:
+def judge_reward_model(reward_model: RewardModel, pairs: Pairs, *, seed: int = 0) -> RewardQuality:
     """Accuracy and calibration on held-out pairs.
 
     Args:
@@ -338,9 +351,7 @@ def _sample(
     found: list[list[Completion]] = []
     for start in range(0, len(prompts), PROMPTS_AT_ONCE):
         part = prompts[start : start + PROMPTS_AT_ONCE]
-        found += engine.generate(
-            part, num_samples=samples_per_prompt, sampling=sampling, seed=seed, step=0
-        )
+        found += engine.generate(part, num_samples=samples_per_prompt, sampling=sampling, seed=seed, step=0)
         if progress is not None:
             progress(name, by=len(part) * samples_per_prompt)
     return found

@@ -1,10 +1,11 @@
 """The few-line face of the pipeline.
 
     from rlhf import RLHFConfig, RLHFTrainer
-    trainer = RLHFTrainer(RLHFConfig(model_name="my-model", sft_dataset="sft.jsonl", reward_dataset="pairs.jsonl", output_dir="runs/mine"))
+    trainer = RLHFTrainer(RLHFConfig(model_name="my-model", sft_dataset="sft.jsonl", reward_dataset="pairs.jsonl"))
     trainer.train_sft(); trainer.train_reward_model(); trainer.train_ppo()
 
-Every call runs one more stage of an ordinary recipe, so the run folder, resume and report are the same as with ``rlhf run``.
+Every call runs one more stage of an ordinary recipe, so the run folder, resume and report are the same as with
+``rlhf run``.
 """
 
 from __future__ import annotations
@@ -155,13 +156,15 @@ class RLHFTrainer:
     def evaluate(self, *, judge: Any = None, **settings: Any) -> dict[str, Any]:
         """Compare the newest policy with where it started; the judge is the reward model unless another is given.
 
-        A reward model that judges the policy trained against it flatters it; give an independent ``judge`` where there is one.
+        A reward model that judges the policy trained against it flatters it; give an independent ``judge`` where there
+        is one.
         """
         policies = [name for name in ("ppo", "dpo", "sft") if name in self.stages]
         if not policies:
             raise ConfigError("evaluate needs a trained policy: call train_sft, train_ppo or train_dpo first.")
+        if judge is None and "reward" not in self.stages:
+            raise ConfigError("evaluate needs a judge: call train_reward_model first, or give judge=... .")
         before = self._start() if policies[0] != "sft" else self.config.model_name
-        chosen = judge if judge is not None else "stage:reward"
         artifact = self._run(
             "evaluate",
             {
@@ -169,7 +172,7 @@ class RLHFTrainer:
                 "policy": f"stage:{policies[0]}",
                 "baseline": before,
                 "prompts": self._prompts("evaluate"),
-                "judge": chosen,
+                "judge": judge if judge is not None else "stage:reward",
                 "sampling": {"max_new_tokens": self.config.max_new_tokens},
                 "limit": 200,
                 **settings,

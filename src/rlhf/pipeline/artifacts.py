@@ -1,12 +1,14 @@
 """What a stage leaves behind, and how to tell whether it is still what the recipe asks for.
 
-A stage's key is the hash of its resolved settings, the keys of the stages it reads from, the content of the files it reads and
-the code that matters. The artifact record is written last: a folder without one is unfinished.
+A stage's key is the hash of its resolved settings, the keys of the stages it reads from, the content of the files it
+reads (a user's own functions among them) and the code that matters. The artifact record is written last: a folder
+without one is unfinished.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,12 +20,15 @@ import rlhf
 from rlhf.config.base import Config
 from rlhf.config.recipe import STAGE, RecipeConfig, stage_references
 from rlhf.files import sha256, write_json
+from rlhf.models.load import EMBEDDED, embedded_folder
+from rlhf.training.loop import FREE_TO_CHANGE
 
 RECORD = "artifact.json"
 NOT_HASHED = ("checkpoint-", "tensorboard")
 CODE_THAT_MATTERS = ("config", "data", "losses", "models", "rewards", "rollout", "training", "evaluation", "seeds.py")
 """Rooms whose code decides what a stage makes; the report or the command line may change without redoing anything."""
-INPUT_KEYS = ("data", "eval_data", "prompts", "test_prompts", "pairs", "rollouts", "path", "tokenizer", "source")
+INPUT_KEYS = {"data", "eval_data", "prompts", "test_prompts", "pairs", "rollouts", "path", "tokenizer", "source"}
+FUNCTION_KEYS = {"function", "annotator"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ def plan_stage(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> Stag
         parents[place] = f"stage:{parent}{'/' + file if file else ''}@{keys[parent]}"
     for place, path in local_inputs(stage):
         parents[place] = f"{path}@{content_hash(path)}"
-    described = {"stage": stage.model_dump(mode="json"), "parents": parents, "code": code_version()}
+    settings = stage.model_dump(mode="json", exclude=FREE_TO_CHANGE)
+    described = {"stage": settings, "parents": parents, "code": code_version()}
     text = json.dumps(described, sort_keys=True, ensure_ascii=False)
     return StagePlan(hashlib.sha256(text.encode()).hexdigest()[:16], parents)
 
@@ -93,13 +99,35 @@ def local_inputs(stage: Config) -> list[tuple[str, Path]]:
         elif isinstance(value, list | tuple):
             for index, item in enumerate(value):
                 visit(item, (*place, str(index)))
-        elif isinstance(value, str) and not STAGE.match(value) and any(p in INPUT_KEYS for p in place):
-            path = Path(value).expanduser()
-            if path.exists():
-                found.append((".".join(place), path))
+        elif isinstance(value, str) and (path := _local_file(value, place)) is not None:
+            found.append((".".join(place), path))
 
     visit(stage.model_dump(), ())
     return found
+
+
+def _local_file(value: str, place: tuple[str, ...]) -> Path | None:
+    """What the text at this place of a stage's settings names on this machine, if it names anything."""
+    if STAGE.match(value):
+        return None
+    if place[-1] in FUNCTION_KEYS:
+        return _source_file(value)
+    if not INPUT_KEYS.intersection(place):
+        return None
+    path = embedded_folder() if value == EMBEDDED else Path(value).expanduser()
+    return path if path.exists() else None
+
+
+def _source_file(function: str) -> Path | None:
+    """The Python file of ``package.module:function`` or ``path/to/file.py:function``."""
+    module, _, _ = function.rpartition(":")
+    if module.endswith(".py"):
+        return path if (path := Path(module).expanduser()).exists() else None
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None  # whoever calls the function will say so
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
 def content_hash(path: Path) -> str:

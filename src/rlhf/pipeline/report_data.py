@@ -61,7 +61,11 @@ class RunRecord:
     @property
     def reward_model(self) -> tuple[StageRecord, Mapping[str, Any]] | None:
         """The last measurement of a reward model, with the stage that made it."""
-        found = [(s, s.evaluation["reward_model"]) for s in self.stages.values() if has(s.evaluation, "reward_model")]
+        found = [
+            (s, s.evaluation["reward_model"])
+            for s in self.stages.values()
+            if s.evaluation and has(s.evaluation, "reward_model")
+        ]
         return found[-1] if found else None
 
     @property

@@ -58,7 +58,7 @@ Annotator = Callable[..., Sequence[Mapping[str, Any] | None]]
 ``rejected`` completion and any further columns."""
 
 ROWS_FOR_SELF_CHECK = 3
-SAMPLES_AT_ONCE = 64
+SAMPLES_AT_ONCE = 256
 """Prompts asked in one call when preferences are collected."""
 
 

@@ -94,9 +94,7 @@ class LearnedReward:
             columns: Ignored.
         """
         asked = [Prompt(f"number {i}", [], text) for i, text in enumerate(prompts)]
-        said = [
-            _Text(text=text, truncated=ended is not None and not ended[i]) for i, text in enumerate(completions)
-        ]
+        said = [_Text(text=text, truncated=ended is not None and not ended[i]) for i, text in enumerate(completions)]
         groups = self._groups_of_texts(asked, said)
         self._check_lengths(groups, asked, said)
         with evaluating(self.model):
@@ -160,13 +158,14 @@ def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bo
 def reads_the_same(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
 ) -> bool:
-    """Whether a tokenizer reads from these ids the texts they stand for, and an end where they end."""
+    """Whether a tokenizer reads from these ids the texts they stand for, and a special token where they end."""
+    specials = set(tokenizer.all_special_ids)
     for prompt, completion in zip(prompts, completions, strict=True):
         decoded = tokenizer.decode([*prompt.ids, *completion.tokens], skip_special_tokens=True)
         if not str(decoded).endswith(completion.text):
             return False
         ended_in_text = tokenizer.decode(completion.tokens[-1:], skip_special_tokens=True) != ""
-        if not completion.truncated and not ended_in_text and completion.tokens[-1] != tokenizer.eos_token_id:
+        if not completion.truncated and not ended_in_text and completion.tokens[-1] not in specials:
             return False
     return True
 

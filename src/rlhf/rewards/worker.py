@@ -135,4 +135,3 @@ def main(descriptor: int) -> None:
                 pipe.send((None, str(err)))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
-

@@ -7,6 +7,7 @@
     layouts    attention that reads and writes them
     packed     decoding on the packed row
     padded     decoding for families that the packed row can't serve
+    run        a set of rows from the first token to the last row's end
     local      the engine in this process: the two decoders behind one contract
     buffer     rollouts waiting to be learned from
 

@@ -25,6 +25,11 @@ class Buffer:
     def __init__(self) -> None:
         self._memory: Tensor | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """What it holds."""
+        return self._memory.nbytes if self._memory is not None else 0
+
     def view(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of this shape, not initialised, on the device of ``like``; the one given before becomes invalid."""
         size = math.prod(shape)
@@ -60,6 +65,11 @@ class KVCache:
     def release(self) -> None:
         """Give the memory back too."""
         self.layers, self._buffers = {}, {}
+
+    def release_if_larger(self, num_bytes: int) -> None:
+        """Keep a small memory for the next rollout, but do not hold a large one while others train."""
+        if sum(buffer.num_bytes for buffer in self._buffers.values()) > num_bytes:
+            self.release()
 
     def make_layer(self, module: nn.Module, key: Tensor, value: Tensor, shape: tuple[int, int, int, int]) -> LayerCache:
         """Room for a layer.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from rlhf.config.training import SamplingConfig
 from rlhf.data.pack import Branch, Group
@@ -21,17 +18,11 @@ from rlhf.models.score import ScorePath, base_model
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
-from rlhf.rollout.sampling import draw, has_filters, uniforms
-from rlhf.rollout.stopping import StopTexts, completion_texts, eos_ids
-from rlhf.rollout.types import Completion, EngineHealth, FinishReason, PromptLike
-from rlhf.seeds import derive_seed
+from rlhf.rollout.run import Decoder, SamplingRun
+from rlhf.rollout.types import Completion, EngineHealth, PromptLike
 
-logger = logging.getLogger(__name__)
-
-COMPACT_FRAC = 1 / 16
-"""Finished rows are dropped when they are this share of the rows; moving the cache costs more than a few idle rows."""
-EOS, STOP = 1, 2
-"""Marks of why a row ended."""
+KEPT_BYTES = 1 << 28
+"""Keys' and values' memory that stays between rollouts: fresh pages are slow, but training wants the memory too."""
 
 
 class SamplablePolicy(Protocol):
@@ -54,34 +45,19 @@ class SamplablePolicy(Protocol):
         ...
 
 
-class Decoder(Protocol):
-    """Runs the model over the tokens of many rows; knows nothing of sampling."""
-
-    def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:
-        """Logits [R, V] of each row's first token."""
-        ...
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Logits [R, V] of the token after these, int64 [R]."""
-        ...
-
-    def keep(self, alive: np.ndarray) -> np.ndarray:
-        """Drop rows that are not alive, bool [R]; tells the former places of the rows that are left."""
-        ...
-
-
 class LocalEngine:
     """See ``rlhf.rollout.types.RolloutEngine`` for what it promises.
 
     A sample is the same in any batch up to the rounding of matrix products, whose order of additions depends on their
-    shape: about one token in a million falls on the other side of its uniform number.
+    shape: a token changes only where its uniform number lies within that rounding of a boundary between two tokens.
     """
 
     def __init__(
         self,
         policy: SamplablePolicy,
         *,
-        max_rows: int = 256,
+        max_rows: int = 1024,
+        max_cache_tokens: int = 131_072,
         max_prefill_tokens: int = 8192,
         autocast: Literal["none", "bfloat16", "float16"] = "none",
     ) -> None:
@@ -90,13 +66,17 @@ class LocalEngine:
         Args:
             policy: Sampled as it is at each call.
             max_rows: Completions sampled side by side; memory only, results do not depend on it.
+            max_cache_tokens: Tokens of prompts and completions whose keys and values are held at once; likewise.
             max_prefill_tokens: Prompt tokens in one forward pass; likewise.
             autocast: Type of the matrix products and of the cache.
         """
-        if max_rows < 1 or max_prefill_tokens < 1:
-            raise ConfigError(f"max_rows ({max_rows}) and max_prefill_tokens ({max_prefill_tokens}) must be 1 or more.")
+        limits = {"max_rows": max_rows, "max_cache_tokens": max_cache_tokens, "max_prefill_tokens": max_prefill_tokens}
+        for name, limit in limits.items():
+            if limit < 1:
+                raise ConfigError(f"{name} is {limit}; wanted 1 or more.")
         self.policy = policy
         self.max_rows = max_rows
+        self.max_cache_tokens = max_cache_tokens
         self.max_prefill_tokens = max_prefill_tokens
         self.autocast = autocast
         self._version = 0
@@ -155,11 +135,38 @@ class LocalEngine:
         with evaluating(model), self._precision(device):
             if self.policy.path is None:
                 self.policy.choose_path(_rows_to_check(prompts))
-            for chunk in _chunks(requests, self.max_rows):
-                run = _Run(model, self.policy.tokenizer, self._decoder(model), prompts, chunk, sampling, seed, step)
+            for chunk in self._chunks(requests, prompts, sampling.max_new_tokens):
+                run = SamplingRun(
+                    model, self.policy.tokenizer, self._decoder(model), prompts, chunk, sampling, seed, step
+                )
                 for (place, _), completion in zip(chunk, run.completions(self._version), strict=True):
                     results[place].append(completion)
+        self._cache.release_if_larger(KEPT_BYTES)
         return results
+
+    def _chunks(
+        self, requests: list[tuple[int, int]], prompts: Sequence[PromptLike], max_new_tokens: int
+    ) -> list[list[tuple[int, int]]]:
+        """Consecutive runs of requests that fit side by side; a group is cut only where it alone is too large."""
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for request in requests:
+            groups.setdefault(request[0], []).append(request)
+        chunks: list[list[tuple[int, int]]] = []
+        num_prompts = longest = 0
+        for place, members in groups.items():
+            length = len(prompts[place].ids)
+            most = min(self.max_rows, max(1, (self.max_cache_tokens - length) // max_new_tokens))
+            for first in range(0, len(members), most):
+                part = members[first : first + most]
+                rows = len(part) + (len(chunks[-1]) if chunks else 0)
+                # Prompts are held padded to the longest of them.
+                cached = (num_prompts + 1) * max(longest, length) + rows * max_new_tokens
+                if not chunks or rows > self.max_rows or cached > self.max_cache_tokens:
+                    chunks.append([])
+                    num_prompts = longest = 0
+                chunks[-1] += part
+                num_prompts, longest = num_prompts + 1, max(longest, length)
+        return chunks
 
     def _decoder(self, model: PreTrainedModel) -> Decoder:
         if self.policy.path == "packed":
@@ -172,137 +179,6 @@ class LocalEngine:
         return torch.autocast(device.type, dtype=getattr(torch, self.autocast))
 
 
-class _Run:
-    """Sampling of one chunk of rows, side by side. S rows at the start, R of them still in the model."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        decoder: Decoder,
-        prompts: Sequence[PromptLike],
-        chunk: list[tuple[int, int]],
-        sampling: SamplingConfig,
-        seed: int,
-        step: int,
-    ) -> None:
-        self.tokenizer, self.decoder, self.sampling = tokenizer, decoder, sampling
-        self.chunk = chunk
-        self.prompts = {place: prompts[place] for place, _ in chunk}
-        self.group_of = {place: number for number, place in enumerate(self.prompts)}
-        self.stop = StopTexts(tokenizer, sampling.stop)
-        self.seeds = np.array(
-            [derive_seed(seed, "rollout", step, prompts[place].id, sample) for place, sample in chunk], dtype=np.uint64
-        )
-        self.device = next(model.parameters()).device
-        vocabulary = int(model.config.get_text_config().vocab_size)
-        self.is_eos = torch.zeros(vocabulary, dtype=torch.bool, device=self.device)
-        self.is_eos[[token for token in eos_ids(model, tokenizer) if token < vocabulary]] = True
-        size, longest = len(chunk), sampling.max_new_tokens
-        self.tokens = torch.zeros(size, longest, dtype=torch.int64, device=self.device)
-        self.logprobs = torch.zeros(size, longest, dtype=torch.float64, device=self.device)
-        self.sampling_logprobs: Tensor | None = None
-        if sampling.temperature > 0 and (has_filters(sampling) or sampling.repetition_penalty != 1):
-            self.sampling_logprobs = torch.zeros_like(self.logprobs)
-        self.lengths = np.full(size, longest)
-        self.ended = np.zeros(size, dtype=np.int8)
-        """0 while a row goes on, then EOS or STOP."""
-
-    def completions(self, weight_version: int) -> list[Completion]:
-        """Sample every row to its end."""
-        self._sample()
-        return self._collect(weight_version)
-
-    def _sample(self) -> None:
-        ids = [prompt.ids for prompt in self.prompts.values()]
-        group = np.array([self.group_of[place] for place, _ in self.chunk])
-        logits = self.decoder.prefill(ids, group, self.sampling.max_new_tokens)
-        rows = np.arange(len(self.chunk))  # which row of the chunk each row of the decoder is
-        rows_there = torch.from_numpy(rows).to(self.device)
-        seen = self._seen_tokens(ids, group, logits) if self.sampling.repetition_penalty != 1 else None
-        for time in range(self.sampling.max_new_tokens):
-            uniform = torch.from_numpy(uniforms(self.seeds[rows], time)).to(self.device)
-            drawn = draw(logits, uniform, self.sampling, seen=seen)
-            self.tokens[rows_there, time] = drawn.tokens
-            self.logprobs[rows_there, time] = drawn.logprobs.double()
-            if self.sampling_logprobs is not None and drawn.sampling_logprobs is not None:
-                self.sampling_logprobs[rows_there, time] = drawn.sampling_logprobs.double()
-            self._note_ends(rows, drawn.tokens, time)
-            alive = self.ended[rows] == 0
-            if time + 1 == self.sampling.max_new_tokens or not alive.any():
-                break
-            tokens = drawn.tokens
-            if seen is not None:
-                seen.scatter_(1, tokens[:, None], True)
-            if len(rows) - alive.sum() >= max(1, COMPACT_FRAC * len(rows)):
-                kept = self.decoder.keep(alive)
-                if len(kept) < len(rows):
-                    rows, index = rows[kept], torch.from_numpy(kept).to(self.device)
-                    rows_there = torch.from_numpy(rows).to(self.device)
-                    tokens = tokens.index_select(0, index)
-                    seen = seen.index_select(0, index) if seen is not None else None
-            logits = self.decoder.step(tokens)
-
-    def _note_ends(self, rows: np.ndarray, tokens: Tensor, time: int) -> None:
-        """Mark rows that came to an end with this token; a row that had ended before is computed on, and ignored."""
-        ends = self.is_eos[tokens].cpu().numpy() & (self.ended[rows] == 0)
-        if ends.any():
-            self.ended[rows[ends]] = EOS
-            self.lengths[rows[ends]] = time + 1
-        if not self.stop:
-            return
-        for place in self.stop.candidates(tokens.tolist()):
-            row = rows[place]
-            if self.ended[row] == 0 and self.stop.reached(self.tokens[row, : time + 1].tolist()):
-                self.ended[row] = STOP
-                self.lengths[row] = time + 1
-
-    def _seen_tokens(self, ids: list[Sequence[int]], group: np.ndarray, logits: Tensor) -> Tensor:
-        """bool [S, V] tokens of each row's prompt."""
-        seen = torch.zeros(len(ids), logits.shape[1], dtype=torch.bool, device=self.device)
-        for number, prompt in enumerate(ids):
-            seen[number, list(prompt)] = True
-        return seen.index_select(0, torch.from_numpy(group).to(self.device))
-
-    def _collect(self, weight_version: int) -> list[Completion]:
-        tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
-        sampled = self.sampling_logprobs.tolist() if self.sampling_logprobs is not None else None
-        lengths = self.lengths.tolist()
-        texts = self._texts([row[:length] for row, length in zip(tokens, lengths, strict=True)])
-        reasons: dict[int, FinishReason] = {0: "length", EOS: "eos", STOP: "stop"}
-        completions = []
-        for row, (place, sample) in enumerate(self.chunk):
-            length, prompt_id = lengths[row], self.prompts[place].id
-            if not np.isfinite(logprobs[row][:length]).all():
-                raise TrainingError(
-                    f"Sampling from prompt {prompt_id!r} gave a log-probability that is not finite: the weights hold "
-                    "NaN or infinity, or overflowed in half precision. Go back to a checkpoint from before."
-                )
-            completions.append(
-                Completion(
-                    prompt_id=prompt_id,
-                    sample=sample,
-                    tokens=tokens[row][:length],
-                    logprobs=logprobs[row][:length],
-                    sampling_logprobs=sampled[row][:length] if sampled is not None else None,
-                    finish_reason=reasons[int(self.ended[row])],
-                    weight_version=weight_version,
-                    text=texts[row],
-                )
-            )
-        return completions
-
-    def _texts(self, tokens: list[list[int]]) -> list[str]:
-        texts = [""] * len(tokens)
-        for place, prompt in self.prompts.items():
-            rows = [row for row, (of, _) in enumerate(self.chunk) if of == place]
-            for row, text in zip(
-                rows, completion_texts(self.tokenizer, prompt.ids, [tokens[r] for r in rows]), strict=True
-            ):
-                texts[row] = text
-        return texts
-
-
 def _number_samples(prompts: Sequence[PromptLike], num_samples: int) -> list[tuple[int, int]]:
     """(place of the prompt, sample index) of every completion; a prompt that comes again goes on counting."""
     given: Counter[str] = Counter()
@@ -312,21 +188,6 @@ def _number_samples(prompts: Sequence[PromptLike], num_samples: int) -> list[tup
         given[prompt.id] += num_samples
         numbered += [(place, first + sample) for sample in range(num_samples)]
     return numbered
-
-
-def _chunks(requests: list[tuple[int, int]], max_rows: int) -> list[list[tuple[int, int]]]:
-    """Consecutive runs of at most ``max_rows``; a group is cut only where it is larger than that."""
-    chunks: list[list[tuple[int, int]]] = []
-    groups: dict[int, list[tuple[int, int]]] = {}
-    for request in requests:
-        groups.setdefault(request[0], []).append(request)
-    for members in groups.values():
-        for first in range(0, len(members), max_rows):
-            part = members[first : first + max_rows]
-            if not chunks or len(chunks[-1]) + len(part) > max_rows:
-                chunks.append([])
-            chunks[-1] += part
-    return chunks
 
 
 def _rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:

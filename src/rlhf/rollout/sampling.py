@@ -41,8 +41,8 @@ def uniforms(seeds: np.ndarray, step: int) -> np.ndarray:
     """Number ``step`` of each sample's own stream.
 
     SplitMix64: the counter ``seed + (step + 1) * GOLDEN`` is mixed by two xor-shift-multiply rounds; the upper 53 bits
-    make the fraction. Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", section 4,
-    figure 13.
+    make the fraction. Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", OOPSLA, whose
+    64-bit mixer is the thirteenth of Stafford's.
 
     Args:
         seeds: uint64 [R].
@@ -136,8 +136,8 @@ def threshold(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """Every filter keeps the tokens whose logit reaches a threshold; this is the highest of them, so equal logits
     share a fate.
 
-    Sources: top-k: Fan et al. 2018, section 5.4, arXiv:1805.04833; top-p: Holtzman et al. 2019, eq. 2,
-    arXiv:1904.09751 (among what top-k leaves); min-p: Nguyen et al. 2024, eq. 1-3, arXiv:2407.01082.
+    Sources: top-k: Fan et al. 2018, section 5.4, arXiv:1805.04833; top-p: Holtzman et al. 2019, section 3.1,
+    arXiv:1904.09751 (here among what top-k leaves); min-p: Nguyen et al. 2024, arXiv:2407.01082.
 
     Args:
         logits: [R, V] tempered.

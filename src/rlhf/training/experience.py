@@ -1,14 +1,18 @@
-"""What one rollout brought: token ids, and numbers per completion and per token, ready to be cut into optimiser steps."""
+"""What one rollout brought: token ids, with numbers per completion and per token, to be cut into optimiser steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, PackedBatch, pack, split_by_tokens
+from rlhf.rollout.types import Completion
 
 
 class RolloutExperience:
@@ -30,53 +34,65 @@ class RolloutExperience:
         self.groups = list(groups)
         self.columns: dict[str, Tensor] = dict(columns or {})
         self.token_columns: dict[str, Tensor] = dict(token_columns or {})
-        sizes = torch.tensor([len(group.branches) for group in self.groups])
-        self.lengths = torch.tensor([len(branch.tokens) for group in self.groups for branch in group.branches])
-        self.first_sequence = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        self.first_token = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
-        self.group = torch.repeat_interleave(torch.arange(len(self.groups)), sizes)
-        """int64 [S] group of each completion."""
-        self.score_seq = torch.repeat_interleave(torch.arange(len(self.lengths)), self.lengths)
-        """int64 [M] completion of each token."""
-
-    @property
-    def num_sequences(self) -> int:
+        sizes = [len(group.branches) for group in self.groups]
+        lengths = [len(branch.tokens) for group in self.groups for branch in group.branches]
+        self.num_sequences = len(lengths)
         """S."""
-        return len(self.lengths)
+        self.group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        """int64 [S] group of each completion."""
+        self.score_seq = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        """int64 [M] completion of each token."""
+        first_token = [0, *accumulate(lengths)]
+        self._first_sequence = [0, *accumulate(sizes)]
+        self._first_token = [first_token[sequence] for sequence in self._first_sequence]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]) -> RolloutExperience:
+        """What an engine gave for these prompts, without columns yet."""
+        return cls(
+            [
+                Group(prompt.ids, [Branch(completion.tokens) for completion in group], {"id": prompt.id})
+                for prompt, group in zip(prompts, completions, strict=True)
+            ]
+        )
 
     def batch(self, numbers: Sequence[int]) -> PackedBatch:
         """Some groups, packed, with their columns."""
-        sequences = torch.cat([torch.arange(*self.first_sequence[n : n + 2].tolist()) for n in numbers])
-        tokens = torch.cat([torch.arange(*self.first_token[s : s + 2].tolist()) for s in sequences.tolist()])
-        return (
-            pack([self.groups[n] for n in numbers])
-            .with_columns(**{name: value[sequences] for name, value in self.columns.items()})
-            .with_token_columns(**{name: value[tokens] for name, value in self.token_columns.items()})
+        sequences = _ranges(self._first_sequence, numbers)
+        tokens = _ranges(self._first_token, numbers)
+        return replace(
+            pack([self.groups[n] for n in numbers]),
+            columns={name: value[sequences] for name, value in self.columns.items()},
+            token_columns={name: value[tokens] for name, value in self.token_columns.items()},
         )
 
     def batches(self, numbers: Sequence[int], *, max_tokens: int) -> list[PackedBatch]:
         """Some groups in micro-batches of at most ``max_tokens`` distinct tokens."""
         runs = split_by_tokens([self.groups[n] for n in numbers], max_tokens=max_tokens)
-        found = []
-        first = 0
-        for run in runs:
-            found.append(self.batch(numbers[first : first + len(run)]))
-            first += len(run)
-        return found
+        bounds = [0, *accumulate(len(run) for run in runs)]
+        return [self.batch(numbers[first:end]) for first, end in pairwise(bounds)]
+
+    def steps(self, order: Sequence[int], *, groups_per_step: int, max_tokens: int) -> Iterator[list[PackedBatch]]:
+        """The groups in this order, cut into optimiser steps, each in micro-batches; a last, smaller step is kept."""
+        for first in range(0, len(order), groups_per_step):
+            yield self.batches(order[first : first + groups_per_step], max_tokens=max_tokens)
 
     @torch.no_grad()
-    def map_tokens(self, function: Callable[[PackedBatch], Tensor], *, max_tokens: int, device: torch.device) -> Tensor:
-        """[M] numbers that ``function`` gives for the tokens of each micro-batch, in order, on the CPU."""
-        everything = list(range(len(self.groups)))
-        parts = [function(batch.to(device)).float().cpu() for batch in self.batches(everything, max_tokens=max_tokens)]
-        return torch.cat(parts)
+    def map(self, function: Callable[[PackedBatch], Tensor], *, max_tokens: int) -> Tensor:
+        """[M] or [S] numbers that ``function`` gives for each micro-batch, in order, on the CPU."""
+        everything = range(len(self.groups))
+        return torch.cat([function(batch).cpu() for batch in self.batches(everything, max_tokens=max_tokens)])
 
     def state_dict(self) -> dict[str, Any]:
         """Plain lists and tensors."""
         return {
             "groups": [
-                {"prefix": list(g.prefix), "branches": [list(b.tokens) for b in g.branches], "id": str(g.columns.get("id", ""))}
-                for g in self.groups
+                {
+                    "prefix": list(group.prefix),
+                    "branches": [list(branch.tokens) for branch in group.branches],
+                    "id": str(group.columns.get("id", "")),
+                }
+                for group in self.groups
             ],
             "columns": self.columns,
             "token_columns": self.token_columns,
@@ -91,7 +107,18 @@ class RolloutExperience:
         return cls(groups, columns=state["columns"], token_columns=state["token_columns"])
 
 
-def steps_of(order: Sequence[int], groups_per_step: int) -> Iterator[Sequence[int]]:
-    """Cut an order of groups into optimiser steps; a last, smaller one is kept."""
-    for first in range(0, len(order), groups_per_step):
-        yield order[first : first + groups_per_step]
+def at_last_tokens(batch: PackedBatch) -> PackedBatch:
+    """The same tokens, with the state *after* each sequence's last token as the only one that is looked at: M = S.
+
+    What a critic says of it is the value of going on, where a completion was cut.
+    """
+    sequences = torch.arange(batch.num_sequences, device=batch.tokens.device)
+    # which token is scored there makes no difference to a value; the last one is at hand
+    return replace(
+        batch, score_at=batch.last, score_token=batch.tokens[batch.last], score_seq=sequences, token_columns={}
+    )
+
+
+def _ranges(first: Sequence[int], numbers: Sequence[int]) -> Tensor:
+    """int64: first[n] .. first[n + 1] for each n, one after the other."""
+    return torch.tensor([index for n in numbers for index in range(first[n], first[n + 1])])

@@ -39,12 +39,21 @@ class GRPOTrainer(OnlineTrainer):
         scorer: Scorer,
         *,
         reference: Reference,
+        eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
         log: RunLog | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
         super().__init__(
-            policy, config, prompts, scorer, reference=reference, engine=engine, log=log, checkpoint_dir=checkpoint_dir
+            policy,
+            config,
+            prompts,
+            scorer,
+            reference=reference,
+            eval_prompts=eval_prompts,
+            engine=engine,
+            log=log,
+            checkpoint_dir=checkpoint_dir,
         )
         self.settings = config
 
@@ -59,12 +68,14 @@ class GRPOTrainer(OnlineTrainer):
         if config.kl.where == "reward":
             old, ref = experience.token_columns["old_logprobs"], experience.token_columns["ref_logprobs"]
             penalty = KL_ESTIMATORS[config.kl.estimator](old, ref)
-            scores = scores - self.controller.coef * segment_sum(penalty, experience.score_seq, experience.num_sequences)
+            scores = scores - self.controller.coef * segment_sum(
+                penalty, experience.score_seq, experience.num_sequences
+            )
         advantages = group_advantages(scores, experience.group, divide_by_std=config.divide_by_std)
         metrics.mean("grpo/reward_mean", scores)
         by_group = scores.view(-1, config.group_size)
         metrics.mean("grpo/reward_std", by_group.std(dim=1))
-        metrics.mean("grpo/equal_groups_frac", (by_group.std(dim=1) == 0).float())
+        metrics.mean("grpo/equal_groups_frac", (by_group == by_group[:, :1]).all(dim=1))
         metrics.mean("grpo/advantage_mean", advantages)
         experience.token_columns["advantages"] = advantages[experience.score_seq]
 
@@ -73,7 +84,7 @@ class GRPOTrainer(OnlineTrainer):
         config = self.settings
         batch = batch.to(self.policy.device)
         scores = self.score(batch)
-        losses = self.policy_losses(scores.logprobs, batch, metrics)
+        losses = self.policy_losses(scores, batch, metrics)
         if config.kl.where == "loss":
             kl = KL_ESTIMATORS[config.kl.estimator](scores.logprobs, batch.token_columns["ref_logprobs"])
             metrics.mean("loss/kl", kl)

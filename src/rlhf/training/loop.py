@@ -4,7 +4,7 @@ An algorithm says what to learn from and how to turn a packed batch into a loss;
 accumulate, clip, step, schedule, evaluate, stop early, checkpoint, resume, log. A run is a sequence of *phases*:
 
     offline (SFT, reward, DPO)     a phase is one optimiser step on the next rows
-    online (PPO, GRPO)             a phase asks the policy, judges, gives credit, and takes several steps on what came back
+    online (PPO, GRPO)             a phase asks the policy, judges, gives credit, and takes several steps with that
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Totals:
     def of(cls, batches: Sequence[PackedBatch]) -> Totals:
         """Count."""
         return cls(
-            sum(b.num_scored for b in batches), sum(b.num_sequences for b in batches), sum(b.num_groups for b in batches)
+            sum(b.num_scored for b in batches),
+            sum(b.num_sequences for b in batches),
+            sum(b.num_groups for b in batches),
         )
 
 
@@ -268,7 +270,7 @@ class Loop:
         for trained in self.modules:
             trained.module.eval()
         with random_state_kept(), self.average.swapped_in() if self.average else nullcontext():
-            with torch.no_grad(), mixed_precision(self.config.autocast, self.optimizer.device):
+            with torch.no_grad():
                 self.evaluation = self.algorithm.evaluate()
             if self.evaluation:
                 self.log.metrics(step, self.evaluation, event="eval")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Metrics:
-    """Sums and counts by name; ``result`` divides. Tensors stay on their device until then, so nothing waits for a GPU."""
+    """Sums and counts by name; ``result`` divides. Tensors stay on their device until then: nothing waits for a GPU."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -45,6 +45,11 @@ class Metrics:
             elif float(count) > 0:
                 found[name] = float(value) / float(count)
         return found
+
+
+def share_above(first: Tensor, second: Tensor) -> Tensor:
+    """1 where the first number is larger, 1/2 where both are equal, else 0; the mean is an accuracy."""
+    return torch.heaviside(first - second, first.new_tensor(0.5))
 
 
 def describe(metrics: Mapping[str, float], names: Mapping[str, str]) -> str:

@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.training import TrainConfig
+from torch import Tensor
+
+from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
-from rlhf.training.checkpoint import CheckpointStore
+from rlhf.errors import ConfigError
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Loop, TrainResult
+from rlhf.training.loop import Loop, Totals, TrainResult
 from rlhf.training.metrics import Metrics
+from rlhf.training.optim import TrainedModule, mixed_precision
 from rlhf.training.rows import MapData, Rows, StreamData, build_rows
 
 
 class RowsOfStep:
-    """The experience of an offline phase. It is gone after its only step, so a checkpoint has nothing to keep."""
+    """The experience of an offline phase."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = groups
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Nothing: the phase is over with its only step, so no checkpoint falls into its middle."""
         return {}
 
 
-class OfflineTrainer:
-    """The file-reading half of ``rlhf.training.loop.Algorithm``; a trainer adds ``modules``, ``loss`` and ``evaluate``."""
+class OfflineTrainer(ABC):
+    """The file-reading half of ``rlhf.training.loop.Algorithm``.
+
+    Args:
+        config: Settings.
+        train_data: Rows that can be counted, or a stream.
+        eval_data: Held-out rows, or None.
+        log: Where metrics go.
+        checkpoint_dir: Where checkpoints go; None for none.
+    """
 
     name = "offline"
     steps_per_phase = 1
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: OfflineConfig,
         train_data: MapData | StreamData,
         eval_data: MapData | None,
+        *,
         log: RunLog | None,
         checkpoint_dir: Path | None,
     ) -> None:
+        if config.early_stopping is not None and not eval_data:
+            raise ConfigError("early_stopping watches held-out rows, and there are none; give eval_data.")
         self.config = config
         self.eval_data = eval_data
         self.rows: Rows = build_rows(train_data, config)
@@ -49,19 +64,34 @@ class OfflineTrainer:
 
     def train(self) -> TrainResult:
         """Train to the end, from the newest checkpoint where there is one."""
-        store = None
-        if self.checkpoint_dir is not None:
-            store = CheckpointStore(
-                self.checkpoint_dir, keep=self.config.keep_checkpoints, identity=self.config.model_dump_json()
-            )
-        return Loop(self, self.config, log=self.log, checkpoints=store).run()  # type: ignore[arg-type]
+        return Loop(self, self.config, log=self.log, checkpoint_dir=self.checkpoint_dir).run()
+
+    @abstractmethod
+    def modules(self) -> Sequence[TrainedModule]:
+        """What is trained."""
+
+    @abstractmethod
+    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """This micro-batch's part of the step's loss."""
+
+    @abstractmethod
+    def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
+        """Add what is measured on held-out rows."""
+
+    @abstractmethod
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """A few words beside the progress bar."""
+
+    def pack(self, groups: Sequence[Group]) -> PackedBatch:
+        """One micro-batch; trainers that need columns add them here."""
+        return pack(groups)
 
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next rows."""
         return RowsOfStep(self.rows.take(phase))
 
     def restore(self, state: Mapping[str, Any]) -> RowsOfStep:
-        """Rows whose step is taken already."""
+        """Never needed, see ``RowsOfStep.state_dict``."""
         return RowsOfStep([])
 
     def steps(self, phase: int, experience: RowsOfStep) -> Iterator[list[PackedBatch]]:
@@ -72,16 +102,16 @@ class OfflineTrainer:
         """Pack rows into micro-batches of at most ``tokens_per_microbatch`` distinct tokens, in order."""
         return [self.pack(run) for run in split_by_tokens(groups, max_tokens=self.config.tokens_per_microbatch)]
 
-    def pack(self, groups: Sequence[Group]) -> PackedBatch:
-        """One micro-batch; trainers that need columns add them here."""
-        return pack(groups)
-
-    def eval_batches(self) -> Iterator[PackedBatch]:
-        """All held-out rows, shortest first so that attention buckets are even; nothing where there are none."""
-        if self.eval_data is None or len(self.eval_data) == 0:
-            return
+    def evaluate(self) -> dict[str, float]:
+        """``measure`` over all held-out rows, shortest first so that attention buckets are even; empty without rows."""
+        if not self.eval_data:
+            return {}
+        metrics = Metrics()
         groups = sorted((self.eval_data[i] for i in range(len(self.eval_data))), key=lambda group: group.num_tokens)
-        yield from self.batches(groups)
+        with mixed_precision(self.config.autocast, self.modules()[0].device):
+            for batch in self.batches(groups):
+                self.measure(batch, metrics)
+        return metrics.result()
 
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
         """Never."""

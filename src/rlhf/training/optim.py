@@ -26,6 +26,11 @@ class TrainedModule:
     module: nn.Module
     learning_rate: float
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.module.parameters()).device
+
 
 def learning_rate_factor(step: int, total_steps: int, *, warmup_frac: float, kind: Schedule, floor: float) -> float:
     """Share of the peak learning rate at a step, counted from 0.
@@ -87,9 +92,7 @@ class Optimizer:
                     groups.append({"params": chosen, "weight_decay": decay, "peak": trained.learning_rate})
         self.parameters = [p for parameters in self.parameters_of.values() for p in parameters]
         if not groups:
-            raise ConfigError(
-                "Nothing is trainable: every weight is frozen; unfreeze some or add an adapter."
-            )
+            raise ConfigError("Nothing is trainable: every weight is frozen; unfreeze some or add an adapter.")
         if config.autocast == "float16" and any(p.dtype == torch.float16 for p in self.parameters):
             raise ConfigError("autocast is float16, and so are the weights; train float32 weights (`dtype: float32`).")
         self.device = self.parameters[0].device

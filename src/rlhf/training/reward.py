@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 
 import torch
@@ -15,9 +16,9 @@ from rlhf.losses import bradley_terry_loss, centring_penalty
 from rlhf.models.reward import RewardModel
 from rlhf.training.log import RunLog
 from rlhf.training.loop import Totals, TrainResult
-from rlhf.training.metrics import Metrics, describe
+from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
-from rlhf.training.optim import TrainedModule
+from rlhf.training.optim import TrainedModule, mixed_precision
 from rlhf.training.rows import MapData, StreamData
 
 ROWS_TO_NORMALIZE = 2000
@@ -27,8 +28,8 @@ ROWS_TO_NORMALIZE = 2000
 class RewardModelTrainer(OfflineTrainer):
     """Minimises the Bradley-Terry loss of pairs; the members of an ensemble learn side by side from the same batches.
 
-    After training the scores are shifted and scaled to mean 0 and deviation 1 over training completions, so that a KL weight
-    means the same with every reward model.
+    After training the scores are shifted and scaled to mean 0 and deviation 1 over training completions, so that a KL
+    weight means the same with every reward model.
 
     Args:
         model: Changed in place.
@@ -51,7 +52,7 @@ class RewardModelTrainer(OfflineTrainer):
         log: RunLog | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
-        super().__init__(config, train_data, eval_data, log, checkpoint_dir)
+        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
         self.settings = config
         self.model = model
 
@@ -63,23 +64,22 @@ class RewardModelTrainer(OfflineTrainer):
         return result
 
     def modules(self) -> Sequence[TrainedModule]:
-        """All members."""
-        return [TrainedModule("reward", self.model, self.config.learning_rate)]
+        """The members, each with its own gradient norm."""
+        members = list(self.model.members)
+        names = ["reward"] if len(members) == 1 else [f"member-{number}" for number in range(len(members))]
+        rate = self.config.learning_rate
+        return [TrainedModule(name, member, rate) for name, member in zip(names, members, strict=True)]
 
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Pairs, with their margins where those are used."""
         batch = pack(groups)
         if not self.settings.use_margin:
             return batch
-        margins = []
-        for group in groups:
-            if "margin" not in group.columns:
-                raise DataError(f"Row {group.columns.get('id')} has no column `margin`, which use_margin needs.")
-            margins += [float(group.columns["margin"])] * len(group.branches)
+        margins = [_margin(group) for group in groups for _ in group.branches]
         return batch.with_columns(margin=torch.tensor(margins))
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        """Mean over pairs, summed over members."""
+        """Mean over pairs, summed over members: each learns as it would alone."""
         config = self.settings
         batch = batch.to(self.model.device)
         chosen, rejected = self._scores(batch)
@@ -88,22 +88,18 @@ class RewardModelTrainer(OfflineTrainer):
             chosen.flatten(), rejected.flatten(), margin=margin, label_smoothing=config.label_smoothing
         )
         metrics.mean("loss/train", losses)
-        metrics.mean("reward/accuracy", (chosen.mean(0) > rejected.mean(0)).float())
+        metrics.mean("reward/accuracy", share_above(chosen.mean(0), rejected.mean(0)))
         metrics.mean("reward/margin", chosen - rejected)
         if config.center_coef:
             losses = losses + config.center_coef * centring_penalty(chosen.flatten(), rejected.flatten())
         return losses.sum() / totals.num_groups
 
-    def evaluate(self) -> dict[str, float]:
-        """Loss, accuracy (a tie counts half) and margin on held-out pairs, of the ensemble's mean."""
-        metrics = Metrics()
-        for batch in self.eval_batches():
-            chosen, rejected = self._scores(batch.to(self.model.device))
-            metrics.mean("eval/loss", bradley_terry_loss(chosen.flatten(), rejected.flatten()))
-            difference = chosen.mean(0) - rejected.mean(0)
-            metrics.mean("eval/accuracy", (difference > 0).float() + 0.5 * (difference == 0).float())
-            metrics.mean("eval/margin", difference)
-        return metrics.result()
+    def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
+        """Loss and margin of the members, and the accuracy of their mean (a tie counts half)."""
+        chosen, rejected = self._scores(batch.to(self.model.device))
+        metrics.mean("eval/loss", bradley_terry_loss(chosen.flatten(), rejected.flatten()))
+        metrics.mean("eval/accuracy", share_above(chosen.mean(0), rejected.mean(0)))
+        metrics.mean("eval/margin", chosen - rejected)
 
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Loss and accuracy."""
@@ -116,15 +112,23 @@ class RewardModelTrainer(OfflineTrainer):
 
     @torch.no_grad()
     def _normalize(self) -> None:
-        groups = self._some_rows()
-        batches = self.batches(sorted(groups, key=lambda group: group.num_tokens))
+        """Set the scale from the rows of the first steps, at most ``ROWS_TO_NORMALIZE``."""
+        groups: list[Group] = []
+        for step in range(self.rows.num_steps):
+            groups += self.rows.take(step)
+            if len(groups) >= ROWS_TO_NORMALIZE:
+                break
+        batches = self.batches(sorted(groups[:ROWS_TO_NORMALIZE], key=lambda group: group.num_tokens))
         self.model.eval()
-        self.model.fit_normalization(torch.cat([self.model.raw_scores(b.to(self.model.device)) for b in batches], dim=1))
+        with mixed_precision(self.config.autocast, self.model.device):
+            scores = [self.model.raw_scores(batch.to(self.model.device)) for batch in batches]
+        self.model.fit_normalization(torch.cat(scores, dim=1))
 
-    def _some_rows(self) -> list[Group]:
-        found: list[Group] = []
-        step = 0
-        while len(found) < ROWS_TO_NORMALIZE and step < self.rows.num_steps:
-            found += self.rows.take(step)
-            step += 1
-        return found[:ROWS_TO_NORMALIZE]
+
+def _margin(group: Group) -> float:
+    margin = group.columns.get("margin")
+    if not isinstance(margin, Real):
+        raise DataError(
+            f"Row {group.columns.get('id')}: use_margin needs a number in the column `margin`; got {margin!r}."
+        )
+    return float(margin)

@@ -44,7 +44,7 @@ class SFTTrainer(OfflineTrainer):
         log: RunLog | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
-        super().__init__(config, train_data, eval_data, log, checkpoint_dir)
+        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
         self.policy = policy
 
     def modules(self) -> Sequence[TrainedModule]:
@@ -57,12 +57,13 @@ class SFTTrainer(OfflineTrainer):
         metrics.mean("loss/train", losses)
         return token_mean(losses, num_tokens=totals.num_tokens)
 
+    def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
+        """Loss in nats per token."""
+        metrics.mean("eval/loss", nll_loss(self.policy.score(batch.to(self.policy.device)).logprobs))
+
     def evaluate(self) -> dict[str, float]:
-        """Loss in nats per token, and perplexity."""
-        metrics = Metrics()
-        for batch in self.eval_batches():
-            metrics.mean("eval/loss", nll_loss(self.policy.score(batch.to(self.policy.device)).logprobs))
-        found = metrics.result()
+        """Loss, and perplexity."""
+        found = super().evaluate()
         if "eval/loss" in found:
             found["eval/perplexity"] = math.exp(min(found["eval/loss"], 700.0))
         return found

@@ -50,7 +50,10 @@ def test_the_text_is_kept_as_the_source_or_the_function():
     ("reward", "message"),
     [
         ({"kind": "lexicn", "path": "x"}, r"reward.kind: none is called 'lexicn'. Did you mean 'lexicon'\?"),
-        ({"kind": "rules", "target_word": 3}, r"reward.target_word: there is no such key. Did you mean 'target_words'\?"),
+        (
+            {"kind": "rules", "target_word": 3},
+            r"reward.target_word: there is no such key. Did you mean 'target_words'\?",
+        ),
         ({"weight": 2}, r"reward.kind: this key is required"),
         (["rules", {"kind": "lexicon"}], r"reward.1.path: this key is required"),
         ({"kind": "rules", "weight": ".inf"}, r"reward.weight: "),

@@ -117,7 +117,7 @@ def test_bad_rows_are_in_the_report(tokenizer, tmp_path):
     assert (len(data), data.report.num_rows) == (2, 3)
     assert [bad.where for bad in data.report.bad_rows] == [f"{path}:2"]
     assert "3 rows, 2 usable" in data.report.to_text()
-    assert "1 bad rows:" in data.report.to_text()
+    assert "1 bad row:" in data.report.to_text()
     with pytest.raises(DataError, match=r"d.jsonl:2: not a JSON value"):
         SFTDataset(path, tokenizer)
 

@@ -58,7 +58,9 @@ def evaluation(policies, prompts, reward_model):
 
 
 def test_a_policy_wins_half_the_time_against_itself_on_draws_of_its_own(policies, prompts):
-    found = evaluate_policies(policies[0], policies[0], prompts, vowels, sampling=SAMPLING, seed=1, samples_per_prompt=20)
+    found = evaluate_policies(
+        policies[0], policies[0], prompts, vowels, sampling=SAMPLING, seed=1, samples_per_prompt=20
+    )
     assert found.win_rate.low < 0.5 < found.win_rate.high
     assert found.win_rate.wins > 0
     assert found.win_rate.losses > 0
@@ -79,7 +81,9 @@ def test_everything_is_there_and_gains_are_differences(evaluation):
     for change in evaluation.changes.values():
         assert change.gain.value == pytest.approx(change.after.value - change.before.value)
     assert evaluation.changes["gold/even"].before.value == 0.5
-    assert evaluation.changes["gold/ended"].after.value == pytest.approx(1 - evaluation.changes["unended_frac"].after.value)
+    assert evaluation.changes["gold/ended"].after.value == pytest.approx(
+        1 - evaluation.changes["unended_frac"].after.value
+    )
     assert evaluation.changes["unended_frac"].unit == "share"
     assert evaluation.kl.k3.low > 0
     assert evaluation.kl.k1.low < evaluation.kl.k3.value < evaluation.kl.k1.high

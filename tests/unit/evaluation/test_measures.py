@@ -27,7 +27,10 @@ def completion(prompt_id, tokens, sample=0):
 
 
 PROMPTS = [Prompt("a", [5, 6, 7], ""), Prompt("b", [9, 8], "")]
-SAMPLES = [[completion("a", [10, 11, 1]), completion("a", [12, 1], 1)], [completion("b", [40]), completion("b", [41, 42], 1)]]
+SAMPLES = [
+    [completion("a", [10, 11, 1]), completion("a", [12, 1], 1)],
+    [completion("b", [40]), completion("b", [41, 42], 1)],
+]
 
 
 def next_token_logprobs(policy, ids, temperature):

@@ -112,9 +112,7 @@ def test_noiseless_curves_are_judged_without_warnings():
 def test_healthy_runs_are_accused_in_about_one_of_a_hundred(num_steps, shape):
     x = np.linspace(0, 1, num_steps)
     gold = np.ones(num_steps) if shape == "flat" else 1.2 - np.exp(-6 * x)
-    verdicts = [
-        overoptimisation(curve(noisy(gold, seed), noisy(2 * x, 10_000 + seed))).verdict for seed in range(600)
-    ]
+    verdicts = [overoptimisation(curve(noisy(gold, seed), noisy(2 * x, 10_000 + seed))).verdict for seed in range(600)]
     # 600 runs at 1 %: 6 expected, 14 or more has a chance of 0.4 %
     assert sum(verdict is HackingVerdict.HACKING for verdict in verdicts) <= 13
 
@@ -132,9 +130,7 @@ def test_the_critical_fall_is_higher_than_that_of_one_comparison():
 
 
 def length_judge(prompts, completions, *, ended, **columns):
-    return [
-        {"score": float(len(text)), "cut": not whole} for text, whole in zip(completions, ended, strict=True)
-    ]
+    return [{"score": float(len(text)), "cut": not whole} for text, whole in zip(completions, ended, strict=True)]
 
 
 def row(step, prompt, completion, **more):
@@ -144,7 +140,14 @@ def row(step, prompt, completion, **more):
 def test_rollouts_are_averaged_by_step_in_order():
     rows = [row(9, "p", "aaaa"), row(1, "p", "a", score=3.0), row(1, "q", "aaa", ended=False, kl=4.0)]
     first, second = judge_rollouts(rows, length_judge)
-    assert (first["step"], first["n"], first["proxy"], first["gold"], first["kl"], first["cut"]) == (1, 2, 2.0, 2.0, 3.0, 0.5)
+    assert (first["step"], first["n"], first["proxy"], first["gold"], first["kl"], first["cut"]) == (
+        1,
+        2,
+        2.0,
+        2.0,
+        3.0,
+        0.5,
+    )
     assert first["gold_low"] < 2.0 < first["gold_high"]
     assert (second["step"], second["gold"], second["gold_low"]) == (9, 4.0, None)
 
@@ -164,7 +167,9 @@ def test_rollouts_give_their_other_columns_to_the_judge():
 
 def test_a_broken_verdict_names_the_rollout():
     with pytest.raises(RewardError, match=r"number 1 \(step 9\)"):
-        judge_rollouts([row(1, "p", "a"), row(9, "p", "")], lambda completions, **c: [len(t) or None for t in completions])
+        judge_rollouts(
+            [row(1, "p", "a"), row(9, "p", "")], lambda completions, **c: [len(t) or None for t in completions]
+        )
 
 
 def test_rollouts_are_read_from_a_file_line_separators_inside_texts_included(tmp_path):

@@ -110,7 +110,9 @@ def test_rank_correlation_is_scipys_with_ties_too():
     assert found.low < found.value < found.high
 
 
-@pytest.mark.parametrize(("x", "y"), [([1, 2, 3], [1, 2, 3]), ([1, 1, 1, 1], [1, 2, 3, 4]), ([1, 2, 3, math.nan], [1] * 4)])
+@pytest.mark.parametrize(
+    ("x", "y"), [([1, 2, 3], [1, 2, 3]), ([1, 1, 1, 1], [1, 2, 3, 4]), ([1, 2, 3, math.nan], [1] * 4)]
+)
 def test_a_correlation_that_is_not_there_is_missing(x, y):
     assert not spearman(x, y).measured
 

@@ -9,9 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from rlhf.pipeline.report import render, write_report
 from rlhf.pipeline.report_data import read_run, sorted_points
+from rlhf.pipeline.report_plots import Panel
+from rlhf.pipeline.report_words import headline
 from tests.fixtures.run_folder import write_run
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -41,6 +44,11 @@ def report_of(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def page(healthy):
     return report_of(healthy)
+
+
+@pytest.fixture(scope="module")
+def hacked_page(hacked):
+    return report_of(hacked)
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
@@ -95,9 +103,9 @@ def test_the_page_is_well_formed_and_has_one_title_and_one_main(page):
     assert {target.removeprefix("#") for target in targets} <= set(ids)
 
 
-@pytest.mark.parametrize("kind", ["healthy", "hacked"])
-def test_nothing_is_fetched_and_nothing_runs(kind, request):
-    html = report_of(request.getfixturevalue(kind))
+@pytest.mark.parametrize("which", ["page", "hacked_page"])
+def test_nothing_is_fetched_and_nothing_runs(which, request):
+    html = request.getfixturevalue(which)
     found = Page(html)
     assert not re.search(r"https?:|//[a-z]|url\((?!#)|@import|javascript:", html)
     assert {tag for tag, _ in found.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "form"})
@@ -133,8 +141,8 @@ def test_the_verdict_stands_first_in_words_with_its_interval(page, healthy):
     assert text.index("The model became better") < text.index("What changed")
 
 
-def test_a_gamed_reward_is_called_so_and_alarms_are_shown(hacked):
-    text = text_of(report_of(hacked))
+def test_a_gamed_reward_is_called_so_and_alarms_are_shown(hacked_page):
+    text = text_of(hacked_page)
     assert "The reward was gamed" in text
     assert "The model became better" not in text
     assert "KL to the reference is 9.4 nats per sequence and rising" in text
@@ -205,6 +213,22 @@ def test_a_damaged_file_does_not_take_the_report_with_it(plain, tmp_path, file, 
     assert "The model became better" in html or file.startswith("evaluation")
 
 
+@pytest.mark.parametrize("part", ["win_rate", "changes", "kl", "reward_model", "curve", "hacking", "samples", "proxy"])
+@pytest.mark.parametrize("instead", [3, "x", [1], {"x": [None]}])
+def test_a_part_of_another_shape_costs_its_own_section_and_no_more(plain, tmp_path, monkeypatch, caplog, part, instead):
+    for name in ("line_panel", "calibration_panel", "sureness_panel"):
+        monkeypatch.setattr(f"rlhf.pipeline.report_views.{name}", lambda *a, **k: Panel("", Markup("<svg></svg>")))
+    folder = copied(plain, tmp_path)
+    path = folder / "evaluation" / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {part: instead}))
+    html = report_of(folder)
+    Page(html)
+    broken = set(re.findall(r'<section id="(\w+)">\s*<h2>[^<]*</h2>\s*<p class="missing">.*?can&#39;t be shown', html))
+    assert broken.isdisjoint({"stages", "curves", "alarms", "lineage", "recipe"})
+    assert broken == {re.search(r"section '(\w+)'", record.getMessage())[1] for record in caplog.records}
+    assert {"sft", "ppo"} <= set(re.findall(r'<th scope="row">(\w+)', html))
+
+
 def test_an_empty_folder_gives_a_report_that_says_so(tmp_path):
     text = text_of(report_of(tmp_path))
     assert "Nobody measured whether this run made the model better" in text
@@ -218,21 +242,47 @@ def test_a_half_written_log_line_is_left_out_and_counted(plain, tmp_path):
     assert "1 line of events.jsonl: not readable" in text_of(report_of(folder))
 
 
-def test_no_difference_is_not_sold_as_success(plain, tmp_path):
+@pytest.mark.parametrize(
+    ("rate", "title", "tone"),
+    [
+        ({"rate": 0.6, "low": 0.55, "high": 0.65}, "The model became better", "good"),
+        ({"rate": 0.52, "low": 0.47, "high": 0.57}, "No difference could be shown", "unknown"),
+        ({"rate": 0.4, "low": 0.35, "high": 0.45}, "The model became worse", "bad"),
+        ({"rate": None, "low": None, "high": None}, "The win rate could not be measured", "unknown"),
+    ],
+)
+def test_the_verdict_says_what_the_interval_allows(plain, tmp_path, rate, title, tone):
     folder = copied(plain, tmp_path)
     path = folder / "evaluation" / "evaluation.json"
     document = json.loads(path.read_text())
-    document["win_rate"] |= {"rate": 0.52, "low": 0.47, "high": 0.57}
+    document["win_rate"] |= {**rate, "reason": "2 of 9 values are not finite"}
     path.write_text(json.dumps(document))
-    assert "No difference could be shown" in report_of(folder)
-    document["win_rate"] |= {"rate": 0.4, "low": 0.35, "high": 0.45}
+    found = headline(read_run(folder))
+    assert (found.title, found.tone) == (title, tone)
+    if rate["rate"] is None:
+        assert "2 of 9 values are not finite" in found.sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "win", "title", "tone"),
+    [
+        ("reward_hacking", (0.55, 0.65), "Better than before, but past its best", "mixed"),
+        ("reward_hacking", (0.45, 0.55), "The reward was gamed, and no difference could be shown", "bad"),
+        ("reward_hacking", (0.2, 0.3), "The reward was gamed, and the model became worse", "bad"),
+        ("collapse", (0.2, 0.3), "Training broke down, and the model became worse", "bad"),
+        ("undecided", (0.55, 0.65), "The model became better", "good"),
+    ],
+)
+def test_a_gamed_reward_is_never_plain_success(plain, tmp_path, verdict, win, title, tone):
+    folder = copied(plain, tmp_path)
+    path = folder / "evaluation" / "evaluation.json"
+    document = json.loads(path.read_text())
+    document["win_rate"] |= {"low": win[0], "high": win[1]}
+    document["hacking"] = {"verdict": verdict, "sentence": "As it is."}
     path.write_text(json.dumps(document))
-    assert "The model became worse" in report_of(folder)
-    document["win_rate"] |= {"rate": None, "low": None, "high": None, "reason": "2 of 9 values are not finite"}
-    path.write_text(json.dumps(document))
-    text = text_of(report_of(folder))
-    assert "The win rate could not be measured" in text
-    assert "2 of 9 values are not finite" in text
+    found = headline(read_run(folder))
+    assert (found.title, found.tone) == (title, tone)
+    assert "As it is." in found.sentences
 
 
 def test_a_failed_stage_stands_in_the_verdict(plain, tmp_path):
@@ -277,7 +327,9 @@ def test_a_resumed_stage_goes_on_and_a_changed_one_starts_anew(tmp_path):
 
     resumed = write_events(tmp_path / "a", start("k"), metrics(1, 3.0), metrics(2, 9.0), start("k"), metrics(2, 2.0))
     assert read_run(resumed).stages["sft"].curves == {"loss/train": {1: 3.0, 2: 2.0}}
-    changed = write_events(tmp_path / "b", start("k"), metrics(1, 3.0), metrics(2, 9.0), start("other"), metrics(1, 1.0))
+    changed = write_events(
+        tmp_path / "b", start("k"), metrics(1, 3.0), metrics(2, 9.0), start("other"), metrics(1, 1.0)
+    )
     assert read_run(changed).stages["sft"].curves == {"loss/train": {1: 1.0}}
 
 

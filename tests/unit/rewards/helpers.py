@@ -14,7 +14,9 @@ from rlhf.rollout.types import Completion
 HERE = "tests.unit.rewards.helpers"
 
 
-def prompt(number: int = 0, *, ids: list[int] | None = None, text: str = "Why?", messages=None, **columns: Any) -> Prompt:
+def prompt(
+    number: int = 0, *, ids: list[int] | None = None, text: str = "Why?", messages=None, **columns: Any
+) -> Prompt:
     return Prompt(f"p{number}", ids or [5, 6, 7], text, columns, messages)
 
 

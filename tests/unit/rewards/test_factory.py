@@ -38,11 +38,15 @@ def test_each_kind_becomes_its_scorer(tmp_path, tiny_llama, tiny_tokenizer, lexi
 
 
 def test_settings_reach_the_scorer(lexicon):
-    rules = build_reward({"kind": "rules", "target_words": 1, "capital_weight": 3, "punctuation_weight": 0, "name": "form"})
+    rules = build_reward(
+        {"kind": "rules", "target_words": 1, "capital_weight": 3, "punctuation_weight": 0, "name": "form"}
+    )
     assert rules.score(*samples("Yes")).per_component == {"form": [3.0]}
     compound = build_reward({"kind": "lexicon", "path": lexicon, "scale": "compound", "negation": False})
     assert compound.score(*samples("not good")).scores == pytest.approx([2 / 19**0.5])
-    function = build_reward({"kind": "function", "function": f"{HERE}:length", "timeout_seconds": 5, "in_process": True})
+    function = build_reward(
+        {"kind": "function", "function": f"{HERE}:length", "timeout_seconds": 5, "in_process": True}
+    )
     assert isinstance(function, FunctionReward)
     assert function.timeout_seconds == 5
 

@@ -76,7 +76,9 @@ def test_an_async_function_is_awaited(judge_with, in_process):
 
 def test_a_function_in_a_file_works(tmp_path, in_process):
     file = tmp_path / "mine.py"
-    file.write_text("WEIGHT = 2\n\ndef loud(completions, **kwargs):\n    return [WEIGHT * c.count('!') for c in completions]\n")
+    file.write_text(
+        "WEIGHT = 2\n\ndef loud(completions, **kwargs):\n    return [WEIGHT * c.count('!') for c in completions]\n"
+    )
     with FunctionReward(f"{file}:loud", in_process=in_process) as scorer:
         assert scorer.score(*samples("a!", "!!")).scores == [2.0, 4.0]
 
@@ -91,12 +93,14 @@ def test_a_local_function_needs_this_process():
     def local(prompts, completions):
         return [7.0] * len(completions)
 
-    with pytest.raises(ConfigError, match="can't find the reward function 'local'.*in_process"):
+    with pytest.raises(ConfigError, match=r"can't find the reward function 'local'.*in_process"):
         FunctionReward(local)
     assert FunctionReward(local, in_process=True).score(*samples("a")).scores == [7.0]
 
 
-@pytest.mark.parametrize("values", [np.array([1, 2]), torch.tensor([1.0, 2.0]), (1, 2), [np.float32(1), torch.tensor(2)]])
+@pytest.mark.parametrize(
+    "values", [np.array([1, 2]), torch.tensor([1.0, 2.0]), (1, 2), [np.float32(1), torch.tensor(2)]]
+)
 def test_arrays_and_tensors_are_numbers_too(values):
     scorer = FunctionReward(lambda prompts, completions: values, in_process=True)
     assert scorer.score(*samples("a", "b")).scores == [1.0, 2.0]

@@ -67,7 +67,9 @@ def test_scores_do_not_hang_on_how_the_batch_is_cut(reward_model, rollout, tiny_
         cut = LearnedReward(reward_model, tokenizer=tiny_tokenizer, max_tokens=max_tokens)
         assert cut.score(*rollout).scores == pytest.approx(whole, abs=1e-5)
     order = [5, 0, 11, 3, 2, 1, 10, 4, 9, 6, 8, 7]  # neighbours of one prompt come apart
-    shuffled = LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(*([part[i] for i in order] for part in rollout))
+    shuffled = LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(
+        *([part[i] for i in order] for part in rollout)
+    )
     assert shuffled.scores == pytest.approx([whole[i] for i in order], abs=1e-5)
 
 
@@ -83,11 +85,15 @@ def test_a_shared_prompt_is_computed_once(reward_model, rollout, tiny_tokenizer,
     assert batch.num_tokens == distinct
 
 
-def test_another_tokenizer_means_that_texts_are_scored_with_an_end_where_they_ended(reward_model, rollout, tiny_tokenizer):
+def test_another_tokenizer_means_that_texts_are_scored_with_an_end_where_they_ended(
+    reward_model, rollout, tiny_tokenizer
+):
     other = tiny.build_tokenizer(("completely different words here",), vocab_size=270)
     assert not same_ids(other, tiny_tokenizer)
     prompts, completions = rollout
-    completions = [replace(c, text=f" text {n}", finish_reason="eos" if n % 3 else "length") for n, c in enumerate(completions)]
+    completions = [
+        replace(c, text=f" text {n}", finish_reason="eos" if n % 3 else "length") for n, c in enumerate(completions)
+    ]
     scorer = LearnedReward(reward_model, tokenizer=other)  # the policy's tokenizer is another one
     expected = []
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -99,7 +105,9 @@ def test_another_tokenizer_means_that_texts_are_scored_with_an_end_where_they_en
     assert scorer.score(prompts, completions).scores == pytest.approx(expected, abs=1e-5)
 
 
-def test_without_a_tokenizer_ids_are_used_only_if_they_say_the_texts(reward_model, rollout, tiny_tokenizer, monkeypatch):
+def test_without_a_tokenizer_ids_are_used_only_if_they_say_the_texts(
+    reward_model, rollout, tiny_tokenizer, monkeypatch
+):
     prompts, completions = rollout
     completions = [
         replace(c, text=completion_texts(tiny_tokenizer, p.ids, [c.tokens])[0])

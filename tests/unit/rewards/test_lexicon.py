@@ -39,7 +39,7 @@ def test_the_compound_score_by_hand(lexicon):
     [
         ("not good", -0.74 * 1.9),
         ("It isn't a good", -0.74 * 1.9),
-        ("isn’t good", -0.74 * 1.9),  # noqa: RUF001
+        ("isn’t good", -0.74 * 1.9),
         ("no, good", -0.74 * 1.9),
         ("never was it good", -0.74 * 1.9),
         ("never was it as good", 1.9),  # four words back
@@ -71,7 +71,7 @@ def test_a_wrong_lexicon_is_named_with_its_line(tmp_path, text, message):
 
 
 def test_a_lexicon_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(DataError, match="nowhere.txt can't be read"):
+    with pytest.raises(DataError, match=r"nowhere\.txt can't be read"):
         LexiconReward(tmp_path / "nowhere.txt")
 
 

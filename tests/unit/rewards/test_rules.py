@@ -22,7 +22,8 @@ def test_the_target_costs_nothing_and_distance_costs_in_proportion():
 
 
 @pytest.mark.parametrize(
-    ("text", "capital"), [("Yes", True), ("yes", False), (' "Yes"', True), ("42 is It", False), ("Émile", True), ("", False)]
+    ("text", "capital"),
+    [("Yes", True), ("yes", False), (' "Yes"', True), ("42 is It", False), ("Émile", True), ("", False)],
 )
 def test_the_first_letter_decides(text, capital):
     assert starts_with_capital(text) is capital
@@ -30,14 +31,23 @@ def test_the_first_letter_decides(text, capital):
 
 @pytest.mark.parametrize(
     ("text", "ends"),
-    [("Yes.", True), ("Yes. \n", True), ('He said "yes."', True), ("Really?!)", True), ("Yes", False), ("", False), ('""', False)],
+    [
+        ("Yes.", True),
+        ("Yes. \n", True),
+        ('He said "yes."', True),
+        ("Really?!)", True),
+        ("Yes", False),
+        ("", False),
+        ('""', False),
+    ],
 )
 def test_the_last_mark_decides(text, ends):
     assert ends_like_a_sentence(text) is ends
 
 
 def test_a_conversation_is_read_as_its_contents():
-    assert completion_text([{"role": "assistant", "content": "One."}, {"role": "assistant", "content": "Two."}]) == "One.\nTwo."
+    turns = [{"role": "assistant", "content": "One."}, {"role": "assistant", "content": "Two."}]
+    assert completion_text(turns) == "One.\nTwo."
 
 
 def test_it_is_a_reward_function_and_a_scorer():

@@ -53,8 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mamba": PLAIN | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.2},
 }
-"""Grouped heads, windows smaller than the texts, soft-caps, sinks, chunks, learned positions; the last two take the padded
-path."""
+"""Grouped heads, windows smaller than the texts, soft-caps, sinks, chunks, learned positions."""
 PADDED_FAMILIES = ("gpt_neo", "mamba")
 EOS_IDS = [2, *range(5, VOCABULARY, 12)]
 """So many that some rows end early whatever the random weights like to say."""

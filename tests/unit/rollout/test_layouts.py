@@ -105,6 +105,16 @@ def test_memory_is_handed_out_again_and_grows_when_it_must():
     assert buffer.view((2, 2), like, torch.bfloat16).dtype == torch.bfloat16
 
 
+def test_a_small_memory_is_kept_and_a_large_one_given_back():
+    cache, ones = KVCache(), torch.ones(1, KV_HEADS, 3, WIDTH)
+    cache.make_layer(nn.Identity(), ones, ones, (2, 4, 2, 4))
+    num_bytes = 4 * (2 * KV_HEADS * 4 * WIDTH) * 4  # four tables of float32
+    cache.release_if_larger(num_bytes)
+    assert len(cache.layers) == 1
+    cache.release_if_larger(num_bytes - 1)
+    assert cache.layers == {}
+
+
 def test_whatever_the_memory_held_before_cannot_be_seen():
     cache, module = KVCache(), nn.Identity()
     settings = AttentionSettings(scaling=1.0)

@@ -17,6 +17,7 @@ from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import score
 from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.types import Completion, RolloutEngine
 from tests.unit.rollout.helpers import (
     EOS_IDS,
@@ -115,7 +116,8 @@ def test_a_sample_hangs_on_nothing_beside_it(family, word_tokenizer, prompts):
     expected = tokens_of(ask(LocalEngine(policy), prompts, num_samples=3))
     for max_rows in (1, 2, 4, 7):
         assert tokens_of(ask(LocalEngine(policy, max_rows=max_rows), prompts, num_samples=3)) == expected
-    assert tokens_of(ask(LocalEngine(policy, max_prefill_tokens=12), prompts, num_samples=3)) == expected
+    for limits in ({"max_prefill_tokens": 12}, {"max_cache_tokens": 1}, {"max_cache_tokens": 100}):
+        assert tokens_of(ask(LocalEngine(policy, **limits), prompts, num_samples=3)) == expected
     assert tokens_of(ask(LocalEngine(policy), prompts[::-1], num_samples=3))[::-1] == expected
     for prompt, group in zip(prompts, expected, strict=True):
         assert tokens_of(ask(LocalEngine(policy), [prompt], num_samples=1)) == [[group[0]]]
@@ -266,6 +268,29 @@ def test_a_prompt_that_the_model_cannot_take_is_named(policy, prompts, ids, mess
         ask(LocalEngine(policy), [prompts[0], replace(prompts[1], id="odd", ids=ids)])
 
 
+def test_rows_and_cache_stay_within_their_limits(policy, prompts, monkeypatch):
+    asked = []
+    prefill = PackedDecoder.prefill
+
+    def noted(decoder, ids, group, max_new_tokens):
+        asked.append((len(group), len(ids) * max(map(len, ids)) + len(group) * max_new_tokens))
+        return prefill(decoder, ids, group, max_new_tokens)
+
+    monkeypatch.setattr(PackedDecoder, "prefill", noted)
+    ask(LocalEngine(policy, max_rows=5, max_cache_tokens=90), prompts, num_samples=6)
+    assert sum(rows for rows, _ in asked) == 36
+    assert max(rows for rows, _ in asked) <= 5
+    assert max(tokens for _, tokens in asked) <= 90
+    asked.clear()
+    ask(LocalEngine(policy), prompts, num_samples=6)
+    assert [rows for rows, _ in asked] == [36]
+
+
+def test_senseless_limits_are_refused(policy):
+    with pytest.raises(ConfigError, match="max_rows is 0"):
+        LocalEngine(policy, max_rows=0)
+
+
 def test_no_samples_are_refused(policy, prompts):
     with pytest.raises(ConfigError, match="num_samples is 0"):
         ask(LocalEngine(policy), prompts, num_samples=0)
@@ -291,6 +316,8 @@ def test_the_real_story_model_continues_as_transformers_does(assets):
     groups = LocalEngine(policy).generate(prompts, num_samples=1, sampling=sampling, seed=0, step=0)
     for prompt, (completion,) in zip(prompts, groups, strict=True):
         ids = torch.tensor([prompt.ids])
-        out = policy.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False)
+        out = policy.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False
+        )
         assert completion.tokens == out[0, len(prompt.ids) :].tolist()
         assert completion.text.startswith((" ", ",", "'"))  # the space between prompt and completion is kept

@@ -83,7 +83,9 @@ def test_a_completion_that_goes_on_within_a_character_is_decoded_alone(byte_toke
 
 def test_every_source_of_end_tokens_counts(tiny_llama, tiny_tokenizer):
     tiny_llama.generation_config = GenerationConfig(eos_token_id=[7, 8])
-    assert eos_ids(tiny_llama, tiny_tokenizer) == sorted({7, 8, tiny_tokenizer.eos_token_id, tiny_llama.config.eos_token_id})
+    assert eos_ids(tiny_llama, tiny_tokenizer) == sorted(
+        {7, 8, tiny_tokenizer.eos_token_id, tiny_llama.config.eos_token_id}
+    )
 
 
 def test_a_model_that_never_ends_is_refused(tiny_llama, byte_tokenizer):

@@ -1,0 +1,205 @@
+"""What the report's sections show: rows and plots, taken from a run's record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.pipeline.report_data import RunRecord, StageRecord, mapping, number, sorted_points
+from rlhf.pipeline.report_plots import ONE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
+
+
+@dataclass(frozen=True, slots=True)
+class PanelSpec:
+    """Which metrics share a panel. ``*`` stands for the algorithm."""
+
+    title: str
+    unit: str
+    lines: Mapping[str, str]
+    """Label -> metric; at most two."""
+
+
+PANELS: tuple[PanelSpec, ...] = (
+    PanelSpec("Loss", "", {"training": "loss/train", "held out": "eval/loss"}),
+    PanelSpec("Perplexity", "held out", {"held out": "eval/perplexity"}),
+    PanelSpec("Accuracy", "share of pairs", {"training": "*/accuracy", "held out": "eval/accuracy"}),
+    PanelSpec("Margin", "chosen minus rejected", {"training": "*/margin", "held out": "eval/margin"}),
+    PanelSpec(
+        "Reward margin", "chosen minus rejected", {"training": "*/reward_margin", "held out": "eval/reward_margin"}
+    ),
+    PanelSpec("Implicit rewards", "", {"chosen": "*/chosen_reward", "rejected": "*/rejected_reward"}),
+    PanelSpec("Reward", "points", {"score": "*/score_mean", "after penalties": "*/reward_mean"}),
+    PanelSpec("Distance from the reference", "KL, nats per sequence", {"KL": "*/ref_kl"}),
+    PanelSpec("Entropy", "nats per token", {"entropy": "loss/entropy"}),
+    PanelSpec("Completion length", "tokens", {"length": "*/length_mean"}),
+    PanelSpec("Completions that ended", "share", {"ended": "*/eos_frac"}),
+    PanelSpec("Policy loss", "", {"loss": "loss/policy"}),
+    PanelSpec("Value loss", "", {"loss": "loss/value"}),
+    PanelSpec("Explained by the critic", "share of variance", {"explained": "*/value_explained"}),
+    PanelSpec("Step away from the sampling policy", "KL, nats per token", {"KL": "*/kl_mean"}),
+    PanelSpec("Clipped tokens", "share", {"clipped": "*/clip_frac"}),
+    PanelSpec("Probability ratio", "mean", {"ratio": "*/ratio_mean"}),
+    PanelSpec("Spread within groups", "standard deviation", {"spread": "*/reward_std"}),
+    PanelSpec("Groups that teach nothing", "share", {"equal": "*/equal_groups_frac"}),
+    PanelSpec("KL coefficient", "", {"coefficient": "*/kl_coef"}),
+    PanelSpec("Gradient norm", "before clipping", {"norm": "grad_norm"}),
+    PanelSpec("Learning rate", "", {"rate": "learning_rate"}),
+)
+BANDS = {"eval/accuracy": ("eval/accuracy_low", "eval/accuracy_high")}
+
+LABELS = {
+    "gold": "Judge's score",
+    "proxy": "Reward model's score",
+    "entropy": "Entropy",
+    "length": "Length",
+    "unended_frac": "Cut off by the length limit",
+    "distinct_1": "Different words",
+    "distinct_2": "Different word pairs",
+    "distinct_completions": "Different completions",
+}
+
+
+@dataclass(slots=True)
+class StageCurves:
+    """The plots of one stage."""
+
+    stage: StageRecord
+    panels: list[Panel]
+    others: list[tuple[str, float, float, int]]
+    """Metrics without a panel: name, first, last, how many values."""
+
+
+def changes(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the before-and-after table."""
+    rows = []
+    for name, change in mapping(evaluation.get("changes")).items():
+        gain = mapping(change.get("gain"))
+        low, high = number(gain.get("low")), number(gain.get("high"))
+        sure = low is not None and high is not None and (low > 0 or high < 0)
+        judged = name.removeprefix("gold/") if name.startswith("gold/") else ""
+        rows.append(
+            {
+                "label": LABELS.get(name) or (f"Judge: {judged.replace('_', ' ')}" if judged else name),
+                "share": change.get("unit") == "share",
+                "unit": "" if change.get("unit") in ("share", "points", None) else change["unit"],
+                "before": mapping(change.get("before")),
+                "after": mapping(change.get("after")),
+                "gain": gain,
+                "direction": ("up" if (number(gain.get("value")) or 0) > 0 else "down") if sure else "",
+            }
+        )
+    return rows
+
+
+def stage_curves(stage: StageRecord) -> StageCurves:
+    """Every metric of a stage: in a panel where it has one, else in a list."""
+    panels, used = [], {name for names in BANDS.values() for name in names}
+    for spec in PANELS:
+        series = []
+        for number_of_line, (label, pattern) in enumerate(spec.lines.items()):
+            colour = TWO if number_of_line or label == "held out" else ONE
+            for name in stage.curves:
+                if not _matches(pattern, name) or name in used:
+                    continue
+                used.add(name)
+                x, y = sorted_points(stage.curves[name])
+                low, high = (_along(stage.curves.get(end), x) for end in BANDS.get(name, ("", "")))
+                series.append(Series(label, x, y, colour, low, high))
+        if series:
+            panels.append(line_panel(spec.title, series, unit=spec.unit))
+    others = [
+        (name, curve[min(curve)], curve[max(curve)], len(curve))
+        for name, curve in stage.curves.items()
+        if name not in used
+    ]
+    return StageCurves(stage, panels, sorted(others))
+
+
+def hacking_view(run: RunRecord) -> dict[str, Any] | None:
+    """Proxy reward against the judge over a training run."""
+    if run.curve is None:
+        return None
+    points = [mapping(point) for point in run.curve[1]["curve"]]
+    found = mapping(run.curve[1].get("hacking"))
+    gold = _series(points, "step", "gold", "judge (the truth)", TWO, band=True)
+    proxy = _series(points, "step", "proxy", "reward model (the proxy)", ONE)
+    both = [series for series in (proxy, gold) if series is not None]
+    peak = number(found.get("peak_step"))
+    fell = found.get("verdict") in ("reward_hacking", "collapse")
+    panels = []
+    if both:
+        marks = {"judge's best": peak} if peak is not None and fell else None
+        note = "Each in its own points: compare the directions, not the heights."
+        panels.append(line_panel("What was optimised, and what is true", both, marks=marks, unit="points", note=note))
+    by_kl = [
+        series
+        for series in (
+            _series(points, "kl", "proxy", "reward model (the proxy)", ONE, smooth=True),
+            _series(points, "kl", "gold", "judge (the truth)", TWO, smooth=True),
+        )
+        if series is not None
+    ]
+    if by_kl:
+        title, label = "At what distance from the start", "KL from the reference, nats per sequence"
+        panels.append(line_panel(title, by_kl, x_label=label, unit="points"))
+    if (kl := _series(points, "step", "kl", "KL", ONE)) is not None:
+        panels.append(line_panel("Distance over time", [kl], unit="KL, nats per sequence"))
+    return {"stage": run.curve[0], "finding": found, "panels": panels, "rollouts": len(points)}
+
+
+def reward_view(run: RunRecord) -> dict[str, Any] | None:
+    """Accuracy and calibration of the reward model."""
+    if run.reward_model is None:
+        return None
+    stage, quality = run.reward_model
+    calibration = mapping(quality.get("calibration"))
+    bins = [
+        each for each in calibration.get("bins") or [] if number(mapping(each.get("accuracy")).get("value")) is not None
+    ]
+    panels = [calibration_panel(bins), sureness_panel(bins)] if bins else []
+    proxy = mapping(run.evaluation[1].get("proxy")) if run.evaluation else {}
+    return {"stage": stage, "quality": quality, "calibration": calibration, "panels": panels, "proxy": proxy}
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("*/"):
+        algorithm, slash, rest = name.partition("/")
+        return bool(slash) and rest == pattern[2:] and algorithm not in ("eval", "loss")
+    return name == pattern
+
+
+def _along(curve: Mapping[int, float] | None, steps: Sequence[int]) -> list[float] | None:
+    """A curve's values at some steps; None where one is absent."""
+    return [curve[step] for step in steps] if curve is not None and all(step in curve for step in steps) else None
+
+
+def _series(
+    points: Sequence[Mapping[str, Any]],
+    x: str,
+    y: str,
+    label: str,
+    colour: str,
+    *,
+    band: bool = False,
+    smooth: bool = False,
+) -> Series | None:
+    """One line of the curve, from the points that have both numbers."""
+    known = [p for p in points if number(p.get(x)) is not None and number(p.get(y)) is not None]
+    if not known:
+        return None
+    xs, ys = [float(p[x]) for p in known], [float(p[y]) for p in known]
+    if smooth:  # over neighbouring steps, in both directions: a path, which may turn back
+        window = max(1, len(known) // 6)
+        xs, ys = (_block_means(values, window) for values in (xs, ys))
+        return Series(label, xs, ys, colour)
+    ends = [[number(p.get(f"{y}_{end}")) for p in known] for end in ("low", "high")]
+    if band and all(value is not None for end in ends for value in end):
+        low, high = ([value for value in end if value is not None] for end in ends)
+        return Series(label, xs, ys, colour, low, high)
+    return Series(label, xs, ys, colour)
+
+
+def _block_means(values: Sequence[float], size: int) -> list[float]:
+    return [math.fsum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]

@@ -1,0 +1,65 @@
+"""Every recipe in recipes/ runs, shrunk to a few steps, and leaves what DESIGN section 6 promises."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.config.base import read_yaml
+from rlhf.config.recipe import RecipeConfig, expand_variables
+from rlhf.pipeline.run import Pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+FEWER: dict[str, dict[str, Any]] = {
+    "world": {"num_documents": 120},
+    "preferences": {"num_pairs": 40, "num_test_pairs": 20},
+    "sft": {"max_steps": 3, "eval_every": 2, "save_every": 2},
+    "reward": {"max_steps": 3},
+    "dpo": {"max_steps": 3},
+    "ppo": {"rollouts": 2, "prompts_per_rollout": 4, "sequences_per_step": 4},
+    "grpo": {"rollouts": 2, "prompts_per_rollout": 2, "sequences_per_step": 8},
+    "evaluate": {"limit": 6, "samples_per_prompt": 1},
+}
+"""Stage kind to what makes it quick."""
+
+
+def shrunk(path: Path, output: Path) -> RecipeConfig:
+    """The recipe as it is, but for its size."""
+    tree = expand_variables(read_yaml(path), str(path))
+    for stage in tree["stages"].values():
+        stage.update(FEWER[stage["kind"]])
+        if stage["kind"] == "world" and "vocab_size" not in stage:
+            stage["num_documents"] = 0
+        if "model" in stage and stage["kind"] in ("sft", "reward", "dpo") and "data" in stage and "RLHF" not in str(stage["data"]):
+            stage.pop("epochs", None)
+        if stage["kind"] in ("sft", "reward", "dpo") and "assets" in str(stage["data"]):
+            stage["limit"] = 60
+    return RecipeConfig.of({**tree, "output_dir": str(output), "threads": 1}, source=path.name)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_runs_and_leaves_a_whole_run_folder(path, tmp_path, monkeypatch, request):
+    if "RLHF_ASSETS" in path.read_text(encoding="utf-8"):
+        assets = request.getfixturevalue("assets")
+        monkeypatch.setenv("RLHF_ASSETS", str(assets))
+    monkeypatch.chdir(ROOT)
+    recipe = shrunk(path, tmp_path)
+    summary = Pipeline(recipe).run()
+    run_dir = tmp_path / recipe.name
+    for name in ("recipe.yaml", "manifest.json", "events.jsonl", "summary.json", "report.html"):
+        assert (run_dir / name).stat().st_size > 0, name
+    assert json.loads((run_dir / "summary.json").read_text(encoding="utf-8")) == json.loads(json.dumps(summary))
+    for name, stage in recipe.stages.items():
+        assert (run_dir / name / "artifact.json").exists()
+        if stage.kind in ("sft", "reward", "dpo", "ppo", "grpo"):
+            assert (run_dir / name / "model" / "model.safetensors").exists()
+            assert (run_dir / name / "model" / "README.md").exists()
+            assert not list((run_dir / name).glob("checkpoint-*")), "a finished stage keeps no checkpoints"
+        if stage.kind == "evaluate":
+            assert summary["win_rate"] is not None
+    assert os.path.getsize(run_dir / "report.html") < 5_000_000

@@ -1,0 +1,167 @@
+"""Kill a run anywhere: the resumed one ends with the same bits, and its logs neither repeat themselves nor have holes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.data.streaming import StreamingSFTDataset
+from rlhf.files import write_jsonl
+from rlhf.training.checkpoint import CheckpointStore
+from rlhf.training.log import RunLog
+from rlhf.training.sft import SFTTrainer
+from tests.fixtures import toy
+
+EVERYTHING_ON: dict[str, Any] = {
+    "dropout": 0.2,
+    "held_out": True,
+    "ema_decay": 0.9,
+    "save_every": 2,
+    "eval_every": 2,
+    "early_stopping": {"metric": "eval/loss", "patience": 3},
+}
+WATCHED = {"ppo": "eval/score_mean", "grpo": "eval/score_mean"}
+
+
+class KilledError(BaseException):
+    """Not an Exception: nothing in the library may catch it, as nothing can catch SIGKILL."""
+
+
+class KillingLog(RunLog):
+    """Dies after a number of writes, and leaves half a line behind, as a killed process may."""
+
+    writes_left = 10**9
+
+    def write(self, *args: Any, **kwargs: Any) -> None:
+        super().write(*args, **kwargs)
+        self._count("events.jsonl")
+
+    def rollouts(self, rows: Any) -> None:
+        super().rollouts(rows)
+        self._count(f"{self.stage}/rollouts.jsonl")
+
+    def _count(self, file: str) -> None:
+        self.writes_left -= 1
+        if self.writes_left == 0:
+            with (self.folder / file).open("a") as open_file:
+                open_file.write('{"time": 1, "stage": "run", "eve')
+            raise KilledError
+
+
+def build(name: str, folder: Path, *, log: RunLog | None = None, **settings: Any) -> Any:
+    changed = {**EVERYTHING_ON, **settings}
+    if name in WATCHED and changed.get("early_stopping"):
+        changed["early_stopping"] = {**changed["early_stopping"], "metric": WATCHED[name], "mode": "max"}
+    return toy.build_trainer(name, log=log or RunLog(folder, stage="run"), checkpoint_dir=folder / "run", **changed)
+
+
+def logged(folder: Path) -> tuple[list[Any], list[Any]]:
+    """Metrics and evaluations without their times, and rollouts."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    kept = [(e["event"], e["step"], e["metrics"]) for e in events if e["event"] in ("metrics", "eval")]
+    path = folder / "run" / "rollouts.jsonl"
+    return kept, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ends_the_same(name: str, folder: Path, result: Any, weights: Any, expected: Path, **settings: Any) -> None:
+    """Resume in ``folder`` and compare with the run that nobody killed."""
+    trainer = build(name, folder, **settings)
+    found = trainer.train()
+    assert toy.largest_difference(toy.weights_of(trainer), weights) == 0.0
+    assert (found.steps, found.metrics, found.evaluation) == (result.steps, result.metrics, result.evaluation)
+    assert logged(folder) == logged(expected)
+
+
+CASES = {
+    **{name: (name, {}) for name in toy.NAMES},
+    "ppo with a shared critic": ("ppo", {"shared_value": True, "bootstrap_truncated": True}),
+    "ppo that ends phases early": ("ppo", {"stop_at_kl": 1e-9}),
+    "sft that stops early": ("sft", {"early_stopping": {"patience": 1, "min_delta": 1.0}, "epochs": 4}),
+    "sft by tokens, without extras": (
+        "sft",
+        {"tokens_per_step": 30, "ema_decay": None, "early_stopping": None, "held_out": False, "dropout": 0.0},
+    ),
+    "reward ensemble": ("reward", {"num_models": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_killed_after_any_write_ends_with_the_same_bits(case, tmp_path):
+    name, settings = CASES[case]
+    whole = KillingLog(tmp_path / "whole", stage="run")
+    trainer = build(name, tmp_path / "whole", log=whole, **settings)
+    result = trainer.train()
+    weights = toy.weights_of(trainer)
+    writes = 10**9 - whole.writes_left
+    assert writes > 4
+    for number in range(1, writes):  # the last write comes after the last step: nothing is left to resume
+        folder = tmp_path / str(number)
+        log = KillingLog(folder, stage="run")
+        log.writes_left = number
+        with pytest.raises(KilledError):
+            build(name, folder, log=log, **settings).train()
+        ends_the_same(name, folder, result, weights, tmp_path / "whole", **settings)
+
+
+@pytest.mark.parametrize("name", toy.NAMES)
+@pytest.mark.parametrize("moment", ["during", "after"])
+def test_a_run_killed_around_a_checkpoint_ends_with_the_same_bits(name, moment, tmp_path, monkeypatch):
+    trainer = build(name, tmp_path / "whole", save_every=1)
+    result = trainer.train()
+    weights = toy.weights_of(trainer)
+    real = CheckpointStore.save
+
+    def dying(store, step, modules, state):
+        if step == 3 and moment == "during":  # some files are there, the record is not
+            aside = store.folder / ".checkpoint-00000003.tmp"
+            aside.mkdir()
+            torch.save(state, aside / "state.pt")
+            raise KilledError
+        path = real(store, step, modules, state)
+        if step == 3:
+            raise KilledError
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", dying)
+        with pytest.raises(KilledError):
+            build(name, tmp_path / "killed", save_every=1).train()
+    ends_the_same(name, tmp_path / "killed", result, weights, tmp_path / "whole", save_every=1)
+    assert not list((tmp_path / "killed" / "run").glob(".*")), "what the killed process left is cleared away"
+
+
+def test_two_kills_one_after_the_other(tmp_path):
+    trainer = build("ppo", tmp_path / "whole")
+    result = trainer.train()
+    for writes in (6, 4):
+        log = KillingLog(tmp_path / "killed", stage="run")
+        log.writes_left = writes
+        with pytest.raises(KilledError):
+            build("ppo", tmp_path / "killed", log=log).train()
+    ends_the_same("ppo", tmp_path / "killed", result, toy.weights_of(trainer), tmp_path / "whole")
+
+
+def test_a_stream_goes_on_at_its_row(tmp_path):
+    texts = [{"prompt": f"Question {n}", "completion": f" answer {n * n}"} for n in range(11)]
+    write_jsonl(tmp_path / "sft.jsonl", texts)
+
+    def run(folder: Path, log: RunLog) -> dict[str, torch.Tensor]:
+        data = StreamingSFTDataset(str(tmp_path / "sft.jsonl"), toy.TOKENIZER, shuffle_buffer=4, seed=3)
+        config = toy.SFTConfig(learning_rate=1e-2, rows_per_step=3, max_steps=8, save_every=2)
+        trainer = SFTTrainer(toy.build_policy(dropout=0.2), config, data, log=log, checkpoint_dir=folder / "run")
+        trainer.train()
+        return toy.weights_of(trainer)
+
+    whole = run(tmp_path / "whole", RunLog(tmp_path / "whole", stage="run"))
+    for writes in range(1, 8):
+        folder = tmp_path / f"killed {writes}"
+        log = KillingLog(folder, stage="run")
+        log.writes_left = writes
+        with pytest.raises(KilledError):
+            run(folder, log)
+        assert toy.largest_difference(run(folder, RunLog(folder, stage="run")), whole) == 0.0
+        assert logged(folder) == logged(tmp_path / "whole")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from rlhf.config.base import apply_overrides, read_yaml
+from rlhf.config.recipe import RecipeConfig
+from rlhf.config.training import PPOConfig, SFTConfig
+from rlhf.errors import ConfigError
+
+
+def written(tmp_path, text, name="run.yaml"):
+    path = tmp_path / name
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def test_a_number_without_a_dot_is_a_number_everywhere(tmp_path):
+    # YAML 1.1, which PyYAML reads, takes 1e-5 for text; where any value is allowed nothing would turn it back.
+    tree = read_yaml(written(tmp_path, "a: 1e-5\nb: -2E+3\nc: {d: [1e3]}\ne: 1e-5s\nf: '1e-5'\ng: 0x1e5\n"))
+    assert tree == {"a": 1e-5, "b": -2000.0, "c": {"d": [1000.0]}, "e": "1e-5s", "f": "1e-5", "g": 0x1E5}
+    assert apply_overrides({}, ["a=1e-5"]) == {"a": 1e-5}
+    assert SFTConfig.of({"learning_rate": "1e-5"}).learning_rate == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", r"run\.yaml line 3, column 1 is not valid YAML: the key 'a' stands twice"),
+        ("a:\n  b: 1\n  b: 2\n", r"line 3, column 3 .* 'b' stands twice"),
+        ("a:\n\tb: 1\n", r"line 2, column 1 .*YAML wants spaces, not tabs"),
+        ("a: [1, 2\n", r"run\.yaml line 2, column 1 is not valid YAML"),
+        ("a: b: c\n", r"line 1, column 5 is not valid YAML: mapping values are not allowed here"),
+        ("", r"is empty; a recipe needs at least `name:` and `stages:`"),
+        ("# nothing\n", "is empty"),
+        ("- a\n- b\n", "holds a list; it should hold keys and values"),
+        ("just text\n", "holds a str; it should hold keys and values"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_place(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_yaml(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_answered_with_the_nearest(tmp_path):
+    written(tmp_path, "a: 1", "quickstart.yaml")
+    with pytest.raises(ConfigError, match=r"There is no file .*quickstrat\.yaml\. Did you mean 'quickstart\.yaml'\?"):
+        read_yaml(tmp_path / "quickstrat.yaml")
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ConfigError, match="can't be read as text"):
+        read_yaml(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match="can't be read as text"):
+        read_yaml(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("﻿name: x\n", encoding="utf-8")
+    assert read_yaml(path) == {"name": "x"}
+
+
+def test_a_section_may_be_shared_and_changed(tmp_path):
+    path = written(tmp_path, "a: &common {x: 1, y: 2}\nb: {<<: *common, y: 3}\n")
+    assert read_yaml(path)["b"] == {"x": 1, "y": 3}
+
+
+def test_overrides_reach_through_sections_and_lists_in_order():
+    tree = {"a": {"b": [{"c": 1}, {"c": 2}]}, "keep": 1}
+    changed = apply_overrides(tree, ["a.b.1.c=5", "a.b.0=x", "new.deep=[1, two]", "keep=null", "a.d=1", "a.d=2"])
+    assert changed == {"a": {"b": ["x", {"c": 5}], "d": 2}, "keep": None, "new": {"deep": [1, "two"]}}
+    assert tree == {"a": {"b": [{"c": 1}, {"c": 2}]}, "keep": 1}, "the tree that was given stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("a.b", "is not of the form key.subkey=value"),
+        ("=3", "is not of the form key.subkey=value"),
+        ("text.b=3", r"'text' holds the value 'words', not a section of keys.*as in text=\{"),
+        ("list.x=3", "'x' is not a place in a list of 2; count from 0"),
+        ("list.2=3", "'2' is not a place in a list of 2"),
+        ("a=[1", "the value is not valid YAML"),
+        ("a={b: 1, b: 2}", "the key 'b' stands twice"),
+    ],
+)
+def test_an_override_that_fits_nowhere_is_refused(override, message):
+    with pytest.raises(ConfigError, match=message):
+        apply_overrides({"text": "words", "list": [1, 2]}, [override])
+
+
+def test_a_changed_copy_is_validated_and_keeps_the_rest():
+    config = PPOConfig(clip_low=0.1, kl={"coef": 0.2})
+    assert config.updated(gamma=0.9) == PPOConfig(clip_low=0.1, kl={"coef": 0.2}, gamma=0.9)
+
+
+def test_a_stage_can_be_changed_whose_reward_was_written_as_text():
+    stages = {"ppo": {"kind": "ppo", "model": "m", "prompts": "p", "reward": "rules"}}
+    stage = RecipeConfig.of({"name": "x", "stages": stages}).stages["ppo"]
+    assert stage.updated(seed=5).seed == 5

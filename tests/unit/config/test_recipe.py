@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhf.config.recipe import RecipeConfig, expand_variables, load_recipe, stage_references
+from rlhf.errors import ConfigError
+
+SFT = {"kind": "sft", "model": "base", "data": "sft.jsonl"}
+
+
+def recipe(**stages):
+    return RecipeConfig.of({"name": "mine", "seed": 7, "stages": stages})
+
+
+def test_the_seed_of_the_recipe_goes_into_every_stage_without_its_own():
+    stages = recipe(first=SFT, second={**SFT, "seed": 3}, world={"kind": "world"}).stages
+    assert [stage.seed for stage in stages.values()] == [7, 3, 7]
+
+
+def test_references_are_found_wherever_they_stand():
+    ppo = {
+        "kind": "ppo",
+        "model": "stage:sft",
+        "prompts": ["stage:world/prompts.jsonl", "own.jsonl"],
+        "reward": ["stage:rm", {"kind": "learned", "source": "stage:rm", "weight": 0.5}],
+    }
+    world, reward = {"kind": "world"}, {"kind": "reward", "model": "stage:sft", "data": "stage:world/pairs.jsonl"}
+    stages = recipe(world=world, sft=SFT, rm=reward, ppo=ppo).stages
+    assert sorted(stage_references(stages["ppo"])) == [
+        ("model", "sft", None),
+        ("prompts.0", "world", "prompts.jsonl"),
+        ("reward.0.source", "rm", None),
+        ("reward.1.source", "rm", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({}, "there are no stages"),
+        ({"sft": {**SFT, "model": "stage:other"}}, "stages.sft.model names stage:other, which does not come before it"),
+        ({"sft": {**SFT, "model": "stage:sft"}}, "stages.sft.model names stage:sft, which does not come before it"),
+        ({"base": SFT, "sft": {**SFT, "model": "stage:bse"}}, r"stage:bse, which does not .* Did you mean 'base'\?"),
+        ({"base": SFT, "sft": {**SFT, "model": "stage:x"}}, r"stage:x, which does not .* Earlier stages: base\."),
+        ({"late": {**SFT, "model": "stage:base"}, "base": SFT}, "stages.late.model names stage:base"),
+        ({"world": {"kind": "world"}, "sft": {**SFT, "model": "stage:world"}}, "stage:world makes files, not a model"),
+        ({"a/b": SFT}, "stage 'a/b': a name holds letters, digits"),
+    ],
+)
+def test_an_input_must_come_from_an_earlier_stage(stages, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe(**stages)
+
+
+def test_variables_of_the_environment_are_filled_in(monkeypatch):
+    monkeypatch.setenv("MY_DATA", "/data")
+    monkeypatch.delenv("RLHF_ASSETS", raising=False)
+    tree = {"a": ["${MY_DATA}/x.jsonl", 3], "b": {"c": "${RLHF_ASSETS}/y", "d": "$MY_DATA {}"}}
+    assert expand_variables(tree, "run.yaml") == {
+        "a": ["/data/x.jsonl", 3],
+        "b": {"c": "../shared/assets/y", "d": "$MY_DATA {}"},
+    }
+
+
+def test_a_variable_that_is_not_set_is_named_with_the_file(monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    with pytest.raises(ConfigError, match=r"run\.yaml uses \$\{NOT_SET\}, but the environment has no variable NOT_SET"):
+        expand_variables({"a": "${NOT_SET}"}, "run.yaml")
+
+
+def test_a_recipe_is_read_changed_and_filled_in(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERE", str(tmp_path))
+    path = tmp_path / "run.yaml"
+    path.write_text("name: a\nstages:\n  sft: {kind: sft, model: base, data: '${WHERE}/x.jsonl', learning_rate: 1e-5}\n")
+    found = load_recipe(path, ["name=b", "stages.sft.epochs=2", "stages.sft.early_stopping.patience=5"])
+    stage = found.stages["sft"]
+    assert (found.name, stage.data, stage.learning_rate, stage.epochs) == ("b", f"{tmp_path}/x.jsonl", 1e-5, 2)
+    assert stage.early_stopping.patience == 5
+
+
+def test_what_was_resolved_reads_back_as_the_same_recipe():
+    found = recipe(sft=SFT, ppo={"kind": "ppo", "model": "stage:sft", "prompts": "p.jsonl", "reward": "rules"})
+    assert RecipeConfig.of(found.model_dump(mode="json")) == found

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhf.config.recipe import RecipeConfig
+from rlhf.config.schema import describe_settings, settings_class, stage_classes
+from rlhf.errors import UnknownNameError
+
+
+def test_every_kind_of_stage_has_a_class():
+    assert list(stage_classes()) == ["world", "preferences", "sft", "reward", "dpo", "ppo", "grpo", "evaluate"]
+    assert settings_class(None) is RecipeConfig
+    with pytest.raises(UnknownNameError, match=r"No stage kind is called 'pppo'. Did you mean 'ppo'"):
+        settings_class("pppo")
+
+
+@pytest.mark.parametrize("kind", stage_classes())
+def test_a_table_names_every_setting_with_type_default_and_meaning(kind):
+    cls = settings_class(kind)
+    text = describe_settings(cls)
+    for name, field in cls.model_fields.items():
+        assert f"\n{name}: " in f"\n{text}"
+        assert " ".join((field.description or "").split())[:60] in " ".join(text.split())
+
+
+def test_types_ranges_and_defaults_read_as_people_write_them():
+    lines = describe_settings(settings_class("ppo")).splitlines()
+    for line in (
+        "learning_rate: float > 0  (default 1e-06)",
+        "clip_low: float >= 0, < 1  (default 0.2)",
+        "value_model: separate | shared  (default 'separate')",
+        "prompts: str | list of str  (required)",
+        "kl: KLConfig  (default as below)",
+        "    coef: float >= 0  (default 0.1)",
+        "ema_decay: float | null > 0, < 1  (default null)",
+        "        target_words: int >= 1  (default 200)",
+    ):
+        assert line in lines, line
+
+
+def test_the_recipe_refers_to_its_kinds():
+    assert "kinds: world, preferences, sft" in describe_settings(RecipeConfig)

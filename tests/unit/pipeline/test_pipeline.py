@@ -1,0 +1,132 @@
+"""What a run does the second time, after a change, and when something fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.recipe import RecipeConfig
+from rlhf.errors import RewardError, RLHFError
+from rlhf.pipeline.artifacts import content_hash
+from rlhf.pipeline.run import Pipeline
+
+SAMPLING = {"max_new_tokens": 8}
+
+
+def polite(prompts, completions, **columns):
+    return [float("happy" in completion) for completion in completions]
+
+
+def broken(prompts, completions, **columns):
+    raise KeyError("label")
+
+
+def tree(folder: Path, **changes):
+    return {
+        "name": "small",
+        "output_dir": str(folder),
+        "seed": 3,
+        "threads": 1,
+        "stages": {
+            "world": {"kind": "world"},
+            "sft": {"kind": "sft", "model": "embedded", "data": "stage:world/sft.jsonl", "max_steps": 2, "limit": 40},
+            "grpo": {
+                "kind": "grpo",
+                "model": "stage:sft",
+                "prompts": "stage:world/prompts.jsonl",
+                "reward": {"kind": "function", "function": f"{__file__}:polite", "in_process": True},
+                "rollouts": 1,
+                "prompts_per_rollout": 2,
+                "group_size": 2,
+                "sequences_per_step": 4,
+                "sampling": SAMPLING,
+            },
+            **changes,
+        },
+    }
+
+
+def run(folder: Path, **changes) -> Pipeline:
+    pipeline = Pipeline(RecipeConfig.of(tree(folder, **changes)))
+    pipeline.run()
+    return pipeline
+
+
+def starts(folder: Path) -> list[str]:
+    lines = (folder / "small" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [e["stage"] for e in map(json.loads, lines) if e["event"] == "stage_start"]
+
+
+def test_a_second_run_does_nothing_again(tmp_path):
+    first = run(tmp_path)
+    second = run(tmp_path)
+    assert starts(tmp_path) == ["world", "sft", "grpo"]
+    assert first.artifacts == second.artifacts
+
+
+def test_a_change_redoes_what_depends_on_it_and_nothing_else(tmp_path):
+    before = run(tmp_path).artifacts
+    changed = {**tree(tmp_path)["stages"]["sft"], "learning_rate": 1e-3}
+    after = run(tmp_path, sft=changed).artifacts
+    assert starts(tmp_path) == ["world", "sft", "grpo", "sft", "grpo"]
+    assert before["world"] == after["world"]
+    assert before["sft"].files["model/model.safetensors"] != after["sft"].files["model/model.safetensors"]
+
+
+def test_the_same_recipe_gives_the_same_bits(tmp_path):
+    one, two = run(tmp_path / "a").artifacts, run(tmp_path / "b").artifacts
+    for stage in ("sft", "grpo"):
+        assert one[stage].files["model/model.safetensors"] == two[stage].files["model/model.safetensors"]
+    assert one["world"].files == two["world"].files
+
+
+def test_another_seed_gives_another_run(tmp_path):
+    one = run(tmp_path / "a").artifacts
+    other = Pipeline(RecipeConfig.of({**tree(tmp_path / "b"), "seed": 4}))
+    other.run()
+    assert one["world"].files["sft.jsonl"] != other.artifacts["world"].files["sft.jsonl"]
+
+
+def test_a_failing_stage_keeps_what_was_finished_and_says_which_it_was(tmp_path):
+    grpo = {**tree(tmp_path)["stages"]["grpo"], "reward": {"kind": "function", "function": f"{__file__}:broken", "in_process": True}}
+    with pytest.raises(RewardError) as caught:
+        run(tmp_path, grpo=grpo)
+    assert any("stage 'grpo'" in note for note in caught.value.__notes__)
+    assert (tmp_path / "small" / "sft" / "artifact.json").exists()
+    assert not (tmp_path / "small" / "grpo" / "artifact.json").exists()
+    run(tmp_path)  # mended
+    assert starts(tmp_path) == ["world", "sft", "grpo", "grpo"]
+
+
+def test_the_manifest_leads_from_a_weight_file_back_to_the_data(tmp_path):
+    run(tmp_path)
+    artifacts = json.loads((tmp_path / "small" / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+    assert "model/model.safetensors" in artifacts["grpo"]["files"]
+    assert artifacts["grpo"]["parents"]["model"] == f"stage:sft@{artifacts['sft']['key']}"
+    assert artifacts["sft"]["parents"]["data"] == f"stage:world/sft.jsonl@{artifacts['world']['key']}"
+
+
+def test_a_local_file_is_part_of_the_key(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "User: Hi\\nAssistant:", "completion": " Hello."}\n' * 4, encoding="utf-8")
+    sft = {"kind": "sft", "model": "embedded", "data": str(data), "max_steps": 1}
+
+    def keys():
+        pipeline = Pipeline(RecipeConfig.of({"name": "files", "output_dir": str(tmp_path), "stages": {"sft": sft}}))
+        pipeline.run()
+        return pipeline.artifacts["sft"]
+
+    before = keys()
+    assert before.parents["data"] == f"{data}@{content_hash(data)}"
+    data.write_text(data.read_text(encoding="utf-8").replace("Hello", "Hey"), encoding="utf-8")
+    assert keys().key != before.key
+
+
+def test_bad_data_is_one_error_that_names_the_line(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a", "completion": 3}\n', encoding="utf-8")
+    sft = {"kind": "sft", "model": "embedded", "data": str(data), "max_steps": 1}
+    with pytest.raises(RLHFError, match=r"rows\.jsonl:2"):
+        Pipeline(RecipeConfig.of({"name": "bad", "output_dir": str(tmp_path), "stages": {"sft": sft}})).run()

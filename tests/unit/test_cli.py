@@ -1,0 +1,192 @@
+"""The command line as a user meets it, without training anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import rlhf
+from rlhf import cli
+
+RECIPE = """\
+name: mine
+stages:
+  sft: {kind: sft, model: base, data: sft.jsonl, learning_rate: 1e-5}
+"""
+
+# Every command with its arguments in capitals and its options: scripts depend on them, so a change here is a decision.
+COMMANDS = {
+    "": "--version",
+    "run": "RECIPE OVERRIDES --quiet",
+    "sft": "SETTINGS --output/-o --quiet",
+    "reward": "SETTINGS --output/-o --quiet",
+    "dpo": "SETTINGS --output/-o --quiet",
+    "ppo": "SETTINGS --output/-o --quiet",
+    "grpo": "SETTINGS --output/-o --quiet",
+    "report": "RUN_DIR",
+    "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit",
+    "config show": "RECIPE OVERRIDES",
+    "config schema": "KIND --json",
+    "config presets": "",
+    "data check": "FILE --json",
+    "data stats": "FILE --tokenizer --json",
+    "data convert": "FILE OUTPUT --to",
+    "data dedup": "FILE OUTPUT --near",
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Call ``rlhf WORDS`` in this process; gives exit code, standard output and standard error."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return stopped.value.code, captured.out, captured.err
+
+    return run
+
+
+def commands_of(command, name=""):
+    """(words, parameters) of a command and of all below it."""
+    parts = []
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        is_option = any(text.startswith("-") for text in parameter.opts)
+        parts.append("/".join(parameter.opts) if is_option else parameter.name.upper())
+    if parts or not getattr(command, "commands", None):
+        yield name, " ".join(parts)
+    for below in getattr(command, "commands", {}).values():
+        yield from commands_of(below, f"{name} {below.name}".strip())
+
+
+def test_the_commands_and_their_options_are_the_promised_ones():
+    from typer.main import get_command
+
+    assert dict(commands_of(get_command(cli.app))) == COMMANDS
+
+
+def test_every_command_explains_itself(call):
+    for words in COMMANDS:
+        code, out, _ = call(*words.split(), "--help")
+        assert code == 0
+        assert "Usage: rlhf" in out
+
+
+def test_the_version_needs_no_command(call):
+    assert call("--version") == (0, f"{rlhf.__version__}\n", "")
+
+
+def test_a_recipe_is_shown_with_every_default(call, recipe):
+    code, out, _ = call("config", "show", recipe, "stages.sft.epochs=5", "name=other")
+    shown = yaml.safe_load(out)
+    assert code == 0
+    assert shown["name"] == "other"
+    stage = shown["stages"]["sft"]
+    assert (stage["epochs"], stage["learning_rate"], stage["model"]["dtype"]) == (5, 1e-5, "float32")
+
+
+def test_a_preset_is_shown_and_listed(call):
+    _, listed, _ = call("config", "presets")
+    assert [line.split()[0] for line in listed.splitlines()] == ["embedded", "1b", "7b", "70b"]
+    code, out, _ = call("config", "show", "7b", "seed=4")
+    assert code == 0
+    assert yaml.safe_load(out)["stages"]["ppo"]["seed"] == 4
+
+
+def test_settings_are_listed_as_a_table_and_as_json_schema(call):
+    code, out, _ = call("config", "schema", "dpo")
+    assert code == 0
+    assert "beta: float > 0  (default 0.1)" in out.splitlines()
+    code, out, _ = call("config", "schema", "dpo", "--json")
+    assert code == 0
+    assert json.loads(out)["properties"]["beta"]["description"] == "Strength of the pull towards the reference policy."
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["run", "absent.yaml"], 2, "There is no file absent.yaml."),
+        (["run", "RECIPE", "stages.sft.learning_rat=1"], 2, "stages.sft.learning_rat: there is no such key."),
+        (["run", "RECIPE", "quiet"], 2, "Override 'quiet' is not of the form key.subkey=value."),
+        (["config", "schema", "pppo"], 2, "No stage kind is called 'pppo'. Did you mean 'ppo'"),
+        (["config", "show", "absent.yaml"], 2, "There is no file absent.yaml."),
+        (["ppo", "model=m", "prompts=p", "reward=rules", "gama=1"], 2, "stages.ppo.gama: there is no such key."),
+        (["sft", "model=m"], 2, "The command line is not valid:\n  stages.sft.data: this key is required."),
+        (["data", "check", "absent.jsonl"], 3, "absent.jsonl"),
+        (["generate", "absent-folder", "absent.jsonl"], 4, "absent-folder"),
+    ],
+)
+def test_a_mistake_is_one_message_and_an_exit_code_of_its_kind(call, recipe, words, code, message):
+    found, out, err = call(*[recipe if word == "RECIPE" else word for word in words])
+    assert found == code
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in out + err
+
+
+def test_the_whole_trace_is_there_for_whoever_wants_it(monkeypatch):
+    monkeypatch.setenv("RLHF_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["rlhf", "run", "absent.yaml"])
+    with pytest.raises(rlhf.errors.ConfigError, match="There is no file"):
+        cli.main()
+
+
+def test_bad_rows_are_told_by_number_and_by_exit_code(call, tmp_path):
+    path = tmp_path / "sft.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', encoding="utf-8")
+    code, out, _ = call("data", "check", path, "--json")
+    assert code == 3
+    assert json.loads(out)["num_usable"] == 1
+    code, out, _ = call("data", "check", path)
+    assert code == 3
+    assert "sft.jsonl:2" in out
+
+
+def test_completions_come_as_one_object_a_line(call, tiny_model_folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Question: what?"}\n{"prompt": "Who?"}\n{"prompt": "Why?"}\n', encoding="utf-8")
+    words = ["generate", tiny_model_folder, prompts, "--samples", "2", "--max-new-tokens", "4", "--limit", "2"]
+    code, out, _ = call(*words, "--seed", "5")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [row["prompt"] for row in rows] == ["Question: what?", "Question: what?", "Who?", "Who?"]
+    assert all(row["logprob"] < 0 and row["finish_reason"] in ("eos", "length") for row in rows)
+    assert call(*words, "--seed", "5")[1] == out
+    assert call(*words, "--seed", "6")[1] != out
+
+
+def test_prompts_may_come_from_standard_input(call, monkeypatch, tiny_model_folder):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Question: what?\n\nWho?\n"))
+    code, out, _ = call("generate", tiny_model_folder, "--max-new-tokens", "2", "--temperature", "0")
+    assert code == 0
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["Question: what?", "Who?"]
+
+
+def test_help_comes_in_a_second_from_a_fresh_process():
+    import time
+
+    best = 9.0
+    for _ in range(3):  # the fastest of three: other processes may share the machine
+        began = time.monotonic()
+        result = subprocess.run([sys.executable, "-m", "rlhf.cli", "--help"], capture_output=True, text=True)
+        best = min(best, time.monotonic() - began)
+        assert result.returncode == 0
+    assert "One stage" in result.stdout
+    assert best < 1.0
