@@ -74,7 +74,7 @@ docs: $(VENV)/.dev  ## links, commands and code blocks of every page
 
 .PHONY: bench
 bench: $(VENV)/.dev  ## the table of results over fresh seeds, docs/results/seeds.md (about an hour on one core)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/seeds.py --write docs/results/seeds.md $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/seeds.py --write docs/results/seeds.md --readme $(ARGS)
 
 .PHONY: base
 base: $(VENV)/.core  ## train the embedded base model again and compare it with the shipped one (about ten minutes)

@@ -53,7 +53,11 @@ def combined_recipe(seed: int, base: str, folder: Path, arms: Sequence[str]) -> 
         file, policy, evaluation = ARMS[arm]
         tree = read_yaml(ROOT / "recipes" / file)["stages"]
         for name, stage in tree.items():
-            if name not in ("evaluate", policy, evaluation) and not name.startswith("evaluate") and name not in ("hacked", "held"):
+            if (
+                name not in ("evaluate", policy, evaluation)
+                and not name.startswith("evaluate")
+                and name not in ("hacked", "held")
+            ):
                 assert stages.setdefault(name, stage) == stage, f"{file} differs from the other recipes in stage {name}"
         stages[policy] = tree[policy]
         stages[f"evaluate_{policy}"] = tree[evaluation]
@@ -96,7 +100,9 @@ def table(rows: Sequence[dict[str, Any]], arms: Sequence[str], command: str) -> 
     lines = [
         "<!-- written by benchmarks/seeds.py; do not edit by hand -->",
         f"Made by `{command}` on {machine()['cpu']}, one thread; "
-        + ", ".join(f"{name} {version}" for name, version in versions().items() if name in ("rlhf", "torch", "transformers"))
+        + ", ".join(
+            f"{name} {version}" for name, version in versions().items() if name in ("rlhf", "torch", "transformers")
+        )
         + ".",
         "",
         "Mean ± half a 95 % t interval over seeds [lowest, highest]. Win rate: over the SFT model on 400 held-out prompts, one completion",
@@ -124,6 +130,19 @@ def table(rows: Sequence[dict[str, Any]], arms: Sequence[str], command: str) -> 
     return "\n".join(lines) + "\n"
 
 
+def put_into_readme(text: str) -> None:
+    """Replace what stands between the README's marks by the summary, down to the reward model's accuracy."""
+    path = ROOT / "README.md"
+    begin, end = "<!-- seeds table: begin", "<!-- seeds table: end -->"
+    page = path.read_text(encoding="utf-8")
+    head, _, rest = page.partition(begin)
+    mark, _, rest = rest.partition("-->")
+    _, _, tail = rest.partition(end)
+    summary = text.partition("\n")[2].partition("\n| seed |")[0].strip()
+    link = "Every seed: [docs/results/seeds.md](docs/results/seeds.md)."
+    path.write_text(f"{head}{begin}{mark}-->\n{summary}\n\n{link}\n{end}{tail}", encoding="utf-8")
+
+
 def main() -> None:
     """Run the seeds and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -132,6 +151,7 @@ def main() -> None:
     parser.add_argument("--other-base", help="Folder of a second base model, used for even seeds.")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "seeds")
     parser.add_argument("--write", type=Path, help="Markdown file to write; the rows go beside it as JSON.")
+    parser.add_argument("--readme", action="store_true", help="Also put the summary into README.md.")
     arguments = parser.parse_args()
     console = Console()
     rows = []
@@ -143,6 +163,8 @@ def main() -> None:
             arguments.write.parent.mkdir(parents=True, exist_ok=True)
             arguments.write.write_text(shown, encoding="utf-8")
             arguments.write.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if arguments.readme:
+        put_into_readme(shown)
     console.print(shown, soft_wrap=True, markup=False)
 
 

@@ -1,6 +1,6 @@
 """Puts a trained base model into the package as float16, and says whether it is the one that is there already.
 
-    make base        rlhf run recipes/base.yaml, then this
+make base        rlhf run recipes/base.yaml, then this
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from rlhf.files import sha256
 from rlhf.models.load import embedded_folder
 from rlhf.models.policy import PolicyModel
 
-SHIPPED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SHIPPED = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 CARD = """# The embedded base model
 
 A llama with 0.77M parameters, trained from nothing on the documents of the embedded world (`rlhf.data.world`) by

@@ -1,6 +1,6 @@
 """Writes story openers for the story recipes: who, and what they did first. Train and test share no name.
 
-    python recipes/data/make_story_prompts.py
+python recipes/data/make_story_prompts.py
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.config.training import DPOConfig as DPOConfig
     from rlhf.config.training import GRPOConfig as GRPOConfig
     from rlhf.config.training import PPOConfig as PPOConfig
+    from rlhf.config.training import RewardModelConfig as RewardModelConfig
     from rlhf.config.training import SFTConfig as SFTConfig
     from rlhf.data.contracts import ComparisonType as ComparisonType
     from rlhf.data.contracts import PreferenceSample as PreferenceSample
@@ -40,6 +41,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.pipeline.api import RLHFConfig as RLHFConfig
     from rlhf.pipeline.api import RLHFTrainer as RLHFTrainer
     from rlhf.pipeline.run import Pipeline as Pipeline
+    from rlhf.rewards.composite import CompositeReward as CompositeReward
+    from rlhf.rewards.factory import REWARDS as REWARDS
+    from rlhf.rewards.factory import RewardFunctionFactory as RewardFunctionFactory
+    from rlhf.rewards.learned import LearnedReward as LearnedReward
+    from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
     from rlhf.training.control import AdaptiveKLController as AdaptiveKLController
     from rlhf.training.control import EarlyStopping as EarlyStopping
     from rlhf.training.dpo import DPOTrainer as DPOTrainer
@@ -51,6 +57,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
 PUBLIC: dict[str, str] = {
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
+    "CompositeReward": "rlhf.rewards.composite:CompositeReward",
     "DPOConfig": "rlhf.config.training:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
@@ -58,19 +65,24 @@ PUBLIC: dict[str, str] = {
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
     "KTODataset": "rlhf.data.datasets:KTODataset",
+    "LearnedReward": "rlhf.rewards.learned:LearnedReward",
     "PPOConfig": "rlhf.config.training:PPOConfig",
     "PPOTrainer": "rlhf.training.ppo:PPOTrainer",
     "Pipeline": "rlhf.pipeline.run:Pipeline",
     "PolicyModel": "rlhf.models.policy:PolicyModel",
     "PreferenceDataset": "rlhf.data.datasets:PreferenceDataset",
     "PreferenceSample": "rlhf.data.contracts:PreferenceSample",
+    "REWARDS": "rlhf.rewards.factory:REWARDS",
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",
+    "RewardFunctionFactory": "rlhf.rewards.factory:RewardFunctionFactory",
     "RewardModel": "rlhf.models.reward:RewardModel",
+    "RewardModelConfig": "rlhf.config.training:RewardModelConfig",
     "RewardModelTrainer": "rlhf.training.reward:RewardModelTrainer",
+    "RuleBasedReward": "rlhf.rewards.rules:RuleBasedReward",
     "SFTConfig": "rlhf.config.training:SFTConfig",
     "SFTDataset": "rlhf.data.datasets:SFTDataset",
     "SFTTrainer": "rlhf.training.sft:SFTTrainer",

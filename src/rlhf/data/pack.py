@@ -132,22 +132,28 @@ class PackedBatch:
     def with_columns(self, **columns: Tensor) -> PackedBatch:
         """A copy with more per-sequence columns, each [S, ...]."""
         for name, value in columns.items():
-            assert len(value) == self.num_sequences, f"column {name} has {len(value)} rows for {self.num_sequences} sequences"
+            assert len(value) == self.num_sequences, (
+                f"column {name} has {len(value)} rows for {self.num_sequences} sequences"
+            )
         return replace(self, columns={**self.columns, **columns})
 
     def with_token_columns(self, **columns: Tensor) -> PackedBatch:
         """A copy with more per-token columns, each [M, ...]."""
         for name, value in columns.items():
-            assert len(value) == self.num_scored, f"token column {name} has {len(value)} rows for {self.num_scored} tokens"
+            assert len(value) == self.num_scored, (
+                f"token column {name} has {len(value)} rows for {self.num_scored} tokens"
+            )
         return replace(self, token_columns={**self.token_columns, **columns})
 
     def check(self) -> None:
         """Raise AssertionError where the parts contradict each other; used by tests and ``rlhf doctor``."""
         num_tokens = self.num_tokens
         assert self.positions.shape == (num_tokens,)
-        assert bool((self.prefix_len > 0).all()) and bool((self.length > 0).all())
+        assert bool((self.prefix_len > 0).all())
+        assert bool((self.length > 0).all())
         assert bool((self.start + self.length <= num_tokens).all())
-        assert bool((self.score_at < num_tokens).all()) and bool((self.score_seq.diff() >= 0).all())
+        assert bool((self.score_at < num_tokens).all())
+        assert bool((self.score_seq.diff() >= 0).all())
         first = self.positions[self.start.long()]
         assert torch.equal(first, self.prefix_len.long()), "a branch must go on from its prefix's length"
         row = self.score_at
@@ -183,8 +189,14 @@ def pack(
         raise DataError("There is nothing to pack: the list of groups is empty.")
     tokens: list[int] = []
     positions: list[np.ndarray] = []
-    prefix_start, prefix_len, start, length, group_of = [], [], [], [], []
-    score_at, score_token, score_seq = [], [], []
+    prefix_start: list[int] = []
+    prefix_len: list[int] = []
+    start: list[int] = []
+    length: list[int] = []
+    group_of: list[int] = []
+    score_at: list[np.ndarray] = []
+    score_token: list[np.ndarray] = []
+    score_seq: list[np.ndarray] = []
     for number, group in enumerate(groups):
         _check_group(group, number)
         first = len(tokens)

@@ -193,11 +193,14 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no NaN; what was not measured is null."""
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in metrics.items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
     }

@@ -106,15 +106,16 @@ class StageOutcome:
 
 def run_world(stage: WorldStage, at: StageContext) -> StageOutcome:
     """The embedded world's files."""
-    world = build_world(
-        _seed(stage.seed), at.folder, split_seed=stage.split_seed, num_documents=stage.num_documents
-    )
+    world = build_world(_seed(stage.seed), at.folder, split_seed=stage.split_seed, num_documents=stage.num_documents)
     rows = world["rows"]
     if stage.vocab_size is not None:
-        texts = [json.loads(line)["text"] for line in (at.folder / "pretrain.jsonl").read_text(encoding="utf-8").splitlines()]
+        texts = [
+            json.loads(line)["text"] for line in (at.folder / "pretrain.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         train_tokenizer(texts, stage.vocab_size).save_pretrained(at.folder / "tokenizer")
     return StageOutcome(
-        f"{rows['sft.jsonl']} demonstrations, {rows['prompts.jsonl']} prompts, {rows['test_prompts.jsonl']} held-out prompts", rows
+        f"{rows['sft.jsonl']} demonstrations, {rows['prompts.jsonl']} prompts, {rows['test_prompts.jsonl']} held-out prompts",
+        rows,
     )
 
 
@@ -137,7 +138,11 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
                 batch = prompts[asked : asked + SAMPLES_AT_ONCE]
                 asked += len(batch)
                 samples = engine.generate(
-                    batch, num_samples=stage.completions_per_prompt, sampling=stage.sampling, seed=_seed(stage.seed), step=0
+                    batch,
+                    num_samples=stage.completions_per_prompt,
+                    sampling=stage.sampling,
+                    seed=_seed(stage.seed),
+                    step=0,
                 )
                 found = _pairs(batch, samples, annotate, noise=noise, seed=_seed(stage.seed))
                 rows += found
@@ -147,7 +152,8 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
         write_jsonl(at.folder / f"{name}.jsonl", rows[:count])
         counts[f"num_{name}"] = min(count, len(rows))
     return StageOutcome(
-        f"{counts['num_pairs']} pairs with {stage.noise:.0%} noise, {counts.get('num_test_pairs', 0)} held-out pairs without", counts
+        f"{counts['num_pairs']} pairs with {stage.noise:.0%} noise, {counts.get('num_test_pairs', 0)} held-out pairs without",
+        counts,
     )
 
 
@@ -157,9 +163,7 @@ def run_sft(stage: SFTStage, at: StageContext) -> StageOutcome:
     options: dict[str, Any] = {"max_length": stage.max_length, "truncation": stage.truncation, "score": stage.score}
     train, held_out = _datasets(stage, at, SFTDataset, StreamingSFTDataset, policy, options)
     _choose_path(policy, train, at)
-    trainer = SFTTrainer(
-        policy, stage, train, held_out, log=at.log, checkpoint_dir=at.folder
-    )
+    trainer = SFTTrainer(policy, stage, train, held_out, log=at.log, checkpoint_dir=at.folder)
     result = trainer.train()
     metrics = {**result.metrics, **result.evaluation}
     _save(policy, stage, at, metrics)
@@ -176,9 +180,7 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
     options: dict[str, Any] = {"max_length": stage.max_length, "truncation": stage.truncation}
     train, held_out = _datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)
     _choose_path(model, train, at)
-    result = RewardModelTrainer(
-        model, stage, train, held_out, log=at.log, checkpoint_dir=at.folder
-    ).train()
+    result = RewardModelTrainer(model, stage, train, held_out, log=at.log, checkpoint_dir=at.folder).train()
     metrics = {**result.metrics, **result.evaluation}
     accuracy = "nothing held out"
     if held_out is not None:
@@ -202,7 +204,9 @@ def run_dpo(stage: DPOStage, at: StageContext) -> StageOutcome:
     _save(policy, stage, at, metrics)
     accuracy = metrics.get("eval/accuracy", metrics["dpo/accuracy"])
     margin = metrics.get("eval/reward_margin", metrics["dpo/reward_margin"])
-    return StageOutcome(f"{_rows(train)} pairs, {result.steps} steps, accuracy {accuracy:.3f}, margin {margin:.2f}", metrics)
+    return StageOutcome(
+        f"{_rows(train)} pairs, {result.steps} steps, accuracy {accuracy:.3f}, margin {margin:.2f}", metrics
+    )
 
 
 def run_ppo(stage: PPOStage, at: StageContext) -> StageOutcome:
@@ -226,9 +230,7 @@ def run_ppo(stage: PPOStage, at: StageContext) -> StageOutcome:
 def run_grpo(stage: GRPOStage, at: StageContext) -> StageOutcome:
     """A policy that learned from rewards, against its own siblings."""
     policy, prompts, scorer, reference = _rl_inputs(stage, at, seed=_seed(stage.seed))
-    trainer = GRPOTrainer(
-        policy, stage, prompts, scorer, reference=reference, log=at.log, checkpoint_dir=at.folder
-    )
+    trainer = GRPOTrainer(policy, stage, prompts, scorer, reference=reference, log=at.log, checkpoint_dir=at.folder)
     return _finish_rl("grpo", policy, trainer.train(), stage, at)
 
 
@@ -295,7 +297,9 @@ def _datasets(
     held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
     if stage.streaming:
         if streaming is None:
-            raise ConfigError(f"stages.{at.name}.streaming: {stage.kind} scores its reference before the first step and needs all rows.")
+            raise ConfigError(
+                f"stages.{at.name}.streaming: {stage.kind} scores its reference before the first step and needs all rows."
+            )
         if stage.eval_frac:
             raise ConfigError(f"stages.{at.name}.eval_frac: a stream has no length to take a share of; give eval_data.")
         return streaming(source, model.tokenizer, **options), held_out
@@ -321,7 +325,9 @@ def _prompts(source: str | list[str], policy: PolicyModel, at: StageContext, **o
     return list(GRPODataset(at.paths(source), policy.tokenizer, **options))
 
 
-def _rl_inputs(stage: PPOStage | GRPOStage, at: StageContext, *, seed: int) -> tuple[PolicyModel, list[Prompt], Scorer, Reference]:
+def _rl_inputs(
+    stage: PPOStage | GRPOStage, at: StageContext, *, seed: int
+) -> tuple[PolicyModel, list[Prompt], Scorer, Reference]:
     policy = _load_policy(stage.model, at, seed=seed)
     prompts = _prompts(
         stage.prompts, policy, at,
@@ -374,7 +380,11 @@ def _finish_rl(name: str, policy: PolicyModel, result: TrainResult, stage: Any, 
     _save(policy, stage, at, result.metrics)
     curve = [e["metrics"] for e in at.log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
     first, last = curve[0], curve[-1]
-    metrics = {**result.metrics, f"{name}/score_first": first[f"{name}/score_mean"], f"{name}/score_last": last[f"{name}/score_mean"]}
+    metrics = {
+        **result.metrics,
+        f"{name}/score_first": first[f"{name}/score_mean"],
+        f"{name}/score_last": last[f"{name}/score_mean"],
+    }
     return StageOutcome(
         f"{len(curve)} rollouts, {result.steps} steps, reward {first[f'{name}/score_mean']:+.2f} -> {last[f'{name}/score_mean']:+.2f}, "
         f"KL {last[f'{name}/ref_kl']:.2f} nats/sequence",

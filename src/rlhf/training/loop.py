@@ -248,7 +248,7 @@ class Loop:
                 loss = self.algorithm.loss(batch, totals, metrics)
             if not torch.isfinite(loss):
                 raise TrainingError(
-                    f"{self.name}: the loss is {float(loss)} at step {self.at.step + 1}; lower the learning rate, or "
+                    f"{self.name}: the loss is {float(loss.detach())} at step {self.at.step + 1}; lower the learning rate, or "
                     "look at the rows of this step (events.jsonl has the metrics before it)."
                 )
             self.optimizer.backward(loss)

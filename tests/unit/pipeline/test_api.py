@@ -23,7 +23,9 @@ def files(tmp_path_factory):
         texts = [row["completion"], " I do not know. The weather is fine today."]
         [choice] = annotate([row["prompt"]], [texts], ended=[[True, True]], noise=0.0, seed=1)
         if choice is not None:
-            pairs.append({"prompt": row["prompt"], "chosen": texts[choice["chosen"]], "rejected": texts[choice["rejected"]]})
+            pairs.append(
+                {"prompt": row["prompt"], "chosen": texts[choice["chosen"]], "rejected": texts[choice["rejected"]]}
+            )
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs), encoding="utf-8")
     return folder
 

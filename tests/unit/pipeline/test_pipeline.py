@@ -90,7 +90,10 @@ def test_another_seed_gives_another_run(tmp_path):
 
 
 def test_a_failing_stage_keeps_what_was_finished_and_says_which_it_was(tmp_path):
-    grpo = {**tree(tmp_path)["stages"]["grpo"], "reward": {"kind": "function", "function": f"{__file__}:broken", "in_process": True}}
+    grpo = {
+        **tree(tmp_path)["stages"]["grpo"],
+        "reward": {"kind": "function", "function": f"{__file__}:broken", "in_process": True},
+    }
     with pytest.raises(RewardError) as caught:
         run(tmp_path, grpo=grpo)
     assert any("stage 'grpo'" in note for note in caught.value.__notes__)
