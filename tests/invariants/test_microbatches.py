@@ -62,7 +62,9 @@ def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(case):
     assert many > 1
     assert max(float(grad.abs().max()) for grad in whole.values()) > 1e-4
     for name, grad in whole.items():
-        torch.testing.assert_close(split[name], grad, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            split[name], grad, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -71,7 +71,9 @@ def test_a_variable_that_is_not_set_is_named_with_the_file(monkeypatch):
 def test_a_recipe_is_read_changed_and_filled_in(tmp_path, monkeypatch):
     monkeypatch.setenv("WHERE", str(tmp_path))
     path = tmp_path / "run.yaml"
-    path.write_text("name: a\nstages:\n  sft: {kind: sft, model: base, data: '${WHERE}/x.jsonl', learning_rate: 1e-5}\n")
+    path.write_text(
+        "name: a\nstages:\n  sft: {kind: sft, model: base, data: '${WHERE}/x.jsonl', learning_rate: 1e-5}\n"
+    )
     found = load_recipe(path, ["name=b", "stages.sft.epochs=2", "stages.sft.early_stopping.patience=5"])
     stage = found.stages["sft"]
     assert (found.name, stage.data, stage.learning_rate, stage.epochs) == ("b", f"{tmp_path}/x.jsonl", 1e-5, 2)

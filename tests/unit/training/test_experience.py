@@ -57,7 +57,9 @@ def test_numbers_of_all_tokens_come_in_order_however_they_are_cut(experience):
 def test_it_goes_through_a_checkpoint(experience, tmp_path):
     torch.save(experience.state_dict(), tmp_path / "state.pt")
     back = RolloutExperience.from_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    for mine, theirs in zip(experience.batches([1, 2, 0], max_tokens=8), back.batches([1, 2, 0], max_tokens=8), strict=True):
+    for mine, theirs in zip(
+        experience.batches([1, 2, 0], max_tokens=8), back.batches([1, 2, 0], max_tokens=8), strict=True
+    ):
         assert torch.equal(mine.tokens, theirs.tokens)
         assert torch.equal(mine.token_columns["old"], theirs.token_columns["old"])
         assert torch.equal(mine.columns["scores"], theirs.columns["scores"])

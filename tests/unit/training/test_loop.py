@@ -188,7 +188,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_an_alarm_and_the_run_ends_as_i
     data[len(data) // 3] ^= 4
     newest.write_bytes(data)
     log = RunLog()
-    resumed = build_trainer("ppo", dropout=0.1, checkpoint_dir=tmp_path / "a", save_every=1, keep_checkpoints=3, log=log)
+    resumed = build_trainer(
+        "ppo", dropout=0.1, checkpoint_dir=tmp_path / "a", save_every=1, keep_checkpoints=3, log=log
+    )
     resumed.train()
     (alarm,) = log.read("alarm")
     assert "checkpoint-00000007 is damaged: state.pt is not what was written" in alarm["message"]

@@ -51,7 +51,9 @@ def test_cosine_is_half_a_wave():
 
 def test_warm_up_rises_in_equal_steps_without_wasting_one_at_zero():
     # 4 of 10 steps: 1/5 .. 4/5, then the peak, then 6 steps of falling
-    assert factors("linear", warmup_frac=0.4) == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    assert factors("linear", warmup_frac=0.4) == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
+    )
     assert factors("constant", warmup_frac=0.2)[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1])
 
 
@@ -152,7 +154,9 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_are_touc
     module = Two()
     optimizer = optimizer_of(module)
     module.matrix.grad = torch.full((2, 2), bad)
-    with pytest.raises(TrainingError, match=r"ppo: the norm of the gradient is (nan|inf) at step 8; lower the learning"):
+    with pytest.raises(
+        TrainingError, match=r"ppo: the norm of the gradient is (nan|inf) at step 8; lower the learning"
+    ):
         optimizer.step(7)
     assert torch.equal(module.matrix, torch.ones(2, 2))
 

@@ -9,7 +9,14 @@ from rlhf.training.randomness import random_state, random_state_kept, seed_every
 
 
 def draws():
-    return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.rand(())), torch.randn(3)
+    return (
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        float(torch.rand(())),
+        torch.randn(3),
+    )
 
 
 def same(first, second):

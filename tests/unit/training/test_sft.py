@@ -58,13 +58,13 @@ def test_prompt_tokens_are_context_and_not_targets():
 
 
 def test_demonstrations_become_likely():
-    trainer = toy.build_trainer("sft", epochs=20, held_out=True, learning_rate=1e-2)
+    config = SFTConfig(learning_rate=3e-3, epochs=3, rows_per_step=16)
+    trainer = SFTTrainer(toy.build_policy(), config, toy.rows(200), toy.rows(40, seed=3))
     before = trainer.evaluate()
     result = trainer.train()
     assert before["eval/loss"] == pytest.approx(math.log(toy.VOCABULARY), abs=0.1), "it begins by knowing nothing"
     assert result.evaluation["eval/loss"] < math.log(toy.VOCABULARY) - 0.5
     assert result.evaluation["eval/perplexity"] == pytest.approx(math.exp(result.evaluation["eval/loss"]))
-    assert result.metrics["loss/train"] < 1.0
 
 
 def test_rows_that_are_all_the_same_are_learned_by_heart():

@@ -1,0 +1,243 @@
+"""What PPO and GRPO share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlhf.config.training import PPOConfig
+from rlhf.errors import DataError, RewardError, TrainingError
+from rlhf.losses import segment_sum
+from rlhf.rewards.types import ScoreResult
+from rlhf.rollout.local import LocalEngine
+from rlhf.training.log import RunLog
+from rlhf.training.metrics import Metrics
+from rlhf.training.ppo import PPOTrainer
+from tests.fixtures import toy
+
+ONLINE = ("ppo", "grpo")
+
+
+@pytest.mark.parametrize("name", ONLINE)
+@pytest.mark.parametrize("kind", ["none", "bfloat16"])
+def test_at_the_first_step_of_every_rollout_the_ratio_is_1(name, kind):
+    log = RunLog()
+    # one step to a rollout: every step is a first one
+    size = 6 if name == "ppo" else 12
+    toy.build_trainer(
+        name, log=log, rollouts=4, epochs_per_rollout=1, sequences_per_step=size, autocast=kind, learning_rate=3e-3
+    ).train()
+    tolerance = 1e-5 if kind == "none" else 0.02  # bfloat16 rounds by the batch that a row stands in
+    for event in log.read("metrics"):
+        metrics = event["metrics"]
+        assert metrics[f"{name}/ratio_mean"] == pytest.approx(1, abs=tolerance)
+        assert metrics[f"{name}/kl_mean"] < tolerance**2
+        assert metrics[f"{name}/clip_frac"] == 0
+    kls = [event["metrics"][f"{name}/ref_kl"] for event in log.read("metrics")]
+    assert kls[0] == pytest.approx(0, abs=1e-5 if kind == "none" else 0.2)
+    assert kls[-1] > 0.001, "the policy has moved away from the reference"
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_the_reward_rises(name):
+    log = RunLog()
+    settings = {"ppo": {"kl": {"coef": 0.01}}, "grpo": {"group_size": 4, "kl": {"coef": 0.01}}}[name]
+    toy.build_trainer(
+        name, log=log, rollouts=30, prompts_per_rollout=32, sequences_per_step=32, learning_rate=2e-2, **settings
+    ).train()
+    scores = [e["metrics"][f"{name}/score_mean"] for e in log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
+    assert len(scores) == 30
+    assert 0.35 < sum(scores[:2]) / 2 < 0.65
+    assert sum(scores[-3:]) / 3 > 0.85
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_a_constant_reward_with_a_penalty_pulls_back_to_the_reference(name):
+    log = RunLog()
+    where = {"ppo": {"where": "reward", "estimator": "k1"}, "grpo": {"where": "loss", "estimator": "k3"}}[name]
+    trainer = toy.build_trainer(
+        name, log=log, scorer=toy.Constant(1.0), rollouts=25, prompts_per_rollout=16, learning_rate=3e-3,
+        sequences_per_step=12, kl={"coef": 1.0, **where}, **({"group_size": 2} if name == "grpo" else {}),
+    )  # fmt: skip
+    toy.change_weights(trainer.policy.model, by=0.15)
+    trainer.train()
+    kls = [e["metrics"][f"{name}/ref_kl"] for e in log.read("metrics") if f"{name}/ref_kl" in e["metrics"]]
+    assert sum(kls[:3]) / 3 > 0.3
+    assert sum(kls[-3:]) / 3 < 0.6 * sum(kls[:3]) / 3
+
+
+def test_rollouts_are_written_with_the_step_they_led_to(tmp_path):
+    trainer = toy.build_trainer("ppo", log=RunLog(tmp_path, stage="ppo"), rollouts=3)
+    trainer.train()
+    rows = [json.loads(line) for line in (tmp_path / "ppo" / "rollouts.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1] * 6 + [5] * 6 + [9] * 6
+    assert {row["prompt"] for row in rows} == {prompt.text for prompt in toy.prompts(8)}
+    assert all(0 <= row["score"] <= 1 and row["ended"] is False and isinstance(row["kl"], float) for row in rows)
+
+
+def test_every_prompt_comes_round_before_any_comes_again():
+    trainer = toy.build_trainer("ppo", prompts_per_rollout=4)
+    asked = [group.columns["id"] for phase in (0, 1) for group in trainer.collect(phase, Metrics()).groups]
+    assert sorted(asked) == sorted(prompt.id for prompt in toy.prompts(8))
+
+
+def test_more_prompts_than_there_are_ask_some_twice_and_sample_them_anew():
+    trainer = toy.build_trainer("ppo", prompts_per_rollout=16)
+    groups = trainer.collect(0, Metrics()).groups
+    said = {(group.columns["id"], tuple(group.branches[0].tokens)) for group in groups}
+    assert len({group.columns["id"] for group in groups}) == 8
+    assert len(said) == 16
+
+
+def test_reference_and_old_log_probabilities_are_those_of_whole_completions():
+    trainer = toy.build_trainer("ppo")
+    toy.change_weights(trainer.policy.model, by=0.1)
+    metrics = Metrics()
+    experience = trainer.collect(0, metrics)
+    batch = experience.batch(range(6))
+    for column, model in (("old_logprobs", trainer.policy), ("ref_logprobs", trainer.reference)):
+        torch.testing.assert_close(batch.token_columns[column], model.logprobs(batch))
+    gap = segment_sum(
+        batch.token_columns["old_logprobs"] - batch.token_columns["ref_logprobs"], batch.score_seq, batch.num_sequences
+    )
+    assert metrics.result()["ppo/ref_kl"] == pytest.approx(float(gap.mean()), rel=1e-5)
+
+
+def test_the_temperature_counts_in_every_log_probability():
+    trainer = toy.build_trainer("ppo", sampling={"max_new_tokens": 5, "temperature": 0.5})
+    toy.change_weights(trainer.policy.model, by=0.1)
+    experience = trainer.collect(0, Metrics())
+    batch = experience.batch(range(6))
+    torch.testing.assert_close(batch.token_columns["old_logprobs"], trainer.policy.logprobs(batch, temperature=0.5))
+    torch.testing.assert_close(batch.token_columns["ref_logprobs"], trainer.reference.logprobs(batch, temperature=0.5))
+
+
+def test_scores_are_shaped_before_they_are_rewards():
+    trainer = toy.build_trainer("ppo", scorer=toy.Constant(0.9), missing_eos_penalty=0.25)
+    experience = trainer.collect(0, Metrics())
+    assert experience.columns["truncated"].all(), "a fresh model does not find EOS"
+    assert experience.columns["scores"].tolist() == pytest.approx([0.65] * 6)
+    trainer = toy.build_trainer("ppo", scorer=toy.Constant(-0.9), missing_eos_penalty=0.25, clip_score=0.5)
+    assert trainer.collect(0, Metrics()).columns["scores"].tolist() == [-0.5] * 6
+
+
+def test_the_adaptive_weight_follows_the_kl_and_is_what_the_next_rollout_uses():
+    log = RunLog()
+    trainer = toy.build_trainer("ppo", log=log, rollouts=4, kl={"coef": 0.1, "target": 5.0, "horizon": 60})
+    trainer.train()
+    coefs = [e["metrics"]["ppo/kl_coef"] for e in log.read("metrics") if "ppo/kl_coef" in e["metrics"]]
+    # the KL stays far below 5: minus a fifth of 6 / 60 at every rollout
+    assert coefs == pytest.approx([0.1 * 0.98**n for n in range(4)])
+    assert trainer.controller.coef == pytest.approx(0.1 * 0.98**4)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_held_out_prompts_are_asked_with_the_same_seeds_each_time(name):
+    trainer = toy.build_trainer(name, held_out=True)
+    first = trainer.evaluate()
+    assert first == trainer.evaluate()
+    assert set(first) == {"eval/score_mean", "eval/ref_kl", "eval/length_mean", "eval/eos_frac"}
+    trainer.train()
+    assert trainer.evaluate() != first
+    assert toy.build_trainer(name).evaluate() == {}
+
+
+def test_components_of_a_reward_are_measured_by_name():
+    class Two:
+        name = "two"
+
+        def score(self, prompts, completions):
+            size = len(completions)
+            parts = {"form": [1.0] * size, "facts": [None] * (size - 1) + [4.0]}
+            return ScoreResult([1.0] * size, parts)
+
+    metrics = Metrics()
+    toy.build_trainer("ppo", scorer=Two()).collect(0, metrics)
+    assert metrics.result()["reward/form"] == 1.0
+    assert metrics.result()["reward/facts"] == 4.0
+
+
+def test_a_reward_that_fails_names_itself_and_the_prompt():
+    class Failing:
+        name = "my_reward"
+
+        def score(self, prompts, completions):
+            scores = [0.0] * len(completions)
+            scores[2] = float("nan")
+            return ScoreResult(scores, errors={2: "division by zero"})
+
+    trainer = toy.build_trainer("ppo", scorer=Failing())
+    third = trainer.prompts[trainer.order.take(0, 6)[2]].id
+    with pytest.raises(
+        RewardError, match=rf"my_reward could not judge 1 of 6 .* of prompt '{third}': division by zero"
+    ):
+        trainer.train()
+
+
+def test_a_reward_that_is_one_short_is_refused():
+    class Short:
+        name = "short"
+
+        def score(self, prompts, completions):
+            return ScoreResult([0.0] * (len(completions) - 1))
+
+    with pytest.raises(RewardError, match="short gave 5 scores for 6 completions; it must give one for each"):
+        toy.build_trainer("ppo", scorer=Short()).train()
+
+
+def with_engine(engine_of, log=None, **settings):
+    base = toy.build_trainer("ppo", **settings)
+    return PPOTrainer(
+        base.policy, base.value_model, base.settings, base.prompts, base.scorer,
+        reference=base.reference, engine=engine_of(base.policy), log=log,
+    )  # fmt: skip
+
+
+def test_an_engine_with_old_weights_stops_the_run():
+    class Stale(LocalEngine):
+        def load_weights(self, version):
+            pass
+
+    trainer = with_engine(Stale, rollouts=3)
+    with pytest.raises(
+        TrainingError, match="ppo: the engine sampled with the weights of version 0, and the trainer is at 1"
+    ):
+        trainer.train()
+
+
+def test_an_engine_that_samples_from_another_model_raises_an_alarm_in_every_rollout():
+    class Elsewhere(LocalEngine):
+        def generate(self, *args, **kwargs):
+            groups = super().generate(*args, **kwargs)
+            return [[replace(c, logprobs=[x - 0.01 for x in c.logprobs]) for c in group] for group in groups]
+
+    log = RunLog()
+    trainer = with_engine(Elsewhere, log=log, rollouts=3)
+    trainer.train()
+    assert [event["step"] for event in log.read("alarm")] == [0, 4, 8]
+    assert "differ from the trainer's by up to 0.01 nats" in log.read("alarm")[0]["message"]
+    ratios = [event["metrics"]["ppo/ratio_mean"] for event in log.read("metrics")]
+    assert ratios[0] == pytest.approx(1, abs=1e-5), "the trainer's own numbers are the ones that count"
+
+
+def test_an_engine_that_is_given_takes_the_same_steps_as_the_own_one():
+    own, given = toy.build_trainer("ppo"), with_engine(LocalEngine)
+    own.train()
+    given.train()
+    assert toy.largest_difference(toy.weights_of(own), toy.weights_of(given)) < 1e-5
+
+
+def test_prompts_are_needed():
+    base = toy.build_trainer("ppo")
+    with pytest.raises(DataError, match="There is no prompt to ask; run `rlhf data check FILE`"):
+        PPOTrainer(base.policy, base.value_model, PPOConfig(), [], base.scorer, reference=base.reference)
+
+
+def test_the_headline_keeps_the_newest_rollout_in_sight():
+    trainer = toy.build_trainer("ppo")
+    assert trainer.headline({"loss/train": 1.0}) == ""
+    assert trainer.headline({"ppo/score_mean": 0.5, "ppo/ref_kl": 1.25}) == "reward +0.50, KL 1.25"
+    assert trainer.headline({"loss/train": 1.0}) == "reward +0.50, KL 1.25"

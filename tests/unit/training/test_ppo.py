@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf.config.training import PPOConfig
+from rlhf.errors import ConfigError
+from rlhf.losses import kl_k1
+from rlhf.models.value import ValueModel
+from rlhf.training.experience import at_last_tokens
+from rlhf.training.log import RunLog
+from rlhf.training.loop import Totals
+from rlhf.training.metrics import Metrics
+from rlhf.training.ppo import PPOTrainer
+from tests.fixtures import toy
+
+BARE = {"kl": {"where": "none"}, "whiten_advantages": False, "missing_eos_penalty": 0.0, "lam": 0.0}
+"""Advantages are one-step errors of the critic, and nothing is added to the score."""
+
+
+def with_silent_critic(**settings):
+    """A critic that says 0 everywhere, so that advantages are rewards."""
+    trainer = toy.build_trainer("ppo", **{**BARE, **settings})
+    trainer.value_model = ValueModel.from_policy(trainer.policy)
+    return trainer
+
+
+def credit(trainer, metrics=None):
+    experience = trainer.collect(0, metrics or Metrics())
+    last = [int((experience.score_seq == s).nonzero().max()) for s in range(experience.num_sequences)]
+    return experience, torch.tensor(last)
+
+
+def test_the_score_sits_on_the_last_token():
+    metrics = Metrics()
+    experience, last = credit(with_silent_critic(), metrics)
+    expected = torch.zeros(len(experience.score_seq))
+    expected[last] = experience.columns["scores"]
+    torch.testing.assert_close(experience.token_columns["advantages"], expected)
+    assert metrics.result()["ppo/reward_mean"] == pytest.approx(float(experience.columns["scores"].mean()))
+
+
+def test_every_token_earns_the_score_that_it_led_to():
+    experience, _ = credit(with_silent_critic(lam=1.0))
+    expected = experience.columns["scores"][experience.score_seq]
+    torch.testing.assert_close(experience.token_columns["advantages"], expected)
+    torch.testing.assert_close(experience.token_columns["returns"], expected)
+
+
+def test_the_penalty_takes_from_tokens_that_the_policy_likes_more_than_the_reference():
+    trainer = with_silent_critic(kl={"where": "reward", "coef": 0.5}, scorer=toy.Constant(0.0))
+    toy.change_weights(trainer.policy.model, by=0.2)
+    metrics = Metrics()
+    experience, _ = credit(trainer, metrics)
+    columns = experience.token_columns
+    gap = columns["old_logprobs"] - columns["ref_logprobs"]
+    torch.testing.assert_close(columns["advantages"], -0.5 * gap)
+    assert float(gap.max()) > 0.1
+    assert metrics.result()["ppo/reward_mean"] == pytest.approx(-0.5 * metrics.result()["ppo/ref_kl"], rel=1e-5)
+
+
+def test_without_a_place_for_it_the_penalty_is_only_measured():
+    trainer = with_silent_critic(scorer=toy.Constant(0.0), kl={"where": "none", "coef": 9.0})
+    toy.change_weights(trainer.policy.model, by=0.2)
+    metrics = Metrics()
+    experience, _ = credit(trainer, metrics)
+    assert float(experience.token_columns["advantages"].abs().max()) == 0
+    assert metrics.result()["ppo/ref_kl"] > 0.01
+
+
+def test_in_the_loss_the_penalty_is_a_term_of_its_own():
+    trainer = with_silent_critic(scorer=toy.Constant(0.0), value_coef=0.0)
+    loud = with_silent_critic(
+        scorer=toy.Constant(0.0), value_coef=0.0, kl={"where": "loss", "estimator": "k3", "coef": 2.0}
+    )
+    losses = []
+    for each in (trainer, loud):
+        toy.change_weights(each.policy.model, by=0.2)
+        experience, _ = credit(each)
+        batch = experience.batch(range(6))
+        metrics = Metrics()
+        losses.append(float(each.loss(batch, Totals.of([batch]), metrics).detach()))
+    assert losses[0] == pytest.approx(0, abs=1e-6)
+    assert losses[1] == pytest.approx(2 * metrics.result()["loss/kl"])
+    gap = kl_k1(batch.token_columns["old_logprobs"], batch.token_columns["ref_logprobs"])
+    assert metrics.result()["loss/kl"] == pytest.approx(float((torch.exp(-gap) - 1 + gap).mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_cut_completion_counts_as_ended_unless_the_critic_is_asked_what_would_have_come(shared):
+    settings = {**BARE, "gamma": 0.9, "shared_value": shared}
+    ended, going_on = (
+        toy.build_trainer("ppo", **settings),
+        toy.build_trainer("ppo", bootstrap_truncated=True, **settings),
+    )
+    (one, last), (two, _) = credit(ended), credit(going_on)
+    with torch.no_grad():
+        after = ended._values(at_last_tokens(one.batch(range(6))))
+    difference = two.token_columns["advantages"] - one.token_columns["advantages"]
+    expected = torch.zeros_like(difference)
+    expected[last] = 0.9 * after
+    assert float(after.abs().min()) > 1e-3
+    torch.testing.assert_close(difference, expected)
+
+
+def test_a_completion_that_ended_is_never_bootstrapped():
+    trainer = toy.build_trainer("ppo", bootstrap_truncated=True, **BARE)
+    experience = trainer.collect(0, Metrics())
+    before = experience.token_columns["advantages"].clone()
+    experience.columns["truncated"] = torch.tensor([True, False, True, False, False, True])
+    trainer.assign_credit(experience, Metrics())
+    changed = [
+        bool((experience.token_columns["advantages"] != before)[experience.score_seq == s].any()) for s in range(6)
+    ]
+    assert changed == [False, True, False, True, True, False]
+
+
+def test_advantages_are_whitened_over_the_rollout():
+    experience, _ = credit(toy.build_trainer("ppo", prompts_per_rollout=8))
+    advantages = experience.token_columns["advantages"]
+    assert float(advantages.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(advantages.std()) == pytest.approx(1, abs=1e-4)
+
+
+def test_whitened_rewards_keep_their_mean_and_what_is_reported_is_what_was_earned():
+    plain, white = Metrics(), Metrics()
+    credit(with_silent_critic(lam=1.0), plain)
+    experience, _ = credit(with_silent_critic(lam=1.0, whiten_rewards=True), white)
+    assert white.result()["ppo/reward_mean"] == plain.result()["ppo/reward_mean"]
+    assert not torch.allclose(experience.token_columns["returns"], experience.columns["scores"][experience.score_seq])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_critic_learns_to_expect_what_comes(shared):
+    log = RunLog()
+    trainer = toy.build_trainer(
+        "ppo", log=log, shared_value=shared, rollouts=15, prompts_per_rollout=16, sequences_per_step=16,
+        learning_rate=1e-5 if not shared else 1e-3, value_learning_rate=2e-2, clip_value=None, value_coef=1.0,
+        scorer=PromptParity(),
+    )  # fmt: skip
+    trainer.train()
+    explained = [
+        e["metrics"]["ppo/value_explained"] for e in log.read("metrics") if "ppo/value_explained" in e["metrics"]
+    ]
+    assert explained[0] < 0.2
+    assert sum(explained[-3:]) / 3 > 0.6
+
+
+class PromptParity:
+    """A reward that is known once the prompt is: all of it can be expected."""
+
+    name = "parity"
+
+    def score(self, prompts, completions):
+        from rlhf.rewards.types import ScoreResult
+
+        return ScoreResult([float(prompt.ids[0] % 2) for prompt in prompts])
+
+
+def test_the_critic_must_be_of_the_kind_that_was_asked_for():
+    base = toy.build_trainer("ppo")
+    with pytest.raises(ConfigError, match="value_model is 'shared', but the critic given is of the other kind"):
+        PPOTrainer(
+            base.policy, base.value_model, PPOConfig(value_model="shared"), base.prompts, base.scorer,
+            reference=base.reference,
+        )  # fmt: skip
+
+
+def test_the_entropy_bonus_keeps_the_policy_from_growing_sure():
+    entropies = []
+    for coef in (0.0, 0.5):
+        log = RunLog()
+        toy.build_trainer(
+            "ppo", log=log, rollouts=20, prompts_per_rollout=16, sequences_per_step=16, learning_rate=2e-2,
+            entropy_coef=coef, kl={"where": "none"},
+        ).train()  # fmt: skip
+        entropies.append([e["metrics"]["loss/entropy"] for e in log.read("metrics") if "loss/entropy" in e["metrics"]])
+    assert entropies[0][0] == pytest.approx(entropies[1][0], abs=0.3), "an estimate and the exact number"
+    assert entropies[0][-1] < entropies[0][0] - 0.2
+    assert entropies[1][-1] > entropies[0][-1] + 0.1
