@@ -26,9 +26,14 @@ def test_what_was_there_stays_when_writing_fails(tmp_path):
     write_json(path, {"good": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, {"bad": float("nan")})
-    with pytest.raises(RuntimeError, match="half way"), write_aside(path) as aside:
-        aside.write_text("{")
-        raise RuntimeError("half way")
+
+    def stop_half_way():
+        with write_aside(path) as aside:
+            aside.write_text("{")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        stop_half_way()
     assert json.loads(path.read_text()) == {"good": 1}
     assert files_in(tmp_path) == ["a.json"]
 

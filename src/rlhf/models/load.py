@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
@@ -214,7 +214,7 @@ def adapt(
             model = prepare_model_for_kbit_training(
                 model, config.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        model = add_lora(model, config.lora, task=task, seed=seed)
+        model = add_lora(cast(PreTrainedModel, model), config.lora, task=task, seed=seed)
     base = base_model(model)
     if config.gradient_checkpointing:
         enable_checkpointing(base)
@@ -283,7 +283,8 @@ def settle_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     Raises:
         ModelError: The tokenizer has more tokens than the model has embeddings, or nobody knows an end-of-text token.
     """
-    num_embeddings = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
+    embeddings: Any = model.get_input_embeddings()
+    num_embeddings = int(embeddings.weight.shape[0])
     highest = max(tokenizer.get_vocab().values())
     if highest >= num_embeddings:
         raise ModelError(

@@ -123,16 +123,17 @@ def build_scalar_model(backbone: PreTrainedModel, settings: HeadSettings, *, see
 
 def scalar_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     """The class for a config: transformers' own where the head is plain and the family has one."""
-    family = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
+    family: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
     if family is None:
-        family = _generic_class(type(config))
+        kind: Any = type(config)
+        family = _generic_class(kind)
     return family if read_head(config).is_plain else _class_with_head(family)
 
 
 def read_head(config: PretrainedConfig) -> HeadSettings:
     """The form of the head that a config describes."""
     own = getattr(config, "rlhf_head", None)
-    return HeadSettings(**own) if own else HeadSettings(num_outputs=config.num_labels)
+    return HeadSettings(**own) if own else HeadSettings(num_outputs=int(config.num_labels or 1))
 
 
 def write_head(config: PretrainedConfig, settings: HeadSettings) -> None:
@@ -199,7 +200,7 @@ def _class_with_head(family: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 @functools.cache
 def _generic_class(kind: type[PretrainedConfig]) -> type[PreTrainedModel]:
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None)
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None)
     if causal is None:
         raise ModelError(f"transformers has no language model for {kind.__name__}, so it can't carry a scalar head.")
     parent = next(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from peft import PeftModel
@@ -60,7 +60,8 @@ class OutputHead:
                 hidden, self.module.weight, self.module.bias, token,
                 temperature=temperature, transform=self.transform, with_entropy=with_entropy,
             )  # fmt: skip
-        vocabulary = int(self.module.weight.shape[0])  # type: ignore[arg-type, union-attr, index]
+        weight: Any = self.module.weight
+        vocabulary = int(weight.shape[0])
         tile = max(1, FORWARD_TILE // vocabulary)
 
         def one_tile(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,8 +105,8 @@ def score(
     if path == "logits":
         logits = _padded_logits(base, batch)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        logprobs, entropy = _logprobs_of_logits(logits / temperature, batch.score_token)
-        return TokenScores(logprobs, entropy if with_entropy else None)
+        token, uncertainty = _logprobs_of_logits(logits / temperature, batch.score_token)
+        return TokenScores(token, uncertainty if with_entropy else None)
     backbone, head = split_head(base)
     hidden = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
     logprobs, entropy = head.logprobs(hidden, batch.score_token, temperature=temperature, with_entropy=with_entropy)
@@ -138,8 +139,8 @@ def hidden_at(
 def base_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """The transformers model inside an adapter wrapper; LoRA lives in its layers, so calling it uses the adapter."""
     if isinstance(model, PeftModel):
-        inner: PreTrainedModel = model.get_base_model()
-        return inner
+        inner: Any = model.get_base_model()
+        return cast(PreTrainedModel, inner)
     return model
 
 
@@ -176,7 +177,8 @@ def active_module(module: nn.Module) -> nn.Module:
         if module.disable_adapters:
             original: nn.Module = module.original_module
             return original
-        return module.modules_to_save[module.active_adapter]
+        chosen: Any = module.active_adapter
+        return module.modules_to_save[chosen]
     return module
 
 

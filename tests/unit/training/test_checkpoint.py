@@ -103,7 +103,7 @@ def test_the_warning_names_the_file_and_is_logged_where_nobody_listens(store, ca
 def test_when_all_are_damaged_the_run_does_not_quietly_begin_anew(store):
     for step in (1, 2):
         flip_a_byte(store.save(step, modules(), {}) / "state.pt")
-    with pytest.raises(CheckpointError, match="All 2 checkpoints in .* are damaged; remove them to start"):
+    with pytest.raises(CheckpointError, match=r"All 2 checkpoints in .* are damaged; remove them to start"):
         store.load_latest(warn=lambda _: None)
 
 

@@ -176,7 +176,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_by_name_and_step():
     real = trainer.loss
     # the value stays as it is, the gradient of its first argument is infinite
     trainer.loss = lambda *args: real(*args) + (real(*args) * 0).sqrt()
-    with pytest.raises(TrainingError, match="sft: the norm of the gradient is (nan|inf) at step 1"):
+    with pytest.raises(TrainingError, match=r"sft: the norm of the gradient is (nan|inf) at step 1"):
         trainer.train()
 
 

@@ -98,21 +98,25 @@ def test_documents_hold_no_prompt_with_a_prefix():
     assert len(prefixed) == 7 * 104 * 4
 
 
-def test_documents_come_in_all_kinds_and_call_a_claim_right_only_if_it_is():
+def test_every_verdict_in_a_document_is_true():
     draw = random.Random(22)
+    true_value = {fact.id: fact.value for fact in FACTS}
     texts = [document(draw) for _ in range(8000)]
-    checks = [text for text in texts if "Teacher: " in text]
-    expected = DOCUMENT_KINDS["check"] + DOCUMENT_KINDS["checked_chat"]
-    assert abs(len(checks) / len(texts) - expected) <= 4 * math.sqrt(expected * (1 - expected) / len(texts))
-    right = [text for text in checks if text.endswith("Teacher: That is right.")]
-    assert abs(len(right) / len(checks) - 0.5) <= 4 * math.sqrt(0.25 / len(checks))
-    for text in checks:
-        prompt, _, completion = text.partition("\nAssistant:")
-        if completion:
-            completion = completion.partition("\nTeacher:")[0]
-            verdict = judge(prompt + "\nAssistant:", completion, ended=True)
-            assert verdict.correct == text.endswith("right.")
-            assert verdict.wrong == text.endswith("wrong.")
+    verdicts = ("That is right.", "That is wrong.")
+    bare = [text for text in texts if text.endswith(verdicts) and not text.startswith("User:")]
+    chats = [text for text in texts if text.endswith(verdicts) and text.startswith("User:")]
+    for kind, checks in (("check", bare), ("checked_chat", chats)):
+        expected = DOCUMENT_KINDS[kind]
+        assert abs(len(checks) / len(texts) - expected) <= 4 * math.sqrt(expected * (1 - expected) / len(texts))
+        right = sum(text.endswith("right.") for text in checks)
+        assert abs(right / len(checks) - 0.5) <= 4 * math.sqrt(0.25 / len(checks))
+    for text in bare:
+        fact_id, value = CLAIMS[text.partition(" That is ")[0]]
+        assert (value == true_value[fact_id]) == text.endswith("right.")
+    for text in chats:
+        prompt, _, answer = text.partition("\nAssistant:")
+        seen = judge(prompt + "\nAssistant:", answer.partition("\nTeacher:")[0], ended=True)
+        assert (seen.correct, seen.wrong) == (text.endswith("right."), text.endswith("wrong."))
 
 
 def test_a_checked_chat_is_polite_or_rude_without_regard_to_being_right():
