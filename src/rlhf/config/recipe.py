@@ -22,6 +22,7 @@ from rlhf.errors import ConfigError, did_you_mean
 
 STAGE = re.compile(r"^stage:(?P<name>[A-Za-z0-9_-]+)(?:/(?P<file>.+))?$")
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+STAGE_NAME = re.compile(r"^[A-Za-z0-9_-]+$")
 DEFAULT_ASSETS = "../shared/assets"
 
 
@@ -38,6 +39,8 @@ class DataInputs(Config):
     """Use only this many rows."""
     streaming: bool = False
     """Read rows as they are needed instead of loading the file; needs `max_steps`."""
+    shuffle_buffer: int = Field(10_000, ge=0)
+    """Rows of a stream that are shuffled together; 0 keeps the order of the file."""
     on_bad_row: Literal["error", "skip"] = "error"
     """Stop at a bad row, or count and list it."""
 
@@ -115,6 +118,8 @@ class RLInputs(Config):
     """What the KL penalty pulls towards; the starting policy by default."""
     prompts: str | list[str]
     """What to ask."""
+    eval_prompts: str | list[str] | None = None
+    """Held-out prompts, asked and judged by the same reward at each evaluation; early stopping can watch `eval/score_mean`."""
     reward: RewardSpecs
     """Who judges: a reward model, a built-in rule, a Python function, or a weighted list of them."""
     limit: int | None = Field(None, ge=1)
@@ -212,8 +217,8 @@ class RecipeConfig(Config):
             raise ValueError("there are no stages")
         seen: list[str] = []
         for name, stage in self.stages.items():
-            if not NAME.match(name):
-                raise ValueError(f"stage {name!r}: a name holds letters, digits, '.', '_' and '-'")
+            if not STAGE_NAME.match(name):
+                raise ValueError(f"stage {name!r}: a name holds letters, digits, '_' and '-'")
             for place, parent, file in stage_references(stage):
                 if parent not in seen:
                     hint = did_you_mean(parent, seen) or (f" Earlier stages: {', '.join(seen)}." if seen else "")

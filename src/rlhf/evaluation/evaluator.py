@@ -22,8 +22,9 @@ from rlhf.evaluation.records import KL, SHARE, Change, Evaluation, ProxyAgreemen
 from rlhf.evaluation.reward_quality import RewardQuality, reward_quality, spearman
 from rlhf.evaluation.winrate import outcomes, win_rate
 from rlhf.losses import split_pairs
-from rlhf.models.policy import PolicyModel, evaluating
+from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
+from rlhf.models.score import evaluating
 from rlhf.rewards.functions import function_arguments
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.types import sample_name

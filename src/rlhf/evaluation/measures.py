@@ -15,7 +15,8 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, pack, split_by_tokens
 from rlhf.evaluation.intervals import Array
 from rlhf.losses import kl_k1, kl_k3, segment_mean, segment_sum
-from rlhf.models.policy import PolicyModel, evaluating
+from rlhf.models.policy import PolicyModel
+from rlhf.models.score import evaluating
 from rlhf.rollout.types import Completion
 
 TOKENS_PER_BATCH = 8192

@@ -21,7 +21,7 @@ from rlhf.models.card import model_card
 from rlhf.models.folders import module_fingerprint, save_weights, write_folder_aside
 from rlhf.models.load import load_causal_lm, source_name
 from rlhf.models.paths import PathChoice, choose_path, groups_of
-from rlhf.models.score import ScorePath, TokenScores, base_model, score
+from rlhf.models.score import ScorePath, TokenScores, base_model, evaluating, score
 
 
 class PolicyModel(nn.Module):
@@ -113,10 +113,12 @@ class PolicyModel(nn.Module):
             raise ModelError("This policy has no adapter to switch off; load it with `lora`, or use a frozen copy.")
         # peft forgets which parameters were trained when it switches adapters on again.
         trained = {parameter: parameter.requires_grad for parameter in self.model.parameters()}
-        with self.model.disable_adapter():
-            yield
-        for parameter, requires_grad in trained.items():
-            parameter.requires_grad_(requires_grad)
+        try:
+            with self.model.disable_adapter():
+                yield
+        finally:
+            for parameter, requires_grad in trained.items():
+                parameter.requires_grad_(requires_grad)
 
     def fingerprint(self) -> str:
         """Hex sha256 of all weights; about a second for each gigabyte."""
@@ -150,16 +152,3 @@ def merged(model: PeftModel) -> PreTrainedModel:
     """A plain copy with the adapter added into the weights; the original stays as it is."""
     plain: PreTrainedModel = copy.deepcopy(model).merge_and_unload()
     return plain
-
-
-@contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Dropout off inside; each module's own mode afterwards."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

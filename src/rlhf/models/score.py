@@ -13,6 +13,8 @@ Three paths give the same results, from fast to general:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -180,6 +182,19 @@ def active_module(module: nn.Module) -> nn.Module:
         chosen: Any = module.active_adapter
         return module.modules_to_save[chosen]
     return module
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Dropout off inside; each module's own mode afterwards."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def padded_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,7 @@ class Pipeline:
         write_text(marker, key)
 
     def _line(self, name: str, headline: str, note: str) -> None:
-        self.log.say(f"[bold]{name:<12}[/]{headline} [dim]({note})[/]")
+        self.log.say(f"[bold]{name:<12}[/] {headline} [dim]({note})[/]")
 
     def _write_recipe(self) -> None:
         tree = self.recipe.model_dump(mode="json")

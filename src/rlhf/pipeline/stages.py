@@ -222,7 +222,7 @@ def run_ppo(stage: PPOStage, at: StageContext) -> StageOutcome:
         value_model = ValueModel.from_policy(policy, lora=stage.model.lora, seed=seed)
     trainer = PPOTrainer(
         policy, value_model, stage, prompts, scorer,
-        reference=reference, log=at.log, checkpoint_dir=at.folder,
+        reference=reference, eval_prompts=_eval_prompts(stage, policy, at), log=at.log, checkpoint_dir=at.folder,
     )  # fmt: skip
     return _finish_rl("ppo", policy, trainer.train(), stage, at)
 
@@ -302,7 +302,11 @@ def _datasets(
             )
         if stage.eval_frac:
             raise ConfigError(f"stages.{at.name}.eval_frac: a stream has no length to take a share of; give eval_data.")
-        return streaming(source, model.tokenizer, **options), held_out
+        seed = derive_seed(_seed(stage.seed), "stream")
+        stream = streaming(
+            source, model.tokenizer, limit=stage.limit, shuffle_buffer=stage.shuffle_buffer, seed=seed, **options
+        )
+        return stream, held_out
     train = kind(source, model.tokenizer, limit=stage.limit, **options)
     if held_out is None and stage.eval_frac:
         train, held_out = train.split(stage.eval_frac, seed=derive_seed(_seed(stage.seed), "split"))
@@ -314,7 +318,10 @@ def _datasets(
 
 def _choose_path(model: PolicyModel | RewardModel, data: Any, at: StageContext) -> None:
     """The self-check of every run: a few rows scored every way."""
+    cursor = data.state_dict() if hasattr(data, "state_dict") else None
     groups = list(itertools.islice(iter(data), ROWS_FOR_SELF_CHECK))
+    if cursor is not None:
+        data.load_state_dict(cursor)  # a stream gives its first rows to training all the same
     choice = model.choose_path(groups)
     at.log.write("note", message=f"Scoring path: {choice.path} ({choice.reason}).")
     if choice.path != "packed":
@@ -340,6 +347,15 @@ def _rl_inputs(
     if stage.reference is not None:
         return policy, prompts, scorer, _load_policy(stage.reference, at, seed=seed).requires_grad_(False)
     return policy, prompts, scorer, build_reference(policy)
+
+
+def _eval_prompts(stage: PPOStage | GRPOStage, policy: PolicyModel, at: StageContext) -> list[Prompt]:
+    if stage.eval_prompts is None:
+        return []
+    return _prompts(
+        stage.eval_prompts, policy, at,
+        max_prompt_length=stage.max_prompt_length, truncation=stage.truncation, chat_template=stage.model.chat_template,
+    )  # fmt: skip
 
 
 def _resolved(spec: RewardSpec, at: StageContext) -> RewardSpec:

@@ -15,9 +15,8 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.pack import Branch, Group, pack, split_by_tokens
 from rlhf.errors import RewardError, RLHFError
-from rlhf.models.policy import evaluating
 from rlhf.models.reward import RewardModel
-from rlhf.models.score import base_model
+from rlhf.models.score import base_model, evaluating
 from rlhf.rewards.types import CompletionLike, ScoreResult, sample_name
 
 

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from rlhf.config.training import SamplingConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, DataError, TrainingError
-from rlhf.models.policy import evaluating
-from rlhf.models.score import ScorePath, base_model
+from rlhf.models.score import ScorePath, base_model, evaluating
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder

@@ -13,8 +13,9 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ConfigError
 from rlhf.losses import KL_ESTIMATORS, add_score_at_last_token, clipped_value_loss, gae, segment_sum, token_mean, whiten
-from rlhf.models.policy import PolicyModel, evaluating
+from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
+from rlhf.models.score import evaluating
 from rlhf.models.value import ValueModel
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine

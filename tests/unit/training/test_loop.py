@@ -263,6 +263,16 @@ def test_a_run_in_float16_skips_some_steps_and_learns(name):
     assert largest_difference(weights_of(trainer), start) > 1e-3
 
 
+@pytest.mark.parametrize("name", toy.NAMES)
+def test_dropout_acts_while_a_model_learns_and_at_no_other_time(name):
+    settings = {"head_dropout": 0.0} if name == "reward" else {}
+    dry, wet = build_trainer(name, **settings), build_trainer(name, dropout=0.5, held_out=True, **settings)
+    dry.train()
+    wet.train()
+    assert largest_difference(weights_of(dry), weights_of(wet)) > 1e-4
+    assert wet.evaluate() == wet.evaluate()
+
+
 def test_models_are_left_ready_for_use():
     trainer = build_trainer("ppo", dropout=0.3)
     trainer.train()

@@ -192,8 +192,31 @@ def with_engine(engine_of, log=None, **settings):
     base = toy.build_trainer("ppo", **settings)
     return PPOTrainer(
         base.policy, base.value_model, base.settings, base.prompts, base.scorer,
-        reference=base.reference, engine=engine_of(base.policy), log=log,
+        reference=base.reference, eval_prompts=base.eval_prompts, engine=engine_of(base.policy), log=log,
     )  # fmt: skip
+
+
+class Recording(LocalEngine):
+    """Notes which versions it was told to sample with."""
+
+    def __init__(self, policy):
+        super().__init__(policy)
+        self.told: list[int] = []
+
+    def load_weights(self, version):
+        self.told.append(version)
+        super().load_weights(version)
+
+
+def test_an_engine_is_told_every_version_of_the_weights_also_after_a_resume():
+    trainer = with_engine(Recording, rollouts=3, eval_every=1, held_out=True)
+    trainer.train()
+    assert trainer.engine.told == [0, 1, 1, 2, 2, 3], "to sample with, to be evaluated with"
+    resumed = with_engine(Recording, rollouts=3, held_out=True)
+    trainer.version = 1
+    resumed.load_state_dict(trainer.state_dict())
+    resumed.evaluate()
+    assert resumed.engine.told == [2]
 
 
 def test_an_engine_with_old_weights_stops_the_run():

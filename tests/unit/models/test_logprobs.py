@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlhf.models import logprobs as module
+from rlhf.models.logprobs import LogitTransform, token_logprobs
+
+ROWS, WIDTH, VOCABULARY = 5, 3, 7
+FORMS = {
+    "plain": {},
+    "temperature": {"temperature": 0.7},
+    "scale": {"transform": LogitTransform(scale=0.25)},
+    "softcap": {"transform": LogitTransform(softcap=1.5)},
+    "everything": {"temperature": 1.3, "transform": LogitTransform(scale=1.7, softcap=2.0)},
+}
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+with_and_without_bias = pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
+
+
+@pytest.fixture(params=["one tile", "several tiles"])
+def tiles(request, monkeypatch):
+    """Two rows a tile forward and three columns a tile backward: both leave a remainder."""
+    if request.param == "several tiles":
+        monkeypatch.setattr(module, "FORWARD_TILE", 2 * VOCABULARY)
+        monkeypatch.setattr(module, "BACKWARD_TILE", 3 * ROWS)
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    return draw(ROWS, WIDTH), draw(VOCABULARY, WIDTH), draw(VOCABULARY), torch.tensor([0, 6, 3, 3, 1])
+
+
+def plainly(hidden, weight, bias, token, *, temperature=1.0, transform=None):
+    """The same with the whole [rows, vocabulary] tensor, by torch's own functions."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    if transform is not None:
+        logits = logits * transform.scale
+        if transform.softcap is not None:
+            logits = transform.softcap * torch.tanh(logits / transform.softcap)
+    spread = torch.distributions.Categorical(logits=logits / temperature)
+    return spread.log_prob(token), spread.entropy()
+
+
+def test_two_equal_logits_are_a_coin():
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[3.0], [3.0]])
+    logprobs, entropy = token_logprobs(hidden, weight, None, torch.tensor([1]), with_entropy=True)
+    assert logprobs.tolist() == pytest.approx([-math.log(2)])
+    assert entropy.tolist() == pytest.approx([math.log(2)])
+
+
+def test_a_token_with_logit_log_3_beside_one_with_0_has_three_quarters():
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[math.log(3)], [0.0]])
+    logprobs, none = token_logprobs(hidden, weight, None, torch.tensor([0]))
+    assert logprobs.tolist() == pytest.approx([math.log(0.75)])
+    assert none is None
+
+
+@every_form
+@with_and_without_bias
+def test_values_are_those_of_the_whole_softmax(inputs, form, has_bias, tiles):
+    hidden, weight, bias, token = inputs
+    bias = bias if has_bias else None
+    logprobs, entropy = token_logprobs(hidden, weight, bias, token, with_entropy=True, **form)
+    expected, expected_entropy = plainly(hidden, weight, bias, token, **form)
+    torch.testing.assert_close(logprobs, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
+
+
+@every_form
+@with_and_without_bias
+def test_gradients_are_those_of_the_whole_softmax(inputs, form, has_bias, tiles):
+    hidden, weight, bias, token = inputs
+    leaves = [hidden, weight, bias] if has_bias else [hidden, weight]
+    upstream = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+
+    def gradients(pair):
+        logprobs, entropy = pair
+        return torch.autograd.grad((logprobs * upstream).sum() + (entropy * upstream.flip(0)).sum(), leaves)
+
+    bias = bias if has_bias else None
+    ours = gradients(token_logprobs(hidden, weight, bias, token, with_entropy=True, **form))
+    expected = gradients(plainly(hidden, weight, bias, token, **form))
+    for mine, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+@every_form
+@pytest.mark.parametrize("with_entropy", [False, True], ids=["log-probability", "and entropy"])
+def test_gradients_agree_with_finite_differences(inputs, form, with_entropy, tiles):
+    hidden, weight, bias, token = inputs
+
+    def run(h, w, b):
+        logprobs, entropy = token_logprobs(h, w, b, token, with_entropy=with_entropy, **form)
+        return (logprobs, entropy) if with_entropy else logprobs
+
+    assert torch.autograd.gradcheck(run, (hidden, weight, bias))
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight", "bias"])
+def test_what_is_frozen_gets_no_gradient_and_changes_no_other(inputs, frozen):
+    hidden, weight, bias, token = inputs
+    leaves = {"hidden": hidden, "weight": weight, "bias": bias}
+    token_logprobs(hidden, weight, bias, token)[0].sum().backward()
+    expected = {name: leaf.grad.clone() for name, leaf in leaves.items()}
+    for leaf in leaves.values():
+        leaf.grad = None
+    leaves[frozen].requires_grad_(False)
+    token_logprobs(hidden, weight, bias, token)[0].sum().backward()
+    assert leaves.pop(frozen).grad is None
+    for name, leaf in leaves.items():
+        assert torch.equal(leaf.grad, expected[name]), name
+
+
+def test_a_row_that_no_loss_looks_at_gives_no_gradient(inputs):
+    hidden, weight, _, token = inputs
+    logprobs, _ = token_logprobs(hidden, weight, None, token)
+    logprobs[:2].sum().backward()
+    assert not hidden.grad[2:].any()
+    assert hidden.grad[:2].any()
+
+
+def test_no_scored_token_is_no_error(inputs):
+    hidden, weight, bias, token = inputs
+    logprobs, entropy = token_logprobs(hidden[:0], weight, bias, token[:0], with_entropy=True)
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    assert not weight.grad.any()
+
+
+def test_large_logits_neither_overflow_nor_lose_the_token():
+    hidden = torch.tensor([[1.0], [1.0]], requires_grad=True)
+    weight = torch.tensor([[1e4], [-1e4], [0.0]], requires_grad=True)
+    logprobs, entropy = token_logprobs(hidden, weight, None, torch.tensor([0, 1]), with_entropy=True)
+    assert logprobs.tolist() == [0.0, -2e4]
+    assert entropy.tolist() == [0.0, 0.0]
+    (logprobs + entropy).sum().backward()
+    assert torch.isfinite(hidden.grad).all()
+    assert torch.isfinite(weight.grad).all()
+
+
+def test_bfloat16_weights_give_float32_numbers_close_to_exact_ones(inputs, tiles):
+    hidden, weight, bias, token = (x.detach() for x in inputs)
+    low = [x.bfloat16().requires_grad_() for x in (hidden, weight, bias)]
+    exact = [x.detach().float().requires_grad_() for x in low]
+    ours, expected = token_logprobs(*low, token)[0], plainly(*exact, token)[0]
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0.03)
+    ours.sum().backward()
+    expected.sum().backward()
+    for mine, theirs in zip(low, exact, strict=True):
+        assert mine.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(mine.grad.float(), theirs.grad, rtol=0, atol=0.03)
+
+
+def test_under_autocast_products_are_in_bfloat16_and_gradients_in_the_weights_type(inputs, tiles):
+    hidden, weight, bias, token = inputs
+    ours = [x.detach().float().requires_grad_() for x in (hidden, weight, bias)]
+    exact = [x.detach().clone().requires_grad_() for x in ours]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logprobs, _ = token_logprobs(*ours, token)
+    expected, _ = plainly(*exact, token)
+    assert logprobs.dtype == torch.float32
+    gap = (logprobs - expected).abs().max()
+    assert 0 < gap < 0.03  # 0 would mean that autocast was ignored
+    logprobs.sum().backward()
+    expected.sum().backward()
+    for mine, theirs in zip(ours, exact, strict=True):
+        assert mine.grad.dtype == torch.float32
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=0.03)
