@@ -75,7 +75,7 @@ def token_logprobs(
     dtype = (
         torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else weight.dtype
     )
-    logprobs, entropy = _TokenLogprobs.apply(
+    logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, token, temperature, transform or LogitTransform(), with_entropy, dtype
     )
     return logprobs, (entropy if with_entropy else None)
@@ -119,7 +119,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return target - logsumexp, entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, token, target, logsumexp, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature, transform, with_entropy, dtype, exact = ctx.settings  # type: ignore[attr-defined]

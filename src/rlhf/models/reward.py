@@ -218,7 +218,7 @@ class RewardModel(nn.Module):
             head_dropout=self.head_dropout,
             choice=self.choice,
         )
-        before = sum([num_outputs(other) for other in self.members[:number]])  # type: ignore[arg-type]
+        before = sum(map(num_outputs, self.members[:number]))  # type: ignore[arg-type]
         own = slice(before, before + single.num_scores)
         single.set_normalization(self.mean[own], self.std[own])
         return single.train(self.training)

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from rlhf.config.model import LoRAConfig, ModelConfig
+from rlhf.data.pack import Branch, Group, pack
+from rlhf.errors import MissingExtraError, ModelError
+from rlhf.models.load import adapter_base, load_causal_lm, load_tokenizer
+from rlhf.models.policy import PolicyModel
+from rlhf.models.score import score
+from tests.fixtures import tiny
+
+BATCH = pack([Group([0, 10, 11], [Branch([12, 13, 1]), Branch([14, 1])])])
+INIT = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
+
+
+def edit_json(path, **changes):
+    """Sets keys; None removes one."""
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def same_weights(first, second):
+    ours, theirs = first.state_dict(), second.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def new_model(folder, *, seed=0, **changes):
+    config = ModelConfig.of({"init": {**INIT, **changes}, "tokenizer": str(folder)})
+    return load_causal_lm(config, seed=seed)[0]
+
+
+# ---- what loads
+
+
+def test_a_folder_loads_bit_for_bit_in_evaluation_mode(tiny_model_folder, tiny_llama):
+    model, tokenizer = load_causal_lm(str(tiny_model_folder), seed=0)
+    assert same_weights(model, tiny_llama)
+    assert not any(module.training for module in model.modules())
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2)
+
+
+def test_weights_come_in_the_type_that_was_asked_for(tiny_model_folder):
+    config = ModelConfig.of({"path": str(tiny_model_folder), "dtype": "bfloat16"})
+    model, _ = load_causal_lm(config, seed=0)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_half_precision_on_disk_is_float32_in_memory_unless_asked_otherwise(tmp_path, tiny_llama, tiny_tokenizer):
+    tiny_llama.half().save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    model, _ = load_causal_lm(str(tmp_path), seed=0)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_the_embedded_model_loads_and_prefers_words_to_noise():
+    model, tokenizer = load_causal_lm("embedded", seed=0)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert tokenizer.eos_token_id not in (None, tokenizer.pad_token_id)
+    text = tokenizer("the", add_special_tokens=False).input_ids
+    assert text, "the tokenizer must know a word"
+    batch = pack([Group([tokenizer.bos_token_id or tokenizer.eos_token_id], [Branch(text)])])
+    assert torch.isfinite(score(model, batch).logprobs).all()
+
+
+def test_a_new_model_is_the_same_for_a_seed_and_leaves_torchs_generator_alone(tiny_model_folder):
+    before = torch.random.get_rng_state()
+    first, again = new_model(tiny_model_folder, seed=3), new_model(tiny_model_folder, seed=3)
+    other = new_model(tiny_model_folder, seed=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert same_weights(first, again)
+    assert not same_weights(first, other)
+
+
+def test_a_new_model_takes_vocabulary_and_special_tokens_from_the_tokenizer(tiny_model_folder, tiny_tokenizer):
+    config = new_model(tiny_model_folder).config
+    assert config.vocab_size == len(tiny_tokenizer)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (0, 1, 2)
+
+
+def test_a_chat_template_of_the_users_own_is_kept_with_the_tokenizer(tiny_model_folder):
+    config = ModelConfig.of({"path": str(tiny_model_folder), "chat_template": "{{ messages[0].content }}!"})
+    tokenizer = load_tokenizer(config)
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    assert rendered == "Hi!"
+
+
+# ---- where a text ends
+
+
+def test_padding_never_becomes_end_of_text(tiny_model_folder):
+    edit_json(tiny_model_folder / "tokenizer_config.json", pad_token=None)
+    edit_json(tiny_model_folder / "config.json", pad_token_id=None)
+    model, tokenizer = load_causal_lm(str(tiny_model_folder), seed=0)
+    assert tokenizer.pad_token_id is None
+    assert model.config.pad_token_id is None
+
+
+def test_the_tokenizers_end_of_text_joins_the_models(tiny_model_folder):
+    """Else a saved model would run on past the token it was taught to end with."""
+    edit_json(tiny_model_folder / "generation_config.json", eos_token_id=7)
+    model, _ = load_causal_lm(str(tiny_model_folder), seed=0)
+    assert model.generation_config.eos_token_id == [1, 7]
+
+
+def test_an_end_of_text_that_only_the_model_knows_is_taken_with_a_warning(tiny_model_folder, caplog):
+    edit_json(tiny_model_folder / "tokenizer_config.json", eos_token=None)
+    _, tokenizer = load_causal_lm(str(tiny_model_folder), seed=0)
+    assert tokenizer.eos_token_id == 1
+    assert "names no end-of-text token" in caplog.text
+
+
+def test_without_any_end_of_text_nothing_loads(tiny_model_folder):
+    edit_json(tiny_model_folder / "tokenizer_config.json", eos_token=None)
+    edit_json(tiny_model_folder / "generation_config.json", eos_token_id=None)
+    config = json.loads((tiny_model_folder / "config.json").read_text())
+    (tiny_model_folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    with pytest.raises(ModelError, match=r"never learn to stop.*Set `eos_token` in tokenizer_config.json"):
+        load_causal_lm(str(tiny_model_folder), seed=0)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(tmp_path, tiny_tokenizer):
+    highest = len(tiny_tokenizer) - 1
+    tiny.build_llama(vocab_size=highest).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=rf"up to number {highest}, .* only {highest} embeddings"):
+        load_causal_lm(str(tmp_path), seed=0)
+
+
+# ---- what does not load, and what it says
+
+
+def test_a_misspelt_folder_names_its_neighbours(tiny_model_folder):
+    with pytest.raises(ModelError, match=r"no model folder .*tiny_modle\. Did you mean 'tiny_model'\?"):
+        load_causal_lm(str(tiny_model_folder.parent / "tiny_modle"), seed=0)
+
+
+def test_a_file_is_no_model(tiny_model_folder):
+    with pytest.raises(ModelError, match="is a file; give the folder"):
+        load_causal_lm(str(tiny_model_folder / "config.json"), seed=0)
+
+
+def test_a_folder_of_something_else_is_no_model(tmp_path):
+    with pytest.raises(ModelError, match="has no config.json"):
+        load_causal_lm(str(tmp_path), seed=0)
+
+
+def test_a_stage_outside_a_pipeline_is_refused():
+    with pytest.raises(ModelError, match="'stage:sft' names a stage of a pipeline"):
+        load_causal_lm("stage:sft", seed=0)
+
+
+def test_a_folder_without_weights_is_refused(tiny_model_folder):
+    (tiny_model_folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="holds no weights"):
+        load_causal_lm(str(tiny_model_folder), seed=0)
+
+
+def test_pickled_weights_are_read_only_where_allowed(tiny_model_folder, tiny_llama):
+    (tiny_model_folder / "model.safetensors").unlink()
+    torch.save(tiny_llama.state_dict(), tiny_model_folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"only as pytorch_model.bin, a pickle"):
+        load_causal_lm(str(tiny_model_folder), seed=0)
+    model, _ = load_causal_lm(str(tiny_model_folder), seed=0, allow_pickle=True)
+    assert same_weights(model, tiny_llama)
+
+
+def test_a_missing_weight_is_never_drawn_at_random(tiny_model_folder):
+    weights = load_file(tiny_model_folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tiny_model_folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 of the weights .*'model.layers.1.mlp.up_proj.weight'"):
+        load_causal_lm(str(tiny_model_folder), seed=0)
+
+
+def test_damaged_weights_are_one_clear_sentence(tiny_model_folder):
+    path = tiny_model_folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"Can't load the model .*Check the folder, or download it again\."):
+        load_causal_lm(str(tiny_model_folder), seed=0)
+
+
+def test_a_hub_name_without_a_hub_says_so():
+    with pytest.raises(ModelError, match=r"Can't load the tokenizer of 'nobody/nothing'.*The hub can't be reached"):
+        load_causal_lm("nobody/nothing", seed=0)
+
+
+def test_code_from_a_repository_is_refused_unless_asked_for(tiny_model_folder):
+    (tiny_model_folder / "evil.py").write_text("raise SystemExit('it ran')\n")
+    edit_json(
+        tiny_model_folder / "config.json",
+        model_type="evil",
+        auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+    )
+    with pytest.raises(ModelError, match="read that code, then set trust_remote_code: true"):
+        load_causal_lm(str(tiny_model_folder), seed=0)
+
+
+def four_bit(folder):
+    return ModelConfig.of({"path": str(folder), "lora": {"quantize_4bit": True}})
+
+
+def test_four_bits_without_a_gpu_are_refused(tiny_model_folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match="quantize_4bit needs a CUDA GPU"):
+        load_causal_lm(four_bit(tiny_model_folder), seed=0)
+
+
+def test_four_bits_without_bitsandbytes_name_the_extra(tiny_model_folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingExtraError, match=r"rlhf\[quant\]"):
+        load_causal_lm(four_bit(tiny_model_folder), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hiden_size": 16}, r"llama config has no key 'hiden_size'. Did you mean 'hidden_size'"),
+        ({"model_type": "lama"}, r"no model_type 'lama'. Did you mean 'llama'"),
+        ({"model_type": None}, "needs `model_type`"),
+        ({"hidden_size": 17, "num_attention_heads": 4}, "config of the new llama model is not valid"),
+    ],
+)
+def test_a_wrong_config_for_a_new_model_is_named(tiny_model_folder, changes, message):
+    with pytest.raises(ModelError, match=message):
+        new_model(tiny_model_folder, **changes)
+
+
+# ---- adapters, checkpointing, compilation
+
+
+def with_lora(folder, **lora):
+    return ModelConfig.of({"path": str(folder), "lora": {"rank": 2, **lora}})
+
+
+def teach(policy, seed=0):
+    """An adapter that does something."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.3, generator=draw)
+    return policy
+
+
+def test_a_new_adapter_changes_nothing_and_alone_is_trained(tiny_model_folder, tiny_llama):
+    model, _ = load_causal_lm(with_lora(tiny_model_folder), seed=0)
+    assert isinstance(model, PeftModel)
+    assert torch.equal(score(model, BATCH).logprobs, score(tiny_llama, BATCH).logprobs)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained
+    assert all(".lora_" in name for name in trained)
+
+
+def test_adapters_differ_only_by_their_seed(tiny_model_folder):
+    first, again, other = (load_causal_lm(with_lora(tiny_model_folder), seed=seed)[0] for seed in (0, 0, 1))
+    assert same_weights(first, again)
+    assert not same_weights(first, other)
+
+
+def test_an_adapter_for_layers_that_do_not_exist_lists_those_that_do(tiny_model_folder):
+    with pytest.raises(ModelError, match=r"No adapter could be put on \['query'\].*q_proj"):
+        load_causal_lm(with_lora(tiny_model_folder, target_modules=["query"]), seed=0)
+
+
+def test_an_adapter_folder_loads_on_its_base_and_goes_on_training(tmp_path, tiny_model_folder):
+    policy = teach(PolicyModel.from_pretrained(with_lora(tiny_model_folder)))
+    folder = policy.save_pretrained(tmp_path / "adapter")
+    assert adapter_base(str(folder)) == str(tiny_model_folder)
+    model, _ = load_causal_lm(str(folder), seed=0)
+    assert same_weights(model, policy.model)
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == list(policy.trainable_parameters())
+
+
+def test_a_new_adapter_on_an_adapter_folder_starts_from_both_merged(tmp_path, tiny_model_folder):
+    policy = teach(PolicyModel.from_pretrained(with_lora(tiny_model_folder)))
+    expected = policy.score(BATCH).logprobs
+    folder = policy.save_pretrained(tmp_path / "adapter")
+    model, _ = load_causal_lm(with_lora(folder, rank=1), seed=0)
+    torch.testing.assert_close(score(model, BATCH).logprobs, expected, rtol=0, atol=1e-5)
+    with model.disable_adapter():
+        torch.testing.assert_close(score(model, BATCH).logprobs, expected, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_that_names_no_base_is_refused(tmp_path, tiny_model_folder):
+    folder = PolicyModel.from_pretrained(with_lora(tiny_model_folder)).save_pretrained(tmp_path / "adapter")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": None}))
+    with pytest.raises(ModelError, match="does not name its base"):
+        load_causal_lm(str(folder), seed=0)
+
+
+def test_checkpointing_is_switched_on_in_every_layer(tiny_model_folder):
+    config = ModelConfig.of({"path": str(tiny_model_folder), "gradient_checkpointing": True})
+    model, _ = load_causal_lm(config, seed=0)
+    assert all(layer.gradient_checkpointing for layer in model.model.layers)
+
+
+def test_lora_with_checkpointing_still_gives_the_adapter_gradients(tiny_model_folder):
+    config = with_lora(tiny_model_folder).updated(gradient_checkpointing=True)
+    policy = PolicyModel.from_pretrained(config).train()
+    policy.score(BATCH).logprobs.sum().backward()
+    gradients = {name: p.grad for name, p in policy.trainable_parameters().items() if ".lora_B." in name}
+    assert all(gradient is not None and bool(gradient.any()) for gradient in gradients.values())
+
+
+def test_the_compile_switch_wraps_the_backbone_and_renames_no_weight(tiny_model_folder, tiny_llama, monkeypatch):
+    settings, calls = [], []
+
+    def wrap(function, **kwargs):
+        settings.append(kwargs)
+
+        def compiled(*args, **kwargs):
+            calls.append(1)
+            return function(*args, **kwargs)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", wrap)
+    config = ModelConfig.of({"path": str(tiny_model_folder), "compile": True})
+    model, _ = load_causal_lm(config, seed=0)
+    assert settings == [{"dynamic": True}]
+    assert same_weights(model, tiny_llama)
+    assert torch.equal(score(model, BATCH).logprobs, score(tiny_llama, BATCH).logprobs)
+    assert len(calls) == 1
+
+
+def test_loading_is_quiet(tiny_model_folder, caplog, capfd):
+    with caplog.at_level(logging.WARNING):
+        load_causal_lm(str(tiny_model_folder), seed=0)
+    assert caplog.text == ""
+    assert capfd.readouterr().err == ""
