@@ -123,7 +123,9 @@ class RewardModelConfig(OfflineConfig):
     head_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the head."""
     num_models: int = Field(1, ge=1)
-    """An ensemble of this many, each with its own seed for head and order."""
+    """An ensemble of this many backbones, each with a head drawn from its own seed, trained side by side."""
+    num_heads: int = Field(1, ge=1)
+    """An ensemble of heads on each backbone: cheaper than backbones, and less independent."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Share of pairs believed to be labelled the wrong way round."""
     center_coef: float = Field(0.0, ge=0)

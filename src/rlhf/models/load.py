@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
 from torch import nn
 from transformers import (
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
 ADAPTER_FILE = "adapter_config.json"
+ALIGNMENT = 64
+"""Bytes; what torch gives to every tensor that it allocates on the CPU."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -141,8 +144,20 @@ def load_weights(
         logger.warning(
             "%s: ignored weights that the model has no place for: %s", source, sorted(report["unexpected_keys"])[:5]
         )
+    align_weights(model)
     result: PreTrainedModel = model
     return result
+
+
+def align_weights(model: nn.Module) -> None:
+    """Move weights that lie at odd addresses into memory of their own.
+
+    A mapped file puts its tensors wherever its header ends, and matrix kernels may sum in another order there: equal weights
+    would differ in the last bit of what they compute, from one folder to the next.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
+            tensor.data = tensor.data.clone()
 
 
 def model_source(path: str) -> str:
@@ -352,7 +367,7 @@ def _new_config(shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pr
         shape.setdefault(name, getattr(tokenizer, name))
     try:
         return AutoConfig.for_model(kind, **shape)
-    except (ValueError, TypeError) as err:
+    except (ValueError, TypeError, StrictDataclassError) as err:
         raise ModelError(f"The config of the new {kind} model is not valid: {_first_line(err)}") from err
 
 
@@ -436,4 +451,5 @@ def _is_unreachable(err: BaseException) -> bool:
 
 def _first_line(err: BaseException) -> str:
     lines = [line.strip() for line in str(err).splitlines() if line.strip()] or [type(err).__name__]
-    return lines[0] if lines[0].endswith((".", ":", "!")) else f"{lines[0]}."
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return text if text.endswith((".", ":", "!")) else f"{text}."

@@ -126,8 +126,10 @@ class ValueModel(nn.Module):
     def from_pretrained(cls, config: ModelConfig | str) -> Self:
         """Load what ``save_pretrained`` wrote."""
         config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
-        source = model_source(config.path or "")
-        settings = read_settings(Path(source), SETTINGS_FILE)
+        folder = Path(config.path or "").expanduser()
+        settings = read_settings(folder, SETTINGS_FILE)
+        # The folder of a head alone is no model folder to anybody else.
+        source = str(folder) if settings and settings["shared"] else model_source(config.path or "")
         if settings is None:
             raise ModelError(
                 f"{source} is no value model: it has no {SETTINGS_FILE}. Start one with ValueModel.from_policy."

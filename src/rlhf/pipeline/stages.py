@@ -175,7 +175,12 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
     """A reward model."""
     seed = _seed(stage.seed)
     model = RewardModel.from_policy(
-        at.model(stage.model), head=stage.head, head_dropout=stage.head_dropout, num_models=stage.num_models, seed=seed
+        at.model(stage.model),
+        head=stage.head,
+        head_dropout=stage.head_dropout,
+        num_models=stage.num_models,
+        num_heads=stage.num_heads,
+        seed=seed,
     )
     options: dict[str, Any] = {"max_length": stage.max_length, "truncation": stage.truncation}
     train, held_out = _datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)

@@ -32,7 +32,7 @@ from tests.unit.models.families import (
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "families.md"
 REWRITE = "Write the page anew: RLHF_WRITE_DOCS=1 pytest tests/unit/models/test_families.py"
-INTRODUCTION = f"""# Model families
+INTRODUCTION = """# Model families
 
 Which way the batches of a family take through `rlhf.models.score`, and how far its numbers and gradients may be from the family's
 own code, run in float32 on one unpadded row at a time. A test measures every line on a tiny random model, with windows and

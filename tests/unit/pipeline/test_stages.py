@@ -1,0 +1,102 @@
+"""Settings of stages reach what they set: adapters, heads, streams, precision, critics; each in a run of a few steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlhf.config.recipe import RecipeConfig
+from rlhf.data.world import build_world
+from rlhf.models.reward import RewardModel
+from rlhf.pipeline.run import Pipeline
+
+LORA = {"path": "embedded", "lora": {"rank": 4, "alpha": 8}}
+SAMPLING = {"max_new_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    build_world(5, folder, num_documents=0)
+    rows = [json.loads(line) for line in (folder / "sft.jsonl").read_text(encoding="utf-8").splitlines()[:40]]
+    pairs = [{"prompt": r["prompt"], "chosen": r["completion"], "rejected": " I do not know."} for r in rows]
+    (folder / "few.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(p) + "\n" for p in pairs), encoding="utf-8")
+    return folder
+
+
+def run_stage(tmp_path, **stage):
+    recipe = {"name": "one", "output_dir": str(tmp_path), "seed": 2, "threads": 1, "stages": {stage["kind"]: stage}}
+    pipeline = Pipeline(RecipeConfig.of(recipe))
+    pipeline.run()
+    return pipeline.artifacts[stage["kind"]], tmp_path / "one" / stage["kind"]
+
+
+def test_lora_trains_an_adapter_that_is_saved_alone(files, tmp_path):
+    _, folder = run_stage(tmp_path, kind="sft", model=LORA, data=str(files / "few.jsonl"), max_steps=2)
+    assert (folder / "model" / "adapter_config.json").exists()
+    assert not (folder / "model" / "model.safetensors").exists()
+
+
+def test_checkpointed_activations_and_bfloat16_train_the_same_model(files, tmp_path):
+    plain, _ = run_stage(tmp_path / "a", kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=2)
+    model = {"path": "embedded", "gradient_checkpointing": True}
+    spared, _ = run_stage(tmp_path / "b", kind="sft", model=model, data=str(files / "few.jsonl"), max_steps=2)
+    half, _ = run_stage(
+        tmp_path / "c", kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=2, autocast="bfloat16"
+    )
+    assert spared.metrics["loss/train"] == pytest.approx(plain.metrics["loss/train"], abs=1e-5)
+    assert half.metrics["loss/train"] == pytest.approx(plain.metrics["loss/train"], rel=2e-2)
+
+
+def test_a_stream_trains_on_its_first_rows_too(files, tmp_path):
+    whole, _ = run_stage(
+        tmp_path / "a", kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=1, rows_per_step=40
+    )
+    streamed, _ = run_stage(
+        tmp_path / "b", kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=1, rows_per_step=40,
+        streaming=True, shuffle_buffer=0,
+    )  # fmt: skip
+    assert streamed.metrics["loss/train"] == pytest.approx(whole.metrics["loss/train"], abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"num_models": 2}, {"num_heads": 2}, {"head": "mlp"}], ids=str)
+def test_a_reward_model_of_any_form_is_trained_normalised_and_loaded_again(files, tmp_path, settings):
+    artifact, folder = run_stage(
+        tmp_path,
+        kind="reward",
+        model="embedded",
+        data=str(files / "pairs.jsonl"),
+        eval_frac=0.2,
+        max_steps=2,
+        **settings,
+    )
+    model = RewardModel.from_pretrained(str(folder / "model"))
+    assert model.num_scores == settings.get("num_models", 1) * settings.get("num_heads", 1)
+    assert not torch.equal(model.std, torch.ones_like(model.std))
+    assert (
+        artifact.metrics["eval/accuracy_low"]
+        <= artifact.metrics["eval/accuracy"]
+        <= artifact.metrics["eval/accuracy_high"]
+    )
+
+
+@pytest.mark.parametrize("value_model", ["separate", "shared"])
+@pytest.mark.parametrize("model", ["embedded", LORA], ids=["all weights", "lora"])
+def test_ppo_runs_with_either_critic_and_with_adapters(files, tmp_path, value_model, model):
+    artifact, folder = run_stage(
+        tmp_path, kind="ppo", model=model, prompts=str(files / "prompts.jsonl"), reward="rules", rollouts=2,
+        prompts_per_rollout=4, sequences_per_step=4, value_model=value_model, sampling=SAMPLING,
+        eval_prompts=str(files / "test_prompts.jsonl"), limit=8,
+    )  # fmt: skip
+    assert artifact.metrics["ppo/ratio_mean"] == pytest.approx(1, abs=0.1)
+    assert "adapter_config.json" in {file.name for file in (folder / "model").iterdir()} or model == "embedded"
+
+
+def test_a_trained_folder_loads_in_plain_transformers(files, tmp_path):
+    _, folder = run_stage(tmp_path, kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=1)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert model(torch.tensor([[0, 5, 6]])).logits.shape[:2] == (1, 3)
