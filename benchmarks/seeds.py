@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,8 +91,8 @@ def run_seed(seed: int, base: str, folder: Path, arms: Sequence[str], console: C
 def interval(values: Sequence[float]) -> str:
     """Mean ± half a 95 % t interval over seeds, and the range."""
     mean = statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
+    if len(values) < 3:  # an interval from two numbers says nothing
+        return f"{mean:.3f} [{min(values):.3f}, {max(values):.3f}]"
     half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return f"{mean:.3f} ± {half:.3f} [{min(values):.3f}, {max(values):.3f}]"
 
@@ -98,12 +100,18 @@ def interval(values: Sequence[float]) -> str:
 def table(rows: Sequence[dict[str, Any]], arms: Sequence[str], command: str) -> str:
     """Markdown: a summary by arm, then every seed."""
     lines = [
+        "# Results over fresh seeds",
+        "",
         "<!-- written by benchmarks/seeds.py; do not edit by hand -->",
+        "",
         f"Made by `{command}` on {machine()['cpu']}, one thread; "
         + ", ".join(
             f"{name} {version}" for name, version in versions().items() if name in ("rlhf", "torch", "transformers")
         )
         + ".",
+        "",
+        "A base in a folder is a second one, from `rlhf run recipes/base.yaml name=base-1 seed=1`; `embedded` is the shipped one.",
+        "Every seed holds out its own prompts and facts.",
         "",
         "Mean ± half a 95 % t interval over seeds [lowest, highest]. Win rate: over the SFT model on 400 held-out prompts, one completion",
         "each at temperature 1, ties half, by the world's own judge, which no policy stage sees.",
@@ -138,7 +146,7 @@ def put_into_readme(text: str) -> None:
     head, _, rest = page.partition(begin)
     mark, _, rest = rest.partition("-->")
     _, _, tail = rest.partition(end)
-    summary = text.partition("\n")[2].partition("\n| seed |")[0].strip()
+    summary = text.partition("-->")[2].partition("\n| seed |")[0].strip()
     link = "Every seed: [docs/results/seeds.md](docs/results/seeds.md)."
     path.write_text(f"{head}{begin}{mark}-->\n{summary}\n\n{link}\n{end}{tail}", encoding="utf-8")
 
@@ -158,7 +166,7 @@ def main() -> None:
     for seed in arguments.seeds:
         base = arguments.other_base if arguments.other_base and seed % 2 == 0 else "embedded"
         rows.append(run_seed(seed, base, arguments.folder, arguments.arms, console))
-        shown = table(rows, arguments.arms, "python benchmarks/seeds.py --seeds " + " ".join(map(str, arguments.seeds)))
+        shown = table(rows, arguments.arms, "python " + shlex.join(sys.argv))
         if arguments.write:
             arguments.write.parent.mkdir(parents=True, exist_ok=True)
             arguments.write.write_text(shown, encoding="utf-8")

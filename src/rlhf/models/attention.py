@@ -32,6 +32,11 @@ SMALL_BUCKET_WASTE = 16_384
 """Query-key pairs that padding may always add to one call: below this a call's fixed cost is higher than its arithmetic."""
 BUCKET_WASTE_FRAC = 0.3
 """Share of padding allowed in a larger call."""
+BEYOND = np.iinfo(np.int32).max
+"""Position of a key that no query may see."""
+
+QUERY_STEP = 1.5
+"""Units whose numbers of queries differ by less than about this factor may share a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +151,10 @@ class Bucket:
     """int64 [B * K]."""
     shape: tuple[int, int, int]
     """B, Q, K."""
-    distance: Tensor
-    """int64 [B, 1, Q, K] query position minus key position; -1 where the key is padding."""
+    query_positions: Tensor
+    """int32 [B, 1, Q, 1]."""
     key_positions: Tensor
-    """int64 [B, 1, 1, K]."""
+    """int32 [B, 1, 1, K]; BEYOND where the key is padding."""
     masks: dict[tuple[int | None, int | None], Tensor]
     """Built on first use for each (window, chunk) that a layer of the model asks for."""
 
@@ -157,12 +162,11 @@ class Bucket:
         """bool [B, 1, Q, K]: causal by position, inside the window and the chunk."""
         found = self.masks.get((window, chunk))
         if found is None:
-            found = self.distance >= 0
+            found = self.key_positions <= self.query_positions
             if window is not None:
-                found = found & (self.distance < window)
+                found &= self.key_positions > self.query_positions - window
             if chunk is not None:
-                query_positions = self.distance + self.key_positions
-                found = found & (query_positions // chunk == self.key_positions // chunk)
+                found &= self.key_positions // chunk == self.query_positions // chunk
             self.masks[window, chunk] = found
         return found
 
@@ -255,19 +259,21 @@ def _build_layout(batch: PackedBatch) -> PackedLayout:
     units += [
         (int(a), int(n), int(p), int(m)) for a, n, p, m in zip(starts, lengths, prefix_starts, prefix_lens, strict=True)
     ]
-    units.sort(key=lambda u: (u[1] + u[3], u[1]))
+    # Queries of about one length first, then by keys: sorted by keys alone, short completions of long prompts would stand
+    # between the prompts themselves and every call would end after one or two units.
+    units.sort(key=lambda u: (int(math.log(u[1], QUERY_STEP)), u[1] + u[3]))
     runs: list[list[tuple[int, int, int, int]]] = []
     real = 0
-    widest = 0
+    widest = longest = 0
     for unit in units:
         area = unit[1] * (unit[1] + unit[3])
-        wider = max(widest, unit[1])
-        padded = (len(runs[-1]) + 1) * wider * (unit[1] + unit[3]) if runs else 0
+        wider, longer = max(widest, unit[1]), max(longest, unit[1] + unit[3])
+        padded = (len(runs[-1]) + 1) * wider * longer if runs else 0
         if not runs or padded - (real + area) > max(SMALL_BUCKET_WASTE, BUCKET_WASTE_FRAC * (real + area)):
             runs.append([])
-            real, wider = 0, unit[1]
+            real, wider, longer = 0, unit[1], unit[1] + unit[3]
         runs[-1].append(unit)
-        real, widest = real + area, wider
+        real, widest, longest = real + area, wider, longer
     device = batch.tokens.device
     inverse = np.empty(batch.num_tokens, dtype=np.int64)
     buckets = []
@@ -286,8 +292,8 @@ def _build_bucket(
     num_keys = max(u[1] + u[3] for u in units)
     query_rows = np.zeros((size, num_queries), dtype=np.int64)
     key_rows = np.zeros((size, num_keys), dtype=np.int64)
-    query_positions = np.zeros((size, num_queries), dtype=np.int64)
-    key_valid = np.zeros((size, num_keys), dtype=bool)
+    query_positions = np.zeros((size, num_queries), dtype=np.int32)
+    key_positions = np.full((size, num_keys), BEYOND, dtype=np.int32)
     for i, (first, count, prefix_first, prefix_count) in enumerate(units):
         own = np.arange(first, first + count)
         query_rows[i, :count] = own
@@ -298,17 +304,14 @@ def _build_bucket(
         key_rows[i, :prefix_count] = np.arange(prefix_first, prefix_first + prefix_count)
         key_rows[i, prefix_count : prefix_count + count] = own
         key_rows[i, prefix_count + count :] = first
-        key_valid[i, : prefix_count + count] = True
+        key_positions[i, : prefix_count + count] = np.arange(prefix_count + count)
         inverse[own] = offset + i * num_queries + np.arange(count)
-    key_positions = np.arange(num_keys)
-    distance = query_positions[:, :, None] - key_positions[None, None, :]
-    distance[np.broadcast_to(~key_valid[:, None, :], distance.shape)] = -1
     return Bucket(
         query_rows=torch.from_numpy(query_rows.reshape(-1)).to(device),
         key_rows=torch.from_numpy(key_rows.reshape(-1)).to(device),
         shape=(size, num_queries, num_keys),
-        distance=torch.from_numpy(distance[:, None]).to(device),
-        key_positions=torch.from_numpy(key_positions[None, None, None, :]).to(device),
+        query_positions=torch.from_numpy(query_positions[:, None, :, None]).to(device),
+        key_positions=torch.from_numpy(key_positions[:, None, None, :]).to(device),
         masks={},
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,7 +41,7 @@ class Reference(Protocol):
 class ReferenceModel(nn.Module):
     """A frozen copy of a policy, or, with ``decay``, a moving average of it.
 
-    The average follows the policy every few steps (Gorbatovski et al. 2024, "soft update", eq. 4, arXiv:2404.09656):
+    The average follows the policy every few steps (Gorbatovski et al. 2024, "soft update", arXiv:2404.09656):
 
         reference <- decay * reference + (1 - decay) * policy
     """
@@ -244,8 +245,6 @@ class LogprobCache:
 
     def save(self, path: Path | str) -> None:
         """Write everything to one safetensors file, in one step."""
-        import json
-
         state = self.state_dict()
         meta = {key: json.dumps(value) for key, value in state.items() if key != "values"}
         with write_aside(path) as aside:
@@ -257,8 +256,6 @@ class LogprobCache:
         Raises:
             CheckpointError: The file is damaged, or from another reference or temperature.
         """
-        import json
-
         try:
             with safe_open(path, framework="pt") as file:
                 state = {key: json.loads(text) for key, text in (file.metadata() or {}).items()}

@@ -87,7 +87,7 @@ class ValueModel(nn.Module):
         lora: LoRAConfig | None = None,
         seed: int = 0,
     ) -> Self:
-        """A critic with a copy of a reward model's backbone (Ouyang et al. 2022, appendix C.4, arXiv:2203.02155).
+        """A critic with a copy of a reward model's backbone (Ouyang et al. 2022, section 3.5, arXiv:2203.02155).
 
         Args:
             reward: Stays as it is.

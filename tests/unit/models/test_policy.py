@@ -179,6 +179,9 @@ def test_with_the_adapter_off_the_policy_is_its_base(policy, lora_policy):
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends well", "ends in an error"])
 def test_the_adapter_is_on_and_trained_again_afterwards(lora_policy, fails):
+    """The same parameters as before: peft would thaw every adapter weight, and freeze all others."""
+    next(p for name, p in lora_policy.model.named_parameters() if ".lora_A." in name).requires_grad_(False)
+    lora_policy.model.get_base_model().model.norm.weight.requires_grad_(True)
     trained, expected = list(lora_policy.trainable_parameters()), lora_policy.logprobs(BATCH)
     try:
         with lora_policy.adapter_off():
