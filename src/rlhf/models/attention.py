@@ -35,9 +35,6 @@ BUCKET_WASTE_FRAC = 0.3
 BEYOND = np.iinfo(np.int32).max
 """Position of a key that no query may see."""
 
-QUERY_STEP = 1.5
-"""Units whose numbers of queries differ by less than about this factor may share a call."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSettings:
@@ -259,21 +256,19 @@ def _build_layout(batch: PackedBatch) -> PackedLayout:
     units += [
         (int(a), int(n), int(p), int(m)) for a, n, p, m in zip(starts, lengths, prefix_starts, prefix_lens, strict=True)
     ]
-    # Queries of about one length first, then by keys: sorted by keys alone, short completions of long prompts would stand
-    # between the prompts themselves and every call would end after one or two units.
-    units.sort(key=lambda u: (int(math.log(u[1], QUERY_STEP)), u[1] + u[3]))
+    units.sort(key=lambda u: (u[1] + u[3], u[1]))
     runs: list[list[tuple[int, int, int, int]]] = []
     real = 0
-    widest = longest = 0
+    widest = 0
     for unit in units:
         area = unit[1] * (unit[1] + unit[3])
-        wider, longer = max(widest, unit[1]), max(longest, unit[1] + unit[3])
-        padded = (len(runs[-1]) + 1) * wider * longer if runs else 0
+        wider = max(widest, unit[1])
+        padded = (len(runs[-1]) + 1) * wider * (unit[1] + unit[3]) if runs else 0
         if not runs or padded - (real + area) > max(SMALL_BUCKET_WASTE, BUCKET_WASTE_FRAC * (real + area)):
             runs.append([])
-            real, wider, longer = 0, unit[1], unit[1] + unit[3]
+            real, wider = 0, unit[1]
         runs[-1].append(unit)
-        real, widest, longest = real + area, wider, longer
+        real, widest = real + area, wider
     device = batch.tokens.device
     inverse = np.empty(batch.num_tokens, dtype=np.int64)
     buckets = []
