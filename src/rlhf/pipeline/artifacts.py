@@ -27,7 +27,18 @@ RECORD = "artifact.json"
 NOT_HASHED = ("checkpoint-", "tensorboard")
 CODE_THAT_MATTERS = ("config", "data", "losses", "models", "rewards", "rollout", "training", "evaluation", "seeds.py")
 """Rooms whose code decides what a stage makes; the report or the command line may change without redoing anything."""
-INPUT_KEYS = {"data", "eval_data", "prompts", "eval_prompts", "test_prompts", "pairs", "rollouts", "path", "tokenizer", "source"}
+INPUT_KEYS = {
+    "data",
+    "eval_data",
+    "prompts",
+    "eval_prompts",
+    "test_prompts",
+    "pairs",
+    "rollouts",
+    "path",
+    "tokenizer",
+    "source",
+}
 FUNCTION_KEYS = {"function", "annotator"}
 
 
