@@ -48,7 +48,7 @@ class ModelConfig(Config):
     trust_remote_code: bool = False
     """Run Python code from the model's repository. Only for repositories you have read."""
     chat_template: str | None = None
-    """Jinja chat template, or `chatml` for the built-in one, where the tokenizer has none."""
+    """Jinja text, a Jinja file, or `plain` (the built-in one), in place of the tokenizer's own; saved with the model."""
 
     @model_validator(mode="before")
     @classmethod

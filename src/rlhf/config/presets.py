@@ -54,10 +54,11 @@ EMBEDDED = Preset(
 )
 ONE_BILLION = Preset(
     "Around 1B parameters, all weights, one GPU with 80 GB (or 24 GB with `lora`).",
-    model={"dtype": "bfloat16", "gradient_checkpointing": True},
-    sft={"learning_rate": 2e-5, "epochs": 3.0, "rows_per_step": 128, "max_length": 2048},
-    reward={"learning_rate": 1e-5, "epochs": 1.0, "rows_per_step": 128, "max_length": 1024},
+    model={"dtype": "float32", "gradient_checkpointing": True},
+    sft={"autocast": "bfloat16", "learning_rate": 2e-5, "epochs": 3.0, "rows_per_step": 128, "max_length": 2048},
+    reward={"autocast": "bfloat16", "learning_rate": 1e-5, "epochs": 1.0, "rows_per_step": 128, "max_length": 1024},
     ppo={
+        "autocast": "bfloat16",
         "learning_rate": 5e-6,
         "value_init": "reward",
         "prompts_per_rollout": 256,

@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from rlhf.config.model import LoRAConfig, ModelConfig
+from rlhf.data.chat import chat_format
 from rlhf.errors import ModelError, did_you_mean, require
 from rlhf.models.folders import quiet
 from rlhf.models.score import backbone_of, base_model
@@ -101,9 +102,9 @@ def load_tokenizer(config: ModelConfig | str) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=config.trust_remote_code
         )
-    if config.chat_template is not None and config.chat_template != "chatml":
-        # `chatml` is built in and rendered by the data room; only a template of the user's own is kept with the model.
-        tokenizer.chat_template = config.chat_template
+    if config.chat_template is not None:
+        # The text of the template, not its name: what is saved with the model must be readable anywhere.
+        tokenizer.chat_template = chat_format(tokenizer, config.chat_template).template
     return tokenizer
 
 
@@ -140,6 +141,8 @@ def load_weights(
             f"{source!r} lacks {len(missing)} of the weights that {type(model).__name__} needs, such as {missing[0]!r}; they "
             f"would be random. Is it another kind of model, or a damaged copy?"
         )
+    if kind is AutoModelForCausalLM and any(key.startswith("score.") for key in report["unexpected_keys"]):
+        raise ModelError(f"{source!r} is a reward model: it gives scores, not words. Give the policy's folder here.")
     if report["unexpected_keys"]:
         logger.warning(
             "%s: ignored weights that the model has no place for: %s", source, sorted(report["unexpected_keys"])[:5]

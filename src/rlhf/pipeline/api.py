@@ -181,16 +181,17 @@ class RLHFTrainer:
         return dict(artifact.metrics)
 
     def _run(self, name: str, stage: dict[str, Any]) -> Artifact:
-        self.stages[name] = stage
+        stages = {**self.stages, name: stage}
         folder = Path(self.config.output_dir)
         tree = {
             "name": folder.name,
             "output_dir": str(folder.parent),
             "seed": self.config.seed,
-            "stages": self.stages,
+            "stages": stages,
         }
         pipeline = Pipeline(RecipeConfig.of(tree, source="RLHFConfig"), console=self.console)
         pipeline.run()
+        self.stages = stages  # only now: a refused call leaves the others as they were
         return pipeline.artifacts[name]
 
     def _start(self) -> str:

@@ -25,7 +25,19 @@ from rlhf.training.loop import FREE_TO_CHANGE
 
 RECORD = "artifact.json"
 NOT_HASHED = ("checkpoint-", "tensorboard")
-CODE_THAT_MATTERS = ("config", "data", "losses", "models", "rewards", "rollout", "training", "evaluation", "seeds.py")
+CODE_THAT_MATTERS = (
+    "config",
+    "data",
+    "losses",
+    "models",
+    "rewards",
+    "rollout",
+    "training",
+    "evaluation",
+    "seeds.py",
+    "files.py",
+    "pipeline/stages.py",
+)
 """Rooms whose code decides what a stage makes; the report or the command line may change without redoing anything."""
 INPUT_KEYS = {
     "data",
@@ -38,6 +50,7 @@ INPUT_KEYS = {
     "path",
     "tokenizer",
     "source",
+    "reward_model",
 }
 FUNCTION_KEYS = {"function", "annotator"}
 

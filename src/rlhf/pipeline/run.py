@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -9,7 +10,8 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +23,7 @@ from rich.console import Console
 
 import rlhf
 from rlhf.config.recipe import RecipeConfig
-from rlhf.errors import RLHFError
+from rlhf.errors import ConfigError, RLHFError
 from rlhf.files import write_json, write_text
 from rlhf.pipeline.artifacts import Artifact, StagePlan, code_version, plan_stage, stage_files
 from rlhf.pipeline.report import write_report
@@ -54,6 +56,10 @@ class Pipeline:
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        with locked(self.run_dir):
+            return self._run_stages()
+
+    def _run_stages(self) -> dict[str, Any]:
         self._write_recipe()
         keys: dict[str, str] = {}
         for name in self.recipe.stages:
@@ -155,6 +161,27 @@ class Pipeline:
                 for name, a in self.artifacts.items()
             },
         }
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder; the system lets go of the lock however this process ends.
+
+    Raises:
+        ConfigError: Another live process has the folder.
+    """
+    with (run_dir / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ConfigError(
+                f"{run_dir} is in use by another run ({file.read().strip() or 'owner unknown'}); wait for it, or give another name=."
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} since {datetime.now().isoformat(timespec='seconds')}\n")
+        file.flush()
+        yield
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:

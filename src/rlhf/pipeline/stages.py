@@ -35,6 +35,7 @@ from rlhf.evaluation.judges import Judge, load_judge
 from rlhf.evaluation.overoptimisation import judge_rollouts
 from rlhf.evaluation.records import SCHEMA
 from rlhf.files import write_json, write_jsonl
+from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, build_reference
 from rlhf.models.reward import RewardModel
@@ -159,7 +160,7 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
 
 def run_sft(stage: SFTStage, at: StageContext) -> StageOutcome:
     """A fine-tuned policy."""
-    policy = _load_policy(stage.model, at, seed=_seed(stage.seed))
+    policy = _load_for_training(stage.model, at, seed=_seed(stage.seed))
     options: dict[str, Any] = {"max_length": stage.max_length, "truncation": stage.truncation, "score": stage.score}
     train, held_out = _datasets(stage, at, SFTDataset, StreamingSFTDataset, policy, options)
     _choose_path(policy, train, at)
@@ -200,8 +201,9 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
 
 def run_dpo(stage: DPOStage, at: StageContext) -> StageOutcome:
     """A policy that learned from pairs directly."""
-    policy = _load_policy(stage.model, at, seed=_seed(stage.seed))
+    policy = _load_for_training(stage.model, at, seed=_seed(stage.seed))
     options: dict[str, Any] = {"max_length": stage.max_length, "truncation": stage.truncation}
+    disable_dropout(policy.model)  # the reference that it is compared with has none
     train, held_out = _datasets(stage, at, PreferenceDataset, None, policy, options)
     _choose_path(policy, train, at)
     result = DPOTrainer(policy, stage, train, held_out, log=at.log, checkpoint_dir=at.folder).train()
@@ -225,6 +227,7 @@ def run_ppo(stage: PPOStage, at: StageContext) -> StageOutcome:
         value_model = ValueModel.from_reward(reward_model, lora=stage.model.lora, seed=seed)
     else:
         value_model = ValueModel.from_policy(policy, lora=stage.model.lora, seed=seed)
+    disable_dropout(value_model)
     trainer = PPOTrainer(
         policy, value_model, stage, prompts, scorer,
         reference=reference, eval_prompts=_eval_prompts(stage, policy, at), log=at.log, checkpoint_dir=at.folder,
@@ -235,7 +238,10 @@ def run_ppo(stage: PPOStage, at: StageContext) -> StageOutcome:
 def run_grpo(stage: GRPOStage, at: StageContext) -> StageOutcome:
     """A policy that learned from rewards, against its own siblings."""
     policy, prompts, scorer, reference = _rl_inputs(stage, at, seed=_seed(stage.seed))
-    trainer = GRPOTrainer(policy, stage, prompts, scorer, reference=reference, log=at.log, checkpoint_dir=at.folder)
+    trainer = GRPOTrainer(
+        policy, stage, prompts, scorer,
+        reference=reference, eval_prompts=_eval_prompts(stage, policy, at), log=at.log, checkpoint_dir=at.folder,
+    )  # fmt: skip
     return _finish_rl("grpo", policy, trainer.train(), stage, at)
 
 
@@ -293,11 +299,19 @@ def _load_policy(config: ModelConfig, at: StageContext, *, seed: int) -> PolicyM
     return PolicyModel.from_pretrained(at.model(config), seed=seed)
 
 
+def _load_for_training(config: ModelConfig, at: StageContext, *, seed: int) -> PolicyModel:
+    if config.dtype != "float32" and config.lora is None:
+        at.log.alarm(
+            f"Weights in {config.dtype} round small steps away; to train all of them use dtype: float32 with autocast: bfloat16."
+        )
+    return _load_policy(config, at, seed=seed)
+
+
 def _datasets(
     stage: Any, at: StageContext, kind: Any, streaming: Any, model: Any, options: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Training and held-out rows."""
-    options = {**options, "on_bad_row": stage.on_bad_row, "chat_template": stage.model.chat_template}
+    options = {**options, "on_bad_row": stage.on_bad_row}
     source = at.paths(stage.data)
     held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
     if stage.streaming:
@@ -334,17 +348,19 @@ def _choose_path(model: PolicyModel | RewardModel, data: Any, at: StageContext) 
 
 
 def _prompts(source: str | list[str], policy: PolicyModel, at: StageContext, **options: Any) -> list[Prompt]:
-    return list(GRPODataset(at.paths(source), policy.tokenizer, **options))
+    data = GRPODataset(at.paths(source), policy.tokenizer, **options)
+    at.log.write("note", message=f"prompts: {data.report.to_text()}")
+    return list(data)
 
 
 def _rl_inputs(
     stage: PPOStage | GRPOStage, at: StageContext, *, seed: int
 ) -> tuple[PolicyModel, list[Prompt], Scorer, Reference]:
-    policy = _load_policy(stage.model, at, seed=seed)
+    policy = _load_for_training(stage.model, at, seed=seed)
+    disable_dropout(policy.model)  # a noisy policy's ratios differ from 1 before it has learned anything
     prompts = _prompts(
         stage.prompts, policy, at,
         limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation=stage.truncation,
-        chat_template=stage.model.chat_template,
     )  # fmt: skip
     rows = [Group(prompt.ids, [Branch(prompt.ids[-1:])]) for prompt in prompts[:ROWS_FOR_SELF_CHECK]]
     _choose_path(policy, rows, at)
@@ -359,7 +375,7 @@ def _eval_prompts(stage: PPOStage | GRPOStage, policy: PolicyModel, at: StageCon
         return []
     return _prompts(
         stage.eval_prompts, policy, at,
-        max_prompt_length=stage.max_prompt_length, truncation=stage.truncation, chat_template=stage.model.chat_template,
+        max_prompt_length=stage.max_prompt_length, truncation=stage.truncation,
     )  # fmt: skip
 
 
@@ -398,11 +414,11 @@ def _save(model: PolicyModel | RewardModel, stage: Any, at: StageContext, metric
 
 
 def _finish_rl(name: str, policy: PolicyModel, result: TrainResult, stage: Any, at: StageContext) -> StageOutcome:
-    _save(policy, stage, at, result.metrics)
+    metrics = {**result.metrics, **result.evaluation}
+    _save(policy, stage, at, metrics)
     curve = [e["metrics"] for e in at.log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
     first, last = curve[0], curve[-1]
-    metrics = {
-        **result.metrics,
+    metrics |= {
         f"{name}/score_first": first[f"{name}/score_mean"],
         f"{name}/score_last": last[f"{name}/score_mean"],
     }

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.errors import RewardError, RLHFError
+from rlhf.data.chat import CHAT_TEMPLATES
+from rlhf.data.datasets import GRPODataset
+from rlhf.errors import ConfigError, ModelError, RewardError, RLHFError
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reward import RewardModel
 from rlhf.pipeline.artifacts import content_hash
-from rlhf.pipeline.run import Pipeline
+from rlhf.pipeline.run import Pipeline, locked
 
 SAMPLING = {"max_new_tokens": 8}
 
@@ -133,3 +138,64 @@ def test_bad_data_is_one_error_that_names_the_line(tmp_path):
     sft = {"kind": "sft", "model": "embedded", "data": str(data), "max_steps": 1}
     with pytest.raises(RLHFError, match=r"rows\.jsonl:2"):
         Pipeline(RecipeConfig.of({"name": "bad", "output_dir": str(tmp_path), "stages": {"sft": sft}})).run()
+
+
+def test_a_run_folder_in_use_is_refused_and_the_owner_named(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    with locked(folder), pytest.raises(ConfigError, match=r"in use by another run .process"):
+        run(tmp_path)
+    run(tmp_path)
+
+
+def test_a_reward_model_is_refused_as_a_policy(tmp_path):
+    RewardModel.from_policy("embedded", seed=1).save_pretrained(tmp_path / "rm")
+    with pytest.raises(ModelError, match="is a reward model"):
+        PolicyModel.from_pretrained(str(tmp_path / "rm"))
+
+
+def test_a_changed_reward_model_is_evaluated_anew(tmp_path):
+    RewardModel.from_policy("embedded", seed=1).save_pretrained(tmp_path / "rm")
+    evaluate = {
+        "kind": "evaluate",
+        "policy": "stage:sft",
+        "baseline": "embedded",
+        "prompts": "stage:world/test_prompts.jsonl",
+        "judge": "rlhf.evaluation.judges:world_judge",
+        "reward_model": str(tmp_path / "rm"),
+        "limit": 3,
+        "sampling": SAMPLING,
+    }
+    before = run(tmp_path, evaluate=evaluate).artifacts["evaluate"]
+    RewardModel.from_policy("embedded", seed=2).save_pretrained(tmp_path / "rm")
+    assert run(tmp_path, evaluate=evaluate).artifacts["evaluate"].key != before.key
+
+
+def test_dropout_of_a_policy_is_off_in_policy_stages(tmp_path):
+    grpo = {
+        **tree(tmp_path)["stages"]["grpo"],
+        "learning_rate": 1e-12,
+        "eval_prompts": "stage:world/test_prompts.jsonl",
+    }
+    grpo["limit"] = 4
+    model = tmp_path / "noisy"
+    policy = PolicyModel.from_pretrained("embedded")
+    policy.model.config.attention_dropout = 0.3
+    policy.save_pretrained(model)
+    grpo["model"] = str(model)
+    found = run(tmp_path, grpo=grpo).artifacts["grpo"].metrics
+    assert found["grpo/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert "eval/score_mean" in found
+
+
+def test_a_chat_template_by_name_is_saved_as_text_and_serves_later_stages(tmp_path):
+    model = {"path": "embedded", "chat_template": "plain"}
+    rows = tmp_path / "chat.jsonl"
+    message = '{"role": "user", "content": "Hi"}'
+    rows.write_text(f'{{"prompt": [{message}]}}\n' * 3, encoding="utf-8")
+    policy = PolicyModel.from_pretrained(ModelConfig.of(model))
+    policy.save_pretrained(tmp_path / "saved")
+    again = PolicyModel.from_pretrained(str(tmp_path / "saved"))
+    assert again.tokenizer.chat_template == CHAT_TEMPLATES["plain"]
+    [first, *_] = GRPODataset(str(rows), again.tokenizer)
+    assert "Human: Hi" in first.text

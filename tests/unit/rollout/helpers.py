@@ -54,7 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mamba": PLAIN | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.2},
 }
 """Grouped heads, windows smaller than the texts, soft-caps, sinks, chunks, learned positions."""
-PADDED_FAMILIES = ("gpt_neo", "mamba")
+PADDED_FAMILIES = ("gpt_neo", "mamba", "llama4_text")
 EOS_IDS = [2, *range(5, VOCABULARY, 12)]
 """So many that some rows end early whatever the random weights like to say."""
 
