@@ -259,7 +259,7 @@ def changes_between(before: Answers, after: Answers, units: Sequence[int], *, se
             nothing = Estimate.missing("it was not given for every completion")
             found[name] = Change(before=nothing, after=nothing, gain=nothing, unit=unit)
             continue
-        is_share = name not in ("gold", "proxy") and all(0 <= value <= 1 for value in (*first, *second))
+        is_share = unit == "" and all(0 <= value <= 1 for value in (*first, *second))
         level = share_interval if is_share else mean_interval  # a t interval around 1 % would reach below 0
         found[name] = Change(
             before=level(unit_means(first, units)),

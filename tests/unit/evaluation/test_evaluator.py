@@ -85,6 +85,7 @@ def test_everything_is_there_and_gains_are_differences(evaluation):
         1 - evaluation.changes["unended_frac"].after.value
     )
     assert evaluation.changes["unended_frac"].unit == "share"
+    assert evaluation.changes["entropy"].unit == "nats per token", "a number below 1 that has a unit is no share"
     assert evaluation.kl.k3.low > 0
     assert evaluation.kl.k1.low < evaluation.kl.k3.value < evaluation.kl.k1.high
     assert evaluation.reward_model.accuracy.n == 20
