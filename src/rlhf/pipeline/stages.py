@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import rlhf
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import (
     STAGE,
@@ -404,10 +405,11 @@ def _judge(spec: RewardSpec, at: StageContext) -> Judge:
 def _save(model: PolicyModel | RewardModel, stage: Any, at: StageContext, metrics: Mapping[str, Any]) -> None:
     about = {
         "stage": at.name,
-        "kind": stage.kind,
+        "summary": f"Made by the `{stage.kind}` stage of an rlhf recipe.",
+        "version": rlhf.__version__,
         "base_model": stage.model.path or "random weights",
         "data": stage.data if hasattr(stage, "data") else stage.prompts,
-        "settings": stage.model_dump(mode="json", exclude={"model"}),
+        "recipe": stage.model_dump(mode="json", exclude_unset=True),
         "metrics": {name: value for name, value in metrics.items() if isinstance(value, int | float)},
     }
     model.save_pretrained(at.folder / "model", card=about)

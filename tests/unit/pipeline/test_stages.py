@@ -77,6 +77,9 @@ def test_a_reward_model_of_any_form_is_trained_normalised_and_loaded_again(files
     model = RewardModel.from_pretrained(str(folder / "model"))
     assert model.num_scores == settings.get("num_models", 1) * settings.get("num_heads", 1)
     assert not torch.equal(model.std, torch.ones_like(model.std))
+    card = (folder / "model" / "README.md").read_text(encoding="utf-8")
+    loads_elsewhere = "num_heads" in settings  # several outputs of one linear head are transformers' own form
+    assert ("AutoModelForSequenceClassification" in card) == loads_elsewhere
     assert (
         artifact.metrics["eval/accuracy_low"]
         <= artifact.metrics["eval/accuracy"]
@@ -98,5 +101,8 @@ def test_ppo_runs_with_either_critic_and_with_adapters(files, tmp_path, value_mo
 
 def test_a_trained_folder_loads_in_plain_transformers(files, tmp_path):
     _, folder = run_stage(tmp_path, kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=1)
+    card = (folder / "model" / "README.md").read_text(encoding="utf-8")
+    assert "AutoModelForCausalLM" in card
+    assert "max_steps: 1" in card
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model(torch.tensor([[0, 5, 6]])).logits.shape[:2] == (1, 3)
