@@ -35,6 +35,8 @@ class DataInputs(Config):
     """Held-out rows."""
     eval_frac: float = Field(0.0, ge=0, lt=1)
     """Without `eval_data`: hold this share of the rows out."""
+    columns: dict[str, str | None] | None = None
+    """Other names for columns, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)
     """Use only this many rows."""
     streaming: bool = False

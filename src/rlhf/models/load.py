@@ -181,9 +181,9 @@ def model_source(path: str) -> str:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE, "tokenizer_config.json")):
-            raise ModelError(
-                f"{folder} is no model folder: it has no config.json. Give the folder that transformers saved."
-            )
+            inside = sorted(str(found.parent) for found in folder.glob("*/model/*config.json"))
+            where = f" There is one in {inside[-1]}." if inside else " Give the folder that transformers saved."
+            raise ModelError(f"{folder} is no model folder: it has no config.json.{where}")
         return str(folder.resolve())
     if folder.is_file():
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights.")

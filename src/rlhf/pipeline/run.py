@@ -69,7 +69,10 @@ class Pipeline:
             self._write_manifest()
             write_json(self.run_dir / "summary.json", self._summary())
         report = write_report(self.run_dir)
-        self.log.say(f"[bold]report[/]      {report}")
+        models = [name for name in self.recipe.stages if (self.run_dir / name / "model").is_dir()]
+        if models:
+            self.log.say(f"[bold]model        [/]{self.run_dir / models[-1] / 'model'}")
+        self.log.say(f"[bold]report       [/]{report}")
         return self._summary()
 
     def _run_stage(self, name: str, plan: StagePlan) -> Artifact:
@@ -79,6 +82,8 @@ class Pipeline:
         if found is not None and found.key == plan.key:
             self._line(name, found.headline, "kept")
             return found
+        if found is not None:
+            self.log.say(f"{name}: its settings, inputs or code changed since it was made; doing it again")
         self._prepare(folder, plan.key)
         log = self.log.for_stage(name, log_to=getattr(stage, "log_to", ()))
         log.write("stage_start", kind=stage.kind, key=plan.key)

@@ -312,7 +312,7 @@ def _datasets(
     stage: Any, at: StageContext, kind: Any, streaming: Any, model: Any, options: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Training and held-out rows."""
-    options = {**options, "on_bad_row": stage.on_bad_row}
+    options = {**options, "on_bad_row": stage.on_bad_row, "columns": stage.columns}
     source = at.paths(stage.data)
     held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
     if stage.streaming:

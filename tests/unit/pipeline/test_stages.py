@@ -106,3 +106,14 @@ def test_a_trained_folder_loads_in_plain_transformers(files, tmp_path):
     assert "max_steps: 1" in card
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model(torch.tensor([[0, 5, 6]])).logits.shape[:2] == (1, 3)
+
+
+def test_columns_of_another_name_are_read_by_a_map(files, tmp_path):
+    rows = [json.loads(line) for line in (files / "few.jsonl").read_text(encoding="utf-8").splitlines()]
+    renamed = [{"question": row["prompt"], "answer": row["completion"]} for row in rows]
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in renamed), encoding="utf-8")
+    artifact, _ = run_stage(
+        tmp_path, kind="sft", model="embedded", data=str(tmp_path / "qa.jsonl"), max_steps=1,
+        columns={"question": "prompt", "answer": "completion"},
+    )  # fmt: skip
+    assert artifact.metrics["loss/train"] > 0
