@@ -35,14 +35,7 @@ def shrunk(path: Path, output: Path) -> RecipeConfig:
         stage.update(FEWER[stage["kind"]])
         if stage["kind"] == "world" and "vocab_size" not in stage:
             stage["num_documents"] = 0
-        if (
-            "model" in stage
-            and stage["kind"] in ("sft", "reward", "dpo")
-            and "data" in stage
-            and "RLHF" not in str(stage["data"])
-        ):
-            stage.pop("epochs", None)
-        if stage["kind"] in ("sft", "reward", "dpo") and "assets" in str(stage["data"]):
+        if not str(stage.get("data", "stage:")).startswith("stage:"):
             stage["limit"] = 60
     return RecipeConfig.of({**tree, "output_dir": str(output), "threads": 1}, source=path.name)
 
