@@ -8,7 +8,11 @@
     ├── RewardError (RuntimeError)       a reward function failed; names the function and the sample
     ├── TrainingError (RuntimeError)     training can't go on: not finite, stale weights, diverged
     ├── CheckpointError (RuntimeError)   a checkpoint is damaged or belongs to another run
-    └── MissingExtraError (ImportError)  an optional package is needed
+    ├── MissingExtraError (ImportError)  an optional package is needed
+    ├── StorageError (OSError)           a disk is full, a folder can't be written
+    ├── MemoryLimitError (MemoryError)   out of memory; says what to lower
+    ├── RunBusyError (RuntimeError)      another live process works in the run's folder
+    └── InterruptedRun (RuntimeError)    asked to stop: everything is saved, the same command goes on
 
 Each is also the standard library's error of its kind, so ``except ValueError`` works as a user expects. A message is one
 sentence or two: what is wrong, what we got, what we wanted, what to do.
@@ -79,6 +83,34 @@ class MissingExtraError(RLHFError, ImportError):
     """An optional package is needed and not installed."""
 
     exit_code = 8
+
+
+class StorageError(RLHFError, OSError):
+    """A disk is full, or a folder can't be written."""
+
+    exit_code = 9
+
+    def __str__(self) -> str:  # OSError would drop what it can't read as errno and strerror
+        return str(self.args[0]) if self.args else ""
+
+
+class MemoryLimitError(RLHFError, MemoryError):
+    """Out of memory; the message says what to lower."""
+
+    exit_code = 10
+
+
+class RunBusyError(RLHFError, RuntimeError):
+    """Another live process works in the run's folder."""
+
+    exit_code = 11
+
+
+class InterruptedRun(RLHFError, RuntimeError):  # noqa: N818 - not an error of anybody's
+    """Ctrl-C or SIGTERM: everything is saved, and the same command goes on from there."""
+
+    exit_code = 75
+    """EX_TEMPFAIL of sysexits.h: try again."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -11,7 +11,8 @@ import pytest
 from tests.fixtures.source import FILES, imported_modules, module_of, name_of, room_of
 
 FLOORS = [
-    ["errors", "seeds", "files"],
+    ["errors", "seeds"],
+    ["files"],
     ["config"],
     ["data", "losses"],
     ["models", "merging"],
@@ -21,6 +22,7 @@ FLOORS = [
     ["feedback", "serving", "scale"],
     ["pipeline"],
     ["cli", "testing"],
+    ["__main__"],
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 LIGHT_ROOMS = {"errors", "seeds", "files", "config"}

@@ -69,6 +69,13 @@ class TrainConfig(Config):
     """Steps between checkpoints; by default about 4 in a run."""
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the newest checkpoints stay on disk."""
+    keep_every: int | None = Field(None, ge=1)
+    """Checkpoints at multiples of this many steps stay for good, the end of the stage included."""
+    save_in_background: bool = True
+    """Copy what is to be saved and go on training while it is written; the result does not depend on it."""
+    max_nonfinite_steps: int = Field(3, ge=0)
+    """Steps whose loss or gradient is not finite are left out, each with an alarm that names its samples; one more than
+    this many in a run stops it."""
     log_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
     """Besides the console and events.jsonl."""
     seed: int = Field(0, ge=0)

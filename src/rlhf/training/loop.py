@@ -33,7 +33,14 @@ from rlhf.training.optim import Optimizer, TrainedModule, WeightAverage, copy_te
 from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
 
-FREE_TO_CHANGE = {"tokens_per_microbatch", "save_every", "keep_checkpoints", "log_to"}
+FREE_TO_CHANGE = {
+    "tokens_per_microbatch",
+    "save_every",
+    "keep_checkpoints",
+    "keep_every",
+    "save_in_background",
+    "log_to",
+}
 """Settings that a resumed run may change: they decide nothing about the result."""
 
 

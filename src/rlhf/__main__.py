@@ -1,0 +1,5 @@
+"""`python -m rlhf`."""
+
+from rlhf.cli import main
+
+main()

@@ -1,0 +1,74 @@
+"""`rlhf data`: look at data before you train. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlhf.cli.options import JsonOption
+
+app = typer.Typer(help="Look at data before you train.", no_args_is_help=True)
+
+File = Annotated[str, typer.Argument(help="A data file, a folder saved by `datasets`, or a hub name.")]
+TokenizerOption = Annotated[
+    str | None, typer.Option(help="Tokenizer folder or hub name, to measure lengths in tokens.")
+]
+
+
+@app.command("check")
+def data_check(file: File, as_json: JsonOption = False) -> None:
+    """What is this file, how many rows can be used, and which can't? Exits with 3 where a row is bad."""
+    from rlhf.data.inspect import run_check
+
+    found = run_check(file)
+    _show(found, as_json)
+    if found.bad_rows:
+        raise typer.Exit(3)
+
+
+@app.command("stats")
+def data_stats(file: File, tokenizer: TokenizerOption = None, as_json: JsonOption = False) -> None:
+    """Lengths, duplicates, balance."""
+    from rlhf.data.inspect import run_stats
+
+    loaded = None
+    if tokenizer is not None:
+        from rlhf.models.load import load_tokenizer
+
+        loaded = load_tokenizer(tokenizer)
+    _show(run_stats(file, tokenizer=loaded), as_json)
+
+
+@app.command("convert")
+def data_convert(
+    file: File,
+    output: Annotated[Path, typer.Argument(help="File to write; its ending names the format.")],
+    to: Annotated[
+        str | None, typer.Option(help="Another kind of row: explicit, unpaired, standard or conversational.")
+    ] = None,
+) -> None:
+    """Write rows in another format or as another kind."""
+    from rlhf.data.inspect import run_convert
+
+    _show(run_convert(file, output, to=to), as_json=False)
+
+
+@app.command("dedup")
+def data_dedup(
+    file: File,
+    output: Annotated[Path, typer.Argument(help="File to write.")],
+    near: Annotated[
+        float | None, typer.Option(help="Also drop rows at least this similar (Jaccard of word 3-grams).", min=0, max=1)
+    ] = None,
+) -> None:
+    """Write a file without duplicates."""
+    from rlhf.data.inspect import run_dedup
+
+    _show(run_dedup(file, output, near=near), as_json=False)
+
+
+def _show(found: Any, as_json: bool) -> None:
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.to_text())

@@ -1,0 +1,53 @@
+"""`rlhf report` and `rlhf generate`. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlhf.cli.options import console
+
+
+def report(run_dir: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")]) -> None:
+    """Write report.html of a run again."""
+    from rlhf.pipeline.report import write_report
+
+    console().print(write_report(run_dir))
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="Model folder or hub name; `embedded` for the built-in one.")],
+    prompts: Annotated[
+        str | None, typer.Argument(help="A data file with prompts; without it, one prompt a line from standard input.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Completions for each prompt.", min=1)] = 1,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest completion in tokens.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="Use only this many prompts.", min=1)] = None,
+) -> None:
+    """Sample completions; one JSON object a line on standard output."""
+    from rlhf.config.training import SamplingConfig
+    from rlhf.data.datasets import GRPODataset
+    from rlhf.models.policy import PolicyModel
+    from rlhf.rollout.local import LocalEngine
+
+    policy = PolicyModel.from_pretrained(model)
+    source: Any = prompts if prompts is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
+    sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
+    groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, step=0)
+    for prompt, group in zip(rows, groups, strict=True):
+        for completion in group:
+            row = {
+                "id": prompt.id,
+                "prompt": prompt.text,
+                "completion": completion.text,
+                "finish_reason": completion.finish_reason,
+                "logprob": round(sum(completion.logprobs), 4),
+            }
+            print(json.dumps(row, ensure_ascii=False))
