@@ -73,8 +73,19 @@ docs: $(VENV)/.dev  ## links, commands and code blocks of every page
 	$(RUN) pytest tests/docs $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.dev  ## the table of results over fresh seeds, docs/results/seeds.md (about an hour on one core)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/seeds.py --write docs/results/seeds.md --readme $(ARGS)
+SEEDS := OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/seeds.py --other-base runs/base-1/base/model
+bench: $(VENV)/.dev  ## the tables of results over fresh seeds in docs/results (about an hour on one core)
+	OMP_NUM_THREADS=1 $(VENV)/bin/rlhf run recipes/base.yaml name=base-1 seed=1
+	$(SEEDS) --seeds 11 12 13 14 15 --arms PPO GRPO DPO --write docs/results/seeds.md --readme $(ARGS)
+	$(SEEDS) --seeds 11 12 13 14 15 --arms "PPO hot, no KL" "PPO hot, KL" --write docs/results/reward_hacking.md $(ARGS)
+
+.PHONY: kills
+kills: $(VENV)/.core  ## kill runs at 50 random moments and show that they end with the same bits (about twenty minutes)
+	$(VENV)/bin/python tools/kill_proof.py --write docs/results/kills.md $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(VENV)/.dev  ## feed 10,000 damaged data files, recipes and checkpoints to the readers
+	$(VENV)/bin/python tools/fuzz.py --count 10000 --write docs/results/fuzz.md $(ARGS)
 
 .PHONY: base
 base: $(VENV)/.core  ## train the embedded base model again and compare it with the shipped one (about ten minutes)

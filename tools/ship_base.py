@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from rlhf.files import sha256
-from rlhf.models.load import embedded_folder
 from rlhf.models.policy import PolicyModel
+from rlhf.models.sources import embedded_folder
 
 SHIPPED = (
     "config.json",

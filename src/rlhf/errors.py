@@ -106,7 +106,7 @@ class RunBusyError(RLHFError, RuntimeError):
     exit_code = 11
 
 
-class InterruptedRun(RLHFError, RuntimeError):  # noqa: N818 - not an error of anybody's
+class InterruptedRun(RLHFError, RuntimeError):
     """Ctrl-C or SIGTERM: everything is saved, and the same command goes on from there."""
 
     exit_code = 75

@@ -1,34 +1,128 @@
-"""Writing files so that a reader, or a crash, never sees half of one."""
+"""Writing files so that a reader, or a crash, never sees half of one; a disk that can't take them is a ``StorageError``."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
-import tempfile
+import re
+import secrets
+import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlhf.errors import RLHFError, StorageError
+
+RESERVE_BYTES = 16 * 2**20
+"""What ``check_space`` leaves free, for the logs and small files that are written after what it was asked about."""
+ASIDE_SUFFIX = ".tmp"
+"""Files and folders named ``.<name>.<letters>.tmp`` are being written, or were left by a process that was killed."""
+
+_FREE_SPACE = "Free some space there or write to another disk, then start the same command again."
+_PERMISSION = "Give this user the right to write there, or choose another folder."
+_TROUBLES = {
+    errno.ENOSPC: ("the disk has no room left", _FREE_SPACE),
+    errno.EDQUOT: ("the disk quota of this user is used up", _FREE_SPACE),
+    errno.EFBIG: ("the file is larger than the system allows", "Raise the limit (ulimit -f), or choose another disk."),
+    errno.EROFS: ("the disk is mounted read-only", "Mount it for writing, or choose another folder."),
+    errno.EACCES: ("permission denied", _PERMISSION),
+    errno.EPERM: ("the system does not permit it", _PERMISSION),
+    errno.EIO: ("the disk fails (input/output error)", "Look at the system's log, and choose another disk."),
+    errno.ESTALE: ("the network disk has gone (stale file handle)", "Mount it again, or choose another disk."),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "Remove that file, or choose another folder."),
+    errno.EISDIR: ("there is a folder of that name", "Remove it, or choose another name."),
+    errno.EEXIST: ("there is a file of that name, where a folder should be", "Remove it, or choose another name."),
+    errno.ENAMETOOLONG: ("the name is too long for the file system", "Choose a shorter one."),
+    errno.EMFILE: ("this process has too many files open", "Raise the limit (ulimit -n)."),
+    errno.ENFILE: ("the system has too many files open", "End other programs, or raise fs.file-max."),
+}
+"""What the system says of a place that can't be written -> what is wrong, and what to do. A missing file is not here: it
+is the caller who knows whether that is a wrong name or somebody's deletion."""
+_WRITE_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
+"""What writing itself can fail with. The system then names no file, and libraries hide it in errors of their own."""
+_UNSYNCABLE = {errno.EINVAL, errno.ENOTSUP}
+"""From file systems (FUSE, network) that can't sync a folder; there is nothing better to do than to go on."""
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path | str, *, advice: str = "") -> Iterator[None]:
+    """Turn what the system says inside about ``path``, or about a file in it, into a ``StorageError`` for people.
+
+    Of a full disk, a quota, a read-only mount, missing rights and the like; every other error, and one about a file
+    elsewhere, passes unchanged. Libraries that hide the system's error in one of their own (safetensors, tokenizers,
+    torch) are seen through.
+
+    Args:
+        path: The file or folder that is being written.
+        advice: What to do, where the caller knows better than the general rule.
+    """
+    path = Path(path)
+    try:
+        yield
+    except RLHFError:
+        raise  # already for people
+    except Exception as err:
+        found = _system_error(err)
+        if found is None or found.errno not in _TROUBLES or not _concerns(found, path):
+            raise
+        trouble, rule = _TROUBLES[found.errno]
+        room = _room(path) if found.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StorageError(f"Can't write {_named(found) or path}: {trouble}{room}. {advice or rule}") from err
+
+
+def check_space(folder: Path | str, needed_bytes: int, *, purpose: str = "Writing", advice: str = "") -> None:
+    """Raise where a disk has no room, before anything is written.
+
+    Asks for 2 % more than the estimate, which knows nothing of blocks and folders, and for ``RESERVE_BYTES``.
+
+    Args:
+        folder: Where it will be written; need not exist yet.
+        needed_bytes: Estimate of what will be written.
+        purpose: Begins the message: "A checkpoint", "The model".
+        advice: What to do, where the caller knows better than the general rule.
+
+    Raises:
+        StorageError: Naming the folder, what is needed and what is free.
+    """
+    folder = Path(folder)
+    with storage_errors(folder):
+        disk = shutil.disk_usage(_existing(folder))
+    wanted = needed_bytes + needed_bytes // 50 + RESERVE_BYTES
+    if disk.total and disk.free < wanted:  # some network and FUSE disks say 0 of 0: they don't know
+        raise StorageError(
+            f"{purpose} in {folder} needs {_size(wanted)}, {_size(RESERVE_BYTES)} of it as a reserve, and "
+            f"{_size(disk.free)} of {_size(disk.total)} is free on that disk. {advice or _FREE_SPACE}"
+        )
+
 
 @contextlib.contextmanager
 def write_aside(path: Path | str) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on leaving without an error it is synced to disk and renamed onto it."""
+    """Give a temporary path beside ``path``; on leaving without an error it is synced to disk and renamed onto it.
+
+    Raises:
+        StorageError: The disk is full, read-only or not ours; what was at ``path`` is still there, and nothing beside it.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    aside = Path(name)
-    try:
-        yield aside
-        fsync(aside)
-        aside.chmod(0o666 & ~_umask())  # mkstemp makes files private; a result should be as readable as any other file
-        os.replace(aside, path)
-        fsync(path.parent)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    with storage_errors(path):
+        make_folder(path.parent)
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{ASIDE_SUFFIX}")
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as any other file
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        os.close(handle)
+        try:
+            yield aside
+            aside.chmod(mode)  # a library may have put a private file of its own in the place
+            fsync(aside)
+            os.replace(aside, path)
+            fsync(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                aside.unlink(missing_ok=True)
+            raise
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -52,22 +146,105 @@ def write_jsonl(path: Path | str, rows: Iterable[Any]) -> int:
     return count
 
 
+def make_folder(folder: Path | str) -> None:
+    """Make a folder and those above it that are missing, so that a crash does not take them away again."""
+    folder = Path(folder)
+    missing = [f for f in (folder, *folder.parents) if not f.exists()]
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        fsync(new.parent)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def remove_leftovers(folder: Path | str) -> list[Path]:
+    """Remove what killed processes left half written directly in ``folder``; returns what it was.
+
+    Only for one who knows that nobody is writing there now (the holder of a run's lock).
+    """
+    with storage_errors(folder):
+        left = sorted(Path(folder).glob(f".*{ASIDE_SUFFIX}"))
+        for path in left:
+            delete(path)
+    return left
+
+
+def delete(path: Path | str) -> None:
+    """Delete a file, or a folder with all that is in it."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
 def sha256(path: Path | str) -> str:
     """Hex digest of a file's bytes, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fsync(path: Path) -> None:
-    """Ask the system to put a file or a folder on disk."""
+def fsync(path: Path | str) -> None:
+    """Ask the system to put a file, or the names in a folder, on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as err:
+        if err.errno not in _UNSYNCABLE or not os.path.isdir(path):
+            raise
     finally:
         os.close(descriptor)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _system_error(err: Exception) -> OSError | None:
+    """The system's error behind an exception: itself, one that it hides, or one that a Rust library put into words."""
+    if isinstance(err, OSError) and err.errno is not None:
+        return err
+    seen: BaseException | None = err
+    while seen is not None:
+        told = re.search(r"\(os error (\d+)\)", str(seen))
+        found = OSError(int(told[1]), str(seen)) if told else seen
+        if isinstance(found, OSError) and found.errno in _WRITE_FAILURES:
+            return found
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _concerns(err: OSError, path: Path) -> bool:
+    """Whether an error is about ``path``, something in it, its aside, or a folder above it."""
+    named = _named(err)
+    if named is None:
+        return err.errno in _WRITE_FAILURES
+    named, path = Path(os.path.abspath(named)), Path(os.path.abspath(path))
+    if named == path or named in path.parents or path in named.parents:
+        return True
+    beside = named.relative_to(path.parent).parts[0] if path.parent in named.parents else ""
+    return beside.startswith(f".{path.name}.")
+
+
+def _named(err: OSError) -> Path | None:
+    return Path(os.fsdecode(err.filename)) if isinstance(err.filename, str | bytes | os.PathLike) else None
+
+
+def _room(path: Path) -> str:
+    """' (now 3.1 GiB of 250 GiB free)', or nothing where the system does not tell."""
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(_existing(path))
+        if disk.f_files and not disk.f_favail:
+            return " for more files (all inodes are in use, see df -i)"
+        if disk.f_blocks:
+            return f" (now {_size(disk.f_bavail * disk.f_frsize)} of {_size(disk.f_blocks * disk.f_frsize)} free)"
+    return ""
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    return next((p for p in (path, *path.parents) if p.exists()), Path.cwd())
+
+
+def _size(num_bytes: float) -> str:
+    """'16.0 MiB'."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"

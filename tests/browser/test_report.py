@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.pipeline.report import write_report
+from rlhf.training.log import RunLog
 from tests.conftest import CHROMIUM_NAMES
 from tests.fixtures.run_folder import write_run
 
@@ -17,6 +18,7 @@ MEASURE = """<!doctype html><body style="margin:0">
 <iframe id="f" src="{page}" style="width:{width}px;height:900px;border:0"></iframe>
 <script>document.getElementById("f").onload = e => {{
   const page = e.target.contentDocument, root = page.documentElement;
+  page.querySelectorAll("details").forEach(each => each.open = true);
   const out = [...page.querySelectorAll("body *")].filter(x => x.getBoundingClientRect().right > {width} + 1
     && !x.closest(".scroll, pre, svg"));
   const plots = page.querySelectorAll("svg").length;
@@ -35,7 +37,18 @@ def browse(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("width", [390, 820, 1280])
 def test_the_page_fits_a_phone_a_tablet_and_a_desk(tmp_path, width):
-    report = write_report(write_run(tmp_path / "run", kind="hacked", num_prompts=60))
+    folder = write_run(tmp_path / "run", kind="hacked", num_prompts=60)
+    sample = {
+        "prompt": "p" * 400,
+        "completion": "long words " * 50 + "c" * 400,
+        "score": 2.5,
+        "kl": 91.0,
+        "id": "i" * 90,
+    }
+    RunLog(folder).for_stage("ppo").alarm(
+        "m" * 300, step=240, guard="kl", metric="ppo/ref_kl", action="restore", restored_to=200, samples=[sample] * 3
+    )
+    report = write_report(folder)
     wrapper = tmp_path / "wrapper.html"
     wrapper.write_text(MEASURE.format(page=report.as_uri(), width=width))
     found = re.search(r'<p id="found">(\d+) (\d+) (\d+)</p>', browse(wrapper, tmp_path).stdout)

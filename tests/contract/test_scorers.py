@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from rlhf.models.policy import PolicyModel
@@ -11,37 +13,42 @@ from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.lexicon import LexiconReward
 from rlhf.rewards.rules import RuleBasedReward
+from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.types import Scorer, ScoreResult
 from rlhf.testing import SCORER_CHECKS
 from tests.unit.rewards.helpers import HERE, prompt
+from tests.unit.rewards.servers import lengths, serving
 
 TEXTS = ["Good.", "so bad and so long, my friends", "", "x"]
 
 
 @pytest.fixture
-def build(request, tmp_path, tiny_llama, tiny_tokenizer):
+def build(tmp_path, tiny_llama, tiny_tokenizer):
     path = tmp_path / "lexicon.txt"
     path.write_text("good\t2\nbad\t-2\n")
+
+    stack = contextlib.ExitStack()
 
     def named(kind: str) -> Scorer:
         if kind == "learned":
             model = RewardModel.from_policy(PolicyModel(tiny_llama, tiny_tokenizer), seed=1)
             return LearnedReward(model, tokenizer=tiny_tokenizer)
         if kind == "function":
-            scorer = FunctionReward(f"{HERE}:length")
-            request.addfinalizer(scorer.close)
-            return scorer
+            return stack.enter_context(FunctionReward(f"{HERE}:length"))
+        if kind == "service":
+            return ServiceReward(stack.enter_context(serving(lengths)).url, batch_size=3)
         if kind == "rules":
             return RuleBasedReward()
         if kind == "lexicon":
             return LexiconReward(path)
         return CompositeReward([Component(scorer=named("rules"), weight=0.5), Component(scorer=named("lexicon"))])
 
-    return named
+    with stack:
+        yield named
 
 
 @pytest.mark.parametrize("check", SCORER_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("kind", ["learned", "function", "rules", "lexicon", "composite"])
+@pytest.mark.parametrize("kind", ["learned", "function", "service", "rules", "lexicon", "composite"])
 def test_a_scorer_keeps_the_contract(kind, check, build):
     prompts = [prompt(n, ids=[5, 6, 7 + n], answer="x") for n in range(len(TEXTS))]
     check(build(kind), prompts, TEXTS)

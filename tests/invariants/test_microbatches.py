@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf.training.loop import Loop, Totals
+from rlhf.training.algorithm import Totals
+from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
 from tests.fixtures.toy import build_trainer, largest_difference, weights_of
 

@@ -115,16 +115,16 @@ def test_a_run_killed_around_a_checkpoint_ends_with_the_same_bits(name, moment, 
     weights = toy.weights_of(trainer)
     real = CheckpointStore.save
 
-    def dying(store, step, modules, state):
+    def dying(store, step, modules, state, **options):
         if step == 3 and moment == "during":  # some files are there, the record is not
             aside = store.folder / ".checkpoint-00000003.tmp"
             aside.mkdir()
             torch.save(state, aside / "state.pt")
             raise KilledError
-        path = real(store, step, modules, state)
+        real(store, step, modules, state, **options)
         if step == 3:
+            store.wait()
             raise KilledError
-        return path
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointStore, "save", dying)

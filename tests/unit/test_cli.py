@@ -20,22 +20,29 @@ stages:
 
 # Every command with its arguments in capitals and its options: scripts depend on them, so a change here is a decision.
 COMMANDS = {
-    "": "--version",
-    "run": "RECIPE OVERRIDES --quiet",
-    "sft": "SETTINGS --output/-o --quiet",
-    "reward": "SETTINGS --output/-o --quiet",
-    "dpo": "SETTINGS --output/-o --quiet",
-    "ppo": "SETTINGS --output/-o --quiet",
-    "grpo": "SETTINGS --output/-o --quiet",
+    "": "--version --debug",
+    "run": "RECIPE OVERRIDES --from --until --force --ignore-code --dry-run --quiet",
+    "sft": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "reward": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "ppo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
     "report": "RUN_DIR",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit",
+    "validate": "RECIPE OVERRIDES --quick --json",
+    "doctor": "RUN_DIR --quick --json",
+    "lineage": "PATH --runs --json",
+    "runs list": "--runs --json",
+    "runs show": "RUN --runs --json",
+    "runs diff": "FIRST SECOND --runs --json",
+    "runs prune": "NAMES --runs --whole --yes --dry-run --json",
     "config show": "RECIPE OVERRIDES",
     "config schema": "KIND --json",
     "config presets": "",
     "data check": "FILE --json",
     "data stats": "FILE --tokenizer --json",
-    "data convert": "FILE OUTPUT --to",
-    "data dedup": "FILE OUTPUT --near",
+    "data convert": "FILE OUTPUT --to --skip-bad",
+    "data dedup": "FILE OUTPUT --near --skip-bad",
 }
 
 
@@ -122,7 +129,7 @@ def test_settings_are_listed_as_a_table_and_as_json_schema(call):
     [
         (["run", "absent.yaml"], 2, "There is no file absent.yaml."),
         (["run", "RECIPE", "stages.sft.learning_rat=1"], 2, "stages.sft.learning_rat: there is no such key."),
-        (["run", "RECIPE", "quiet"], 2, "Override 'quiet' is not of the form key.subkey=value."),
+        (["run", "RECIPE", "quiet"], 2, "Override 'quiet' is not of the form key.subkey=value"),
         (["config", "schema", "pppo"], 2, "No stage kind is called 'pppo'. Did you mean 'ppo'"),
         (["config", "show", "absent.yaml"], 2, "There is no file absent.yaml."),
         (["ppo", "model=m", "prompts=p", "reward=rules", "gama=1"], 2, "stages.ppo.gama: there is no such key."),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rlhf import __version__
-from rlhf.cli import config, data, look
+from rlhf.cli import checks, config, data, look, runs
+from rlhf.cli.failures import DEBUG, exit_code_of
 from rlhf.cli.run import OneStage, one_stage, run
-from rlhf.errors import RLHFError
 
 app = typer.Typer(
     name="rlhf",
@@ -34,6 +34,7 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the whole trace of an error.")] = False,
 ) -> None:
     """Options of no command in particular."""
 
@@ -42,22 +43,24 @@ app.command(rich_help_panel="The loop")(run)
 for _kind in OneStage:
     app.command(_kind.value, rich_help_panel="One stage")(one_stage(_kind))
 app.command(rich_help_panel="Look")(look.report)
+app.command(rich_help_panel="Look")(runs.lineage)
 app.command(rich_help_panel="Look")(look.generate)
+app.command(rich_help_panel="Look")(checks.validate)
+app.command(rich_help_panel="Look")(checks.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
 
 
 def main() -> None:
-    """Entry point: one clear line for a user's mistake, the whole trace for ours (or with RLHF_DEBUG=1)."""
+    """Entry point."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if "--debug" in sys.argv[1:]:  # wherever it stands: people add it at the end of the line that failed
+        sys.argv.remove("--debug")
+        os.environ[DEBUG] = "1"
     try:
         app()
-    except RLHFError as err:
-        if os.environ.get("RLHF_DEBUG"):
+    except (Exception, KeyboardInterrupt) as err:
+        if os.environ.get(DEBUG):
             raise
-        errors = Console(stderr=True)
-        errors.print("[bold red]error:[/] ", end="")
-        errors.print(str(err), markup=False, highlight=False, soft_wrap=True)
-        for note in getattr(err, "__notes__", ()):
-            errors.print(note, markup=False, highlight=False, style="dim", soft_wrap=True)
-        raise SystemExit(err.exit_code) from None
+        raise SystemExit(exit_code_of(err)) from None

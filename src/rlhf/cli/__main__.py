@@ -1,4 +1,5 @@
 """`python -m rlhf.cli`."""
+
 from __future__ import annotations
 
 from rlhf.cli import main

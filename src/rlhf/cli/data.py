@@ -13,6 +13,7 @@ from rlhf.cli.options import JsonOption
 app = typer.Typer(help="Look at data before you train.", no_args_is_help=True)
 
 File = Annotated[str, typer.Argument(help="A data file, a folder saved by `datasets`, or a hub name.")]
+SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and list them.")]
 TokenizerOption = Annotated[
     str | None, typer.Option(help="Tokenizer folder or hub name, to measure lengths in tokens.")
 ]
@@ -36,7 +37,7 @@ def data_stats(file: File, tokenizer: TokenizerOption = None, as_json: JsonOptio
 
     loaded = None
     if tokenizer is not None:
-        from rlhf.models.load import load_tokenizer
+        from rlhf.models.tokens import load_tokenizer
 
         loaded = load_tokenizer(tokenizer)
     _show(run_stats(file, tokenizer=loaded), as_json)
@@ -49,11 +50,12 @@ def data_convert(
     to: Annotated[
         str | None, typer.Option(help="Another kind of row: explicit, unpaired, standard or conversational.")
     ] = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """Write rows in another format or as another kind."""
     from rlhf.data.inspect import run_convert
 
-    _show(run_convert(file, output, to=to), as_json=False)
+    _show(run_convert(file, output, to=to, on_bad_row="skip" if skip_bad else "error"), as_json=False)
 
 
 @app.command("dedup")
@@ -63,11 +65,12 @@ def data_dedup(
     near: Annotated[
         float | None, typer.Option(help="Also drop rows at least this similar (Jaccard of word 3-grams).", min=0, max=1)
     ] = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """Write a file without duplicates."""
     from rlhf.data.inspect import run_dedup
 
-    _show(run_dedup(file, output, near=near), as_json=False)
+    _show(run_dedup(file, output, near=near, on_bad_row="skip" if skip_bad else "error"), as_json=False)
 
 
 def _show(found: Any, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,16 +19,32 @@ StageSettings = Annotated[
     typer.Argument(help="Settings as key.sub=value; `rlhf config schema` lists them by stage.", metavar="KEY=VALUE..."),
 ]
 
+ForceOption = Annotated[bool, typer.Option("--force", help="Do everything anew, whatever is there.")]
+IgnoreCodeOption = Annotated[
+    bool, typer.Option("--ignore-code", help="Keep stages of which nothing but this library's code has changed.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done with each stage, and why; change nothing.")
+]
+
 
 def run(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe; recipes/quickstart.yaml is a start.")],
     overrides: Overrides = None,
+    from_stage: Annotated[
+        str | None, typer.Option("--from", help="Do this stage and everything that depends on it anew.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Stop after this stage.")] = None,
+    force: ForceOption = False,
+    ignore_code: IgnoreCodeOption = False,
+    dry_run: DryRunOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run a recipe: every stage that is not there yet, then the report."""
     from rlhf.config.recipe import load_recipe
 
-    run_recipe(load_recipe(recipe, overrides or []), quiet=quiet)
+    options = {"from_stage": from_stage, "until": until, "force": force, "ignore_code": ignore_code}
+    run_recipe(load_recipe(recipe, overrides or []), quiet=quiet, dry_run=dry_run, **options)
 
 
 class OneStage(StrEnum):
@@ -57,6 +73,9 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
         settings: StageSettings,
         output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs")
         / kind.value,
+        force: ForceOption = False,
+        ignore_code: IgnoreCodeOption = False,
+        dry_run: DryRunOption = False,
         quiet: QuietOption = False,
     ) -> None:
         from rlhf.config.base import apply_overrides
@@ -64,17 +83,37 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
 
         stage = expand_variables(apply_overrides({"kind": kind.value}, settings), "The command line")
         tree = {"name": output.name, "output_dir": str(output.parent), "stages": {kind.value: stage}}
-        run_recipe(RecipeConfig.of(tree, source="The command line"), quiet=quiet)
+        recipe = RecipeConfig.of(tree, source="The command line")
+        run_recipe(recipe, quiet=quiet, dry_run=dry_run, force=force, ignore_code=ignore_code)
 
     command.__doc__ = ABOUT[kind]
     return command
 
 
-def run_recipe(recipe: RecipeConfig, *, quiet: bool) -> None:
-    """Run it, and say where."""
+def run_recipe(recipe: RecipeConfig, *, quiet: bool, dry_run: bool = False, **options: Any) -> None:
+    """Run it, or say what that would do, and say where.
+
+    Args:
+        recipe: What to run.
+        quiet: Print nothing.
+        dry_run: Print the plan and change nothing.
+        options: See ``rlhf.pipeline.plan.RunOptions``.
+    """
     out = None if quiet else console()
     if out is not None:
-        out.print(f"[bold]{recipe.name}[/]  {len(recipe.stages)} stages into {Path(recipe.output_dir) / recipe.name}")
+        folder = Path(recipe.output_dir) / recipe.name
+        out.print(f"[bold]{recipe.name}[/]  {len(recipe.stages)} stages into {folder}", soft_wrap=True)
+    from rlhf.pipeline.validate import check_quickly
+
+    check_quickly(
+        recipe, until=options.get("until")
+    )  # a misspelt file of the last stage is told before the first stage trains
     from rlhf.pipeline.run import Pipeline
 
-    Pipeline(recipe, console=out).run()
+    pipeline = Pipeline(recipe, console=out)
+    if not dry_run:
+        pipeline.run(**options)
+        return
+    for plan in pipeline.plan(**options):
+        if out is not None:
+            out.print(f"{plan.key}  {plan.line}", markup=False, highlight=False, soft_wrap=True)

@@ -6,16 +6,34 @@ all complaints come together. Nothing here imports torch.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+import codecs
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf.config.complaints import complaints
+from rlhf.config.yaml_text import parse_yaml
 from rlhf.errors import ConfigError, did_you_mean
+
+
+class Names(StrEnum):
+    """What the text of a setting stands for, beside itself. The content of what it names decides the result too."""
+
+    INPUT = "input"
+    """A file, a folder, a hub name, or ``stage:NAME``."""
+    TEXT_OR_FILE = "text or file"
+    """A file where there is one of that name, else just text."""
+    FUNCTION = "function"
+    """``package.module:function`` or ``path/to/file.py:function``."""
+
+
+InputPath = Annotated[str, Names.INPUT]
+TextOrFile = Annotated[str, Names.TEXT_OR_FILE]
+FunctionName = Annotated[str, Names.FUNCTION]
 
 
 class Config(BaseModel):
@@ -59,6 +77,11 @@ class Config(BaseModel):
         except ValidationError as err:
             raise _refusal(cls, tree, err, source=source or cls.__name__) from None
 
+    @classmethod
+    def left_unchecked(cls, tree: Mapping[str, Any]) -> list[str]:
+        """Complaints about the whole of settings whose parts are wrong already, as far as the plain tree shows them."""
+        return []
+
     def updated(self, **changes: Any) -> Self:
         """A validated copy with some fields changed (``model_copy`` would not validate).
 
@@ -69,6 +92,36 @@ class Config(BaseModel):
         return type(self).of({**given, **changes}, source=f"The changed {type(self).__name__}")
 
 
+def named_things(config: Config) -> Iterator[tuple[tuple[str, ...], str, Names]]:
+    """(place, text, what it names) of every text in ``config``, however deep, that names a file, a stage or a function."""
+    for name, field in type(config).model_fields.items():
+        kind = next((item for item in field.metadata if isinstance(item, Names)), None) or _marker(field.annotation)
+        yield from _named(getattr(config, name), (name,), kind)
+
+
+def _named(value: Any, place: tuple[str, ...], kind: Names | None) -> Iterator[tuple[tuple[str, ...], str, Names]]:
+    if isinstance(value, Config):
+        for inner, text, names in named_things(value):
+            yield (*place, *inner), text, names
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _named(item, (*place, str(key)), kind)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _named(item, (*place, str(index)), kind)
+    elif isinstance(value, str) and kind is not None:
+        yield place, value, kind
+
+
+def _marker(annotation: Any) -> Names | None:
+    """The marker inside a type such as ``InputPath | list[InputPath] | None``; a field has one at most."""
+    if isinstance(annotation, Names):
+        return annotation
+    if typing.get_origin(annotation) is typing.Literal:
+        return None
+    return next((found for inner in typing.get_args(annotation) if (found := _marker(inner)) is not None), None)
+
+
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """The mapping in a YAML file.
 
@@ -77,26 +130,34 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
     except FileNotFoundError:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else [])
         raise ConfigError(f"There is no file {path}.{near}") from None
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{path} can't be read as text: {err}.") from None
-    try:
-        tree = yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as err:
-        mark = err.problem_mark
-        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        hint = " YAML wants spaces, not tabs." if "\\t" in str(err.problem) else ""
-        raise ConfigError(f"{path}{where} is not valid YAML: {err.problem or err.context}.{hint}") from None
-    except yaml.YAMLError as err:
-        raise ConfigError(f"{path} is not valid YAML: {err}.") from None
+    except IsADirectoryError:
+        inside = [p.name for p in sorted(path.glob("*.y*ml"))]
+        hint = f"give one of its files: {', '.join(inside[:5])}" if inside else "give a YAML file"
+        raise ConfigError(f"{path} is a folder and can't be read as text; {hint}.") from None
+    except OSError as err:
+        raise ConfigError(f"{path} can't be read: {err.strerror or err}.") from None
+    tree = parse_yaml(_decoded(data, path), str(path))
     if tree is None:
         raise ConfigError(f"{path} is empty; a recipe needs at least `name:` and `stages:`.")
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds a {type(tree).__name__}; it should hold keys and values.")
     return tree
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path} can't be read as text: it is in UTF-16. Save it as UTF-8.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        line = data.count(b"\n", 0, err.start) + 1
+        raise ConfigError(
+            f"{path} line {line} can't be read as text: the byte 0x{data[err.start]:02x} is not UTF-8. Save it as UTF-8."
+        ) from None
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -108,16 +169,15 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str,
     tree = _copy(tree)
     for item in overrides:
         dotted, equals, text = item.partition("=")
-        if not equals or not dotted:
-            raise ConfigError(f"Override {item!r} is not of the form key.subkey=value.")
         *parents, leaf = dotted.split(".")
+        if not equals or not all(key and key == key.strip() for key in (*parents, leaf)):
+            raise ConfigError(
+                f"Override {item!r} is not of the form key.subkey=value. Keys are joined by single dots, without spaces."
+            )
         node: Any = tree
         for key in parents:
             node = _step(node, key, item)
-        try:
-            value = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError as err:
-            raise ConfigError(f"Override {item!r}: the value is not valid YAML: {err}.") from None
+        value = parse_yaml(text, f"The value of override {item!r}")
         if isinstance(node, list):
             node[_index(node, leaf, item)] = value
         else:
@@ -140,7 +200,7 @@ def _step(node: Any, key: str, item: str) -> Any:
 
 
 def _index(node: list[Any], key: str, item: str) -> int:
-    if not key.isdigit() or int(key) >= len(node):
+    if not (key.isascii() and key.isdigit()) or int(key) >= len(node):
         raise ConfigError(f"Override {item!r}: {key!r} is not a place in a list of {len(node)}; count from 0.")
     return int(key)
 
@@ -151,30 +211,14 @@ def _copy(value: Any) -> Any:
     return [_copy(v) for v in value] if isinstance(value, list) else value
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a repeated key is an error instead of a silent overwrite, and 1e-5 is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
-        seen: set[tuple[str, str]] = set()
-        for key in keys:
-            if (key.tag, key.value) in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
-                )
-            seen.add((key.tag, key.value))
-        return super().construct_mapping(node, deep=deep)
-
-
-MERGE = "tag:yaml.org,2002:merge"
-"""The key `<<`, which brings in the keys of another section; keys beside it may say otherwise."""
-
-# PyYAML follows YAML 1.1, where a number needs a dot: without this 1e-5 would be text, also where any value is allowed.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
 def _refusal(cls: type[BaseModel], tree: Mapping[str, Any], err: ValidationError, *, source: str) -> ConfigError:
-    lines = "".join(f"\n  {line}" for line in complaints(cls, tree, err))
-    return ConfigError(f"{source} is not valid:{lines}")
+    lines = complaints(cls, tree, err)
+    if issubclass(cls, Config) and all(error["loc"] for error in err.errors(include_url=False, include_input=False)):
+        # No complaint about the whole: what looks at the whole did not run. Users should not mend a file in two rounds.
+        lines += cls.left_unchecked(tree)
+    return refusal(source, lines)
+
+
+def refusal(source: str, lines: Iterable[str]) -> ConfigError:
+    """The error that holds every complaint, one a line."""
+    return ConfigError(f"{source} is not valid:" + "".join(f"\n  {line}" for line in lines))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -19,6 +19,90 @@ TAG = "kind"
 """The key that tells the members of a union apart, in every config class."""
 
 Place = tuple[str | int, ...]
+MOST_SHOWN = 80
+"""Characters of a wrong value that are shown."""
+THEIRS: Mapping[str, Sequence[str]] = {
+    "lr": ["learning_rate"],
+    "critic_lr": ["value_learning_rate"],
+    "lr_scheduler_type": ["schedule"],
+    "scheduler": ["schedule"],
+    "warmup_ratio": ["warmup_frac"],
+    "warmup_steps": ["warmup_frac"],
+    "beta1": ["betas"],
+    "beta2": ["betas"],
+    "adam_beta1": ["betas"],
+    "adam_beta2": ["betas"],
+    "adam_epsilon": ["eps"],
+    "grad_clip": ["max_grad_norm"],
+    "gradient_clipping": ["max_grad_norm"],
+    "num_epochs": ["epochs"],
+    "num_train_epochs": ["epochs"],
+    "total_episodes": ["rollouts"],
+    "num_ppo_epochs": ["epochs_per_rollout"],
+    "num_iterations": ["epochs_per_rollout"],
+    "ppo_epochs": ["epochs_per_rollout"],
+    "batch_size": ["rows_per_step", "sequences_per_step"],
+    "train_batch_size": ["rows_per_step", "sequences_per_step"],
+    "mini_batch_size": ["sequences_per_step", "rows_per_step"],
+    "per_device_train_batch_size": ["tokens_per_microbatch"],
+    "micro_batch_size": ["tokens_per_microbatch"],
+    "gradient_accumulation_steps": ["tokens_per_microbatch"],
+    "max_seq_length": ["max_length"],
+    "max_seq_len": ["max_length"],
+    "cutoff_len": ["max_length"],
+    "max_prompt_len": ["max_prompt_length"],
+    "max_completion_length": ["sampling.max_new_tokens"],
+    "response_length": ["sampling.max_new_tokens"],
+    "max_new_tokens": ["sampling.max_new_tokens"],
+    "temperature": ["sampling.temperature"],
+    "top_p": ["sampling.top_p"],
+    "top_k": ["sampling.top_k"],
+    "num_generations": ["group_size"],
+    "kl_coef": ["kl.coef"],
+    "init_kl_coef": ["kl.coef"],
+    "kl_penalty": ["kl.estimator"],
+    "target_kl": ["kl.target", "stop_at_kl"],
+    "beta": ["kl.coef"],
+    "vf_coef": ["value_coef"],
+    "cliprange": ["clip_low", "clip_high"],
+    "clip_range": ["clip_low", "clip_high"],
+    "epsilon": ["clip_low", "clip_high"],
+    "epsilon_high": ["clip_high"],
+    "cliprange_value": ["clip_value"],
+    "lambda": ["lam"],
+    "gae_lambda": ["lam"],
+    "whiten_adv": ["whiten_advantages"],
+    "scale_rewards": ["divide_by_std"],
+    "loss_type": ["loss", "aggregation"],
+    "rpo_alpha": ["sft_coef"],
+    "center_rewards_coefficient": ["center_coef"],
+    "save_steps": ["save_every"],
+    "eval_steps": ["eval_every"],
+    "save_total_limit": ["keep_checkpoints"],
+    "report_to": ["log_to"],
+    "bf16": ["autocast"],
+    "fp16": ["autocast"],
+    "model_name_or_path": ["model", "path"],
+    "base_model": ["model"],
+    "ref_model": ["reference"],
+    "dataset": ["data"],
+    "dataset_name": ["data"],
+    "train_data": ["data"],
+    "train_file": ["data"],
+    "reward_funcs": ["reward"],
+    "reward_fn": ["reward"],
+    "r": ["rank"],
+    "lora_r": ["rank", "lora.rank"],
+    "lora_rank": ["rank", "lora.rank"],
+    "lora_alpha": ["alpha", "lora.alpha"],
+    "lora_dropout": ["dropout", "lora.dropout"],
+    "torch_dtype": ["dtype"],
+    "load_in_4bit": ["lora.quantize_4bit", "quantize_4bit"],
+    "use_peft": ["lora"],
+    "type": [TAG],
+    "algorithm": [TAG],
+}
+"""Keys that people bring from other libraries, and ours. No key is taken by two names: this only serves the answer."""
 NO_SECTION = ("model_type", "model_attributes_type", "dict_type")
 
 
@@ -41,8 +125,8 @@ def complaints(root: type[BaseModel], tree: Mapping[str, Any], err: ValidationEr
     for place, messages in found.items():
         if any(other[: len(place)] == place for other in found if other != place):
             continue  # another alternative of a union; the complaint inside the one that fits says more
-        where = ".".join(map(str, place))
-        lines.append(f"{where}: {' or '.join(messages)}{got[place]}" if where else messages[0])
+        where = ".".join(_printable(str(part)) for part in place)
+        lines += [f"{where}: {' or '.join(messages)}{got[place]}"] if where else messages[0].splitlines()
     return lines
 
 
@@ -51,12 +135,18 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
     place, context = _place(tree, error), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            near = did_you_mean(str(place[-1]), _known_keys(root, tree, place[:-1]))
-            return place, f"there is no such key.{near}", ""
+            known = _known_keys(root, tree, place[:-1])
+            return place, f"there is no such key.{_ours(str(place[-1]), known)}", ""
         case "missing":
             return place, "this key is required.", ""
+        case "invalid_key":
+            key = error["input"]
+            hint = _quote_it("string_type", key).replace("write text", "write it")
+            return tuple(error["loc"][:-1]), f"the key {key!r} is no text{hint}", ""
         case "union_tag_not_found":
-            return (*place, TAG), "this key is required; it says what the section is.", ""
+            # A misspelt section, most often one that an override made.
+            near = did_you_mean(str(place[-1]), _siblings(tree, place)) if place else ""
+            return (*place, TAG), f"this key is required; it says what the section is.{near}", ""
         case "union_tag_invalid":
             known = sorted(tag.strip("' ") for tag in context["expected_tags"].split(","))
             near = did_you_mean(context["tag"], known)
@@ -64,15 +154,38 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
         case kind:
             message = "should hold keys and values" if kind in NO_SECTION else error["msg"]
             message = message.removeprefix("Value error, ").removeprefix("Input ")
-            return place, message, _got(error["input"])
+            return place, message, _got(error["input"]) + _quote_it(kind, error["input"])
+
+
+def _ours(name: str, known: Sequence[str]) -> str:
+    """Our name for a key of another library where the section has it, else the nearest one."""
+    ours = [name for name in THEIRS.get(name.lower(), ()) if name.partition(".")[0] in known]
+    return f" Did you mean {' or '.join(map(repr, ours))}?" if ours else did_you_mean(name, known)
 
 
 def _got(value: Any) -> str:
     if isinstance(value, str | int | float | bool | None):
-        return f" (got {value!r})"
+        text = repr(value)
+        return f" (got {text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + '...'})"
     if isinstance(value, list | tuple):
         return " (got a list)"
     return ""
+
+
+def _quote_it(kind: str, value: Any) -> str:
+    """A hint for what YAML takes for something else than text."""
+    if kind != "string_type" or not isinstance(value, bool | int | float):
+        return ""
+    what = "takes on, off, yes and no for true and false" if isinstance(value, bool) else "takes it for a number"
+    return f"; YAML {what}: write text in quotes"
+
+
+def _siblings(tree: Mapping[str, Any], place: Place) -> list[str]:
+    """The other keys beside a place."""
+    node: Any = tree
+    for part in place[:-1]:
+        node = node[part]
+    return [str(key) for key in node if key != place[-1]] if isinstance(node, Mapping) else []
 
 
 def _place(tree: Mapping[str, Any], error: Any) -> Place:
@@ -146,3 +259,8 @@ def _models(kind: Any) -> list[type[BaseModel]]:
         for alternative in _alternatives(inner)
         for model in _models(alternative)
     ]
+
+
+def _printable(key: str) -> str:
+    """A key as it stands, unless it holds what a terminal would act on instead of showing it."""
+    return key if key.isprintable() else repr(key)[1:-1]

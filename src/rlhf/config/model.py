@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.base import Config
+from rlhf.config.base import Config, InputPath, TextOrFile
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -29,9 +29,9 @@ class LoRAConfig(Config):
 class ModelConfig(Config):
     """A model by folder or hub name; a plain string stands for the same with defaults."""
 
-    path: str | None = None
+    path: InputPath | None = None
     """Local folder, hub name, `embedded` (the tiny base model in this package) or `stage:NAME`."""
-    tokenizer: str | None = None
+    tokenizer: InputPath | None = None
     """Folder or hub name of the tokenizer; by default the model's own."""
     init: dict[str, Any] | None = None
     """Instead of a path: a transformers config (`model_type: llama`, sizes) for a new model with random weights."""
@@ -47,7 +47,9 @@ class ModelConfig(Config):
     """Hub revision."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository. Only for repositories you have read."""
-    chat_template: str | None = None
+    allow_pickle: bool = False
+    """Read weights that are pickles (`pytorch_model.bin`) where there are no safetensors. Only from a source you trust."""
+    chat_template: TextOrFile | None = None
     """Jinja text, a Jinja file, or `plain` (the built-in one), in place of the tokenizer's own; saved with the model."""
 
     @model_validator(mode="before")

@@ -14,24 +14,30 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlhf.config.base import Config, apply_overrides, read_yaml
+from rlhf.config.base import Config, FunctionName, InputPath, apply_overrides, named_things, read_yaml, refusal
+from rlhf.config.complaints import TAG
 from rlhf.config.model import ModelConfig
 from rlhf.config.rewards import RewardSpec, RewardSpecs
 from rlhf.config.training import DPOConfig, GRPOConfig, PPOConfig, RewardModelConfig, SamplingConfig, SFTConfig
 from rlhf.errors import ConfigError, did_you_mean
 
-STAGE = re.compile(r"^stage:(?P<name>[A-Za-z0-9_-]+)(?:/(?P<file>.+))?$")
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-STAGE_NAME = re.compile(r"^[A-Za-z0-9_-]+$")
+STAGE = re.compile(r"^stage:(?P<name>[A-Za-z0-9_-]+)(?:/(?P<file>.+))?\Z")
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+STAGE_NAME = re.compile(r"^[A-Za-z0-9_-]+\Z")
+VARIABLE = re.compile(r"\$\{(?P<name>[^}\n]*)\}")
+REFERENCE = "stage:"
+ASSETS = "RLHF_ASSETS"
 DEFAULT_ASSETS = "../shared/assets"
+Input = tuple[str, str]
+"""Dotted place inside a stage, and the text that stands there."""
 
 
 class DataInputs(Config):
     """Rows to learn from and rows to look at."""
 
-    data: str | list[str]
+    data: InputPath | list[InputPath]
     """Training rows: JSONL, JSON, CSV, Parquet or Arrow files, a folder of `datasets`, or a hub name."""
-    eval_data: str | list[str] | None = None
+    eval_data: InputPath | list[InputPath] | None = None
     """Held-out rows."""
     eval_frac: float = Field(0.0, ge=0, lt=1)
     """Without `eval_data`: hold this share of the rows out."""
@@ -67,11 +73,11 @@ class PreferencesStage(Config):
     kind: Literal["preferences"]
     model: ModelConfig
     """Who is asked."""
-    prompts: str
+    prompts: InputPath
     """What is asked, for training pairs."""
-    test_prompts: str | None = None
+    test_prompts: InputPath | None = None
     """What is asked for held-out pairs, labelled without noise."""
-    annotator: str = "rlhf.data.world.pairs:annotate"
+    annotator: FunctionName = "rlhf.data.world.pairs:annotate"
     """`package.module:function` that turns samples into pairs."""
     noise: float = Field(0.1, ge=0, le=0.5)
     """Share of training pairs that the annotator labels the wrong way round."""
@@ -118,9 +124,9 @@ class RLInputs(Config):
     """Where to start."""
     reference: ModelConfig | None = None
     """What the KL penalty pulls towards; the starting policy by default."""
-    prompts: str | list[str]
+    prompts: InputPath | list[InputPath]
     """What to ask."""
-    eval_prompts: str | list[str] | None = None
+    eval_prompts: InputPath | list[InputPath] | None = None
     """Held-out prompts, asked and judged by the same reward at each evaluation; early stopping can watch `eval/score_mean`."""
     reward: RewardSpecs
     """Who judges: a reward model, a built-in rule, a Python function, or a weighted list of them."""
@@ -148,15 +154,15 @@ class EvaluateStage(Config):
     """The policy after."""
     baseline: ModelConfig
     """The policy before."""
-    prompts: str | list[str]
+    prompts: InputPath | list[InputPath]
     """Held-out prompts."""
     judge: RewardSpec
     """Ground truth that no policy stage was trained against: a function, a rule, a lexicon or a reward model."""
-    reward_model: str | None = None
+    reward_model: InputPath | None = None
     """The proxy that the policy was trained against: measured before and after, and on `pairs`."""
-    pairs: str | None = None
+    pairs: InputPath | None = None
     """Held-out preference pairs, for the reward model's accuracy and calibration."""
-    rollouts: str | None = None
+    rollouts: InputPath | None = None
     """`rollouts.jsonl` of a policy stage: judged after the fact for the curve of proxy against truth."""
     max_prompt_length: int | None = Field(None, ge=1)
     """Longest prompt in tokens; longer ones are left out and counted."""
@@ -175,6 +181,7 @@ Stage = Annotated[
     Field(discriminator="kind"),
 ]
 MODEL_STAGES = ("sft", "reward", "dpo", "ppo", "grpo")
+FILE_STAGES = ("world", "preferences", "evaluate")
 
 
 class RecipeConfig(Config):
@@ -205,8 +212,9 @@ class RecipeConfig(Config):
     def _seeded(cls, tree: Any) -> Any:
         """The recipe's seed goes into every stage that has none of its own."""
         stages = tree.get("stages") if isinstance(tree, Mapping) else None
-        if not isinstance(stages, Mapping) or not isinstance(seed := tree.get("seed", 0), int):
-            return tree
+        seed = tree.get("seed", 0) if isinstance(tree, Mapping) else None
+        if not isinstance(stages, Mapping) or not isinstance(seed, int) or seed < 0:
+            return tree  # a wrong seed is complained about once, where it stands
         filled = {
             name: {**stage, "seed": stage.get("seed", seed)} if isinstance(stage, Mapping) else stage
             for name, stage in stages.items()
@@ -215,30 +223,87 @@ class RecipeConfig(Config):
 
     @model_validator(mode="after")
     def _inputs_exist(self) -> Self:
-        if not self.stages:
-            raise ValueError("there are no stages")
-        seen: list[str] = []
-        for name, stage in self.stages.items():
-            if not STAGE_NAME.match(name):
-                raise ValueError(f"stage {name!r}: a name holds letters, digits, '_' and '-'")
-            for place, parent, file in stage_references(stage):
-                if parent not in seen:
-                    hint = did_you_mean(parent, seen) or (f" Earlier stages: {', '.join(seen)}." if seen else "")
-                    raise ValueError(
-                        f"stages.{name}.{place} names stage:{parent}, which does not come before it.{hint}"
-                    )
-                if file is None and self.stages[parent].kind not in MODEL_STAGES:
-                    raise ValueError(
-                        f"stages.{name}.{place}: stage:{parent} makes files, not a model; "
-                        f"name one of them, as in stage:{parent}/FILE"
-                    )
-            seen.append(name)
+        stages = {name: (stage.kind, _typed_inputs(stage)) for name, stage in self.stages.items()}
+        if lines := list(_input_complaints(stages)):
+            raise ValueError("\n".join(lines))
         return self
+
+    @classmethod
+    def left_unchecked(cls, tree: Mapping[str, Any]) -> list[str]:
+        """See ``Config.left_unchecked``."""
+        stages = tree.get("stages")
+        if not isinstance(stages, Mapping):
+            return []
+        inputs = {
+            str(name): (stage.get(TAG), list(_untyped_inputs(stage, ()))) if isinstance(stage, Mapping) else (None, [])
+            for name, stage in stages.items()
+        }
+        return list(_input_complaints(inputs))
 
 
 def stage_references(stage: Config) -> Iterator[tuple[str, str, str | None]]:
     """(place, stage name, file or None) of every ``stage:`` input."""
-    yield from _references(stage.model_dump(), ())
+    for place, text, _ in named_things(stage):
+        if match := STAGE.match(text):
+            yield ".".join(part for part in place if part != "path"), match["name"], match["file"]
+
+
+def _typed_inputs(stage: Config) -> list[Input]:
+    """(place, text) of every input that says ``stage:``."""
+    return [(_dotted(place), text) for place, text, _ in named_things(stage) if text.startswith(REFERENCE)]
+
+
+def _untyped_inputs(value: Any, place: tuple[str, ...]) -> Iterator[Input]:
+    """The same from settings as they were written, some of which are not valid."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _untyped_inputs(item, (*place, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _untyped_inputs(item, (*place, str(index)))
+    elif isinstance(value, str) and value.startswith(REFERENCE):
+        yield _dotted(place), value
+
+
+def _dotted(place: tuple[str, ...]) -> str:
+    """As users think of it: `model: stage:sft` is short for `model: {path: stage:sft}`."""
+    return ".".join(part for part in place if part != "path")
+
+
+def _input_complaints(stages: Mapping[str, tuple[str | None, Sequence[Input]]]) -> Iterator[str]:
+    """What is wrong with the names of stages, and with inputs that name others.
+
+    Args:
+        stages: In order; each one's kind, where that is known, and its inputs.
+    """
+    if not stages:
+        yield "stages: there are no stages; a recipe needs at least one."
+    seen: list[str] = []
+    for name, (_, inputs) in stages.items():
+        if not STAGE_NAME.match(name):
+            yield f"stage {name!r}: a name holds letters, digits, '_' and '-'"
+        for place, text in inputs:
+            match = STAGE.match(text)
+            where = f"stages.{name}.{place}"
+            if match is None:
+                yield f"{where} is {text!r}, which names no stage; write stage:NAME or stage:NAME/FILE."
+            elif match["name"] not in seen:
+                yield f"{where} names stage:{match['name']}, {_not_earlier(match['name'], name, seen, stages)}"
+            elif match["file"] is None and stages[match["name"]][0] in FILE_STAGES:
+                yield (
+                    f"{where}: stage:{match['name']} makes files, not a model; name one of them, as in "
+                    f"stage:{match['name']}/FILE"
+                )
+        seen.append(name)
+
+
+def _not_earlier(parent: str, name: str, seen: Sequence[str], stages: Mapping[str, Any]) -> str:
+    if parent == name:
+        return "which is this stage itself; an input comes from an earlier stage."
+    if parent in stages:
+        return f"which does not come before it: write `{parent}` above `{name}`."
+    hint = did_you_mean(parent, seen) or (f" Earlier stages: {', '.join(seen)}." if seen else " It is the first stage.")
+    return f"but no stage is called so.{hint}"
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> RecipeConfig:
@@ -248,37 +313,50 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> RecipeConfig
         ConfigError: With every complaint.
     """
     tree = apply_overrides(read_yaml(path), overrides)
-    return RecipeConfig.of(expand_variables(tree, str(path)), source=str(path))
+    unknown = list(_variable_complaints(tree, ()))
+    try:
+        recipe = RecipeConfig.of(_filled_in(tree), source=str(path))
+    except ConfigError as err:
+        raise ConfigError("\n  ".join([str(err), *unknown])) from None
+    if unknown:
+        raise refusal(str(path), unknown)
+    return recipe
 
 
-def expand_variables(value: Any, source: str) -> Any:
-    """``${NAME}`` in every text of a tree, from the environment; RLHF_ASSETS has a default."""
+def expand_variables(tree: Any, source: str) -> Any:
+    """``${NAME}`` in every text of a tree, from the environment; RLHF_ASSETS has a default.
+
+    Raises:
+        ConfigError: With every variable that is not there, and where it is used.
+    """
+    if unknown := list(_variable_complaints(tree, ())):
+        raise refusal(source, unknown)
+    return _filled_in(tree)
+
+
+def _filled_in(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: expand_variables(item, source) for key, item in value.items()}
+        return {key: _filled_in(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [expand_variables(item, source) for item in value]
-    if not isinstance(value, str):
-        return value
-
-    def found(match: re.Match[str]) -> str:
-        name = match[1]
-        if name in os.environ:
-            return os.environ[name]
-        if name == "RLHF_ASSETS":
-            return DEFAULT_ASSETS
-        raise ConfigError(
-            f"{source} uses ${{{name}}}, but the environment has no variable {name}; set it or write the value."
-        )
-
-    return re.sub(r"\$\{(\w+)\}", found, value)
+        return [_filled_in(item) for item in value]
+    return VARIABLE.sub(lambda match: _variable(match["name"]) or match[0], value) if isinstance(value, str) else value
 
 
-def _references(value: Any, place: tuple[str, ...]) -> Iterator[tuple[str, str, str | None]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _references(item, (*place, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _references(item, (*place, str(index)))
-    elif isinstance(value, str) and (match := STAGE.match(value)):
-        yield ".".join(p for p in place if p != "path"), match["name"], match["file"]
+def _variable_complaints(value: Any, place: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _variable_complaints(item, (*place, str(key)))
+    elif isinstance(value, str):
+        for name in dict.fromkeys(match["name"] for match in VARIABLE.finditer(value)):
+            if not re.fullmatch(r"\w+", name):
+                yield f"{'.'.join(place)}: ${{{name}}} names no variable; a name holds letters, digits and '_'."
+            elif _variable(name) is None:
+                near = did_you_mean(name, [*os.environ, ASSETS])
+                yield (
+                    f"{'.'.join(place)} uses ${{{name}}}, but the environment has no variable {name}; set it or write the "
+                    f"value.{near}"
+                )
+
+
+def _variable(name: str) -> str | None:
+    return os.environ.get(name, DEFAULT_ASSETS if name == ASSETS else None)

@@ -3,6 +3,7 @@
 stage:reward                   a reward model that an earlier stage trained
 models/rm, org/name            a reward model in a folder or on the hub
 package.module:function        a Python function; also path/to/file.py:function
+http://host:8000/score         a reward service; also https
 rules                          the built-in rules with their defaults
 """
 
@@ -10,13 +11,18 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, FiniteFloat, field_validator
 
-from rlhf.config.base import Config
+from rlhf.config.base import Config, FunctionName, InputPath, Names
 
 FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<name>[A-Za-z_]\w*)$")
 """``package.module:function`` or ``path/to/file.py:function``."""
+
+
+SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret", re.IGNORECASE)
+"""Names of HTTP headers whose values no file should hold."""
 
 
 class RewardBase(Config):
@@ -34,7 +40,7 @@ class LearnedRewardConfig(RewardBase):
     """A reward model."""
 
     kind: Literal["learned"] = "learned"
-    source: str
+    source: InputPath
     """`stage:NAME`, a folder or a hub name."""
 
 
@@ -56,7 +62,7 @@ class LexiconRewardConfig(RewardBase):
     """How positive a text is, from a lexicon of rated words."""
 
     kind: Literal["lexicon"] = "lexicon"
-    path: str
+    path: InputPath
     """VADER's `vader_lexicon.txt`, or any file of `word<tab>valence` lines."""
     scale: Literal["mean", "compound"] = "mean"
     """`mean` valence of the rated words, -4 to 4; `compound` is VADER's sum s / sqrt(s^2 + 15), -1 to 1."""
@@ -68,10 +74,11 @@ class FunctionRewardConfig(RewardBase):
     """A Python function `reward(prompts, completions, **columns) -> list[float]`."""
 
     kind: Literal["function"] = "function"
-    function: str
+    function: FunctionName
     """`package.module:function` or `path/to/file.py:function`."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Given to every call by keyword, beside the columns of the prompt rows."""
+    arguments: Annotated[dict[str, Any], Names.TEXT_OR_FILE] = Field(default_factory=dict)
+    """Given to every call by keyword, beside the columns of the prompt rows; a text that names a file belongs to the inputs
+    of the stage, and `stage:NAME/FILE` is a file of an earlier one."""
     in_process: bool = False
     """Call it in the training process: no timeout can stop it, but nothing is copied to another process."""
     timeout_seconds: float = Field(60.0, gt=0)
@@ -85,19 +92,77 @@ class FunctionRewardConfig(RewardBase):
         return text
 
 
+class ServiceRewardConfig(RewardBase):
+    """A reward server, asked over HTTP."""
+
+    kind: Literal["service"] = "service"
+    url: str
+    """Where to POST, such as `http://127.0.0.1:8000/score`."""
+    format: Literal["rlhf", "openrlhf", "vllm", "sglang"] = "rlhf"
+    """What it speaks. `rlhf` sends what a reward function gets and expects `{"scores": [...]}` or a bare list; `openrlhf` is
+    OpenRLHF's remote reward model, `vllm` its `/pooling` or `/classify`, `sglang` its `/classify`."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Sent with every request beside the rest, such as the `model` that vLLM wants."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """HTTP headers. `$NAME` in a value is the environment variable when the run starts, so that no secret is ever written
+    down: `Authorization: Bearer $REWARD_TOKEN`. (`${NAME}`, with braces, a recipe replaces when it is read.)"""
+    timeout_seconds: float = Field(60.0, gt=0)
+    """For one answer, from connecting to the last byte; what takes longer is asked again."""
+    deadline_seconds: float = Field(600.0, gt=0)
+    """For one request with all its retries and waits; after it the run stops."""
+    retries: int = Field(5, ge=0)
+    """Further attempts after a refused connection, a timeout, or a status of 408, 425, 429 or 500 and above."""
+    backoff_seconds: float = Field(1.0, gt=0)
+    """Waited before the first retry, twice as long before each further one, less up to half by chance; `Retry-After` counts
+    instead where the service sends it."""
+    max_backoff_seconds: float = Field(60.0, gt=0)
+    """The longest wait of ours."""
+    batch_size: int = Field(64, ge=1)
+    """Completions in one request."""
+    concurrency: int = Field(4, ge=1)
+    """Requests at a time."""
+
+    @field_validator("headers")
+    @classmethod
+    def _keeps_secrets(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if SECRET_HEADER.search(name) and "$" not in value:
+                raise ValueError(
+                    f"the value of {name!r} is a secret that would be written into the run's recipe.yaml; put it into the "
+                    "environment and write $NAME, without braces"
+                )
+        return headers
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number
+            sound = False
+        if not sound:
+            raise ValueError("a reward service is named by a full address such as http://127.0.0.1:8000/score")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("put user and password into `headers`, with ${NAME} for the secret, not into the address")
+        return url
+
+
 def _from_text(value: Any) -> Any:
     """The settings that a plain text stands for."""
     if not isinstance(value, str):
         return value
     if value == "rules":
         return {"kind": "rules"}
+    if value.startswith(("http://", "https://")):
+        return {"kind": "service", "url": value}
     if not value.startswith("stage:") and FUNCTION.match(value):
         return {"kind": "function", "function": value}
     return {"kind": "learned", "source": value}
 
 
 RewardSpec = Annotated[
-    LearnedRewardConfig | RulesRewardConfig | LexiconRewardConfig | FunctionRewardConfig,
+    LearnedRewardConfig | RulesRewardConfig | LexiconRewardConfig | FunctionRewardConfig | ServiceRewardConfig,
     Field(discriminator="kind"),
     BeforeValidator(_from_text),
 ]

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf.config.base import Config
+from rlhf.config.guards import GuardsConfig
 
 Truncation = Literal["error", "keep_start", "keep_end", "drop"]
 Autocast = Literal["none", "bfloat16", "float16"]
@@ -76,6 +77,8 @@ class TrainConfig(Config):
     max_nonfinite_steps: int = Field(3, ge=0)
     """Steps whose loss or gradient is not finite are left out, each with an alarm that names its samples; one more than
     this many in a run stops it."""
+    guards: GuardsConfig = GuardsConfig()
+    """Alarms while training, and what they do; `off` for none, `stop` for a run that ends at the first."""
     log_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
     """Besides the console and events.jsonl."""
     seed: int = Field(0, ge=0)
@@ -251,6 +254,9 @@ class RLConfig(TrainConfig):
     """Subtracted from the score of a completion that was cut by the length limit."""
     clip_score: float | None = Field(None, gt=0)
     """Scores are limited to plus and minus this."""
+    max_unscored_frac: float = Field(0.05, ge=0, lt=1)
+    """Share of a rollout's prompts that may be left out because the reward gave no number for one of their completions,
+    each time with an alarm that names them; more than this many stop the run."""
     stop_at_kl: float | None = Field(None, gt=0)
     """End a rollout's passes early once the mean per-token KL to the sampling policy exceeds this."""
     max_prompt_length: int | None = Field(None, ge=1)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.data.contracts import Messages, RowError, Text
+from rlhf.data.strict_json import MAX_NESTING, RefusedJsonError, decode, nesting
+from rlhf.data.words import LONGEST, describe, short
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
 
 TRUE_LABELS = frozenset({"desirable", "true", "1", "good"})
 FALSE_LABELS = frozenset({"undesirable", "false", "0", "bad"})
-
-
-def describe(value: Any) -> str:
-    """How an error calls a value: its type, and the value itself where it is short."""
-    names = {bool: "true/false", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
-    name = names.get(type(value), "null" if value is None else f"a {type(value).__name__}")
-    text = repr(value)
-    return name if value is None or len(text) > 40 else f"{name} ({text})"
 
 
 class Cells:
@@ -33,7 +26,7 @@ class Cells:
         self.cells_are_text = cells_are_text
 
     def bad(self, column: str, reason: str) -> RowError:
-        return RowError(self.where, f"column {column!r} {reason}")
+        return RowError(self.where, f"column {short(column)} {reason}")
 
     def text(self, column: str) -> str:
         value = self.cells.pop(column)
@@ -45,20 +38,19 @@ class Cells:
         """A string or messages."""
         value = self.cells.pop(column)
         if self.cells_are_text and isinstance(value, str) and value.lstrip().startswith("[{"):
-            with contextlib.suppress(json.JSONDecodeError):  # prose may begin like a list
-                value = json.loads(value)
+            value = self.from_json(value, column, or_prose=True)
         if isinstance(value, str):
             return self.clean(value, column)
         if isinstance(value, Mapping):
             value = [value]
-        if not isinstance(value, Sequence):
+        if not isinstance(value, (list, tuple)):
             raise self.bad(column, f"is {describe(value)}; wanted a string or a list of messages.")
         return self.dialogue(value, column)
 
     def messages(self, column: str) -> Messages:
         value = self.either(column)
         if isinstance(value, str):
-            raise self.bad(column, "is a string; wanted a list of messages.")
+            raise self.bad(column, f"is {describe(value)}; wanted a list of messages.")
         return value
 
     def dialogue(self, value: Sequence[Any], column: str) -> Messages:
@@ -71,24 +63,22 @@ class Cells:
             raise self.bad(column, f'is {describe(item)}; wanted a message {{"role": ..., "content": ...}}.')
         if "role" not in item and "from" in item and "value" in item:
             rest = {key: v for key, v in item.items() if key not in ("from", "value") and v is not None}
-            item = {"role": SHAREGPT_ROLES.get(item["from"], item["from"]), "content": item["value"], **rest}
+            speaker = item["from"]
+            role = SHAREGPT_ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker
+            item = {"role": role, "content": item["value"], **rest}
         role, content = item.get("role"), item.get("content")
-        if not isinstance(role, str) or not role:
-            raise self.bad(column, f"has role {role!r}; wanted a name such as 'user' or 'assistant'.")
-        if isinstance(content, str):
-            self.clean(content, column)
-        elif not (content is None and item.get("tool_calls")) and not isinstance(content, Sequence):
-            raise self.bad(column, f"has content {describe(content)}; wanted a string.")
-        return {key: v for key, v in item.items() if v is not None}
+        if not isinstance(role, str) or not role.strip():
+            raise self.bad(column, f"has the role {describe(role)}; wanted a name such as 'user' or 'assistant'.")
+        if not isinstance(content, (str, list, tuple)) and not (content is None and item.get("tool_calls")):
+            found = "no content" if content is None else f"the content {describe(content)}"
+            raise self.bad(column, f"has {found}; wanted a string.")
+        return {key: self.sound(v, f"{column}.{key}") for key, v in item.items() if v is not None}
 
     def list_of(self, column: str, take: Callable[[Any, str], Any]) -> list[Any]:
         value = self.cells.pop(column)
         if self.cells_are_text and isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except json.JSONDecodeError as err:
-                raise self.bad(column, f"is not a JSON list ({err.msg}).") from None
-        if isinstance(value, str) or not isinstance(value, Sequence):
+            value = self.from_json(value, column)
+        if not isinstance(value, (list, tuple)):
             raise self.bad(column, f"is {describe(value)}; wanted a list.")
         return [take(item, f"{column}[{number}]") for number, item in enumerate(value)]
 
@@ -105,11 +95,11 @@ class Cells:
             try:
                 value = float(value)
             except ValueError:
-                raise self.bad(column, f"is {value!r}; wanted a number.") from None
+                raise self.bad(column, f"is {describe(value)}; wanted a number.") from None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.bad(column, f"is {describe(value)}; wanted a number.")
-        if not math.isfinite(value):
-            raise self.bad(column, f"is {value}; wanted a finite number.")
+        if not _is_finite(value):
+            raise self.bad(column, f"is {_number_words(value)}; wanted a finite number.")
         return value
 
     def one_label(self, value: Any, column: str) -> bool:
@@ -123,13 +113,49 @@ class Cells:
 
     def clean(self, value: str, column: str) -> str:
         """Refuse text that no tokenizer can encode."""
-        try:
-            value.encode()
-        except UnicodeEncodeError as err:
-            raise self.bad(
-                column, f"holds a character that is not Unicode text (at {err.start}); is the file UTF-8?"
-            ) from None
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as err:
+                code = f"\\u{ord(value[err.start]):04x}"
+                raise self.bad(
+                    column,
+                    f"holds half a surrogate pair ({code}) at character {err.start + 1}, which is not Unicode text; "
+                    "write the character whole or remove it.",
+                ) from None
         return value
+
+    def from_json(self, text: str, column: str, *, or_prose: bool = False) -> Any:
+        """What a cell of a CSV file holds as JSON; with ``or_prose`` the text itself where it is none."""
+        try:
+            return decode(text)
+        except json.JSONDecodeError as err:
+            if or_prose:
+                return text
+            raise self.bad(column, f"is {describe(text)}, which is not JSON ({err.msg}).") from None
+        except RefusedJsonError as err:
+            raise self.bad(column, f"can't be read as JSON: {err}.") from None
+
+    def sound(self, value: Any, column: str) -> Any:
+        """Refuse a value in which text is not Unicode, a number not finite, or the nesting without end."""
+        if isinstance(value, str):
+            return self.clean(value, column)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.bad(column, f"is {value}; wanted a finite number (drop the column with columns=, or use null).")
+        if isinstance(value, (list, tuple, dict)):
+            if nesting(value) > MAX_NESTING:
+                raise self.bad(column, f"is nested more than {MAX_NESTING} deep.")
+            self._sound_items(value, column)
+        return value
+
+    def _sound_items(self, value: Any, column: str) -> None:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(key, str):
+                self.clean(key, column)
+            if isinstance(item, (list, tuple, dict)):
+                self._sound_items(item, f"{column}[{str(key)[:LONGEST]}]")
+            elif isinstance(item, (str, float)):
+                self.sound(item, f"{column}[{str(key)[:LONGEST]}]")
 
     def number(self, column: str) -> float:
         return self.one_number(self.cells.pop(column), column)
@@ -142,12 +168,8 @@ class Cells:
                 if self.cells_are_text and value == "":
                     continue
                 columns[name] = self.one_number(value, name)
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise self.bad(
-                    name, f"is {value}; wanted a finite number (drop the column with columns=, or use null)."
-                )
-            elif isinstance(value, str):
-                self.clean(value, name)
+            else:
+                self.sound(value, self.clean(name, name))
         return {
             name: value for name, value in columns.items() if not (name in ("margin", "confidence") and value == "")
         }
@@ -156,20 +178,28 @@ class Cells:
         """The fields every judgement has, and the left-over columns."""
         given: dict[str, Any] = {}
         if self.cells.get("annotator_id") not in (None, ""):
-            given["annotator_id"] = str(self.cells["annotator_id"])
+            given["annotator_id"] = self.clean(str(self.cells["annotator_id"]), "annotator_id")
         if self.cells.get("confidence") not in (None, ""):
             given["confidence"] = self.one_number(self.cells["confidence"], "confidence")
         metadata = self.cells.get("metadata")
         if self.cells_are_text and isinstance(metadata, str) and metadata.startswith("{"):
-            try:
-                metadata = json.loads(metadata)
-            except json.JSONDecodeError as err:
-                raise self.bad("metadata", f"is not a JSON object ({err.msg}).") from None
+            metadata = self.from_json(metadata, "metadata")
         taken = ["annotator_id", "confidence"]
         if isinstance(metadata, Mapping):  # metadata of another type is somebody's own column
-            given["metadata"] = dict(metadata)
+            given["metadata"] = dict(self.sound(dict(metadata), "metadata"))
             taken.append("metadata")
         return {**given, "where": self.where, "columns": self.rest(*taken)}
 
     def others(self) -> dict[str, Any]:
         return {"where": self.where, "columns": self.rest()}
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond what a float holds
+        return False
+
+
+def _number_words(value: float) -> str:
+    return describe(value) if isinstance(value, int) else str(value)

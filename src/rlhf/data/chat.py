@@ -8,6 +8,7 @@ rewrites earlier turns is refused by name of the row instead of giving a wrong m
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.data.contracts import Message, Messages, RowError
 from rlhf.data.prefixes import shared_length
-from rlhf.errors import ConfigError, ModelError, look_up
+from rlhf.data.strict_json import RefusedJsonError, decode
+from rlhf.data.words import describe, listed, one_line, short
+from rlhf.errors import ConfigError, ModelError, did_you_mean, look_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +37,9 @@ PLAIN_TEMPLATE = (
     "{%- if add_generation_prompt %}{{ '\n\nAssistant:' }}{% endif %}"
 )
 """Dialogue in words, in the manner of HH-RLHF: needs no token that a tokenizer may lack but EOS."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+"""Roles that every template may be given; others must stand in the template."""
 
 CHAT_TEMPLATES: Mapping[str, str] = {"plain": PLAIN_TEMPLATE}
 """Built-in templates, used only when asked for by name: a silent stand-in would train on the wrong format."""
@@ -75,8 +81,11 @@ class ChatFormat:
             apply: Any = self.tokenizer.apply_chat_template  # its annotations know neither **kwargs nor plain dicts
             text = apply(messages, tools=tools, chat_template=self.template, tokenize=False, **how, **more)
         except Exception as err:  # a template raises whatever its author or Jinja chose
-            raise RowError(where, f"the chat template refuses this dialogue: {type(err).__name__}: {err}") from err
-        assert isinstance(text, str)
+            raise _refused(messages, where, err) from err
+        if not isinstance(text, str):  # chat_template_kwargs may ask for anything
+            raise RowError(
+                where, f"the chat template gives {describe(text)}; wanted text. Look at chat_template_kwargs."
+            )
         return text
 
     def marked_spans(self, messages: Messages, columns: Mapping[str, Any], where: str) -> Dialogue | None:
@@ -97,7 +106,7 @@ class ChatFormat:
                 **{**self.tokenizer.special_tokens_map, **more},
             )
         except Exception as err:
-            raise RowError(where, f"the chat template refuses this dialogue: {type(err).__name__}: {err}") from err
+            raise _refused(messages, where, err) from err
         return Dialogue(texts[0], [(start, end) for start, end in spans[0] if end > start])
 
 
@@ -141,6 +150,33 @@ def check_has_template(chat: ChatFormat, where: str) -> None:
         )
 
 
+def check_roles(chat: ChatFormat, messages: Messages, where: str) -> None:
+    """Refuse a role that nobody knows: most templates render ``assitant`` without a word, and nothing of it is scored.
+
+    The order of roles is the template's business: many take two messages of one speaker in a row, an assistant who
+    speaks first, or a system message in the middle; one that does not refuses the row itself.
+
+    Raises:
+        RowError: The role is neither a usual one nor named in the template.
+    """
+    own = chat.template or chat.tokenizer.chat_template
+    for number, message in enumerate(messages):
+        role = message["role"]
+        if role not in ROLES and not (isinstance(own, str) and (f"'{role}'" in own or f'"{role}"' in own)):
+            raise RowError(
+                where,
+                f"message {number + 1} has the role {short(role)}, which the chat template does not name; wanted one of "
+                f"{', '.join(ROLES)}.{did_you_mean(role, ROLES)}",
+            )
+
+
+def is_out_of_turn(messages: Messages) -> bool:
+    """Whether a speaker follows himself, the assistant begins, or a system message is not the first."""
+    roles = [message["role"] for message in messages]
+    repeats = any(role == before and role in ("user", "assistant") for before, role in itertools.pairwise(roles))
+    return repeats or roles[0] == "assistant" or "system" in roles[1:]
+
+
 def has_generation_marks(template: str) -> bool:
     """Whether a template says itself what the assistant wrote."""
     return any(mark in template for mark in ("{% generation", "{%- generation", "{%generation", "{%-generation"))
@@ -162,9 +198,10 @@ def render_dialogue(
         RowError: No assistant's turn, or the template leaves one out, or rewrites earlier ones once later ones follow.
     """
     check_has_template(chat, where)
+    check_roles(chat, messages, where)
     turns = [number for number, message in enumerate(messages) if number >= first and message["role"] == "assistant"]
     if not turns:
-        roles = ", ".join(repr(message["role"]) for message in messages[first:])
+        roles = listed(message["role"] for message in messages[first:])
         raise RowError(where, f"no message is the assistant's, so there is nothing to score; the roles are {roles}.")
     dialogue = chat.marked_spans(messages, columns, where)
     if dialogue is not None:
@@ -235,11 +272,22 @@ def render_prompt(chat: ChatFormat, messages: Messages, *, columns: Mapping[str,
     A prompt that ends in the assistant's own words is to be continued from there.
     """
     check_has_template(chat, where)
+    check_roles(chat, messages, where)
     begun = messages[-1]["role"] == "assistant"
     how = {"continue_final_message": True} if begun else {"add_generation_prompt": True}
     text = chat.render(messages, columns, where, **how)
     _check_is_said(messages, len(messages) - 1, text, where)
     return text
+
+
+def _refused(messages: Messages, where: str, err: Exception) -> RowError:
+    """What a template's own complaint becomes: it rarely says which dialogue it means, or why."""
+    roles = listed(message["role"] for message in messages)
+    return RowError(
+        where,
+        f"the chat template refuses this dialogue (roles: {roles}): {type(err).__name__}: {one_line(err)}. "
+        "Mend the row, or give a template that takes it with chat_template=.",
+    )
 
 
 def _check_is_said(messages: Messages, number: int, text: str, where: str) -> None:
@@ -285,12 +333,12 @@ def _template_arguments(columns: Mapping[str, Any], where: str) -> tuple[list[Me
     tools = columns.get("tools")
     if isinstance(tools, str) and tools:
         try:
-            tools = json.loads(tools)
-        except json.JSONDecodeError as err:
+            tools = decode(tools)
+        except (json.JSONDecodeError, RefusedJsonError) as err:
             raise RowError(
-                where, f"column 'tools' is neither a list of schemas nor JSON text of one ({err.msg})."
+                where, f"column 'tools' is neither a list of schemas nor JSON text of one ({err})."
             ) from None
     more = columns.get("chat_template_kwargs") or {}
     if not isinstance(more, Mapping):
-        raise RowError(where, f"column 'chat_template_kwargs' is a {type(more).__name__}; wanted an object.")
+        raise RowError(where, f"column 'chat_template_kwargs' is {describe(more)}; wanted an object.")
     return tools or None, dict(more)

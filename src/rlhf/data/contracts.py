@@ -27,6 +27,7 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Any, ClassVar, TypeVar
 
+from rlhf.data.words import shown
 from rlhf.errors import DataError
 
 Message = dict[str, Any]
@@ -181,7 +182,7 @@ class Judgement(Row):
 
     def __post_init__(self) -> None:
         if self.confidence is not None and not 0 <= self.confidence <= 1:
-            raise RowError(self.where, f"confidence is {self.confidence}; wanted a number from 0 to 1.")
+            raise RowError(self.where, f"confidence is {shown(self.confidence)}; wanted a number from 0 to 1.")
 
     def provenance(self) -> dict[str, Any]:
         """The columns that a row made of this judgement carries on."""
@@ -330,17 +331,17 @@ class Prompt:
 def check_rank(number: float, where: str) -> None:
     """Refuse a rank that is not 1 or more."""
     if not math.isfinite(number) or number < 1:
-        raise RowError(where, f"rank {number} is not 1 (best) or more.")
+        raise RowError(where, f"rank {shown(number)} is not 1 (best) or more.")
 
 
 def check_rating(number: float, where: str) -> None:
     """Refuse a rating outside 1 to 5."""
     if not 1 <= number <= 5:
-        raise RowError(where, f"rating {number} is not a number from 1 (worst) to 5 (best).")
+        raise RowError(where, f"rating {shown(number)} is not a number from 1 (worst) to 5 (best).")
 
 
 def _member(enum: type[EnumT], value: Any, where: str, column: str) -> EnumT:
     try:
         return enum(value)
     except ValueError:
-        raise RowError(where, f"{column} is {value!r}; wanted one of {', '.join(enum)}.") from None
+        raise RowError(where, f"{column} is {shown(value)}; wanted one of {', '.join(enum)}.") from None

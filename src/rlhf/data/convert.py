@@ -18,7 +18,7 @@ from rlhf.data.expand import (
     to_standard,
     unpaired_of,
 )
-from rlhf.data.read import ReadOptions, open_rows
+from rlhf.data.read import ReadOptions, read_or_list_bad_rows
 from rlhf.data.report import bad_row_lines
 from rlhf.data.sources import Source, file_format, source_name
 from rlhf.data.write import write_rows
@@ -112,8 +112,8 @@ def run_convert(
         if tokenizer is None:
             raise ConfigError("Messages become text by a tokenizer's chat template; name the tokenizer.")
         chat = chat_format(tokenizer, chat_template)
-    stream = open_rows(source, **options)
-    rows: Sequence[Row] = list(stream)
+    table = read_or_list_bad_rows(source, options)
+    rows: Sequence[Row] = table.rows
     num_read = len(rows)
     for step, change in changes:
         for row in rows:
@@ -122,7 +122,9 @@ def run_convert(
                 raise RowError(row.where, f"a row of kind {row.kind}; {step!r} takes rows of kind {wanted}.")
         rows = change(rows, chat)
     if not rows:
-        raise DataError(f"Nothing is left to write to {out}: {', '.join(steps)} of {num_read} rows gave none.")
+        raise DataError(
+            f"Nothing is left to write to {out}: {', '.join(steps)} of {num_read} rows of {source_name(source)} gave none."
+        )
     num_written = write_rows(out, rows)
     return ConvertReport(
         source=source_name(source),
@@ -130,7 +132,7 @@ def run_convert(
         steps=tuple(steps),
         num_read=num_read,
         num_written=num_written,
-        bad_rows=stream.bad_rows,
+        bad_rows=table.bad_rows,
     )
 
 

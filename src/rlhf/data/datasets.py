@@ -19,8 +19,8 @@ from rlhf.data.expand import prompt_key
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
 from rlhf.data.read import ReadOptions, open_rows
-from rlhf.data.report import TokenizationReport
-from rlhf.data.sources import Source
+from rlhf.data.report import TokenizationReport, nothing_left
+from rlhf.data.sources import Source, source_name
 from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.data.truncate import Truncation
 from rlhf.data.write import columns_of, write_rows
@@ -60,7 +60,7 @@ class TokenizedDataset(Generic[ItemT]):
         self.report.num_rows += len(stream.bad_rows)
         self.report.bad_rows = stream.bad_rows + self.report.bad_rows
         if not self._items:
-            raise DataError(f"No row of the data is left to train on: {self.report.to_text()}")
+            raise DataError(nothing_left(source_name(source), self.report))
         self._give_each_its_own_id()
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf.data.cells import Cells, describe
+from rlhf.data.cells import Cells
 from rlhf.data.contracts import (
     CompletionRow,
     Kind,
@@ -30,6 +30,7 @@ from rlhf.data.contracts import (
     UnpairedRow,
 )
 from rlhf.data.prefixes import shared_length
+from rlhf.data.words import describe, listed
 from rlhf.errors import did_you_mean
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -55,8 +56,14 @@ SHAPES: Mapping[Kind, tuple[str, ...]] = {
 }
 """Columns each kind must have, most specific kind first; ``a|b`` is one or the other."""
 
+COLUMNS = tuple(dict.fromkeys(name for columns in SHAPES.values() for column in columns for name in column.split("|")))
+"""Every column that some kind must have."""
+
 HALVES = (("chosen", "rejected"), ("completion_a", "completion_b"))
 """Columns that mean nothing without each other."""
+
+LONGEST_ID = 1000
+"""Characters of a row's id: it stands in every report, seed and file name made of the row."""
 
 LONGEST_WORD = 40
 """Characters a word is at most believed to have."""
@@ -93,12 +100,17 @@ def parse_row(
         raise RowError(
             where, f'the row is {describe(raw)}; wanted an object such as {{"prompt": ..., "completion": ...}}.'
         )
+    odd = next((name for name in raw if not isinstance(name, str)), None)
+    if odd is not None:
+        raise RowError(where, f"a column is called {describe(odd)}; wanted a string.")
     cells = canonical_columns(raw, where)
-    kind = detect_kind(cells, where=where, accepts=accepts)
+    kind = detect_kind(cells, where=where, accepts=accepts, header=cells_are_text)
     reader = Cells(cells, where, cells_are_text)
     row = BUILDERS[kind](reader)
     given = cells.get("id")
     name = row_id if given is None or given == "" else str(given)
+    if len(name) > LONGEST_ID:
+        raise RowError(where, f"column 'id' has {len(name):,} characters; wanted at most {LONGEST_ID}.")
     object.__setattr__(row, "id", name)  # the row is ours until it is returned
     return row
 
@@ -131,8 +143,16 @@ def _check_nulls(cells: Mapping[str, Any], nulls: Sequence[str], where: str) -> 
             return
 
 
-def detect_kind(cells: Mapping[str, Any], *, where: str = "", accepts: Sequence[Kind] | None = None) -> Kind:
+def detect_kind(
+    cells: Mapping[str, Any], *, where: str = "", accepts: Sequence[Kind] | None = None, header: bool = False
+) -> Kind:
     """The most specific kind whose columns are all there.
+
+    Args:
+        cells: Columns by canonical name.
+        where: Path and line, for messages.
+        accepts: Kinds that are wanted; None for any.
+        header: The names come from a line of their own, which may have been forgotten.
 
     Raises:
         RowError: Half a pair, no kind fits, or the kind is not one of ``accepts``.
@@ -148,7 +168,7 @@ def detect_kind(cells: Mapping[str, Any], *, where: str = "", accepts: Sequence[
     # The nearest kind is the one of whose columns the largest share is there.
     nearest = max(wanted, key=lambda k: (1 - len(_missing(cells, SHAPES[k])) / len(SHAPES[k]), len(SHAPES[k])))
     missing = _missing(cells, SHAPES[nearest])
-    found = f"columns found: {', '.join(map(repr, cells)) or 'none'}"
+    found = f"columns found: {listed(cells) or 'none'}"
     if kind is None and len(missing) < len(SHAPES[nearest]):
         hint = did_you_mean(missing[0], [name for name in cells if name not in SHAPES[nearest]])
         raise RowError(
@@ -156,8 +176,11 @@ def detect_kind(cells: Mapping[str, Any], *, where: str = "", accepts: Sequence[
         )
     shapes = "; ".join(f"{k} ({', '.join(SHAPES[k])})" for k in wanted)
     if kind is None:
+        forgotten = " Is the header line missing?" if header else ""
+        hint = "".join(did_you_mean(name, COLUMNS) for name in list(cells)[:4] if len(name) <= 2 * len("completion"))
         raise RowError(
-            where, f"no known kind of row has these columns; {found}; wanted {shapes}. Rename with columns=."
+            where,
+            f"no known kind of row has these columns; {found}; wanted {shapes}.{hint} Rename with columns=.{forgotten}",
         )
     lacking = f" {', '.join(map(repr, missing))} is missing for the nearest." if missing else ""
     raise RowError(
@@ -274,7 +297,7 @@ def _preference(cells: Cells) -> tuple[Preference, Strength | None]:
         )
     side = Preference.TIE if sides[0] in ("tie", "same") else Preference(sides[0])
     strength = strengths[0] if strengths else given
-    if strength is not None and strength not in set(Strength):
+    if strength is not None and not (isinstance(strength, str) and strength in set(Strength)):
         raise cells.bad("strength", f"is {describe(strength)}; wanted {' or '.join(Strength)}.")
     return side, Strength(strength) if strength is not None else None
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from rlhf.data.chat import ROLES, is_out_of_turn
 from rlhf.data.contracts import (
     BadRow,
     Kind,
@@ -24,17 +25,18 @@ from rlhf.data.contracts import (
     RatingSample,
     Row,
     StepwiseRow,
+    Text,
     UnpairedRow,
 )
 from rlhf.data.convert import ConvertReport as ConvertReport
 from rlhf.data.convert import run_convert as run_convert
 from rlhf.data.dedup import digest, duplicate_groups, plain_text, row_text
 from rlhf.data.expand import preferences_of, prompt_key, row_texts
-from rlhf.data.read import ReadOptions, open_rows
+from rlhf.data.read import NoUsableRowError, ReadOptions, open_rows, read_or_list_bad_rows
 from rlhf.data.report import SHOWN, bad_row_lines
 from rlhf.data.sources import Source, file_format, source_name
+from rlhf.data.words import short
 from rlhf.data.write import write_rows
-from rlhf.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +67,10 @@ class CheckReport:
     """Rows with a completion of nothing but white space."""
     num_prompt_repeated: int
     """Rows whose completions all begin with the prompt again: it would be given to the model twice."""
+    num_out_of_turn: int
+    """Dialogues in which a speaker follows himself, the assistant begins, or a system message is not the first."""
+    odd_roles: Mapping[str, int]
+    """Roles that few templates know, and how many rows have each: often misspelt."""
     num_duplicates: int
     """Rows that say the same as an earlier one, but for case and white space."""
     bad_rows: Sequence[BadRow] = ()
@@ -87,6 +93,11 @@ class CheckReport:
             (self.num_identical, "pairs with equal texts (nothing to learn from; left out of training)"),
             (self.num_ties, "ties (left out of training)"),
             (self.num_empty_completions, "rows with an empty completion"),
+            (
+                self.num_out_of_turn,
+                "dialogues whose roles are out of order (whether that is right, the chat template decides)",
+            ),
+            *((count, f"rows with the unusual role {short(role)}") for role, count in self.odd_roles.items()),
             (
                 self.num_prompt_repeated,
                 "rows whose completions repeat the prompt: drop the column prompt with columns=",
@@ -202,11 +213,12 @@ def run_check(source: Source, **options: Unpack[ReadOptions]) -> CheckReport:
     kinds: dict[Kind, list[tuple[int, str]]] = {}
     bad: list[tuple[int, BadRow]] = []
     counts, columns, conversational = Counter[str](), Counter[str](), Counter[bool]()
+    odd_roles = Counter[str]()
     seen: set[bytes] = set()
     for number in range(1 << 62):
         try:
             row = next(rows, None)
-        except DataError:
+        except NoUsableRowError:
             if not stream.bad_rows:
                 raise
             row = None  # every row is bad, which is what the report is to say
@@ -218,6 +230,7 @@ def run_check(source: Source, **options: Unpack[ReadOptions]) -> CheckReport:
         columns.update(row.columns.keys())
         conversational[any(isinstance(text, list) for text in row_texts(row).values())] += 1
         _count_findings(row, counts)
+        odd_roles.update(_odd_roles(row))
         key = digest(row_text(row))
         counts["duplicate"] += key in seen
         seen.add(key)
@@ -239,6 +252,8 @@ def run_check(source: Source, **options: Unpack[ReadOptions]) -> CheckReport:
         num_ties=counts["tie"],
         num_empty_completions=counts["empty"],
         num_prompt_repeated=counts["repeated"],
+        num_out_of_turn=counts["out of turn"],
+        odd_roles=dict(odd_roles.most_common(SHOWN)),
         num_duplicates=counts["duplicate"],
         bad_rows=[found for _, found in sorted(bad, key=lambda pair: pair[0])],
     )
@@ -302,8 +317,8 @@ def run_dedup(
     """
     if out is not None:
         file_format(out)
-    stream = open_rows(source, **options)
-    rows = list(stream)
+    table = read_or_list_bad_rows(source, options)
+    rows = table.rows
     groups = duplicate_groups([row_text(row) for row in rows], near=near)
     dropped = {number for group in groups for number in group[1:]}
     kept = [row for number, row in enumerate(rows) if number not in dropped]
@@ -316,7 +331,7 @@ def run_dedup(
         num_kept=len(kept),
         near=near,
         groups=[[rows[number].where or f"row {number + 1}" for number in group] for group in groups],
-        bad_rows=stream.bad_rows,
+        bad_rows=table.bad_rows,
     )
 
 
@@ -330,8 +345,23 @@ def _count_findings(row: Row, counts: Counter[str]) -> None:
         counts["identical"] += row.chosen == row.rejected
     if isinstance(row, (PreferenceSample, RankingSample)):
         counts["tie"] += not preferences_of(row)
+    counts["out of turn"] += any(isinstance(text, list) and is_out_of_turn(text) for text in _dialogues(row))
     if isinstance(prompt, str) and prompt and completions:
         counts["repeated"] += all(text.startswith(prompt) for text in completions)
+
+
+def _dialogues(row: Row) -> list[Text]:
+    """The texts of a row, each completion behind its prompt where both are messages."""
+    texts = row_texts(row)
+    prompt = texts.pop("prompt", None)
+    if not isinstance(prompt, list):
+        return list(texts.values())
+    return [prompt + text for text in texts.values() if isinstance(text, list)] or [prompt]
+
+
+def _odd_roles(row: Row) -> set[str]:
+    texts = [text for text in row_texts(row).values() if isinstance(text, list)]
+    return {message["role"] for text in texts for message in text} - set(ROLES)
 
 
 def _labels(row: Row) -> list[str]:

@@ -89,6 +89,8 @@ class PackedBatch:
     """[S, ...] per-sequence values: rewards, labels, margins."""
     token_columns: Mapping[str, Tensor] = field(default_factory=dict)
     """[M, ...] per-scored-token values: old_logprobs, advantages, returns."""
+    ids: tuple[str, ...] = ()
+    """[G] what messages call each row; empty where nobody said."""
     derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What others computed from the layout alone (attention buckets); shared by copies with other columns."""
 
@@ -126,7 +128,9 @@ class PackedBatch:
             if name == "derived":
                 continue
             value = getattr(self, name)
-            moved[name] = value.to(device) if isinstance(value, Tensor) else {k: v.to(device) for k, v in value.items()}
+            if isinstance(value, Mapping):
+                value = {k: v.to(device) for k, v in value.items()}
+            moved[name] = value.to(device) if isinstance(value, Tensor) else value
         return PackedBatch(**moved)
 
     def with_columns(self, **columns: Tensor) -> PackedBatch:
@@ -144,6 +148,33 @@ class PackedBatch:
                 f"token column {name} has {len(value)} rows for {self.num_scored} tokens"
             )
         return replace(self, token_columns={**self.token_columns, **columns})
+
+    def split(self) -> list[PackedBatch]:
+        """One batch for each group, in order: what to look at when one row of a batch must be found."""
+        parts = []
+        for number in range(self.num_groups):
+            of_sequence = self.group == number
+            of_score = of_sequence[self.score_seq]
+            chosen = of_sequence.nonzero().flatten()
+            first = int(self.prefix_start[chosen[0]])
+            end = int((self.start + self.length)[chosen[-1]])
+            part = PackedBatch(
+                tokens=self.tokens[first:end],
+                positions=self.positions[first:end],
+                prefix_start=self.prefix_start[chosen] - first,
+                prefix_len=self.prefix_len[chosen],
+                start=self.start[chosen] - first,
+                length=self.length[chosen],
+                group=torch.zeros_like(chosen),
+                score_at=self.score_at[of_score] - first,
+                score_token=self.score_token[of_score],
+                score_seq=self.score_seq[of_score] - chosen[0],
+                columns={name: value[chosen] for name, value in self.columns.items()},
+                token_columns={name: value[of_score] for name, value in self.token_columns.items()},
+                ids=self.ids[number : number + 1],
+            )
+            parts.append(part)
+        return parts
 
     def check(self) -> None:
         """Raise AssertionError where the parts contradict each other; used by tests and ``rlhf doctor``."""
@@ -238,6 +269,7 @@ def pack(
             name: torch.tensor([number for row in rows for number in row], dtype=torch.float32)
             for name, rows in (token_columns or {}).items()
         },
+        ids=tuple(str(group.columns.get("id", number)) for number, group in enumerate(groups)),
     )
 
 

@@ -34,6 +34,7 @@ class Plan:
         training_rows: list[Row] = []
         for row in rows:
             report.num_rows += 1
+            report.count_columns(row)
             training_rows += self.expand(row, report)
         if self.texts_of is None:
             return list(tokenize_prompts(training_rows, how, report, skip_bad_rows=skip_bad_rows))

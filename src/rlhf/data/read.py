@@ -8,11 +8,20 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from rlhf.data.contracts import BadRow, Kind, Row, RowError
 from rlhf.data.formats import parse_row
-from rlhf.data.sources import Part, RawRow, Source, Unreadable, open_source
+from rlhf.data.raw import RawRow, Unreadable
+from rlhf.data.sources import Part, Source, open_source, source_name
+from rlhf.data.words import listed
 from rlhf.errors import ConfigError, DataError, did_you_mean, look_up
 
 OnBadRow = Literal["error", "skip"]
 BAD_ROW_POLICIES = {"error": "error", "skip": "skip"}
+
+SHOWN_BAD_ROWS = 3
+
+
+class NoUsableRowError(DataError):
+    """A source was read to its end and gave nothing."""
+
 
 Cursor = tuple[int, int]
 """Which part, and where in it: where a stream goes on."""
@@ -54,9 +63,9 @@ class RowStream:
             yield row
 
     @property
-    def fingerprint(self) -> str:
-        """Changes when a file's name or size does."""
-        return "|".join(part.fingerprint for part in self.parts)
+    def fingerprints(self) -> list[str]:
+        """Name and hash of each part: other data, other fingerprints. The files are read for it once."""
+        return [part.fingerprint for part in self.parts]
 
     def from_cursor(self, cursor: Cursor, *, num_before: int = 0) -> Iterator[tuple[Row, Cursor]]:
         """Rows from a cursor on, each with the cursor behind it.
@@ -73,6 +82,7 @@ class RowStream:
             part = self.parts[index]
             for raw in part.read(cursor[1] if index == cursor[0] else 0):
                 if self.limit is not None and good >= self.limit:
+                    part.check_unchanged()  # the reader looks again only behind the last row
                     return
                 try:
                     row = self._parse(part, raw)
@@ -84,7 +94,7 @@ class RowStream:
                 good += 1
                 yield row, (index, raw.after)
         if good == 0:
-            raise DataError(_nothing_usable(self.parts, self.bad_rows))
+            raise NoUsableRowError(_nothing_usable(self.parts, self.bad_rows))
 
     def _parse(self, part: Part, raw: RawRow) -> Row:
         where = part.name(raw.place)
@@ -154,6 +164,26 @@ def read_rows(
     return RowTable(list(stream), stream.bad_rows)
 
 
+def read_or_list_bad_rows(source: Source, options: ReadOptions) -> RowTable:
+    """All rows for a command that writes them again; where some are bad and may not be skipped, all of those are counted.
+
+    Raises:
+        DataError: With the number of bad rows, the first of them, and the ways out.
+    """
+    stream = open_rows(source, **options)
+    may_skip = stream.on_bad_row == "skip"
+    stream.on_bad_row = "skip"
+    table = RowTable(list(stream), stream.bad_rows)
+    if table.bad_rows and not may_skip:
+        first = " ".join(f"{row.where}: {row.reason}" for row in table.bad_rows[:SHOWN_BAD_ROWS])
+        raise DataError(
+            f"{len(table.bad_rows):,} of {len(table) + len(table.bad_rows):,} rows of {source_name(source)} are bad, so "
+            f"nothing was written. {'The first' if len(table.bad_rows) > SHOWN_BAD_ROWS else 'They are'}: {first} Mend them, "
+            "or leave them out with --skip-bad (on_bad_row='skip'); rlhf data check lists all of them."
+        )
+    return table
+
+
 def open_rows(
     source: Source,
     *,
@@ -203,8 +233,8 @@ def rename_columns(raw: Any, columns: Mapping[str, str | None], where: str = "")
         return raw
     for name in columns:
         if name not in raw:
-            hint = did_you_mean(name, raw)
-            raise RowError(where, f"there is no column {name!r} to rename; found {', '.join(map(repr, raw))}.{hint}")
+            hint = did_you_mean(name, [other for other in raw if isinstance(other, str)])
+            raise RowError(where, f"there is no column {name!r} to rename; found {listed(raw)}.{hint}")
     renamed: dict[str, Any] = {}
     for name, value in raw.items():
         new = columns.get(name, name)
@@ -227,4 +257,4 @@ def _nothing_usable(parts: Sequence[Part], bad_rows: Sequence[BadRow]) -> str:
     if not bad_rows:
         return f"{names} holds no rows; wanted at least one."
     first = bad_rows[0]
-    return f"{names}: none of the {len(bad_rows)} rows is usable. The first: {first.where}: {first.reason}"
+    return f"{names}: none of the {len(bad_rows):,} rows is usable. The first: {first.where}: {first.reason}"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlhf.data.contracts import BadRow
+from rlhf.data.contracts import BadRow, Row
+from rlhf.data.words import listed
 
 
 @dataclass(slots=True)
@@ -41,8 +42,16 @@ class TokenizationReport:
     """Pairs whose chosen and rejected are equal; left out, for nothing can be learnt from them."""
     repeated_ids: int = 0
     """Rows whose id another row had already; ``#2``, ``#3`` ... was put behind it."""
+    other_columns: dict[str, int] = field(default_factory=dict)
+    """Columns beside the row's own kind, and how many rows have each: kept, and given to trainers and rewards by name."""
     bad_rows: list[BadRow] = field(default_factory=list)
     """Rows skipped under ``on_bad_row="skip"``, each with place and reason."""
+
+    def count_columns(self, row: Row) -> None:
+        """Note the columns of a row that nothing here reads; of files that have no fixed ones the first hundred names."""
+        for name in row.columns:
+            if name in self.other_columns or len(self.other_columns) < MOST_COLUMNS:
+                self.other_columns[name] = self.other_columns.get(name, 0) + 1
 
     def to_dict(self) -> dict[str, Any]:
         """All counters and the list of bad rows."""
@@ -51,7 +60,13 @@ class TokenizationReport:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> TokenizationReport:
         """The inverse of ``to_dict``."""
-        return cls(**{**saved, "bad_rows": [BadRow(**row) for row in saved["bad_rows"]]})
+        return cls(
+            **{
+                **saved,
+                "other_columns": dict(saved["other_columns"]),
+                "bad_rows": [BadRow(**row) for row in saved["bad_rows"]],
+            }
+        )
 
     def to_text(self) -> str:
         """One line of counts, then the first bad rows."""
@@ -61,7 +76,32 @@ class TokenizationReport:
         parts += [
             f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items() if value and name not in shown
         ]
-        return "\n".join([", ".join(parts), *bad_row_lines(self.bad_rows)])
+        columns = [f"other columns, kept: {listed(self.other_columns)}"] if self.other_columns else []
+        return "\n".join([", ".join(parts), *columns, *bad_row_lines(self.bad_rows)])
+
+
+MOST_COLUMNS = 100
+
+REASONS = {
+    "bad_rows": "bad",
+    "dropped_too_long": "too long for max_length or max_prompt_length",
+    "ties": "ties, which prefer nothing",
+    "identical": "pairs of two equal texts",
+}
+"""Why a row is left out -> in words."""
+
+
+def nothing_left(name: str, report: TokenizationReport) -> str:
+    """The message for a data set of which no row can be trained on."""
+    counts = {
+        what: len(report.bad_rows) if key == "bad_rows" else getattr(report, key) for key, what in REASONS.items()
+    }
+    reasons = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    first = f" The first bad row: {report.bad_rows[0].where}: {report.bad_rows[0].reason}" if report.bad_rows else ""
+    return (
+        f"{name}: no row of the data is left to train on; of {report.num_rows:,} rows {reasons or 'none were usable'}."
+        f"{first} Look at it with: rlhf data check"
+    )
 
 
 SHOWN = 20

@@ -6,33 +6,23 @@ nothing is loaded that is not asked for and a stream can go on where it stopped.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import itertools
-import json
+import contextlib
 import os
 import re
-import zlib
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from rlhf.data.arrow_rows import read_arrow
 from rlhf.data.contracts import Row
+from rlhf.data.raw import RawRow, number_rows
+from rlhf.data.readers import FileFormat, read_file
+from rlhf.data.saved import is_saved_dataset, saved_files
+from rlhf.data.stamps import Watched, look, sha_of_text
+from rlhf.data.words import describe, listed, one_line, printable
 from rlhf.errors import DataError, did_you_mean
-
-csv.field_size_limit(1 << 30)  # one cell may hold a whole dialogue; the default is 128 KB
-
-
-class FileFormat(StrEnum):
-    JSONL = "jsonl"
-    JSON = "json"
-    CSV = "csv"
-    PARQUET = "parquet"
-    ARROW = "arrow"
-
 
 SUFFIXES: Mapping[str, FileFormat] = {
     ".jsonl": FileFormat.JSONL,
@@ -42,26 +32,20 @@ SUFFIXES: Mapping[str, FileFormat] = {
     ".parquet": FileFormat.PARQUET,
     ".arrow": FileFormat.ARROW,
 }
-CHUNK_BYTES = 1 << 20
+OTHER_SUFFIXES: Mapping[str, str] = {
+    ".zst": "Unpack it first: zstd -d",
+    ".bz2": "Unpack it first: bunzip2",
+    ".xz": "Unpack it first: unxz",
+    ".zip": "Unpack it first: unzip",
+    ".tsv": "Save it with commas instead of tabs, as .csv",
+    ".xlsx": "Save the sheet as .csv",
+    ".txt": 'Make each text a row: {"text": "..."}, as .jsonl',
+}
+"""Formats that people have and we do not read -> what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """Stands in the place of a row that could not even be parsed."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RawRow:
-    """One row before anything is known about it."""
-
-    place: str
-    """Where in the part: a line number, or ``row 3`` in formats without lines; both count from 1."""
-    after: int
-    """What to pass as ``start`` to go on behind this row."""
-    value: Any
-    """A mapping, or ``Unreadable``, or whatever else stood there."""
+def _always() -> None:
+    """Rows in memory stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +58,17 @@ class Part:
     """Short name that tells this part from the others; begins the ids of rows that bring none."""
     read: Callable[[int], Iterator[RawRow]]
     """Rows from a start on; 0 is the beginning, others come from ``RawRow.after``."""
-    fingerprint: str = ""
-    """Changes when the data does; a stream's saved cursor is only good for the same data."""
+    content: Callable[[], str]
+    """Hash of the data, made when it is asked for."""
+    check_unchanged: Callable[[], None] = _always
+    """Raises ``DataError`` where a file is not what it was when the source was opened."""
     cells_are_text: bool = False
     """CSV: every value is a string."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Label and content: a stream's saved cursor is only good for the same data."""
+        return f"{self.label}:{self.content()}"
 
     def name(self, place: str) -> str:
         """Path and line, for messages."""
@@ -112,8 +103,7 @@ def open_source(
         return [_dataset_part(source, "")]
     if isinstance(source, Mapping):
         if split is None or split not in source:
-            known = ", ".join(map(repr, source))
-            raise DataError(f"The data has several splits ({known}) and split is {split!r}; name one of them.")
+            raise DataError(f"The data has several splits ({listed(source)}) and split is {split!r}; name one of them.")
         return open_source(source[split])
     if hasattr(source, "iterrows"):  # iterating over a pandas.DataFrame gives its column names
         source = source.to_dict("records")
@@ -142,8 +132,8 @@ def file_format(path: str | os.PathLike[str]) -> FileFormat:
     known = SUFFIXES.get(suffix)
     if known is None or (bare != name and known in (FileFormat.PARQUET, FileFormat.ARROW)):
         raise DataError(
-            f"{name} is not of a known format; wanted a name that ends in {', '.join(SUFFIXES)} "
-            "(.gz behind the first four is fine)."
+            f"{printable(name)} is not of a known format; wanted a name that ends in {', '.join(SUFFIXES)} "
+            f"(.gz behind the first four is fine).{f' {hint}.' if (hint := OTHER_SUFFIXES.get(suffix)) else ''}"
         )
     return known
 
@@ -151,54 +141,71 @@ def file_format(path: str | os.PathLike[str]) -> FileFormat:
 def source_name(source: Any) -> str:
     """How messages call a source."""
     if isinstance(source, (str, os.PathLike)):
-        return os.fspath(source)
+        return printable(os.fspath(source))
     if isinstance(source, Sequence) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
-        return ", ".join(os.fspath(item) for item in source[:4]) + (" ..." if len(source) > 4 else "")
+        return ", ".join(printable(os.fspath(item))[:200] for item in source[:4]) + (" ..." if len(source) > 4 else "")
     return type(source).__name__
 
 
+def _has_known_suffix(name: str) -> bool:
+    return Path(name.removesuffix(".gz")).suffix.lower() in SUFFIXES
+
+
 def _looks_like_path(text: str) -> bool:
-    if len(text) > 1024 or "\n" in text:
-        return False
-    return Path(text.removesuffix(".gz")).suffix.lower() in SUFFIXES or os.path.exists(text)
+    return len(text) <= 1024 and "\n" not in text and (_has_known_suffix(text) or os.path.exists(text))
 
 
 def _open_path(name: str, split: str | None, subset: str | None, streaming: bool) -> list[Part]:
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if not name.strip():
+        raise DataError("The name of the data is empty; wanted a path, a folder or a hub name.")
+    with contextlib.suppress(RuntimeError):  # there is no such user's home
+        name = os.path.expanduser(name)
+    path = Path(name)
+    found = look(path)
+    if found is not None and stat.S_ISDIR(found.st_mode):
         return _open_folder(path, split)
-    if path.is_file():
+    if found is not None:
         if split is not None:
-            raise DataError(f"{name} is one file and has no split {split!r}; leave split out, or name a folder.")
+            raise DataError(
+                f"{printable(path)} is one file and has no split {split!r}; leave split out, or name a folder."
+            )
         return [_file_part(path)]
-    if _looks_like_path(name) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"There is no file or folder {name}.{did_you_mean(path.name, siblings)}")
+    if path.is_symlink():
+        raise DataError(f"{printable(path)} is a link to {printable(os.readlink(path))}, which does not exist.")
+    if _looks_like_path(name) or name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.isprintable():
+        siblings = [entry.name for entry in _entries(path.parent)] if look(path.parent) else []
+        raise DataError(f"There is no file or folder {printable(name)}.{did_you_mean(path.name, siblings)}")
     return [_hub_part(name, split or "train", subset, streaming)]
 
 
-def _open_folder(path: Path, split: str | None) -> list[Part]:
-    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-        import datasets
+def _entries(folder: Path) -> list[Path]:
+    """What a folder holds."""
+    try:
+        return sorted(folder.iterdir())
+    except NotADirectoryError:
+        return []
+    except OSError as err:
+        raise DataError(
+            f"The folder {printable(folder)} can't be listed: {err.strerror}; check who may read it."
+        ) from err
 
-        loaded = datasets.load_from_disk(str(path))
-        if isinstance(loaded, datasets.DatasetDict):
-            if split is None or split not in loaded:
-                known = ", ".join(map(repr, loaded))
-                raise DataError(f"{path} holds the splits {known}, and split is {split!r}; name one of them.")
-            loaded = loaded[split]
-        return [_dataset_part(loaded, str(path))]
-    files = sorted(file for file in path.iterdir() if file.is_file() and _looks_like_path(file.name))
+
+def _open_folder(path: Path, split: str | None) -> list[Part]:
+    if is_saved_dataset(path):
+        return [_saved_dataset_part(path, split)]
+    name = printable(path)
+    files = [file for file in _entries(path) if file.is_file() and _has_known_suffix(file.name)]
     if split is not None:
         files = [file for file in files if re.match(rf"{re.escape(split)}(?![A-Za-z0-9])", file.name)]
     if not files:
         wanted = f"whose names begin with {split!r}" if split is not None else f"({', '.join(SUFFIXES)})"
-        raise DataError(f"The folder {path} holds no data files {wanted}.")
+        inside = listed(entry.name for entry in _entries(path)) or "nothing"
+        raise DataError(f"The folder {name} holds no data files {wanted}; found {inside}.")
     if split is None and len(files) > 1:
         # Reading train and test together would go unnoticed.
-        names = ", ".join(file.name for file in files[:8])
+        names = ", ".join(printable(file.name) for file in files[:8])
         raise DataError(
-            f"The folder {path} holds {len(files)} data files ({names}); name a split, or give a list of files."
+            f"The folder {name} holds {len(files)} data files ({names}); name a split, or give a list of files."
         )
     return _with_labels([_file_part(file) for file in files])
 
@@ -209,266 +216,36 @@ def _with_labels(parts: list[Part]) -> list[Part]:
         labels = ["/".join(Path(part.where).parts[-depth:]) if part.where else part.label for part in parts]
         if len(set(labels)) == len(labels):
             break
-    return [
-        Part(part.where, label, part.read, part.fingerprint, part.cells_are_text)
-        for part, label in zip(parts, labels, strict=True)
-    ]
+    return [replace(part, label=label) for part, label in zip(parts, labels, strict=True)]
 
 
 def _file_part(path: Path) -> Part:
     known = file_format(path)
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty; wanted at least one row.")
-    readers: Mapping[FileFormat, Callable[[Path, int], Iterator[RawRow]]] = {
-        FileFormat.JSONL: _read_jsonl,
-        FileFormat.JSON: _read_json,
-        FileFormat.CSV: _read_csv,
-        FileFormat.PARQUET: _read_parquet,
-        FileFormat.ARROW: _read_arrow,
-    }
-    reader = readers[known]
+    watched = Watched((path,))
+    if watched.stamps[0].size == 0:
+        raise DataError(f"{printable(path)} is empty; wanted at least one row.")
     return Part(
-        where=str(path),
-        label=path.name,
-        read=lambda start: _name_file_errors(path, reader(path, start)),
-        fingerprint=f"{path.name}:{path.stat().st_size}",
+        where=printable(path),
+        label=printable(path.name),
+        read=lambda start: watched.rows(read_file(path, known, start)),
+        content=watched.content,
+        check_unchanged=watched.check,
         cells_are_text=known is FileFormat.CSV,
     )
 
 
-def _name_file_errors(path: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
-    """Damage to the file itself can't be skipped like a row."""
-    try:
-        yield from rows
-    except (EOFError, gzip.BadGzipFile, zlib.error) as err:
-        raise DataError(f"{path} is damaged or was cut short: {err}.") from err
-    except OSError as err:
-        raise DataError(f"{path} can't be read: {err}.") from err
-
-
-def _open_bytes(path: Path) -> IO[bytes]:
-    # The caller closes it; gzip's and the plain file share no base class that mypy knows.
-    opener: Any = gzip.open if path.name.endswith(".gz") else open
-    file = opener(path, "rb")
-    start = file.peek(4)[:4]
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        file.close()
-        raise DataError(f"{path} is UTF-16; save it as UTF-8.")
-    if start.startswith(b"\xef\xbb\xbf"):
-        file.read(3)
-    reader: IO[bytes] = file
-    return reader
-
-
-def _open_text(path: Path) -> IO[str]:
-    # Bytes that are not UTF-8 come through as lone surrogates, which the checks of a row refuse by column.
-    return io.TextIOWrapper(_open_bytes(path), encoding="utf-8", errors="surrogateescape", newline="")
-
-
-def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} stands in the same object twice")
-    return made
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value; use null")
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=_object_without_repeats, parse_constant=_refuse_constant)
-LENIENT_DECODER = json.JSONDecoder()
-"""Finds where a value ends that ``DECODER`` refuses."""
-
-
-def _decode_line(line: bytes) -> Any:
-    try:
-        return DECODER.decode(line.decode().rstrip("\r\n"))
-    except UnicodeDecodeError as err:
-        return Unreadable(f"byte {err.start + 1} is not UTF-8 ({err.object[err.start]:#04x}); save the file as UTF-8.")
-    except json.JSONDecodeError as err:
-        return Unreadable(f"not a JSON value: {err.msg} at column {err.colno}.")
-    except (ValueError, RecursionError) as err:
-        return Unreadable(f"{err}.")
-
-
-def _read_jsonl(path: Path, start: int) -> Iterator[RawRow]:
-    with _open_bytes(path) as file:
-        for number, line in enumerate(itertools.islice(file, start, None), start + 1):
-            if line.strip():
-                yield RawRow(str(number), number, _decode_line(line))
-
-
-def _read_json(path: Path, start: int) -> Iterator[RawRow]:
-    """An array of rows, decoded one by one; a file that begins with ``{`` is JSON lines under another name."""
-    with _open_bytes(path) as file:
-        first = b""
-        while not first.strip() and (chunk := file.read(CHUNK_BYTES)):
-            first = chunk.lstrip()
-    if first.startswith(b"{"):
-        yield from _read_jsonl(path, start)
-    elif first.startswith(b"["):
-        with _open_text(path) as text:
-            yield from itertools.islice(_read_json_array(text), start, None)
-    elif first:
-        raise DataError(f"{path} begins with {first[:1]!r}; wanted a JSON array of rows, or one row on each line.")
-
-
-def _read_json_array(text: IO[str]) -> Iterator[RawRow]:
-    buffer = text.read(CHUNK_BYTES).lstrip().removeprefix("[")
-    line, number, need = 1, 0, CHUNK_BYTES
-    while True:
-        try:
-            value, begin, end = _next_item(buffer, number)
-        except (json.JSONDecodeError, RecursionError) as err:
-            # The item may simply go on behind what was read; asking for twice as much each time keeps this linear.
-            if more := text.read(need):
-                buffer, need = buffer + more, need * 2
-                continue
-            line += buffer.count("\n", 0, err.pos if isinstance(err, json.JSONDecodeError) else 0)
-            reason = err.msg if isinstance(err, json.JSONDecodeError) else "nested too deeply"
-            after = f"row {number + 1}"
-            yield RawRow(
-                after,
-                number + 1,
-                Unreadable(f"not a JSON value: {reason}, on or behind line {line}; nothing from here on can be read."),
-            )
-            return
-        if end == 0:
-            return
-        line += buffer.count("\n", 0, begin)
-        number, need = number + 1, CHUNK_BYTES
-        yield RawRow(f"row {number}", number, value)
-        line += buffer.count("\n", begin, end)
-        buffer = buffer[end:]
-
-
-def _next_item(buffer: str, number: int) -> tuple[Any, int, int]:
-    """One item of an array, and where it begins and ends; (None, 0, 0) behind the last.
-
-    Raises:
-        json.JSONDecodeError: The buffer does not hold it whole, or it is not JSON.
-    """
-    begin = _skip_space(buffer, 0)
-    if buffer.startswith("]", begin):
-        rest = _skip_space(buffer, begin + 1)
-        if rest < len(buffer):
-            raise json.JSONDecodeError("something follows the closing bracket of the array", buffer, rest)
-        return None, 0, 0
-    if number:
-        if not buffer.startswith(",", begin):
-            raise json.JSONDecodeError("wanted ',' or ']' behind an item", buffer, begin)
-        begin = _skip_space(buffer, begin + 1)
-    try:
-        value, end = DECODER.raw_decode(buffer, begin)
-    except json.JSONDecodeError:
-        raise
-    except ValueError as err:  # the item is JSON, but not such as we take
-        value = Unreadable(f"{err}.")
-        _, end = LENIENT_DECODER.raw_decode(buffer, begin)
-    return value, begin, end
-
-
-def _skip_space(text: str, start: int) -> int:
-    """The first place at or behind ``start`` that is not JSON's white space."""
-    while start < len(text) and text[start] in " \t\r\n":
-        start += 1
-    return start
-
-
-def _read_csv(path: Path, start: int) -> Iterator[RawRow]:
-    with _open_text(path) as text:
-        reader = csv.reader(text, strict=True)
-        try:
-            header = next(reader)
-        except StopIteration:
-            return
-        repeated = [name for name in header if header.count(name) > 1]
-        if repeated:
-            raise DataError(f"{path}:1: the column {repeated[0]!r} stands in the header twice.")
-        count = 0
-        line = reader.line_num + 1
-        while True:
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as err:
-                yield RawRow(str(line), count + 1, Unreadable(f"not CSV: {err}; is a quote left open?"))
-                return
-            place, line = str(line), reader.line_num + 1
-            if not cells:
-                continue
-            count += 1
-            if count <= start:
-                continue
-            value: Any = dict(zip(header, cells, strict=False))
-            if len(cells) != len(header):
-                value = Unreadable(f"there are {len(cells)} cells for {len(header)} columns ({', '.join(header)}).")
-            yield RawRow(place, count, value)
-
-
-def _read_parquet(path: Path, start: int) -> Iterator[RawRow]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(path)
-        groups: list[int] = []
-        begin = 0
-        for group in range(file.num_row_groups):
-            size = file.metadata.row_group(group).num_rows
-            if not groups and begin + size <= start:
-                begin += size
-            else:
-                groups.append(group)
-        if groups:
-            batches = file.iter_batches(batch_size=1024, row_groups=groups)
-            yield from _number_rows((row for batch in batches for row in batch.to_pylist()), begin, start)
-    except pa.ArrowException as err:
-        raise DataError(f"{path} is not a Parquet file, or is damaged: {err}.") from err
-
-
-def _read_arrow(path: Path, start: int) -> Iterator[RawRow]:
-    import pyarrow as pa
-
-    try:
-        with pa.memory_map(str(path)) as mapped:
-            try:
-                reader = pa.ipc.open_stream(mapped)  # what `datasets` writes
-            except pa.ArrowInvalid:
-                mapped.seek(0)
-                opened = pa.ipc.open_file(mapped)
-                reader = (opened.get_batch(number) for number in range(opened.num_record_batches))
-            begin = 0
-            for batch in reader:
-                if begin + batch.num_rows <= start:
-                    begin += batch.num_rows
-                    continue
-                pieces = (batch.slice(first, 1024) for first in range(0, batch.num_rows, 1024))
-                yield from _number_rows((row for piece in pieces for row in piece.to_pylist()), begin, start)
-                begin += batch.num_rows
-    except pa.ArrowException as err:
-        raise DataError(f"{path} is not an Arrow file, or is damaged: {err}.") from err
-
-
-def _number_rows(rows: Iterable[Any], begin: int, start: int) -> Iterator[RawRow]:
-    """Number rows of which the first is the ``begin``-th of the file, leaving out those before ``start``."""
-    for number, row in enumerate(rows, begin + 1):
-        if number > start:
-            yield RawRow(f"row {number}", number, row)
-
-
 def _list_part(rows: Sequence[Any]) -> Part:
     def read(start: int) -> Iterator[RawRow]:
-        for number, row in enumerate(itertools.islice(rows, start, None), start + 1):
+        for number in range(start + 1, len(rows) + 1):
+            row = rows[number - 1]
             # Rows that are made already keep their place of origin.
             place = row.where if isinstance(row, Row) and row.where else f"row {number}"
             yield RawRow(place, number, row)
 
-    return Part(where="", label="", read=read, fingerprint=f"list:{len(rows)}")
+    def content() -> str:
+        return sha_of_text("\x1e".join(map(repr, rows)))
+
+    return Part(where="", label="", read=read, content=content)
 
 
 def _dataset_part(dataset: Any, where: str) -> Part:
@@ -477,11 +254,29 @@ def _dataset_part(dataset: Any, where: str) -> Part:
 
     def read(start: int) -> Iterator[RawRow]:
         if size is not None and start >= size:  # `skip` refuses to go to the very end
-            return iter(())
-        return _number_rows(iter(dataset.skip(start) if start else dataset), start, start)
+            return
+        try:
+            yield from number_rows(iter(dataset.skip(start) if start else dataset), start, start)
+        except Exception as err:  # the library raises whatever its many readers raise
+            what = f"The data set {where or describe(dataset)}"
+            raise DataError(f"{what} can't be read: {type(err).__name__}: {one_line(err)}.") from err
 
-    label = Path(where).name if where else ""
-    return Part(where=where, label=label, read=read, fingerprint=f"{label}:{size}")
+    def content() -> str:
+        return f"{size}:{getattr(dataset, '_fingerprint', '')}"
+
+    return Part(where=where, label=Path(where).name if where else "", read=read, content=content)
+
+
+def _saved_dataset_part(path: Path, split: str | None) -> Part:
+    """A folder that ``datasets`` wrote, as one part: its rows are counted through all its files."""
+    watched = Watched(saved_files(path, split))
+    return Part(
+        where=printable(path),
+        label=printable(path.name),
+        read=lambda start: watched.rows(read_arrow(watched.paths, start)),
+        content=watched.content,
+        check_unchanged=watched.check,
+    )
 
 
 def _hub_part(name: str, split: str, subset: str | None, streaming: bool) -> Part:
@@ -492,7 +287,7 @@ def _hub_part(name: str, split: str, subset: str | None, streaming: bool) -> Par
     except Exception as err:  # the library raises whatever its many readers raise
         raise DataError(
             f"{name!r} is not a file or folder here, and could not be loaded from the hub as a data set "
-            f"(split {split!r}): {type(err).__name__}: {str(err).splitlines()[0] if str(err) else 'no message'}. "
+            f"(split {split!r}): {type(err).__name__}: {one_line(err)}. "
             "Check the name and the network, or download the files and give their path."
         ) from err
     return _dataset_part(loaded, name)

@@ -17,10 +17,11 @@ from rlhf.data.contracts import Prompt, Row
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
 from rlhf.data.read import Cursor, ReadOptions, open_rows
-from rlhf.data.report import TokenizationReport
-from rlhf.data.sources import Source
+from rlhf.data.report import TokenizationReport, nothing_left
+from rlhf.data.sources import Source, source_name
 from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.data.truncate import Truncation
+from rlhf.data.words import listed, one_line
 from rlhf.errors import CheckpointError, ConfigError, DataError
 from rlhf.seeds import derive_seed
 
@@ -61,6 +62,7 @@ class StreamingDataset(Generic[ItemT]):
         self.shuffle_buffer = shuffle_buffer
         self._plan = plan
         self._skip_bad_rows = options.get("on_bad_row") == "skip"
+        self._name = source_name(source)
         self._stream = open_rows(source, accepts=plan.accepts, strings_are=plan.strings_are, **options)
         self._cursor: Cursor = (0, 0)
         self._num_rows = 0
@@ -82,14 +84,14 @@ class StreamingDataset(Generic[ItemT]):
             if num_rows < self._block_rows:
                 break
         if self.report.num_usable == 0:
-            raise DataError(f"No row of the data is left to train on: {self.report.to_text()}")
+            raise DataError(nothing_left(self._name, self.report))
         self.epoch += 1
         self._begin_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, as plain numbers and strings."""
         return {
-            "data": self._stream.fingerprint,
+            "data": self._stream.fingerprints,
             "seed": self.seed,
             "shuffle_buffer": self.shuffle_buffer,
             "epoch": self.epoch,
@@ -104,21 +106,45 @@ class StreamingDataset(Generic[ItemT]):
         """Go on where the saved stream stood.
 
         Raises:
-            CheckpointError: The state is of other data or another order of rows.
+            CheckpointError: The state is of other data or another order of rows, or not a whole state.
         """
-        mine = {"data": self._stream.fingerprint, "seed": self.seed, "shuffle_buffer": self.shuffle_buffer}
-        for name, value in mine.items():
+        for name, value in {"seed": self.seed, "shuffle_buffer": self.shuffle_buffer}.items():
             if state.get(name) != value:
                 raise CheckpointError(
                     f"The saved state of the data stream has {name} {state.get(name)!r}, and this stream has "
                     f"{value!r}; resume with the same data and settings, or start anew."
                 )
-        self.epoch = state["epoch"]
-        self._cursor = (state["cursor"][0], state["cursor"][1])
-        self._num_rows = state["num_rows"]
-        self._block = state["block"]
-        self._done_of_block = state["done_of_block"]
+        self._check_same_data(state.get("data"))
+        try:
+            part, place = map(int, state["cursor"])
+            counts = [int(state[name]) for name in ("epoch", "num_rows", "block", "done_of_block")]
+            TokenizationReport.from_dict(state["report"])
+        except (KeyError, TypeError, ValueError) as err:
+            raise CheckpointError(
+                f"The saved state of the data stream is not whole ({type(err).__name__}: {one_line(err)}); resume from an "
+                "earlier checkpoint, or start anew."
+            ) from err
+        self._cursor = (part, place)
+        self.epoch, self._num_rows, self._block, self._done_of_block = counts
         self._report_before = state["report"]
+
+    def _check_same_data(self, saved: Any) -> None:
+        """Refuse a cursor into files that are not what they were: it would point at other rows."""
+        mine = self._stream.fingerprints
+        if saved == mine:
+            return
+        theirs = list(saved) if isinstance(saved, list) else []
+        advice = "put the old data back, or start anew without the checkpoint."
+        if len(theirs) != len(mine):
+            raise CheckpointError(
+                f"The saved state of the data stream is of {len(theirs)} files ({listed(theirs)}), and the data now are "
+                f"{len(mine)} ({listed(mine)}); {advice}"
+            )
+        number = next(number for number, pair in enumerate(zip(theirs, mine, strict=True)) if pair[0] != pair[1])
+        raise CheckpointError(
+            f"{self._stream.parts[number].where or 'The list of rows'} is not the data that the checkpoint was written "
+            f"with: its name and content were {theirs[number]!r} and are {mine[number]!r}; {advice}"
+        )
 
     @property
     def _block_rows(self) -> int:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlhf.data.contracts import Row
-from rlhf.data.sources import FileFormat, file_format
+from rlhf.data.readers import FileFormat
+from rlhf.data.sources import file_format
+from rlhf.data.words import one_line, printable, short
 from rlhf.errors import DataError
 from rlhf.files import write_aside
 
@@ -24,21 +26,35 @@ def write_rows(path: str | os.PathLike[str], rows: Iterable[Row | Mapping[str, A
 
     Raises:
         DataError: The format can't be written, or a value can't stand in it.
+        StorageError: The folder or the disk refuses the file.
     """
     path = Path(path)
     known = file_format(path)
     if known is FileFormat.ARROW:
         raise DataError(f"Can't write {path}: Arrow files are only read; choose .parquet, .jsonl, .json or .csv.")
+    if known in (FileFormat.CSV, FileFormat.PARQUET):
+        rows = list(rows)
+        _check_one_kind(rows, path)
     dicts = (row.to_dict() if isinstance(row, Row) else dict(row) for row in rows)
     with write_aside(path) as aside:
         if known is FileFormat.PARQUET:
-            return _write_parquet(aside, list(dicts))
+            return _write_parquet(aside, list(dicts), path)
         with _open_text(aside, compressed=path.name.endswith(".gz")) as file:
             if known is FileFormat.CSV:
-                return _write_csv(file, list(dicts))
+                return _write_csv(file, list(dicts), path)
             if known is FileFormat.JSONL:
-                return _write_jsonl(file, dicts)
-            return _write_json(file, dicts)
+                return _write_jsonl(file, dicts, path)
+            return _write_json(file, dicts, path)
+
+
+def _check_one_kind(rows: Iterable[Row | Mapping[str, Any]], path: Path) -> None:
+    """A table gives every row every column: read again, a prompt beside a demonstration would have an empty completion."""
+    kinds = sorted({row.kind for row in rows if isinstance(row, Row)})
+    if len(kinds) > 1:
+        raise DataError(
+            f"Can't write {printable(path)}: the rows are of the kinds {', '.join(kinds)}, and a table holds one. Write .jsonl, or "
+            "part the rows first."
+        )
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -52,39 +68,48 @@ def _open_text(path: Path, *, compressed: bool) -> IO[str]:
     return file
 
 
-def _json(row: Mapping[str, Any], number: int) -> str:
+def _json(row: Mapping[str, Any], number: int, path: Path) -> str:
     try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as err:
-        refused = next(name for name, value in row.items() if not _is_json(value))
-        raise DataError(f"Row {number}: column {refused!r} can't be written as JSON: {err}.") from err
+        return _json_text(row)
+    except (TypeError, ValueError, RecursionError) as err:
+        refused = next((name for name, value in row.items() if not _is_json({name: value})), "")
+        raise DataError(
+            f"Can't write {printable(path)}: row {number}: column {short(refused)} can't be written as JSON: {one_line(err)}."
+        ) from err
+
+
+def _json_text(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if not text.isascii():
+        text.encode()  # half a surrogate pair would fail later, without a name
+    return text
 
 
 def _is_json(value: Any) -> bool:
     try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
+        _json_text(value)
+    except (TypeError, ValueError, RecursionError):
         return False
     return True
 
 
-def _write_jsonl(file: IO[str], rows: Iterable[Mapping[str, Any]]) -> int:
+def _write_jsonl(file: IO[str], rows: Iterable[Mapping[str, Any]], path: Path) -> int:
     number = 0
     for number, row in enumerate(rows, 1):
-        file.write(_json(row, number) + "\n")
+        file.write(_json(row, number, path) + "\n")
     return number
 
 
-def _write_json(file: IO[str], rows: Iterable[Mapping[str, Any]]) -> int:
+def _write_json(file: IO[str], rows: Iterable[Mapping[str, Any]], path: Path) -> int:
     number = 0
     file.write("[")
     for number, row in enumerate(rows, 1):
-        file.write(("," if number > 1 else "") + "\n  " + _json(row, number))
+        file.write(("," if number > 1 else "") + "\n  " + _json(row, number, path))
     file.write("\n]\n")
     return number
 
 
-def _write_csv(file: IO[str], rows: Sequence[Mapping[str, Any]]) -> int:
+def _write_csv(file: IO[str], rows: Sequence[Mapping[str, Any]], path: Path) -> int:
     names = columns_of(rows)
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
@@ -93,20 +118,30 @@ def _write_csv(file: IO[str], rows: Sequence[Mapping[str, Any]]) -> int:
         for name in names:
             value = row.get(name)
             if isinstance(value, (list, tuple, dict, bool)):
-                value = _json({"": value}, number)[len('{"": ') : -1]
+                value = _json({"": value}, number, path)[len('{"": ') : -1]
+            elif isinstance(value, str) and not value.isascii():
+                _json({name: value}, number, path)
             cells.append("" if value is None else value)
         writer.writerow(cells)
     return len(rows)
 
 
-def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:
+def _write_parquet(aside: Path, rows: Sequence[Mapping[str, Any]], path: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     names = columns_of(rows)
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError) as err:
+            raise DataError(
+                f"Can't write {printable(path)}: column {short(name)} holds values that Parquet can't store together: "
+                f"{one_line(err)}. Make them of one type, or write .jsonl."
+            ) from err
     try:
-        table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
-        raise DataError(f"A column holds values of different types, which Parquet can't store: {err}.") from err
-    pq.write_table(table, path)
+        pq.write_table(pa.table(columns), aside)
+    except pa.ArrowException as err:
+        raise DataError(f"Can't write {printable(path)} as Parquet: {one_line(err)}. Write .jsonl instead.") from err
     return len(rows)

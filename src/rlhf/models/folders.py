@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, RLHFError
 from rlhf.files import fsync, write_json
 
 
@@ -54,9 +55,12 @@ def save_weights(model: Any, folder: Path) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars of transformers inside, and no warning about names that peft still uses and transformers renamed."""
+    """No progress bars of transformers inside, no table of weights that don't fit, which we refuse by name, and no warning
+    about names that peft still uses and transformers renamed."""
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
+    report = logging.getLogger("transformers.modeling_utils")
+    report.addFilter(_is_no_table)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -64,8 +68,13 @@ def quiet() -> Iterator[None]:
             )
             yield
     finally:
+        report.removeFilter(_is_no_table)
         if had_bars:
             transformers_logging.enable_progress_bar()
+
+
+def _is_no_table(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in str(record.msg)
 
 
 def weights_fingerprint(parameters: Iterable[tuple[str, Tensor]]) -> str:
@@ -95,6 +104,22 @@ def read_settings(folder: Path, name: str) -> dict[str, Any] | None:
     if not isinstance(settings, dict):
         raise ModelError(f"{path} holds a {type(settings).__name__}; it should hold keys and values.")
     return settings
+
+
+@contextlib.contextmanager
+def described_by(path: Path) -> Iterator[None]:
+    """Inside, our JSON at ``path`` is turned into a model: a key that is absent or holds something else is that file's fault.
+
+    Raises:
+        ModelError: Naming the file and what it lacks.
+    """
+    try:
+        yield
+    except RLHFError as err:
+        raise ModelError(f"{path}: {err}") from err
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as err:
+        what = f"it has no {err}" if isinstance(err, KeyError) else str(err).splitlines()[0]
+        raise ModelError(f"{path} describes no model: {what}. Save the model again, or take an earlier copy.") from err
 
 
 def write_settings(folder: Path, name: str, settings: dict[str, Any]) -> None:

@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf.data.pack import Branch, Group, PackedBatch, pack
-from rlhf.errors import ModelError
+from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import PackedLayout, attention_layout, install_attention, native_attention
 from rlhf.models.score import (
     ScorePath,
     backbone_of,
     base_model,
+    context_length,
     evaluating,
     hidden_at,
     padded_rows,
@@ -129,6 +130,7 @@ def _choose(
     parameter = next(p for p in base.parameters() if p.is_floating_point())
     vocabulary = int(base.config.get_text_config().vocab_size)
     longest = max(64, CHECK_LOGITS // vocabulary)
+    _check_lengths(base, groups)
     rows = sorted(groups, key=lambda group: -group.num_tokens)[:3]
     batch = pack([_shortened(group, longest) for group in rows]).to(parameter.device)
     installed = install_attention(base)
@@ -159,6 +161,17 @@ def _choose(
         f"{type(base).__name__} gives other numbers for padded rows than for single ones, so nothing it scores in a batch can "
         f"be trusted ({'; '.join(notes)}). Use another model, or open an issue with its config."
     )
+
+
+def _check_lengths(base: PreTrainedModel, groups: Sequence[Group]) -> None:
+    limit = context_length(base)
+    for number, group in enumerate(groups):
+        length = len(group.prefix) + max(len(branch.tokens) for branch in group.branches)
+        if limit is not None and length > limit:
+            raise DataError(
+                f"Row {group.columns.get('id', number)!r} has {length} tokens, {len(group.prefix)} of them prompt, but the model was "
+                f"made for {limit}. Set max_length: {limit}, with a truncation other than `error`."
+            )
 
 
 def _tolerance(dtype: torch.dtype, noise: float) -> float:

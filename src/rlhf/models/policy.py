@@ -19,9 +19,10 @@ from rlhf.errors import ModelError
 from rlhf.files import write_text
 from rlhf.models.card import model_card
 from rlhf.models.folders import module_fingerprint, save_weights, write_folder_aside
-from rlhf.models.load import load_causal_lm, source_name
+from rlhf.models.load import load_causal_lm
 from rlhf.models.paths import PathChoice, choose_path, groups_of
 from rlhf.models.score import ScorePath, TokenScores, base_model, evaluating, score
+from rlhf.models.sources import source_name
 
 
 class PolicyModel(nn.Module):

@@ -16,21 +16,17 @@ from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch
 from rlhf.errors import ModelError
 from rlhf.files import write_text
+from rlhf.models.adapters import adapt, attach_adapter, forget_source
 from rlhf.models.card import model_card
-from rlhf.models.folders import module_fingerprint, read_settings, save_weights, write_folder_aside, write_settings
-from rlhf.models.load import (
-    adapt,
-    adapter_base,
-    attach_adapter,
-    forget_source,
-    is_adapter,
-    load_base,
-    load_tokenizer,
-    load_weights,
-    model_source,
-    plain_errors,
-    source_name,
+from rlhf.models.folders import (
+    described_by,
+    module_fingerprint,
+    read_settings,
+    save_weights,
+    write_folder_aside,
+    write_settings,
 )
+from rlhf.models.load import check_source, check_start, load_base, load_weights
 from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
 from rlhf.models.policy import PolicyModel, merged
 from rlhf.models.scalar import (
@@ -44,6 +40,8 @@ from rlhf.models.scalar import (
     scalar_class,
 )
 from rlhf.models.score import ScorePath, backbone_of, base_model, hidden_at
+from rlhf.models.sources import adapter_base, hub_options, is_adapter, model_source, plain_errors, source_name
+from rlhf.models.tokens import load_tokenizer
 from rlhf.seeds import derive_seed
 
 SETTINGS_FILE = "rlhf_reward.json"
@@ -113,6 +111,7 @@ class RewardModel(nn.Module):
             config, tokenizer = ModelConfig.of({"path": "in memory"}), source.tokenizer
         else:
             config = ModelConfig.of({"path": source}) if isinstance(source, str) else source
+            check_start(config)
             tokenizer = load_tokenizer(config)
         config = config.updated(lora=lora) if lora is not None else config
         members = []
@@ -144,16 +143,23 @@ class RewardModel(nn.Module):
                 "A reward model is loaded from a folder or the hub; to start one use RewardModel.from_policy."
             )
         source = model_source(config.path)
+        if (Path(source) / "rlhf_value.json").is_file():
+            raise ModelError(
+                f"{source} is a value model, which gives returns; train a reward model with `rlhf reward`."
+            )
         settings = read_settings(Path(source), SETTINGS_FILE) or {}
-        count = settings.get("num_models", 1)
-        folders = [str(Path(source) / f"member-{number}") for number in range(count)] if count > 1 else [source]
-        head = HeadSettings(**settings["head"]) if "head" in settings else None
+        with described_by(Path(source) / SETTINGS_FILE):
+            count = int(settings.get("num_models", 1))
+            head = HeadSettings(**settings["head"]) if "head" in settings else None
+        folders = _member_folders(source, count) if count > 1 else [source]
         members = [
             _load_member(f, config, head, seed=derive_seed(seed, "reward", i)).eval() for i, f in enumerate(folders)
         ]
-        model = cls(members, load_tokenizer(config), head_dropout=settings.get("head_dropout", 0.0))
-        if "mean" in settings:
-            model.set_normalization(torch.tensor(settings["mean"]), torch.tensor(settings["std"]))
+        tokenizer = load_tokenizer(config)
+        with described_by(Path(source) / SETTINGS_FILE):
+            model = cls(members, tokenizer, head_dropout=float(settings.get("head_dropout", 0.0)))
+            if "mean" in settings:
+                model.set_normalization(torch.tensor(settings["mean"]), torch.tensor(settings["std"]))
         return model.eval()
 
     @property
@@ -337,6 +343,17 @@ def saveable(member: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftModel
     return member
 
 
+def _member_folders(source: str, count: int) -> list[str]:
+    """The folders of an ensemble, all there."""
+    folders = [Path(source) / f"member-{number}" for number in range(count)]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ModelError(
+                f"{source} is an ensemble of {count} reward models, and {folder.name} is not there. Copy the folder again."
+            )
+    return [str(folder) for folder in folders]
+
+
 def _load_member(
     source: str, config: ModelConfig, head: HeadSettings | None, *, seed: int
 ) -> PreTrainedModel | PeftModel:
@@ -345,13 +362,16 @@ def _load_member(
         backbone = load_weights(AutoModel, str(base_config.path), base_config)
         model = build_scalar_model(backbone, head or HeadSettings(), seed=seed)
         return adapt(attach_adapter(model, source, config), config, task=TaskType.SEQ_CLS, seed=seed)
+    check_source(source, config, language_model=False)
     with plain_errors(f"the reward model {source!r}"):
         settings = AutoConfig.from_pretrained(
-            source, revision=config.revision, trust_remote_code=config.trust_remote_code
+            source, trust_remote_code=config.trust_remote_code, **hub_options(source, config.revision)
         )
     if head is None and settings.num_labels != 1:
+        kind = ", ".join(settings.architectures or ()) or settings.model_type
         raise ModelError(
-            f"{source!r} is no reward model: it has {settings.num_labels} outputs, and a reward model has one."
+            f"{source!r} is no reward model: it is a {kind} and has {settings.num_labels} outputs where a reward model has one score. "
+            f"Train one from it with `rlhf reward`, or give the folder of one."
         )
     model = load_weights(scalar_class(settings), source, config, config=settings)
     return adapt(model, config, task=TaskType.SEQ_CLS, seed=seed)

@@ -23,8 +23,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from rlhf.errors import ModelError
-from rlhf.models.load import seeded
 from rlhf.models.score import active_module, backbone_of, base_model
+from rlhf.models.weights import seeded
 
 HeadKind = Literal["linear", "mlp"]
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import ModelError
+from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
 from rlhf.models.logprobs import FORWARD_TILE, LogitTransform, token_logprobs
 
@@ -100,11 +100,15 @@ def score(
 
     Returns:
         Scores [M], differentiable in the model's parameters.
+
+    Raises:
+        DataError: A sequence is longer than the model's context, or holds a token that it does not have.
     """
     if temperature <= 0:
         raise ModelError(f"The temperature is {temperature}; scoring needs a number above 0.")
     base = base_model(model)
     if path == "logits":
+        check_batch(base, batch)
         logits = _padded_logits(base, batch)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         token, uncertainty = _logprobs_of_logits(logits / temperature, batch.score_token)
@@ -130,12 +134,44 @@ def hidden_at(
     Returns:
         [R, H].
     """
+    check_batch(backbone, batch)
     if path == "packed":
         return _packed_hidden(backbone, batch)[rows]
     ids, mask = padded_rows(batch)
     out = backbone(input_ids=ids, attention_mask=mask, use_cache=False)
     hidden: Tensor = out.last_hidden_state[sequences, batch.positions[rows]]
     return hidden
+
+
+def check_batch(model: PreTrainedModel, batch: PackedBatch) -> None:
+    """Refuse sequences that are longer than a model was made for, and tokens that it does not have.
+
+    Raises:
+        DataError: With the sequence's number and length, or the token.
+    """
+    known = batch.derived.get("extremes")
+    if known is None:
+        total = batch.prefix_len + batch.length
+        found = (int(total.argmax()), int(total.max()), int(batch.tokens.min()), int(batch.tokens.max()))
+        known = batch.derived["extremes"] = found
+    sequence, length, lowest, highest = known
+    limit, vocabulary = context_length(model), int(model.config.get_text_config().vocab_size)
+    if limit is not None and length > limit:
+        raise DataError(
+            f"Sequence {sequence} of a batch has {length} tokens, but the model was made for {limit}. Set max_length: {limit}, "
+            f"with a truncation other than `error`."
+        )
+    if lowest < 0 or highest >= vocabulary:
+        raise DataError(
+            f"A batch holds the token {lowest if lowest < 0 else highest}, but the model's vocabulary has {vocabulary}; tokenise "
+            f"the data with the model's own tokenizer."
+        )
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Tokens that a model was made to read at once; None where its family has no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit else None
 
 
 def base_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

@@ -16,14 +16,25 @@ from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch
 from rlhf.errors import ModelError
 from rlhf.files import write_text
+from rlhf.models.adapters import adapt, attach_adapter
 from rlhf.models.card import model_card
-from rlhf.models.folders import module_fingerprint, read_settings, save_weights, write_folder_aside, write_settings
-from rlhf.models.load import adapt, adapter_base, attach_adapter, is_adapter, load_weights, model_source, seeded
+from rlhf.models.checks import safetensors_names
+from rlhf.models.folders import (
+    described_by,
+    module_fingerprint,
+    read_settings,
+    save_weights,
+    write_folder_aside,
+    write_settings,
+)
+from rlhf.models.load import check_source, load_weights
 from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel, copied_backbone, saveable
 from rlhf.models.scalar import HeadSettings, ScalarHead, build_scalar_model, head_outputs, scalar_backbone, scalar_class
 from rlhf.models.score import ScorePath, active_module, backbone_of, base_model, hidden_at
+from rlhf.models.sources import adapter_base, is_adapter, model_source, plain_errors
+from rlhf.models.weights import check_finite, seeded
 
 SETTINGS_FILE = "rlhf_value.json"
 HEAD_FILE = "value_head.safetensors"
@@ -129,22 +140,24 @@ class ValueModel(nn.Module):
         folder = Path(config.path or "").expanduser()
         settings = read_settings(folder, SETTINGS_FILE)
         # The folder of a head alone is no model folder to anybody else.
-        source = str(folder) if settings and settings["shared"] else model_source(config.path or "")
+        source = str(folder) if settings and settings.get("shared") else model_source(config.path or "")
         if settings is None:
             raise ModelError(
                 f"{source} is no value model: it has no {SETTINGS_FILE}. Start one with ValueModel.from_policy."
             )
-        if settings["shared"]:
-            head = ScalarHead(settings["hidden_size"], HEAD)
-            head.load_state_dict(load_file(Path(source) / HEAD_FILE))
-            return cls(None, head).eval()
+        with described_by(Path(source) / SETTINGS_FILE):
+            shared, width = bool(settings["shared"]), int(settings["hidden_size"])
+        if shared:
+            return cls(None, _load_head(Path(source) / HEAD_FILE, width)).eval()
         model: PreTrainedModel | PeftModel
         if is_adapter(source):
             base_config = config.updated(path=adapter_base(source), lora=None)
             backbone = load_weights(AutoModel, str(base_config.path), base_config)
             model = attach_adapter(build_scalar_model(backbone, HEAD, seed=0), source, config)
         else:
-            own = AutoConfig.from_pretrained(source)
+            check_source(source, config, language_model=False)
+            with plain_errors(f"the value model {source!r}"):
+                own = AutoConfig.from_pretrained(source)
             model = load_weights(scalar_class(own), source, config, config=own)
         return cls(adapt(model, config, task=TaskType.SEQ_CLS, seed=0)).eval()
 
@@ -232,6 +245,16 @@ class ValueModel(nn.Module):
         model = build_scalar_model(backbone, HEAD, seed=seed)
         _set_head(model.score, head)  # type: ignore[arg-type]
         return cls(adapt(model, _lora_config(lora), task=TaskType.SEQ_CLS, seed=seed)).eval()
+
+
+def _load_head(path: Path, width: int) -> ScalarHead:
+    """A head alone, as ``ValueModel.shared`` saves it."""
+    head = ScalarHead(width, HEAD)
+    safetensors_names(path)
+    with plain_errors(f"the value head {str(path)!r}"):
+        head.load_state_dict(load_file(path))
+    check_finite(str(path), head)
+    return head
 
 
 def _lora_config(lora: LoRAConfig | None) -> ModelConfig:

@@ -1,8 +1,15 @@
 """From a recipe to a run folder.
 
-run         ``Pipeline``: stage after stage, skipped where the artifact is there already; manifest and summary
+run         ``Pipeline``: stage after stage, each kept where it is already what the recipe asks for
+plan        what a run would do with each stage; reasons says why, in words
 stages      what each kind of stage does
-artifacts   what a stage leaves behind, and the key that says whether it is still what the recipe asks for
+artifacts   what a stage is made from and leaves behind, and the key by which they are compared; code, the library's part
+previous    what was made before, moved aside until nobody needs it
+lock        one process to a run folder
+memory      what to lower when memory runs out
+manifest    what a run writes about itself
+runs        run folders from outside: list, show, diff, prune
+lineage     from any file back to data files and recipe
 report      report.html, from the run folder alone
 api         ``RLHFConfig`` and ``RLHFTrainer``, the few-line face
 """

@@ -5,19 +5,22 @@
     trainer.train_sft(); trainer.train_reward_model(); trainer.train_ppo()
 
 Every call runs one more stage of an ordinary recipe, so the run folder, resume and report are the same as with
-``rlhf run``.
+``rlhf run``; what another process finished in the same folder is known.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 from rich.console import Console
 
-from rlhf.config.base import Config
-from rlhf.config.recipe import RecipeConfig
+from rlhf.config.base import Config, read_yaml
+from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.errors import ConfigError
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.run import Pipeline
@@ -35,9 +38,9 @@ class RLHFConfig(Config):
     reward_dataset: str | None = None
     """Preference pairs, for `train_reward_model` and `train_dpo`."""
     prompt_dataset: str | None = None
-    """Prompts for `train_ppo` and `evaluate`; those of `reward_dataset` by default."""
+    """Prompts for `train_ppo`, `train_grpo` and `evaluate`; those of `reward_dataset` by default."""
     learning_rate: float = Field(1.41e-5, gt=0)
-    """Of the policy in PPO and DPO."""
+    """Of the policy in PPO, GRPO and DPO."""
     sft_learning_rate: float = Field(2e-5, gt=0)
     """Of SFT."""
     reward_learning_rate: float = Field(1e-5, gt=0)
@@ -47,7 +50,7 @@ class RLHFConfig(Config):
     ppo_epochs: int = Field(4, ge=1)
     """Passes over each rollout."""
     ppo_rollouts: int = Field(100, ge=1)
-    """How many times the policy is asked."""
+    """How many times the policy is asked, in PPO and GRPO."""
     batch_size: int = Field(64, ge=1)
     """Prompts in each rollout."""
     mini_batch_size: int = Field(8, ge=1)
@@ -57,7 +60,9 @@ class RLHFConfig(Config):
     max_length: int = Field(1024, ge=2)
     """Longest row in tokens; longer ones are dropped and counted."""
     kl_coef: float = Field(0.1, ge=0)
-    """Weight of the KL penalty."""
+    """Weight of PPO's KL penalty."""
+    group_size: int = Field(8, ge=2)
+    """Completions for each prompt in GRPO."""
     beta: float = Field(0.1, gt=0)
     """DPO's pull towards the reference."""
     eval_frac: float = Field(0.1, ge=0, lt=1)
@@ -66,18 +71,27 @@ class RLHFConfig(Config):
     """Seeds everything."""
 
 
+POLICIES = ("sft", "dpo", "ppo", "grpo")
+"""Kinds of stages that leave a policy."""
+
+
 class RLHFTrainer:
     """Runs the stages of one run folder, one call each.
 
     Args:
         config: What to train on what.
         quiet: Print nothing.
+
+    Raises:
+        ConfigError: The run folder holds a recipe that this version can't read.
     """
 
     def __init__(self, config: RLHFConfig, *, quiet: bool = False) -> None:
         self.config = config
         self.console = None if quiet else Console()
-        self.stages: dict[str, dict[str, Any]] = {}
+        self.run_dir = Path(config.output_dir)
+        self.stages: dict[str, Any] = _finished_stages(self.run_dir)
+        """Settings by name: what is finished in the run folder, and what this process made."""
 
     def train_sft(self, **settings: Any) -> Artifact:
         """Fine-tune on ``sft_dataset``; ``settings`` are keys of the stage (`rlhf config schema sft`)."""
@@ -131,7 +145,30 @@ class RLHFTrainer:
                 "sequences_per_step": config.mini_batch_size,
                 "sampling": {"max_new_tokens": config.max_new_tokens},
                 "kl": {"coef": config.kl_coef},
-                "value_init": "reward" if "reward" in self.stages else "policy",
+                "value_init": "reward" if "reward" in self.stages and "reward" not in settings else "policy",
+                **settings,
+            },
+        )
+
+    def train_grpo(self, **settings: Any) -> Artifact:
+        """GRPO against the reward model of ``train_reward_model``."""
+        config = self.config
+        if "reward" not in self.stages and "reward" not in settings:
+            raise ConfigError("train_grpo needs a reward: call train_reward_model first, or give reward=... .")
+        size = config.group_size
+        return self._run(
+            "grpo",
+            {
+                "kind": "grpo",
+                "model": self._start(),
+                "prompts": self._prompts("train_grpo"),
+                "reward": "stage:reward",
+                "learning_rate": config.learning_rate,
+                "rollouts": config.ppo_rollouts,
+                "prompts_per_rollout": max(1, config.batch_size // size),
+                "group_size": size,
+                "sequences_per_step": size * max(1, config.batch_size // size),
+                "sampling": {"max_new_tokens": config.max_new_tokens},
                 **settings,
             },
         )
@@ -159,18 +196,19 @@ class RLHFTrainer:
         A reward model that judges the policy trained against it flatters it; give an independent ``judge`` where there
         is one.
         """
-        policies = [name for name in ("ppo", "dpo", "sft") if name in self.stages]
-        if not policies:
-            raise ConfigError("evaluate needs a trained policy: call train_sft, train_ppo or train_dpo first.")
+        newest = self._newest_policy()
+        if newest is None:
+            raise ConfigError(
+                "evaluate needs a trained policy: call train_sft, train_ppo, train_grpo or train_dpo first."
+            )
         if judge is None and "reward" not in self.stages:
             raise ConfigError("evaluate needs a judge: call train_reward_model first, or give judge=... .")
-        before = self._start() if policies[0] != "sft" else self.config.model_name
         artifact = self._run(
             "evaluate",
             {
                 "kind": "evaluate",
-                "policy": f"stage:{policies[0]}",
-                "baseline": before,
+                "policy": f"stage:{newest}",
+                "baseline": self.stages[newest]["model"],
                 "prompts": self._prompts("evaluate"),
                 "judge": judge if judge is not None else "stage:reward",
                 "sampling": {"max_new_tokens": self.config.max_new_tokens},
@@ -182,17 +220,25 @@ class RLHFTrainer:
 
     def _run(self, name: str, stage: dict[str, Any]) -> Artifact:
         stages = {**self.stages, name: stage}
-        folder = Path(self.config.output_dir)
         tree = {
-            "name": folder.name,
-            "output_dir": str(folder.parent),
+            "name": self.run_dir.name,
+            "output_dir": str(self.run_dir.parent),
             "seed": self.config.seed,
-            "stages": stages,
+            "stages": _in_order(stages),
         }
         pipeline = Pipeline(RecipeConfig.of(tree, source="RLHFConfig"), console=self.console)
-        pipeline.run()
+        pipeline.run(only_for=name)
         self.stages = stages  # only now: a refused call leaves the others as they were
         return pipeline.artifacts[name]
+
+    def _newest_policy(self) -> str | None:
+        """The policy stage that was finished last."""
+        made = {
+            name: artifact.finished
+            for name, stage in self.stages.items()
+            if stage["kind"] in POLICIES and (artifact := Artifact.read(self.run_dir / name)) is not None
+        }
+        return max(reversed(made), key=lambda name: made[name], default=None)
 
     def _start(self) -> str:
         return "stage:sft" if "sft" in self.stages else self.config.model_name
@@ -205,3 +251,31 @@ class RLHFTrainer:
         if value is None:
             raise ConfigError(f"{call} needs RLHFConfig({field}=...), a file of rows.")
         return value
+
+
+def _finished_stages(run_dir: Path) -> dict[str, Any]:
+    """Settings of the finished stages in a run folder, and of those that they were made from, in their order."""
+    path = run_dir / "recipe.yaml"
+    if not path.is_file():
+        return {}
+    recipe = RecipeConfig.of(read_yaml(path), source=str(path))
+    needed: set[str] = set()
+    for name in reversed(recipe.stages):
+        if name in needed or Artifact.read(run_dir / name) is not None:
+            needed |= {name, *(parent for _, parent, _ in stage_references(recipe.stages[name]))}
+    return {name: stage.model_dump(mode="json") for name, stage in recipe.stages.items() if name in needed}
+
+
+def _in_order(stages: Mapping[str, Any]) -> dict[str, Any]:
+    """Each stage behind those that it reads from, else in the order given: calls may come in any order."""
+    ordered: dict[str, Any] = {}
+    waiting = dict(stages)
+    while waiting:
+        ready = (name for name, stage in waiting.items() if not waiting.keys() & _references(stage))
+        name = next(ready, next(iter(waiting)))  # where they wait for each other the recipe says so, in its words
+        ordered[name] = waiting.pop(name)
+    return ordered
+
+
+def _references(stage: Any) -> set[str]:
+    return set(re.findall(r'"stage:([A-Za-z0-9_-]+)', json.dumps(stage, default=str)))

@@ -1,63 +1,59 @@
-"""What a stage leaves behind, and how to tell whether it is still what the recipe asks for.
+"""What a stage is made from, what it leaves behind, and the key by which one is held against the other.
 
-A stage's key is the hash of its resolved settings, the keys of the stages it reads from, the content of the files it
-reads (a user's own functions among them) and the code that matters. The artifact record is written last: a folder
-without one is unfinished.
+A stage's key is the hash of its resolved settings, the keys of the stages it reads from, the content of the files it reads
+(a user's own functions among them) and the code that matters (``rlhf.pipeline.code``). The artifact record is written
+last: a folder without one is unfinished.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import rlhf
-from rlhf.config.base import Config
+from rlhf.config.base import Config, Names, named_things
 from rlhf.config.recipe import STAGE, RecipeConfig, stage_references
+from rlhf.errors import DataError
 from rlhf.files import sha256, write_json
-from rlhf.models.load import EMBEDDED, embedded_folder
+from rlhf.models.checks import ADAPTER_FILE
+from rlhf.models.sources import EMBEDDED, embedded_folder
+from rlhf.pipeline.code import code_of_stage, is_own_function, source_of_function
 from rlhf.training.loop import FREE_TO_CHANGE
 
 RECORD = "artifact.json"
+STARTED = "started.json"
+"""What an unfinished stage is being made from."""
+STAGE_INPUT = "stage:"
 NOT_HASHED = ("checkpoint-", "tensorboard")
-CODE_THAT_MATTERS = (
-    "config",
-    "data",
-    "losses",
-    "models",
-    "rewards",
-    "rollout",
-    "training",
-    "evaluation",
-    "seeds.py",
-    "files.py",
-    "pipeline/stages.py",
-)
-"""Rooms whose code decides what a stage makes; the report or the command line may change without redoing anything."""
-INPUT_KEYS = {
-    "data",
-    "eval_data",
-    "prompts",
-    "eval_prompts",
-    "test_prompts",
-    "pairs",
-    "rollouts",
-    "path",
-    "tokenizer",
-    "source",
-    "reward_model",
-}
-FUNCTION_KEYS = {"function", "annotator"}
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFrom:
+    """Everything that decides what a stage makes."""
+
+    settings: Mapping[str, Any]
+    parents: Mapping[str, str]
+    """Input to where it comes from: ``stage:NAME@key``, ``stage:NAME/FILE@key`` or ``path@sha256``."""
+    code: Mapping[str, str]
+    """Source file of this library to its sha256."""
+
+    @property
+    def key(self) -> str:
+        """16 hex digits; equal where everything is."""
+        # Where a file lies is told by the settings, if by anything; here only what is in it counts.
+        parents = {k: v if v.startswith(STAGE_INPUT) else v.rpartition("@")[2] for k, v in self.parents.items()}
+        text = json.dumps({**asdict(self), "parents": parents}, sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """The record of a finished stage."""
+    """The record of a finished stage. Fields with defaults are absent from records of older versions."""
 
     stage: str
     kind: str
@@ -67,9 +63,47 @@ class Artifact:
     """One line for people."""
     metrics: Mapping[str, Any]
     parents: Mapping[str, str]
-    """Input to where it came from: ``stage:NAME@key`` or ``path@sha256``."""
+    """As in ``MadeFrom``."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Path inside the stage's folder to sha256."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Path inside the stage's folder to bytes."""
+    settings: Mapping[str, Any] | None = None
+    """As in ``MadeFrom``."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """As in ``MadeFrom``."""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """Input from an earlier stage to the hash of what it held."""
+    asked: str = ""
+    """Which request to begin anew it answers; empty for none."""
+    finished: str = ""
+    """When, in UTC."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages that decide results."""
+
+    @property
+    def made_from(self) -> MadeFrom | None:
+        """What decided it; None where an older version did not record that."""
+        return MadeFrom(self.settings, self.parents, self.code) if self.settings is not None else None
+
+    def content(self, file: str | None) -> str:
+        """Hash of one of its files, or of its model without the card (which holds no weights); empty where it has none."""
+        if file is not None and file in self.files:
+            return self.files[file][:16]
+        folder = f"{file or 'model'}/"
+        listed = [f"{f}={h}" for f, h in self.files.items() if f.startswith(folder) and f != "model/README.md"]
+        return hashlib.sha256(";".join(sorted(listed)).encode()).hexdigest()[:16] if listed else ""
+
+    def damage(self, folder: Path) -> str | None:
+        """The first file that is gone or has another size than it was written with; sizes are quick to ask for."""
+        for name in self.files:
+            try:
+                size = (folder / name).stat().st_size
+            except OSError:
+                return f"a file is missing: {name}"
+            if size != self.sizes.get(name, size):
+                return f"{name} has {size:,} bytes and was written with {self.sizes[name]:,}"
+        return None
 
     def write(self, folder: Path) -> None:
         """Into the stage's folder, in one step."""
@@ -79,89 +113,113 @@ class Artifact:
     def read(cls, folder: Path) -> Artifact | None:
         """The record in a folder; None where the stage never finished."""
         try:
-            return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            found = cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
+        return found if isinstance(found.files, dict) and isinstance(found.parents, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlan:
-    """What a stage depends on."""
+class Started:
+    """The record of an unfinished stage."""
 
-    key: str
-    parents: Mapping[str, str]
+    made_from: MadeFrom
+    contents: Mapping[str, str]
+    asked: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Into the stage's folder, in one step."""
+        write_json(folder / STARTED, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Started | None:
+        """The record in a folder; None where there is none."""
+        try:
+            found = json.loads((folder / STARTED).read_text(encoding="utf-8"))
+            return cls(**{**found, "made_from": MadeFrom(**found["made_from"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
 
 
-def plan_stage(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> StagePlan:
-    """Key and parents of a stage.
+def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeFrom:
+    """What a stage would be made from now.
 
     Args:
         name: Of the stage.
         recipe: The whole recipe.
         keys: Keys of the stages before it.
+
+    Raises:
+        DataError: A file that it names can't be read.
     """
     stage = recipe.stages[name]
     parents = {}
     for place, parent, file in stage_references(stage):
-        parents[place] = f"stage:{parent}{'/' + file if file else ''}@{keys[parent]}"
+        parents[place] = f"{STAGE_INPUT}{parent}{'/' + file if file else ''}@{keys[parent]}"
     for place, path in local_inputs(stage):
-        parents[place] = f"{path}@{content_hash(path)}"
+        try:
+            parents[place] = f"{path}@{content_hash(path)}"
+        except OSError as err:
+            raise DataError(
+                f"stages.{name}.{place} names {path}, and {err.filename or path} can't be read: {err.strerror or err}. Give "
+                "this user the right to read it, or name another."
+            ) from None
     settings = stage.model_dump(mode="json", exclude=FREE_TO_CHANGE)
-    described = {"stage": settings, "parents": parents, "code": code_version()}
-    text = json.dumps(described, sort_keys=True, ensure_ascii=False)
-    return StagePlan(hashlib.sha256(text.encode()).hexdigest()[:16], parents)
+    return MadeFrom(settings, parents, code_of_stage(stage.kind, stage))
 
 
 def local_inputs(stage: Config) -> list[tuple[str, Path]]:
     """Files and folders on this machine that a stage names, with the place of the key."""
     found: list[tuple[str, Path]] = []
-
-    def visit(value: Any, place: tuple[str, ...]) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                visit(item, (*place, str(key)))
-        elif isinstance(value, list | tuple):
-            for index, item in enumerate(value):
-                visit(item, (*place, str(index)))
-        elif isinstance(value, str) and (path := _local_file(value, place)) is not None:
+    for place, text, names in named_things(stage):
+        path = _local_file(text, names)
+        if path is not None:
             found.append((".".join(place), path))
-
-    visit(stage.model_dump(), ())
+            found += [(f"{'.'.join(place)}.base", base) for base in _bases(path)]
     return found
 
 
-def _local_file(value: str, place: tuple[str, ...]) -> Path | None:
-    """What the text at this place of a stage's settings names on this machine, if it names anything."""
-    if STAGE.match(value):
+def _local_file(text: str, names: Names) -> Path | None:
+    """What a setting names on this machine, if it names anything; code of this library is no input, but code."""
+    if STAGE.match(text) or is_own_function(text, names):
         return None
-    if place[-1] in FUNCTION_KEYS:
-        return _source_file(value)
-    if not INPUT_KEYS.intersection(place):
-        return None
-    path = embedded_folder() if value == EMBEDDED else Path(value).expanduser()
-    return path if path.exists() else None
+    if names is Names.FUNCTION:
+        return source_of_function(text)
+    if names is Names.TEXT_OR_FILE:
+        return Path(text) if os.path.isfile(text) else None
+    path = embedded_folder() if text == EMBEDDED else Path(text).expanduser()
+    return path if os.path.exists(path) else None
 
 
-def _source_file(function: str) -> Path | None:
-    """The Python file of ``package.module:function`` or ``path/to/file.py:function``."""
-    module, _, _ = function.rpartition(":")
-    if module.endswith(".py"):
-        return path if (path := Path(module).expanduser()).exists() else None
+def _bases(folder: Path) -> Iterator[Path]:
+    """The local model that an adapter in ``folder`` belongs to: its weights decide as much as the adapter's."""
     try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None  # whoever calls the function will say so
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+        base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if isinstance(base, str) and base and os.path.isdir(base):
+        yield Path(base)
 
 
 def content_hash(path: Path) -> str:
     """Hash of a file, or of all files in a folder with their names; 16 hex digits."""
     if path.is_file():
-        return sha256(path)[:16]
+        return _file_hash(path)[:16]
     digest = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        digest.update(f"{file.relative_to(path)}={sha256(file)};".encode())
+        digest.update(f"{file.relative_to(path)}={_file_hash(file)};".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
+
+
+def _file_hash(path: Path) -> str:
+    """Several stages read the same files, and a plan is made more than once: a file that looks untouched is read once."""
+    found = path.stat()
+    return _hash_of(str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@cache
+def _hash_of(path: str, *look: int) -> str:
+    return sha256(path)
 
 
 def stage_files(folder: Path) -> dict[str, str]:
@@ -169,19 +227,7 @@ def stage_files(folder: Path) -> dict[str, str]:
     found = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         relative = file.relative_to(folder)
-        if file.name == RECORD or any(part.startswith(NOT_HASHED) or part.startswith(".") for part in relative.parts):
+        if file.name in (RECORD, STARTED) or any(p.startswith((*NOT_HASHED, ".")) for p in relative.parts):
             continue
-        found[str(relative)] = sha256(file)
+        found[relative.as_posix()] = sha256(file)
     return found
-
-
-@cache
-def code_version() -> str:
-    """Hash of the source files that decide what a stage makes."""
-    root = Path(rlhf.__file__).parent
-    digest = hashlib.sha256(rlhf.__version__.encode())
-    for room in CODE_THAT_MATTERS:
-        path = root / room
-        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            digest.update(f"{file.relative_to(root)}={sha256(file)};".encode())
-    return digest.hexdigest()[:16]

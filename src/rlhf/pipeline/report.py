@@ -5,6 +5,7 @@ It reads a run folder and nothing else, needs no network and no scripts, and say
     report_data    the run folder as a record, with what could not be read and why
     report_words   the verdict, and numbers as people write them
     report_views   rows and plots of each section
+    report_alarms  alarms with the samples that raised them
     report_plots   inline SVG in the colours of the page
     templates/     one file a section
 """
@@ -22,6 +23,7 @@ import jinja2
 from markupsafe import Markup
 
 from rlhf.files import write_text
+from rlhf.pipeline.report_alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report_data import RunRecord, mapping, read_run
 from rlhf.pipeline.report_views import changes, hacking_view, reward_view, stage_curves
 from rlhf.pipeline.report_words import FILTERS, Headline, headline
@@ -38,6 +40,7 @@ class Section:
 
     name: str
     title: str
+    """Its heading, on the page and in the list of contents."""
     view: Callable[[RunRecord], dict[str, Any]]
 
 
@@ -71,12 +74,14 @@ def render(run: RunRecord, *, strict: bool = False) -> str:
     environment.filters |= FILTERS
     sections = [_section(environment, section, run, strict=strict) for section in SECTIONS]
     page = environment.get_template("page.jinja")
-    return page.render(run=run, sections=sections, headline=_headline(run, strict=strict), made=datetime.now(UTC))
+    verdict = _headline(run, strict=strict)
+    return page.render(run=run, sections=sections, contents=SECTIONS[1:], headline=verdict, made=datetime.now(UTC))
 
 
 def _section(environment: jinja2.Environment, section: Section, run: RunRecord, *, strict: bool) -> Markup:
     try:
-        return Markup(environment.get_template(f"{section.name}.jinja").render(run=run, **section.view(run)))
+        template = environment.get_template(f"{section.name}.jinja")
+        return Markup(template.render(run=run, title=section.title, **section.view(run)))
     except Exception as err:
         if strict:
             raise
@@ -103,6 +108,7 @@ def _result(run: RunRecord) -> dict[str, Any]:
         "kl": mapping(evaluation.get("kl")),
         "quality": mapping(run.reward_model[1]) if run.reward_model else {},
         "num_alarms": sum(len(stage.alarms) for stage in run.stages.values()),
+        "alarm_kinds": alarm_kinds(run),
         "total_seconds": sum(stage.seconds or 0.0 for stage in run.stages.values()),
     }
 
@@ -118,11 +124,8 @@ def _changes(run: RunRecord) -> dict[str, Any]:
 
 
 def _alarms(run: RunRecord) -> dict[str, Any]:
-    stages = run.stages.values()
-    return {
-        "alarms": [(stage, alarm) for stage in stages for alarm in stage.alarms],
-        "notes": [(stage, note) for stage in stages for note in stage.notes],
-    }
+    notes = [(stage, note) for stage in run.stages.values() for note in stage.notes]
+    return {"alarms": alarm_views(run), "shown": SHOWN, "notes": notes}
 
 
 SECTIONS: tuple[Section, ...] = (

@@ -24,7 +24,8 @@ WIDTH, HEIGHT = 4.3, 2.5
 """Inches at 72 points; panels are shown at 300 to 420 pixels, so the letters stay readable on a phone."""
 INK, MUTED, LINE = "#000001", "#000002", "#000003"
 ONE, TWO, THREE = "#000011", "#000012", "#000013"
-CSS = {INK: "--ink", MUTED: "--muted", LINE: "--line", ONE: "--c1", TWO: "--c2", THREE: "--c3"}
+ALARM = "#000021"
+CSS = {INK: "--ink", MUTED: "--muted", LINE: "--line", ONE: "--c1", TWO: "--c2", THREE: "--c3", ALARM: "--bad"}
 STYLE: Any = {
     "svg.fonttype": "none",
     "font.size": 9.5,
@@ -83,6 +84,7 @@ def line_panel(
     unit: str = "",
     x_label: str = "step",
     marks: Mapping[str, float] | None = None,
+    alarms: Sequence[float] = (),
     note: str = "",
 ) -> Panel:
     """Lines over steps: what was measured faint, a running mean strong where it helps.
@@ -93,6 +95,7 @@ def line_panel(
         unit: Of the values.
         x_label: Below.
         marks: Label -> x of vertical lines.
+        alarms: x of alarms about what is drawn; a note names them.
         note: A sentence under the panel.
     """
     with mpl.rc_context(STYLE):
@@ -103,6 +106,13 @@ def line_panel(
             axes.axvline(x, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)))
             place = ("data", "axes fraction")
             axes.annotate(label, (x, 1), xycoords=place, color=MUTED, fontsize=9, ha="center", va="bottom")
+        if alarms:
+            axes.plot(
+                list(alarms), [1.0] * len(alarms), "v", color=ALARM, transform=axes.get_xaxis_transform(), clip_on=False
+            )
+            for x in alarms:
+                axes.axvline(x, color=ALARM, linewidth=0.9, alpha=0.6)
+            note = " ".join(part for part in (note, _alarms_in_words(alarms, x_label)) if part)
         axes.set_xlabel(x_label)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label == "step"))
         axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -204,6 +214,11 @@ def _in_words(series: Series, x_label: str) -> str:
         f"{name}: from {first:.3g} at {x_label} {series.x[0]:.4g} to {last:.3g} at {x_label} {series.x[-1]:.4g}, "
         f"lowest {min(series.y):.3g}, highest {max(series.y):.3g}."
     )
+
+
+def _alarms_in_words(alarms: Sequence[float], x_label: str) -> str:
+    places = ", ".join(f"{x:.4g}" for x in alarms[:6]) + (f" and {len(alarms) - 6} more" if len(alarms) > 6 else "")
+    return f"▼ {'alarms' if len(alarms) > 1 else 'alarm'} at {x_label} {places}"
 
 
 def _svg(figure: Figure, alt: str) -> Markup:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf.pipeline.report_alarms import alarm_steps
 from rlhf.pipeline.report_data import RunRecord, StageRecord, mapping, number, sorted_points
 from rlhf.pipeline.report_plots import ONE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
 
@@ -34,6 +35,7 @@ PANELS: tuple[PanelSpec, ...] = (
     PanelSpec("Distance from the reference", "KL, nats per sequence", {"KL": "*/ref_kl"}),
     PanelSpec("Entropy", "nats per token", {"entropy": "loss/entropy"}),
     PanelSpec("Completion length", "tokens", {"length": "*/length_mean"}),
+    PanelSpec("Repetition", "share of repeated three-token runs", {"repetition": "*/repetition"}),
     PanelSpec("Completions that ended", "share", {"ended": "*/eos_frac"}),
     PanelSpec("Policy loss", "", {"loss": "loss/policy"}),
     PanelSpec("Value loss", "", {"loss": "loss/value"}),
@@ -41,6 +43,7 @@ PANELS: tuple[PanelSpec, ...] = (
     PanelSpec("Step away from the sampling policy", "KL, nats per token", {"KL": "*/kl_mean"}),
     PanelSpec("Clipped tokens", "share", {"clipped": "*/clip_frac"}),
     PanelSpec("Probability ratio", "mean", {"ratio": "*/ratio_mean"}),
+    PanelSpec("Largest probability ratio", "of a token", {"ratio": "*/ratio_max"}),
     PanelSpec("Spread within groups", "standard deviation", {"spread": "*/reward_std"}),
     PanelSpec("Groups that teach nothing", "share", {"equal": "*/equal_groups_frac"}),
     PanelSpec("KL coefficient", "", {"coefficient": "*/kl_coef"}),
@@ -97,18 +100,19 @@ def stage_curves(stage: StageRecord) -> StageCurves:
     """Every metric of a stage: in a panel where it has one, else in a list."""
     panels, used = [], {name for names in BANDS.values() for name in names}
     for spec in PANELS:
-        series = []
+        series, drawn = [], []
         for number_of_line, (label, pattern) in enumerate(spec.lines.items()):
             colour = TWO if number_of_line or label == "held out" else ONE
             for name in stage.curves:
                 if not _matches(pattern, name) or name in used:
                     continue
                 used.add(name)
+                drawn.append(name)
                 x, y = sorted_points(stage.curves[name])
                 low, high = (_along(stage.curves.get(end), x) for end in BANDS.get(name, ("", "")))
                 series.append(Series(label, x, y, colour, low, high))
         if series:
-            panels.append(line_panel(spec.title, series, unit=spec.unit))
+            panels.append(line_panel(spec.title, series, unit=spec.unit, alarms=alarm_steps(stage, drawn)))
     others = [
         (name, curve[min(curve)], curve[max(curve)], len(curve))
         for name, curve in stage.curves.items()

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import math
-import os
-import platform
-import shutil
-import sys
+import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib import metadata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from rich.console import Console
+from rich.markup import escape
 
-import rlhf
 from rlhf.config.recipe import RecipeConfig
-from rlhf.errors import ConfigError, RLHFError
-from rlhf.files import write_json, write_text
-from rlhf.pipeline.artifacts import Artifact, StagePlan, code_version, plan_stage, stage_files
-from rlhf.pipeline.report import write_report
+from rlhf.errors import ConfigError, DataError, InterruptedRun, RLHFError
+from rlhf.files import storage_errors, write_json, write_text
+from rlhf.pipeline import previous
+from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, local_inputs, stage_files
+from rlhf.pipeline.lock import locked
+from rlhf.pipeline.manifest import machine as machine
+from rlhf.pipeline.manifest import manifest, now, summary
+from rlhf.pipeline.manifest import versions as versions
+from rlhf.pipeline.memory import memory_errors
+from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions
+from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import STAGES, StageContext
-from rlhf.training.log import RunLog
+from rlhf.training.checkpoint import PREFIX
+from rlhf.training.interrupt import signals_as_requests
+from rlhf.training.log import RunLog, finite
 
-PACKAGES = ("torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "pydantic", "safetensors")
+WRITTEN = ("recipe.yaml", "manifest.json", "summary.json", FILE_NAME)
+"""Besides the stages' folders."""
 
 
 class Pipeline:
@@ -46,193 +47,209 @@ class Pipeline:
         self.run_dir = Path(recipe.output_dir) / recipe.name
         self.log = RunLog(self.run_dir, console=console)
         self.artifacts: dict[str, Artifact] = {}
+        """Stages that are there, as the recipe asks for them or (``until``, ``only_for``) as they were left."""
 
-    def run(self) -> dict[str, Any]:
+    def plan(self, **options: Any) -> list[PlannedStage]:
+        """What ``run`` with the same options (see ``RunOptions``) would do with each stage, and why; changes nothing."""
+        return Planner(self.recipe, self.run_dir, RunOptions(**options)).plan()
+
+    def run(self, **options: Any) -> dict[str, Any]:
         """Run every stage that is not there yet, write manifest, summary and report.
 
+        Args:
+            options: See ``RunOptions``.
+
         Returns:
-            The summary (see ``_summary``).
+            The summary.
+
+        Raises:
+            RunBusyError: Another live process has the run folder.
+            StorageError: It can't be written, or the disk is full.
+            MemoryLimitError: A stage ran out of memory.
+            InterruptedRun: Somebody asked it to stop; the same call goes on from there.
         """
+        chosen = RunOptions(**options)
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        with locked(self.run_dir):
-            return self._run_stages()
+        with storage_errors(self.run_dir), signals_as_requests(at_once=True):
+            self._make_folder()
+            with locked(self.run_dir):
+                return self._run(chosen)
 
-    def _run_stages(self) -> dict[str, Any]:
-        self._write_recipe()
-        keys: dict[str, str] = {}
+    def _make_folder(self) -> None:
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(
+                f"{self.run_dir} can't be the run's folder, because it or a folder above it is a file; "
+                "give another output_dir= or name=."
+            ) from None
+
+    def _run(self, options: RunOptions) -> dict[str, Any]:
+        previous.settle(self.run_dir)
         for name in self.recipe.stages:
-            plan = plan_stage(name, self.recipe, keys)
-            keys[name] = plan.key
-            self.artifacts[name] = self._run_stage(name, plan)
-            self._write_manifest()
-            write_json(self.run_dir / "summary.json", self._summary())
+            if Artifact.read(self.run_dir / name) is not None and (self.run_dir / name / STARTED).exists():
+                self._clear(name)  # killed right after it was finished
+        planner = Planner(self.recipe, self.run_dir, options)
+        plans = planner.plan()
+        recipe = yaml.safe_dump(self.recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+        if all(plan.action is Action.KEPT for plan in plans) and self._is_told(recipe):
+            return self._nothing_to_do(plans)
+        self._announce(plans)
+        if options.request:
+            write_json(self.run_dir / REQUEST, {"request": options.request, "number": planner.request})
+        write_text(self.run_dir / "recipe.yaml", recipe)
+        planner = Planner(self.recipe, self.run_dir, options)
+        for foreseen in plans:
+            plan = planner.plan_stage(foreseen.name)
+            if plan.line != foreseen.line and plan.action is not foreseen.action:
+                self.log.say(escape(plan.line))
+            self.artifacts[plan.name] = self._do(plan)
+            planner.take(plan.name, self.artifacts[plan.name].key, self.artifacts[plan.name])
+            self._tell(of=planner.stages)
+        (self.run_dir / REQUEST).unlink(missing_ok=True)
         report = write_report(self.run_dir)
+        self._say_where(report)
+        return summary(self.run_dir, self.artifacts)
+
+    def _is_told(self, recipe: str) -> bool:
+        """Whether recipe, manifest, summary and report are there and say what they would say."""
+        if not all((self.run_dir / name).is_file() for name in WRITTEN):
+            return False
+        return (self.run_dir / "recipe.yaml").read_text(encoding="utf-8", errors="replace") == recipe
+
+    def _nothing_to_do(self, plans: list[PlannedStage]) -> dict[str, Any]:
+        for plan in plans:
+            assert plan.artifact is not None
+            self.artifacts[plan.name] = plan.artifact
+            self._line(plan.name, plan.artifact.headline, "; ".join((str(plan.action), *plan.reasons)))
+        self._add_others(but=[plan.name for plan in plans])
+        (self.run_dir / REQUEST).unlink(missing_ok=True)
+        count = f"all {len(plans)} stages are" if len(plans) > 1 else f"{plans[0].name} is"
+        self.log.say(f"Nothing to do: {count} as the recipe asks.")
+        self._say_where(self.run_dir / FILE_NAME)
+        return summary(self.run_dir, self.artifacts)
+
+    def _announce(self, plans: list[PlannedStage]) -> None:
+        for plan in plans:
+            self.log.say(escape(plan.line))
+        self.log.say("")
+
+    def _do(self, plan: PlannedStage) -> Artifact:
+        """Keep, bring back or make one stage."""
+        if plan.previous is not None:
+            previous.bring_back(self.run_dir, plan.previous)
+            self.log.for_stage(plan.name).write("stage_back", key=plan.key)
+        if plan.artifact is not None:
+            self._line(plan.name, plan.artifact.headline, str(plan.action))
+            return plan.artifact
+        folder = self.run_dir / plan.name
+        if plan.action is not Action.ON:
+            previous.move_aside(self.run_dir, plan.name)
+            if folder.exists():
+                raise ConfigError(
+                    f"{folder} is a file, and stage {plan.name!r} wants a folder of that name; move the file away, or give the "
+                    "stage another name."
+                )
+            folder.mkdir()
+        Started(plan.made_from, plan.contents, plan.asked).write(folder)
+        artifact = self._make(plan)
+        self._clear(plan.name)
+        return artifact
+
+    def _make(self, plan: PlannedStage) -> Artifact:
+        stage = self.recipe.stages[plan.name]
+        log = self.log.for_stage(plan.name, log_to=getattr(stage, "log_to", ()))
+        log.write("stage_start", kind=plan.kind, key=plan.key, action=str(plan.action), reasons=list(plan.reasons))
+        began = time.monotonic()
+        with self._failures(plan.name, log), memory_errors(plan.name, stage), storage_errors(self.run_dir):
+            outcome = STAGES[stage.kind](stage, StageContext(plan.name, self.run_dir, log))
+            self._check_inputs(plan)
+            folder = self.run_dir / plan.name
+            files = stage_files(folder)
+            artifact = Artifact(
+                stage=plan.name,
+                kind=stage.kind,
+                key=plan.key,
+                seconds=round(time.monotonic() - began, 2),
+                headline=outcome.headline,
+                metrics=finite(outcome.metrics),
+                parents=plan.made_from.parents,
+                files=files,
+                sizes={name: (folder / name).stat().st_size for name in files},
+                settings=plan.made_from.settings,
+                code=plan.made_from.code,
+                contents=plan.contents,
+                asked=plan.asked,
+                finished=now(),
+                versions=versions(),
+            )
+            artifact.write(folder)
+            log.write("stage_end", seconds=artifact.seconds, message=outcome.headline)
+        self._line(plan.name, outcome.headline, f"{artifact.seconds:.0f} s")
+        return artifact
+
+    @contextlib.contextmanager
+    def _failures(self, name: str, log: RunLog) -> Iterator[None]:
+        """However a stage ends before its end, the log says so, and a user's error says where it happened."""
+        try:
+            yield
+        except BaseException as err:
+            stopped = isinstance(err, InterruptedRun | KeyboardInterrupt)
+            message = str(err) if isinstance(err, RLHFError) else f"{type(err).__name__}: {err}"
+            with contextlib.suppress(OSError):  # the disk may be what is full
+                log.write("stage_interrupted" if stopped else "stage_failed", message=message)
+            if isinstance(err, InterruptedRun):
+                err.add_note(f"In stage {name!r} of {self.run_dir}; the same command goes on from there.")
+            elif isinstance(err, RLHFError):
+                err.add_note(f"In stage {name!r} of {self.run_dir}; what was finished before it is kept.")
+            raise
+
+    def _check_inputs(self, plan: PlannedStage) -> None:
+        """A file that changed while the stage read it would leave a result that nobody could make again.
+
+        Raises:
+            DataError: Naming the file.
+        """
+        for place, path in local_inputs(self.recipe.stages[plan.name]):
+            before = plan.made_from.parents.get(place, "")
+            if before.rpartition("@")[2] != (content_hash(path) if path.exists() else ""):
+                raise DataError(
+                    f"{path} was changed while stage {plan.name!r} ran, so its result belongs to neither content and was not "
+                    "kept. Give the same command again when the file is whole."
+                )
+
+    def _clear(self, name: str) -> None:
+        """Remove what only an unfinished stage needs."""
+        folder = self.run_dir / name
+        previous.remove([path for path in folder.glob(f"{PREFIX}*") if not self._stays(name, path)])
+        previous.forget_unfinished(self.run_dir, name)
+        (folder / STARTED).unlink(missing_ok=True)
+
+    def _stays(self, name: str, checkpoint: Path) -> bool:
+        """Whether a finished stage keeps a checkpoint; its model folder is the result, and it is never resumed."""
+        every = getattr(self.recipe.stages[name], "keep_every", None)
+        step = checkpoint.name.removeprefix(PREFIX)
+        return every is not None and step.isdigit() and int(step) % every == 0
+
+    def _tell(self, *, of: Sequence[str]) -> None:
+        """Manifest and summary of what this run has done so far; what it is still to do again is no outcome any more."""
+        self._add_others(but=of)
+        write_json(self.run_dir / "manifest.json", manifest(self.run_dir, self.artifacts))
+        write_json(self.run_dir / "summary.json", summary(self.run_dir, self.artifacts))
+
+    def _add_others(self, *, but: Sequence[str]) -> None:
+        """Stages of the recipe that this run does not look at, as they are; all in the order of the recipe."""
+        for name in self.recipe.stages:
+            if name not in but and (found := Artifact.read(self.run_dir / name)) is not None:
+                self.artifacts[name] = found
+        self.artifacts = {name: self.artifacts[name] for name in self.recipe.stages if name in self.artifacts}
+
+    def _say_where(self, report: Path) -> None:
         models = [name for name in self.recipe.stages if (self.run_dir / name / "model").is_dir()]
         if models:
             self.log.say(f"[bold]model        [/]{self.run_dir / models[-1] / 'model'}")
         self.log.say(f"[bold]report       [/]{report}")
-        return self._summary()
-
-    def _run_stage(self, name: str, plan: StagePlan) -> Artifact:
-        stage = self.recipe.stages[name]
-        folder = self.run_dir / name
-        found = Artifact.read(folder)
-        if found is not None and found.key == plan.key:
-            self._line(name, found.headline, "kept")
-            return found
-        if found is not None:
-            self.log.say(f"{name}: its settings, inputs or code changed since it was made; doing it again")
-        self._prepare(folder, plan.key)
-        log = self.log.for_stage(name, log_to=getattr(stage, "log_to", ()))
-        log.write("stage_start", kind=stage.kind, key=plan.key)
-        began = time.monotonic()
-        try:
-            outcome = STAGES[stage.kind](stage, StageContext(name, self.run_dir, log))
-        except RLHFError as err:
-            log.write("stage_failed", message=str(err))
-            err.add_note(f"In stage {name!r} of {self.run_dir}; what was finished before it is kept.")
-            raise
-        seconds = time.monotonic() - began
-        artifact = Artifact(
-            stage=name,
-            kind=stage.kind,
-            key=plan.key,
-            seconds=round(seconds, 2),
-            headline=outcome.headline,
-            metrics=_finite(outcome.metrics),
-            parents=plan.parents,
-            files=stage_files(folder),
-        )
-        artifact.write(folder)
-        for checkpoint in folder.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)  # the model folder is the result; a finished stage is never resumed
-        log.write("stage_end", seconds=artifact.seconds, message=outcome.headline)
-        self._line(name, outcome.headline, f"{seconds:.0f} s")
-        return artifact
-
-    def _prepare(self, folder: Path, key: str) -> None:
-        """An empty folder for the stage, or one with checkpoints of the same key, from which it goes on."""
-        marker = folder / "key.txt"
-        if folder.exists() and (not marker.exists() or marker.read_text(encoding="utf-8") != key):
-            shutil.rmtree(folder)
-        write_text(marker, key)
 
     def _line(self, name: str, headline: str, note: str) -> None:
-        self.log.say(f"[bold]{name:<12}[/] {headline} [dim]({note})[/]")
-
-    def _write_recipe(self) -> None:
-        tree = self.recipe.model_dump(mode="json")
-        write_text(self.run_dir / "recipe.yaml", yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
-
-    def _write_manifest(self) -> None:
-        write_json(
-            self.run_dir / "manifest.json",
-            {
-                "run": self.recipe.name,
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                "machine": machine(),
-                "versions": versions(),
-                "code": {"rlhf": rlhf.__version__, "sha256": code_version()},
-                "artifacts": {
-                    name: {
-                        "kind": a.kind,
-                        "key": a.key,
-                        "parents": a.parents,
-                        "seconds": a.seconds,
-                        "files": a.files,
-                    }
-                    for name, a in self.artifacts.items()
-                },
-            },
-        )
-
-    def _summary(self) -> dict[str, Any]:
-        """The outcome for machines; a number that no stage measured is null."""
-        measured: dict[str, Any] = {}
-        for artifact in self.artifacts.values():
-            if artifact.kind == "evaluate":
-                measured.update(artifact.metrics)
-        alarms = [e for e in read_events(self.run_dir) if e.get("event") == "alarm"]
-        wanted = ("win_rate", "win_rate_low", "win_rate_high", "reward_accuracy", "kl", "gold_before", "gold_after")
-        return {
-            "run": self.recipe.name,
-            **{name: measured.get(name) for name in wanted},
-            "gates": [],
-            "alarms": [{"stage": e["stage"], "message": e.get("message", "")} for e in alarms],
-            "stages": {
-                name: {"kind": a.kind, "seconds": a.seconds, "headline": a.headline, "metrics": a.metrics}
-                for name, a in self.artifacts.items()
-            },
-        }
-
-
-@contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
-    """Keep other processes out of a run folder; the system lets go of the lock however this process ends.
-
-    Raises:
-        ConfigError: Another live process has the folder.
-    """
-    with (run_dir / ".lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise ConfigError(
-                f"{run_dir} is in use by another run ({file.read().strip() or 'owner unknown'}); wait for it, or give another name=."
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} since {datetime.now().isoformat(timespec='seconds')}\n")
-        file.flush()
-        yield
-
-
-def read_events(run_dir: Path) -> list[dict[str, Any]]:
-    """All whole lines of events.jsonl."""
-    path = run_dir / "events.jsonl"
-    events = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue  # the last line of a killed process may be half written
-    return events
-
-
-def machine() -> dict[str, Any]:
-    """What the run ran on."""
-    found: dict[str, Any] = {
-        "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": sys.version.split()[0],
-    }
-    if torch.cuda.is_available():
-        found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return found
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the packages that decide results."""
-    return {"rlhf": rlhf.__version__, **{name: metadata.version(name) for name in PACKAGES}}
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
-def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN; what was not measured is null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in metrics.items()
-    }
+        self.log.say(f"[bold]{name:<12}[/] {escape(headline)} [dim]({note})[/]")

@@ -2,7 +2,13 @@
 
     types       what a scorer takes and gives
     functions   any Python function with the standard signature, in a process that can be killed
-    worker      that process
+    process     that process, seen from here: started, killed, replaced
+    worker      that process, seen from inside
+    background  coroutines from code that is not async
+    verdicts    what comes from outside is checked, and refused by the sample's name
+    service     a reward server, asked over HTTP
+    service_calls    with timeouts and retries
+    service_formats  in the server's own format
     learned     a reward model
     rules       heuristics of form
     lexicon     how positive a text is
@@ -19,6 +25,8 @@ The standard signature is the ecosystem's own, so functions written for TRL work
                   (False where the length limit cut a completion off); only those that the function names, unless it
                   takes ``**``
     None          this function does not apply to this sample
+
+It may be ``async``. What it does to its arguments changes nothing of ours: it gets copies.
 
 This module imports nothing: the worker process starts through it.
 """

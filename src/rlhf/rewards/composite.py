@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError
-from rlhf.rewards.functions import FunctionReward
-from rlhf.rewards.types import CompletionLike, Scorer, ScoreResult, sample_name
+from rlhf.rewards.types import Abstaining, CompletionLike, Scorer, ScoreResult, ask_scorer, sample_name
+from rlhf.rewards.verdicts import OnError
+
+SQUARES_OVERFLOW = 1e100
+"""Scores beyond this are brought nearer before they are squared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +30,20 @@ class CompositeReward:
     """The weighted sum of what applies to each sample.
 
     A function that returns None for a sample is left out of that sample's sum; a sample to which none applies is an
-    error.
+    error. A sample that one component fails on has no score at all, and plays no part in how the others' are
+    normalised.
     """
 
-    def __init__(self, components: Sequence[Component], *, name: str = "composite") -> None:
+    def __init__(
+        self, components: Sequence[Component], *, name: str = "composite", on_error: OnError = "raise"
+    ) -> None:
         """Combine judges.
 
         Args:
             components: At least one; two of the same name are told apart by a number.
             name: What metrics and errors call the sum.
+            on_error: ``report`` puts a sample to which none applies into the result's ``errors`` instead of raising;
+                the components each have a setting of their own.
 
         Raises:
             ConfigError: There is no component, or a weight is not a finite number.
@@ -50,6 +58,7 @@ class CompositeReward:
         self.components = list(components)
         self.names = _distinct([component.scorer.name for component in components])
         self._name = name
+        self.on_error = on_error
 
     @property
     def name(self) -> str:
@@ -60,27 +69,36 @@ class CompositeReward:
         """See ``Scorer``.
 
         Raises:
-            RewardError: From a component, or because none applies to a sample.
+            RewardError: From a component, or because none applies to a sample or a sum is beyond all numbers.
         """
-        totals = [0.0] * len(completions)
-        applied = [False] * len(completions)
         raw: dict[str, list[float | None]] = {}
         errors: dict[int, str] = {}
         for name, component in zip(self.names, self.components, strict=True):
-            verdicts, wrong = _verdicts(component.scorer, prompts, completions)
+            raw[name], wrong = _verdicts(component.scorer, prompts, completions)
             errors |= {place: f"{name}: {reason}" for place, reason in wrong.items() if place not in errors}
-            raw[name] = verdicts
-            for place, verdict in enumerate(standardized(verdicts) if component.normalize else verdicts):
+        totals: list[float | None] = [None] * len(completions)
+        for component, verdicts in zip(self.components, raw.values(), strict=True):
+            sound = [None if place in errors else verdict for place, verdict in enumerate(verdicts)]
+            for place, verdict in enumerate(standardized(sound) if component.normalize else sound):
                 if verdict is not None:
-                    totals[place] += component.weight * verdict
-                    applied[place] = True
-        for place, some in enumerate(applied):
-            if not some and place not in errors:
-                raise RewardError(
-                    f"No reward applies to sample {sample_name(prompts[place], completions[place])}: "
-                    f"{', '.join(self.names)} all returned None; add one that judges every sample."
-                )
-        return ScoreResult([math.nan if i in errors else total for i, total in enumerate(totals)], raw, errors)
+                    totals[place] = (totals[place] or 0.0) + component.weight * verdict
+        wrong = {place: self._fault(total) for place, total in enumerate(totals) if place not in errors}
+        wrong = {place: reason for place, reason in wrong.items() if reason}
+        if wrong and self.on_error == "raise":
+            place, reason = min(wrong.items())
+            raise RewardError(f"Sample {sample_name(prompts[place], completions[place])} has no reward: {reason}.")
+        errors |= wrong
+        scores = [math.nan if total is None or place in errors else total for place, total in enumerate(totals)]
+        return ScoreResult(scores, raw, errors)
+
+    def _fault(self, total: float | None) -> str:
+        """Why a sum is no score; the empty text where it is one."""
+        names = ", ".join(self.names)
+        if total is None:
+            return f"no reward applies to it: {names} all returned None; add one that judges every sample"
+        if not math.isfinite(total):
+            return f"the weighted sum of {names} is {total}; lower the weights, or bring the scores to a common scale"
+        return ""
 
     def close(self) -> None:
         """End the processes of the components."""
@@ -95,6 +113,9 @@ def standardized(verdicts: Sequence[float | None]) -> list[float | None]:
     numbers = [verdict for verdict in verdicts if verdict is not None]
     if not numbers:
         return list(verdicts)
+    largest = max(map(abs, numbers))
+    if largest > SQUARES_OVERFLOW:
+        return standardized([None if verdict is None else verdict / largest for verdict in verdicts])
     mean = math.fsum(numbers) / len(numbers)
     deviation = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
     if deviation <= 1e-12 * max(1.0, abs(mean)):
@@ -105,10 +126,10 @@ def standardized(verdicts: Sequence[float | None]) -> list[float | None]:
 def _verdicts(
     scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
 ) -> tuple[list[float | None], Mapping[int, str]]:
-    """A component's raw verdicts; a function may say None, which ``score`` alone would refuse."""
-    if isinstance(scorer, FunctionReward):
+    """A component's raw verdicts; some may say None, which ``score`` alone would refuse."""
+    if isinstance(scorer, Abstaining):
         return scorer.checked_verdicts(prompts, completions)
-    result = scorer.score(prompts, completions)
+    result = ask_scorer(scorer, prompts, completions)
     return [None if place in result.errors else score for place, score in enumerate(result.scores)], result.errors
 
 

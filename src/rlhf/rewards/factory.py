@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,6 +16,7 @@ from rlhf.config.rewards import (
     RewardBase,
     RewardSpec,
     RulesRewardConfig,
+    ServiceRewardConfig,
 )
 from rlhf.errors import ConfigError, look_up
 from rlhf.models.reward import RewardModel
@@ -23,16 +25,31 @@ from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.lexicon import LexiconReward
 from rlhf.rewards.rules import RuleBasedReward
+from rlhf.rewards.service import ServiceReward
+from rlhf.rewards.service_calls import Patience
 from rlhf.rewards.types import Scorer
+from rlhf.rewards.verdicts import OnError
 
 
-def build_reward(specs: Any, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Scorer:
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a reward gets beside its own settings."""
+
+    tokenizer: PreTrainedTokenizerBase | None
+    on_error: OnError
+
+
+def build_reward(
+    specs: Any, *, tokenizer: PreTrainedTokenizerBase | None = None, on_error: OnError = "raise"
+) -> Scorer:
     """A scorer of one or several settings.
 
     Args:
         specs: A ``RewardSpec``, a text or mapping that stands for one, or a list of them. Sources of learned rewards
             are folders or hub names here: whoever knows about stages has put the folder in place of ``stage:NAME``.
         tokenizer: The policy's, so that a reward model knows whether it can take ids as they are.
+        on_error: ``report`` puts samples that could not be judged into the result's ``errors`` instead of raising; what
+            keeps a judge from working at all is raised even then.
 
     Returns:
         One judge as it is, or the weighted sum.
@@ -43,14 +60,15 @@ def build_reward(specs: Any, *, tokenizer: PreTrainedTokenizerBase | None = None
     found = [
         _validated(spec) for spec in (specs if isinstance(specs, Sequence) and not isinstance(specs, str) else [specs])
     ]
-    scorers = [look_up(REWARDS, spec.kind, kind="reward")(spec, tokenizer) for spec in found]
+    scorers = [look_up(REWARDS, spec.kind, kind="reward")(spec, Surroundings(tokenizer, on_error)) for spec in found]
     if len(found) == 1 and found[0].weight == 1 and not found[0].normalize:
         return scorers[0]
     return CompositeReward(
         [
             Component(scorer=scorer, weight=spec.weight, normalize=spec.normalize)
             for scorer, spec in zip(scorers, found, strict=True)
-        ]
+        ],
+        on_error=on_error,
     )
 
 
@@ -77,6 +95,10 @@ class RewardFunctionFactory:
         """Heuristics of form; settings as of ``RuleBasedReward``."""
         return RuleBasedReward(**settings)
 
+    def from_service(self, url: str, **options: Any) -> ServiceReward:
+        """A reward server; options as of ``ServiceReward``."""
+        return ServiceReward(url, **options)
+
     def combine(self, weighted: Mapping[Scorer, float]) -> CompositeReward:
         """A weighted sum."""
         return CompositeReward([Component(scorer=scorer, weight=weight) for scorer, weight in weighted.items()])
@@ -89,16 +111,22 @@ def _validated(spec: Any) -> Any:
         return _SPEC.validate_python(spec)
     except ValidationError as err:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'kind'}: {e['msg']}" for e in err.errors())
-        raise ConfigError(f"{spec!r} is not a valid reward: {problems}.") from None
+        shown = {**spec, "headers": "..."} if isinstance(spec, Mapping) and "headers" in spec else spec
+        raise ConfigError(f"{shown!r} is not a valid reward: {problems}.") from None
 
 
-def _build_learned(spec: LearnedRewardConfig, tokenizer: PreTrainedTokenizerBase | None) -> Scorer:
+def _build_learned(spec: LearnedRewardConfig, at: Surroundings) -> Scorer:
     if spec.source.startswith("stage:"):
         raise ConfigError(f"The reward {spec.source!r} names a stage; outside a recipe give the folder of its model.")
-    return LearnedReward(RewardModel.from_pretrained(spec.source), tokenizer=tokenizer, name=spec.name or "learned")
+    return LearnedReward(
+        RewardModel.from_pretrained(spec.source),
+        tokenizer=at.tokenizer,
+        name=spec.name or "learned",
+        on_error=at.on_error,
+    )
 
 
-def _build_rules(spec: RulesRewardConfig, tokenizer: PreTrainedTokenizerBase | None) -> Scorer:
+def _build_rules(spec: RulesRewardConfig, at: Surroundings) -> Scorer:
     return RuleBasedReward(
         target_words=spec.target_words,
         length_weight=spec.length_weight,
@@ -108,26 +136,48 @@ def _build_rules(spec: RulesRewardConfig, tokenizer: PreTrainedTokenizerBase | N
     )
 
 
-def _build_lexicon(spec: LexiconRewardConfig, tokenizer: PreTrainedTokenizerBase | None) -> Scorer:
+def _build_lexicon(spec: LexiconRewardConfig, at: Surroundings) -> Scorer:
     return LexiconReward(spec.path, scale=spec.scale, negation=spec.negation, name=spec.name or "lexicon")
 
 
-def _build_function(spec: FunctionRewardConfig, tokenizer: PreTrainedTokenizerBase | None) -> Scorer:
+def _build_function(spec: FunctionRewardConfig, at: Surroundings) -> Scorer:
     return FunctionReward(
         spec.function,
         name=spec.name,
         arguments=spec.arguments,
         timeout_seconds=spec.timeout_seconds,
         in_process=spec.in_process,
+        on_error=at.on_error,
+    )
+
+
+def _build_service(spec: ServiceRewardConfig, at: Surroundings) -> Scorer:
+    return ServiceReward(
+        spec.url,
+        format=spec.format,
+        name=spec.name or "service",
+        arguments=spec.arguments,
+        headers=spec.headers,
+        patience=Patience(
+            timeout_seconds=spec.timeout_seconds,
+            deadline_seconds=spec.deadline_seconds,
+            retries=spec.retries,
+            backoff_seconds=spec.backoff_seconds,
+            max_backoff_seconds=spec.max_backoff_seconds,
+        ),
+        batch_size=spec.batch_size,
+        concurrency=spec.concurrency,
+        on_error=at.on_error,
     )
 
 
 _SPEC: TypeAdapter[Any] = TypeAdapter(RewardSpec)
 
-REWARDS: dict[str, Callable[[Any, PreTrainedTokenizerBase | None], Scorer]] = {
+REWARDS: dict[str, Callable[[Any, Surroundings], Scorer]] = {
     "learned": _build_learned,
     "rules": _build_rules,
     "lexicon": _build_lexicon,
     "function": _build_function,
+    "service": _build_service,
 }
 """Kind in a recipe -> what builds it."""

@@ -1,6 +1,8 @@
 """Any Python function as a scorer.
 
-It may be slow or buggy: every verdict is checked, and an error names the function and the sample.
+It may be slow or buggy: every verdict is checked, and an error names the function and the sample. A call that fails is
+repeated sample by sample to find that out, and a process that dies or hangs is replaced at the next call: a function
+that remembers things between calls must expect both.
 """
 
 from __future__ import annotations
@@ -8,18 +10,23 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Self
 
 from rlhf.config.rewards import FUNCTION
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.types import CompletionLike, ScoreResult, sample_name
-from rlhf.rewards.worker import CallError, Odd, call, find_function
+from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refusal, refuse, score_result
+from rlhf.rewards.worker import CallError, Failure, Odd, call, find_function
 
 RESERVED = ("prompts", "completions", "completion_ids", "ended")
 """Names that a column can't have, because every reward function gets something else under them."""
+MAX_LOST_WORKERS = 3
+"""Samples that a function may die or hang on, each for the whole timeout, before the others are not tried any more."""
 
 
 class FunctionReward:
@@ -33,9 +40,9 @@ class FunctionReward:
         arguments: Mapping[str, Any] | None = None,
         timeout_seconds: float = 60.0,
         in_process: bool = False,
-        on_error: Literal["raise", "report"] = "raise",
+        on_error: OnError = "raise",
     ) -> None:
-        """Wrap a function; it is looked for at once, and runs at the first call.
+        """Wrap a function; its process starts at the first call.
 
         Args:
             function: ``package.module:function``, ``path/to/file.py:function``, or the function itself.
@@ -59,6 +66,9 @@ class FunctionReward:
         else:
             spec = function if isinstance(function, str) else _spec_of(function)
             check_function_name(spec)
+            file = spec.rpartition(":")[0]
+            if file.endswith(".py") and not Path(file).is_file():
+                raise ConfigError(f"The function {spec!r} can't be used: there is no file {file}.")
             self._process = FunctionProcess(spec)
 
     @property
@@ -72,25 +82,37 @@ class FunctionReward:
         Raises:
             RewardError: Names the function and the first sample that it fails on.
         """
-        verdicts, errors = self.checked_verdicts(prompts, completions)
-        for place, verdict in enumerate(verdicts):
-            if verdict is None and place not in errors:
-                errors[place] = "it returned None (does not apply), and no other reward judges the sample"
-        self._refuse(errors, prompts, completions)
-        scores = [math.nan if verdict is None else verdict for verdict in verdicts]
-        return ScoreResult(scores, {self.name: verdicts}, errors)
+        verdicts, failures = self._verdicts(prompts, completions)
+        abstained = {place: NONE_ALONE for place, verdict in enumerate(verdicts) if verdict is None}
+        failures = abstained | failures
+        if self.on_error == "raise":
+            refuse(f"The reward {self.name}", failures, prompts, completions)
+        return score_result(self.name, verdicts, failures)
 
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """Raw verdicts [n], None where the function does not apply or failed, and why it failed on which sample.
+        """See ``Abstaining``.
 
         Raises:
             RewardError: It failed, and this scorer was not built to report that.
         """
-        verdicts, errors = self._verdicts(prompts, completions)
-        self._refuse(errors, prompts, completions)
-        return verdicts, errors
+        verdicts, failures = self._verdicts(prompts, completions)
+        if self.on_error == "raise":
+            refuse(f"The reward {self.name}", failures, prompts, completions)
+        return verdicts, {place: failure.reason for place, failure in failures.items()}
+
+    def start(self) -> None:
+        """Start the function's process now, so that a function that is not there is told before anything is sampled.
+
+        Raises:
+            RewardError: It can't be found, or its module does not import.
+        """
+        if self._process is not None:
+            try:
+                self._process.start()
+            except CallError as err:
+                raise self._unusable(err.failure) from err
 
     def close(self) -> None:
         """End the function's process; a later call starts another."""
@@ -105,53 +127,83 @@ class FunctionReward:
 
     def _verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
-    ) -> tuple[list[float | None], dict[int, str]]:
+    ) -> tuple[list[float | None], dict[int, Failure]]:
         """A call that fails as a whole is tried again sample by sample, to find out whose fault it is.
 
         Raises:
-            RewardError: The function fails on all samples together and on none of them alone.
+            RewardError: The function can't be used at all, is too slow, or fails on all samples together and on none
+                of them alone.
         """
         if not completions:
             return [], {}
-        whole = function_arguments(prompts, completions, self.arguments)
         try:
-            return _checked(self._call(whole), len(completions))
+            return checked(self._call(prompts, completions), len(completions))
         except CallError as err:
-            together = str(err)
+            together = err.failure
+        if together.hopeless:
+            raise self._unusable(together)
         if len(completions) == 1:
             return [None], {0: together}
-        verdicts: list[float | None] = [None] * len(completions)
-        errors: dict[int, str] = {}
-        for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-            try:
-                single, wrong = _checked(self._call(function_arguments([prompt], [completion], self.arguments)), 1)
-                verdicts[place] = single[0]
-                if wrong:
-                    errors[place] = wrong[0]
-            except CallError as err:
-                errors[place] = str(err)
-            if errors and self.on_error == "raise":
-                break
-        if not errors:
-            raise RewardError(
+        verdicts, failures = self._one_by_one(together, prompts, completions)
+        if not failures:
+            raise refusal(
                 f"The reward {self.name} failed on {len(completions)} samples together, from "
-                f"{sample_name(prompts[0], completions[0])} on, but on none of them alone: {together}."
+                f"{sample_name(prompts[0], completions[0])} on, but on none of them alone: {together.reason}.",
+                together,
             )
-        return verdicts, errors
+        return verdicts, failures
 
-    def _refuse(
-        self, errors: Mapping[int, str], prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
-    ) -> None:
-        if errors and self.on_error == "raise":
-            place, reason = min(errors.items())
-            sample = sample_name(prompts[place], completions[place])
-            raise RewardError(f"The reward {self.name} failed on sample {sample}: {reason}.")
+    def _one_by_one(
+        self, together: Failure, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
+    ) -> tuple[list[float | None], dict[int, Failure]]:
+        """Verdicts and failures of each sample alone; up to the first failure where that is going to be raised."""
+        verdicts: list[float | None] = [None] * len(completions)
+        failures: dict[int, Failure] = {}
+        seconds, lost = 0.0, 0
+        for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            if lost == MAX_LOST_WORKERS:
+                failures[place] = Failure(f"it was not asked, after {lost} samples that it died or hung on")
+                continue
+            self.start()  # a new process takes time that is not the sample's
+            start = time.monotonic()
+            try:
+                (verdicts[place],), wrong = checked(self._call([prompt], [completion]), 1)
+                if wrong:
+                    failures[place] = wrong[0]
+                seconds += time.monotonic() - start
+            except CallError as err:
+                if err.failure.hopeless:
+                    raise self._unusable(err.failure) from err
+                failures[place] = err.failure
+                lost += err.failure.worker_lost
+            if failures and self.on_error == "raise":
+                break
+            if together.slow and seconds > self.timeout_seconds:
+                raise self._too_slow(place + 1, seconds, len(completions))
+        return verdicts, failures
 
-    def _call(self, arguments: Mapping[str, Any]) -> list[float | Odd | None]:
+    def _call(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[float | Odd | None]:
+        """One call on copies, so that whatever the function does to its arguments is its own affair."""
+        arguments = function_arguments(prompts, completions, self.arguments)
         if self._process is not None:
             return self._process.call(arguments, self.timeout_seconds)
         assert self._function is not None
-        return call(self._function, copy.deepcopy(dict(arguments)))
+        try:
+            arguments = copy.deepcopy(arguments)
+        except Exception as err:
+            reason = f"a column can't be copied ({type(err).__name__}: {err}), and a function gets copies only"
+            raise CallError(Failure(reason, hopeless=True)) from err
+        return call(self._function, arguments)
+
+    def _unusable(self, failure: Failure) -> RewardError:
+        return refusal(f"The reward {self.name} can't be used: {failure.reason}.", failure)
+
+    def _too_slow(self, done: int, seconds: float, count: int) -> RewardError:
+        return RewardError(
+            f"The reward {self.name} did not judge {count} samples within timeout_seconds ({self.timeout_seconds:g}). It "
+            f"hangs on none of the first {done}: one by one they took {seconds:.3g} seconds. Set timeout_seconds to "
+            f"{math.ceil(2 * seconds / done * count)} or more, or make the function faster."
+        )
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -199,17 +251,6 @@ def function_arguments(
         "ended": [not completion.truncated for completion in completions],
     }
     return arguments | {name: [prompt.columns.get(name) for prompt in prompts] for name in names} | dict(fixed)
-
-
-def _checked(verdicts: list[float | Odd | None], count: int) -> tuple[list[float | None], dict[int, str]]:
-    if len(verdicts) != count:
-        raise CallError(f"it returned {len(verdicts)} verdicts for {count} completions; it must return one for each")
-    errors = {}
-    for place, verdict in enumerate(verdicts):
-        if isinstance(verdict, Odd) or (verdict is not None and not math.isfinite(verdict)):
-            shown = verdict.shown if isinstance(verdict, Odd) else verdict
-            errors[place] = f"it returned {shown}, which is not a finite number"
-    return [None if place in errors or isinstance(v, Odd) else v for place, v in enumerate(verdicts)], errors
 
 
 def _own_name(function: str | Callable[..., Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +16,9 @@ from rlhf.data.pack import Branch, Group, pack, split_by_tokens
 from rlhf.errors import RewardError, RLHFError
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model, evaluating
-from rlhf.rewards.types import CompletionLike, ScoreResult, sample_name
+from rlhf.rewards.types import CompletionLike, ScoreResult, TextCompletion, sample_name
+from rlhf.rewards.verdicts import OnError, refuse, score_result
+from rlhf.rewards.worker import Failure
 
 
 class LearnedReward:
@@ -35,6 +36,7 @@ class LearnedReward:
         tokenizer: PreTrainedTokenizerBase | None = None,
         name: str = "learned",
         max_tokens: int = 16_384,
+        on_error: OnError = "raise",
     ) -> None:
         """Wrap a reward model.
 
@@ -44,10 +46,12 @@ class LearnedReward:
                 the same texts from them.
             name: What metrics and errors call it.
             max_tokens: Distinct tokens in one forward pass; memory only.
+            on_error: ``report`` puts samples whose score is not finite into the result's ``errors`` instead of raising.
         """
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
+        self.on_error = on_error
         self._name = name
         self._same_ids = same_ids(tokenizer, model.tokenizer) if tokenizer is not None else None
 
@@ -71,14 +75,17 @@ class LearnedReward:
         with evaluating(self.model):
             parts = [self._scores(run) for run in split_by_tokens(groups, max_tokens=self.max_tokens)]
         scores = torch.cat(parts).tolist() if parts else []
-        for place, score in enumerate(scores):
-            if not math.isfinite(score):
-                sample = sample_name(prompts[place], completions[place])
-                raise RewardError(
-                    f"The reward model {self.name} gave sample {sample} the score {score}; its weights hold NaN or "
-                    "infinity, or overflowed in half precision."
-                )
-        return ScoreResult(scores, {self.name: list(scores)})
+        failures = {
+            place: Failure(
+                f"it gave the score {score}; its weights hold NaN or infinity, or overflowed in half precision"
+            )
+            for place, score in enumerate(scores)
+            if not math.isfinite(score)
+        }
+        if self.on_error == "raise":
+            refuse(f"The reward model {self.name}", failures, prompts, completions)
+        verdicts = [None if place in failures else score for place, score in enumerate(scores)]
+        return score_result(self.name, verdicts, failures)
 
     @torch.no_grad()
     def __call__(
@@ -93,7 +100,9 @@ class LearnedReward:
             columns: Ignored.
         """
         asked = [Prompt(f"number {i}", [], text) for i, text in enumerate(prompts)]
-        said = [_Text(text=text, truncated=ended is not None and not ended[i]) for i, text in enumerate(completions)]
+        said = [
+            TextCompletion(text, truncated=ended is not None and not ended[i]) for i, text in enumerate(completions)
+        ]
         groups = self._groups_of_texts(asked, said)
         self._check_lengths(groups, asked, said)
         with evaluating(self.model):
@@ -134,16 +143,6 @@ class LearnedReward:
                     f"Sample {sample_name(prompts[place], completions[place])} has {length} tokens, but the reward "
                     f"model {self.name} was made for {limit}; lower max_new_tokens or max_prompt_length."
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A completion of which only the text is known."""
-
-    text: str
-    truncated: bool
-    tokens: list[int] = field(default_factory=list)
-    sample: int = 0
 
 
 def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:

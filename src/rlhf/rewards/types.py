@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from rlhf.data.contracts import Prompt
+from rlhf.errors import RewardError, RLHFError
 
 
 class CompletionLike(Protocol):
@@ -35,6 +36,16 @@ class CompletionLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TextCompletion:
+    """A completion of which only the text is known."""
+
+    text: str
+    truncated: bool = False
+    tokens: list[int] = field(default_factory=list)
+    sample: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreResult:
     """Verdicts on n completions."""
 
@@ -47,7 +58,11 @@ class ScoreResult:
 
     def __post_init__(self) -> None:
         for place, score in enumerate(self.scores):
-            assert math.isfinite(score) or place in self.errors, f"score {place} is {score} and no error says why"
+            if not math.isfinite(score) and place not in self.errors:
+                raise RewardError(
+                    f"Score {place} of {len(self.scores)} is {score}, and the result's errors do not say why; a score "
+                    "is a finite number, or NaN where there is an error."
+                )
 
 
 @runtime_checkable
@@ -73,6 +88,64 @@ class Scorer(Protocol):
             RewardError: Something could not be judged; names the scorer and the sample.
         """
         ...
+
+
+@runtime_checkable
+class Abstaining(Protocol):
+    """A scorer that may say None, "does not apply to this sample", where others judge beside it."""
+
+    def checked_verdicts(
+        self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
+    ) -> tuple[list[float | None], dict[int, str]]:
+        """Verdicts [n], None where it does not apply or failed, and why it failed on which sample.
+
+        Raises:
+            RewardError: It failed, and was not built to report that.
+        """
+        ...
+
+
+Notify = Callable[[str], None]
+"""Takes a sentence for whoever watches the run."""
+
+
+@runtime_checkable
+class Talkative(Protocol):
+    """A scorer with something to say while it works: that it waits for an answer longer than usual."""
+
+    notify: Notify
+
+
+def listen(scorer: Scorer, notify: Notify) -> None:
+    """Send what a scorer, or a part of it, has to say while it works to ``notify``; by default it goes to ``logging``."""
+    if isinstance(scorer, Talkative):
+        scorer.notify = notify
+    for component in getattr(scorer, "components", ()):
+        listen(component.scorer, notify)
+
+
+def ask_scorer(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
+    """Ask a scorer that may be anybody's, and hold it to its contract.
+
+    Raises:
+        RewardError: Its own, or it raised something else, or did not give one score for each completion.
+    """
+    try:
+        result = scorer.score(prompts, completions)
+    except RLHFError:
+        raise
+    except Exception as err:
+        raise RewardError(
+            f"The reward {scorer.name} raised {type(err).__name__}: {err}, while it judged {len(completions)} "
+            f"completions from {sample_name(prompts[0], completions[0])} on."
+        ) from err
+    if not isinstance(result, ScoreResult) or len(result.scores) != len(completions):
+        got = f"{len(result.scores)} scores" if isinstance(result, ScoreResult) else f"a {type(result).__name__}"
+        raise RewardError(
+            f"The reward {scorer.name} gave {got} for {len(completions)} completions; it must give a ScoreResult with "
+            "one score for each."
+        )
+    return result
 
 
 def sample_name(prompt: Prompt, completion: CompletionLike) -> str:

@@ -22,8 +22,8 @@ from rlhf.losses import (
 )
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
+from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Totals
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import TrainedModule, mixed_precision
@@ -67,9 +67,18 @@ class DPOTrainer(OfflineTrainer):
             self.pairs["eval"] = ScoredPairs(eval_data)
         super().__init__(config, self.pairs["train"], self.pairs.get("eval"), log=log, checkpoint_dir=checkpoint_dir)
 
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's."""
+        return self.policy.tokenizer
+
     def modules(self) -> Sequence[TrainedModule]:
         """The policy."""
         return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
+
+    def collecting_takes_long(self, phase: int) -> bool:
+        """Where the reference is still to be asked."""
+        return any(pairs.ref_logprobs is None for pairs in self.pairs.values())
 
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next pairs; before the first, the reference's scores of all of them."""

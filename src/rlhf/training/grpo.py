@@ -15,9 +15,9 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
+from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Totals
 from rlhf.training.metrics import Metrics
 from rlhf.training.online import OnlineTrainer
 from rlhf.training.optim import TrainedModule

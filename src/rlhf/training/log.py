@@ -91,14 +91,19 @@ class RunLog:
         if self.folder is not None:
             append_jsonl(self.folder / self.stage / ROLLOUTS, map(finite, rows))
 
-    def go_back_to(self, step: int) -> None:
-        """Forget what this stage wrote after ``step``: it is about to happen again, and must not stand there twice."""
+    def go_back_to(self, step: int, *, keep: Sequence[str] = ()) -> None:
+        """Forget what this stage wrote after ``step``: it is about to happen again, and must not stand there twice.
+
+        Args:
+            step: That stays.
+            keep: Kinds of events that stay all the same.
+        """
         self._first_step = step + 1
         if self.folder is None:
             return
 
         def stays(row: Mapping[str, Any]) -> bool:
-            return row.get("stage", self.stage) != self.stage or row.get("step", -1) <= step
+            return row.get("stage", self.stage) != self.stage or row.get("step", -1) <= step or row.get("event") in keep
 
         for path in (self.folder / EVENTS, self.folder / self.stage / ROLLOUTS):
             if path.exists():

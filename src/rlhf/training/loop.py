@@ -9,29 +9,34 @@ accumulate, clip, step, schedule, evaluate, stop early, checkpoint, resume, log.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import ConfigError, TrainingError, did_you_mean
+from rlhf.errors import CheckpointError, ConfigError, InterruptedRun, did_you_mean
 from rlhf.seeds import derive_seed
-from rlhf.training.checkpoint import CheckpointStore, load_weights
+from rlhf.training.algorithm import Algorithm, Experience, Totals
+from rlhf.training.checkpoint import Checkpoint, CheckpointStore, load_weights, step_of
 from rlhf.training.control import EarlyStopping
+from rlhf.training.guards import Alarm
+from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
-from rlhf.training.optim import Optimizer, TrainedModule, WeightAverage, copy_tensors, mixed_precision
+from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors, mixed_precision
 from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
+from rlhf.training.watch import Watch, rows_not_finite
 
 FREE_TO_CHANGE = {
     "tokens_per_microbatch",
@@ -40,84 +45,11 @@ FREE_TO_CHANGE = {
     "keep_every",
     "save_in_background",
     "log_to",
+    "guards",
+    "max_nonfinite_steps",
 }
-"""Settings that a resumed run may change: they decide nothing about the result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Counts over a whole optimiser step, all its micro-batches together: the denominators of every mean."""
-
-    num_tokens: int
-    """Scored tokens."""
-    num_sequences: int
-    num_groups: int
-
-    @classmethod
-    def of(cls, batches: Sequence[PackedBatch]) -> Totals:
-        """Count."""
-        return cls(
-            sum(b.num_scored for b in batches),
-            sum(b.num_sequences for b in batches),
-            sum(b.num_groups for b in batches),
-        )
-
-
-class Experience(Protocol):
-    """What a phase learns from. It can be written to a checkpoint, so that a phase resumes in its middle."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and tensors."""
-        ...
-
-
-class Algorithm(Protocol):
-    """What the loop needs from SFT, reward modelling, DPO, PPO, GRPO ..."""
-
-    name: str
-    """Names its metrics, its seeds and its progress bar."""
-    num_phases: int
-    steps_per_phase: int
-
-    def modules(self) -> Sequence[TrainedModule]:
-        """What is trained."""
-        ...
-
-    def collect(self, phase: int, metrics: Metrics) -> Experience:
-        """Fetch rows, or ask the policy and judge its completions."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> Experience:
-        """The experience that ``state_dict`` described."""
-        ...
-
-    def steps(self, phase: int, experience: Any) -> Iterator[Sequence[PackedBatch]]:
-        """The micro-batches of each optimiser step, the same ones every time it is called."""
-        ...
-
-    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        """This micro-batch's part of the step's loss: a sum over its tokens divided by the step's totals."""
-        ...
-
-    def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the rest of a phase's steps should be left out (a limit on KL)."""
-        ...
-
-    def evaluate(self) -> dict[str, float]:
-        """Metrics on held-out data; empty where there is none."""
-        ...
-
-    def headline(self, metrics: Mapping[str, float]) -> str:
-        """A few words beside the progress bar."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything of its own that changes: data cursor, controllers, running statistics."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
-        ...
+"""Settings that a resumed run may change: where it keeps what, and when it asks for help. None of them decides what a healthy run
+results in; a guard that stopped a run must not make it begin again from the start once its limit was changed."""
 
 
 @dataclass(slots=True)
@@ -182,34 +114,60 @@ class Loop:
         self.average = (
             WeightAverage(self.optimizer.parameters, decay=config.ema_decay) if config.ema_decay is not None else None
         )
+        self.watch = Watch(config, self.log, name=self.name, algorithm=algorithm.name, tokenizer=algorithm.tokenizer)
+        if self.watch.may_restore and self.checkpoints is None:
+            raise ConfigError(
+                f"{self.name}: a guard's action is `restore`, and there is no folder for checkpoints; give one."
+            )
         self.stopping = EarlyStopping.of(config.early_stopping) if config.early_stopping else None
         self.eval_every = config.eval_every or max(1, math.ceil(self.total_steps / 5))
         self.save_every = config.save_every or max(1, math.ceil(self.total_steps / 4))
         self.at = Position()
         self.saved_at = 0
+        self.evaluated_at = 0
         self.experience: Experience | None = None
         self.best: Best | None = None
         self.last_metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
+        self._signals = StopRequest(at_once=False)
+        self._before_collecting: dict[str, Any] | None = None
+        """What collecting changes, as it was before; where collecting is broken off, the run stands there."""
 
     def _store(self, folder: Path) -> CheckpointStore:
         settings = self.config.model_dump(mode="json", exclude=FREE_TO_CHANGE)
         identity = {"algorithm": self.algorithm.name, "steps of the run": self.total_steps, **settings}
-        return CheckpointStore(folder, keep=self.config.keep_checkpoints, identity=identity)
+        config = self.config
+        return CheckpointStore(
+            folder,
+            keep=config.keep_checkpoints,
+            keep_every=config.keep_every,
+            identity=identity,
+            background=config.save_in_background,
+        )
 
     def run(self) -> TrainResult:
-        """Train to the end."""
+        """Train to the end.
+
+        Raises:
+            InterruptedRun: A signal asked this process to stop; a checkpoint was written first.
+            TrainingError: A guard says stop, or too many steps were not finite.
+        """
         began = time.monotonic()
         seed_everything(derive_seed(self.config.seed, self.algorithm.name))
         self._resume()
         try:
-            with self.log.progress(self.algorithm.name, self.total_steps, done=self.at.step) as bar:
-                while self.at.phase < self.algorithm.num_phases and not self._stopped:
-                    self._run_phase(bar)
-                    self._evaluate_when_due()
-                    self._save_when_due()
+            with (
+                signals_as_requests() as self._signals,
+                self.log.progress(self.algorithm.name, self.total_steps, done=self.at.step) as bar,
+            ):
+                try:
+                    self._train(bar)
+                except InterruptedRun as stop:
+                    raise self._leave(stop) from None
             self._keep_result()
         finally:
+            if self.checkpoints is not None:
+                self.checkpoints.close()
             self.log.close()
         return TrainResult(
             self.at.step,
@@ -219,11 +177,21 @@ class Loop:
             stopped_early=self._stopped and self.at.phase < self.algorithm.num_phases,
         )
 
+    def _train(self, bar: ProgressBar) -> None:
+        self._evaluate_when_due()  # a run that was interrupted while it evaluated does that first
+        if self.at.step == 0 and self.watch.may_restore:
+            self.save()  # somewhere to go back to
+        while self.at.phase < self.algorithm.num_phases and not self._stopped:
+            self._run_phase(bar)
+            self._evaluate_when_due()
+            self._save_when_due()
+            self._signals.check()
+
     def _run_phase(self, bar: ProgressBar) -> None:
         algorithm, gathered = self.algorithm, Metrics()
         # 1. Collect: the next rows, or the policy's own completions with their rewards.
         if self.experience is None:
-            self.experience = algorithm.collect(self.at.phase, gathered)
+            self._collect(gathered)
         # 2. Learn from them, leaving out the steps that were taken before the checkpoint that we resumed from.
         for batches in islice(algorithm.steps(self.at.phase, self.experience), self.at.step_in_phase, None):
             metrics = self._step(batches)
@@ -233,10 +201,13 @@ class Loop:
             gathered = Metrics()
             self.log.metrics(self.at.step, self.last_metrics)
             bar.advance(algorithm.headline(self.last_metrics))
+            if self._goes_back(bar):
+                return
             if algorithm.ends_phase_early(metrics):
                 break
             if self.at.step_in_phase < algorithm.steps_per_phase:
                 self._save_when_due()
+                self._signals.check()
         # 3. Steps that an early end left out count as taken, so that the schedule goes on as planned.
         planned = (self.at.phase + 1) * algorithm.steps_per_phase
         if planned > self.at.step:
@@ -244,25 +215,116 @@ class Loop:
         self.at = Position(phase=self.at.phase + 1, step_in_phase=0, step=planned)
         self.experience = None
 
+    def _collect(self, metrics: Metrics) -> None:
+        """Fetch what the phase learns from; a signal may break this off where it takes long."""
+        if not self.algorithm.collecting_takes_long(self.at.phase):
+            self.experience = self.algorithm.collect(self.at.phase, metrics)
+            return
+        self._before_collecting = {"algorithm": self.algorithm.state_dict(), "random": random_state()}
+        with self._signals.breaking_in():
+            self.experience = self.algorithm.collect(self.at.phase, metrics)
+        self._before_collecting = None
+
     def _step(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """One optimiser step from its micro-batches."""
         totals = Totals.of(batches)
         metrics = Metrics()
         for trained in self.modules:
             trained.module.train()
+        wrong: tuple[str, float] | None = None
         for batch in batches:
-            with mixed_precision(self.config.autocast, self.optimizer.device):
-                loss = self.algorithm.loss(batch, totals, metrics)
+            loss = self._loss(batch, totals, metrics)
             if not torch.isfinite(loss):
-                raise TrainingError(
-                    f"{self.name}: the loss is {float(loss.detach())} at step {self.at.step + 1}; lower the learning rate, or "
-                    "look at the rows of this step (events.jsonl has the metrics before it)."
-                )
+                wrong = ("the loss", float(loss.detach()))
+                break
             self.optimizer.backward(loss)
-        found = self.optimizer.step(self.at.step)
-        if self.average is not None:
+        found: dict[str, float] = {}
+        if wrong is None:
+            found = self.optimizer.step(self.at.step)
+            if not math.isfinite(found["grad_norm"]) and not self.optimizer.searches_scale:
+                wrong = ("the norm of the gradient", found["grad_norm"])
+        if wrong is not None:
+            self.optimizer.clear()
+            with random_state_kept():
+                names = rows_not_finite(batches, self._is_finite)
+            self.watch.leave_out(self.at.step + 1, *wrong, names)
+        elif self.average is not None:
             self.average.update()
         return metrics.result() | found | {"tokens": float(sum(b.num_tokens for b in batches))}
+
+    def _loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        with mixed_precision(self.config.autocast, self.optimizer.device):
+            return self.algorithm.loss(batch, totals, metrics)
+
+    def _is_finite(self, row: PackedBatch) -> bool:
+        """Whether a row has a finite loss and a finite gradient by itself."""
+        loss = self._loss(row, Totals.of([row]), Metrics())
+        if not torch.isfinite(loss):
+            return False
+        loss.backward()
+        finite = all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in self.optimizer.parameters)
+        self.optimizer.clear()
+        return finite
+
+    def _goes_back(self, bar: ProgressBar) -> bool:
+        """Let the guards look at the newest step; True where the run stands at an earlier one now."""
+        if self.at.step == 1:
+            self._self_check()
+        rows = functools.partial(self.algorithm.everything, self.experience)
+        alarm = self.watch.check(self.at.step, self.last_metrics, rows)
+        if alarm is None:
+            return False
+        self._restore(alarm, rows(), bar)
+        return True
+
+    def _self_check(self) -> None:
+        checks = self.algorithm.self_checks(self.last_metrics)
+        for check in checks:
+            if not check.value <= check.limit:
+                self.log.alarm(
+                    f"{self.name}: {check.what} is {check.value:.3g} at the first step, and should be below {check.limit:g}: "
+                    f"{check.meaning}",
+                    step=1, guard="self-check", metric=check.what, value=check.value, limit=check.limit, action="warn",
+                )  # fmt: skip
+        if checks:
+            found = ", ".join(f"{check.what} {check.value:.2g}" for check in checks)
+            self.log.write("note", step=1, message=f"Self-checks at the first step: {found}.")
+
+    def _restore(self, alarm: Alarm, rows: Sequence[PackedBatch], bar: ProgressBar) -> None:
+        """Back to the newest checkpoint, with half the learning rate."""
+        assert self.checkpoints is not None, "the constructor asks for a folder where a guard may restore"
+        self.checkpoints.wait()
+        checkpoint = self._last_good(self.checkpoints)
+        scale, guards = self.optimizer.scale / 2, self.watch.guards.state_dict()
+        self._load(checkpoint)
+        self.optimizer.scale = scale
+        self.watch.guards.load_state_dict(guards)
+        self.watch.guards.go_back(checkpoint.state["watch"]["guards"])
+        self.log.go_back_to(checkpoint.step, keep=("alarm", "note"))
+        self.watch.report(alarm, rows, step=checkpoint.step, restored_to=checkpoint.step, learning_rate_scale=scale)
+        self.save()  # with the new learning rate, in place of the one just read
+        self.checkpoints.wait()
+        self.checkpoints.discard_after(checkpoint.step)
+        bar.advance(by=checkpoint.step - alarm.step)
+
+    def _last_good(self, store: CheckpointStore) -> Checkpoint:
+        """The newest checkpoint that was written while no guard had anything to say; the newest of all where there is none."""
+        found: list[Checkpoint] = []
+        for path in reversed(store.paths()):
+            step = step_of(path)
+            assert step is not None, f"paths() gave {path}, which is no checkpoint's name"
+            try:
+                found.append(store.load(step))
+            except CheckpointError as err:
+                self.log.alarm(str(err))
+                continue
+            if not found[-1].state["watch"]["guards"]["clean"]:
+                return found[-1]
+        if not found:
+            raise CheckpointError(
+                f"{self.name}: a guard wants to go back, and there is no whole checkpoint to go back to."
+            )
+        return found[0]
 
     @property
     def _stopped(self) -> bool:
@@ -270,17 +332,18 @@ class Loop:
 
     def _evaluate_when_due(self) -> None:
         """Evaluate on schedule and at the end, without leaving a trace in the training that goes on."""
-        step, before = self.at.step, self.at.step - self.algorithm.steps_per_phase
-        last = self.at.phase == self.algorithm.num_phases
-        if not last and step // self.eval_every == before // self.eval_every:
+        step, before = self.at.step, self.evaluated_at
+        last = self.at.phase == self.algorithm.num_phases and step > before
+        if self.experience is not None or (not last and step // self.eval_every == before // self.eval_every):
             return
         for trained in self.modules:
             trained.module.eval()
         with random_state_kept(), self.average.swapped_in() if self.average else nullcontext():
-            with torch.no_grad():
-                self.evaluation = self.algorithm.evaluate()
-            if self.evaluation:
-                self.log.metrics(step, self.evaluation, event="eval")
+            with torch.no_grad(), self._signals.breaking_in():
+                found = self.algorithm.evaluate()
+            self.evaluation, self.evaluated_at = found, step
+            if found:
+                self.log.metrics(step, found, event="eval")
             if self.stopping is not None:
                 self._compare(self.stopping)
 
@@ -320,20 +383,41 @@ class Loop:
         self.saved_at = self.at.step
         if self.checkpoints is not None:
             self.log.sync()
-            self.checkpoints.save(self.at.step, {t.name: t.module for t in self.modules}, self.state_dict())
+            best = self.best is not None and self.best.step == self.at.step
+            modules = {t.name: t.module for t in self.modules}
+            self.checkpoints.save(self.at.step, modules, self.state_dict(), best=best)
+
+    def _leave(self, stop: InterruptedRun) -> InterruptedRun:
+        """Save where the run stands, and say so; a second signal leaves without saving."""
+        at = f"{self.name} stands at step {self.at.step} of {self.total_steps}"
+        if self.checkpoints is None:
+            return InterruptedRun(f"{stop} {at}; nothing is saved, because this run keeps no checkpoints.")
+        if self._signals.twice:
+            return InterruptedRun(
+                f"{stop} {at}; the same command goes on from step {self.saved_at}, the last checkpoint."
+            )
+        self.log.say("  saving before leaving; once more to leave at once")
+        self.save()
+        self.checkpoints.wait()
+        self.log.write("note", step=self.at.step, message=f"{stop} Saved at step {self.at.step}.")
+        return InterruptedRun(f"{stop} {at}, and all of it is saved; the same command goes on from there.")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights."""
+        broken_off = self._before_collecting
+        experience = self.experience if broken_off is None else None
         return {
             "at": asdict(self.at),
             "optimizer": self.optimizer.state_dict(),
-            "algorithm": self.algorithm.state_dict(),
-            "experience": self.experience.state_dict() if self.experience is not None else None,
+            "algorithm": broken_off["algorithm"] if broken_off else self.algorithm.state_dict(),
+            "experience": experience.state_dict() if experience is not None else None,
+            "watch": self.watch.state_dict(),
+            "evaluated_at": self.evaluated_at,
             "average": self.average.state_dict() if self.average is not None else None,
             "stopping": self.stopping.state_dict() if self.stopping is not None else None,
             "best": {n: getattr(self.best, n) for n in Best.__slots__} if self.best is not None else None,
             "evaluation": self.evaluation,
-            "random": random_state(),
+            "random": broken_off["random"] if broken_off else random_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -347,16 +431,23 @@ class Loop:
         if self.stopping is not None:
             self.stopping.load_state_dict(state["stopping"])
         self.best = None if state["best"] is None else Best(**state["best"])
-        self.evaluation = dict(state["evaluation"])
+        self.evaluation, self.evaluated_at = dict(state["evaluation"]), state["evaluated_at"]
+        self.watch.load_state_dict(state["watch"])
         set_random_state(state["random"])
 
     def _resume(self) -> None:
-        checkpoint = self.checkpoints.load_latest(warn=self.log.alarm) if self.checkpoints is not None else None
+        checkpoint = None
+        if self.checkpoints is not None:
+            self.checkpoints.clear_leftovers()
+            checkpoint = self.checkpoints.load_latest(warn=self.log.alarm)
         self.log.go_back_to(checkpoint.step if checkpoint else -1)
         if checkpoint is None:
             return
+        self._load(checkpoint)
+        self.log.write("note", step=checkpoint.step, message=f"Resumed from {checkpoint.path.name}.")
+        self.log.say(f"  resumed from step {checkpoint.step}")
+
+    def _load(self, checkpoint: Checkpoint) -> None:
         load_weights({t.name: t.module for t in self.modules}, checkpoint.weights)
         self.load_state_dict(checkpoint.state)
         self.saved_at = checkpoint.step
-        self.log.write("note", step=checkpoint.step, message=f"Resumed from {checkpoint.path.name}.")
-        self.log.say(f"  resumed from step {checkpoint.step}")

@@ -14,12 +14,26 @@ class Metrics:
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, Tensor] = {}
+        self.maxima: dict[str, Tensor] = {}
+        self.minima: dict[str, Tensor] = {}
 
     def mean(self, name: str, values: Tensor, weight: float | Tensor = 1.0) -> None:
         """Add values of any shape; the metric is their mean over the whole step, each with this weight."""
         values = values.detach().double()
         weights = torch.as_tensor(weight, dtype=torch.float64, device=values.device).expand_as(values)
         self._add(name, (values * weights).sum(), weights.sum())
+
+    def largest(self, name: str, values: Tensor) -> None:
+        """The largest of values of any shape, over the whole step."""
+        if values.numel():
+            value = values.detach().double().max()
+            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+
+    def smallest(self, name: str, values: Tensor) -> None:
+        """The smallest of values of any shape, over the whole step."""
+        if values.numel():
+            value = values.detach().double().min()
+            self.minima[name] = torch.minimum(self.minima[name], value) if name in self.minima else value
 
     def total(self, name: str, value: Tensor) -> None:
         """Add a part of a number that is a sum over micro-batches, such as the loss."""
@@ -34,10 +48,14 @@ class Metrics:
         """Add what another has gathered."""
         for name, value in other.sums.items():
             self._add(name, value, other.counts.get(name))
+        for name, value in other.maxima.items():
+            self.largest(name, value)
+        for name, value in other.minima.items():
+            self.smallest(name, value)
 
     def result(self) -> dict[str, float]:
         """Name to number; a mean over nothing is left out, since it was not measured."""
-        found = {}
+        found = {name: float(value) for name, value in {**self.maxima, **self.minima}.items()}
         for name, value in self.sums.items():
             count = self.counts.get(name)
             if count is None:

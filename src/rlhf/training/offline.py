@@ -12,8 +12,9 @@ from torch import Tensor
 from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.errors import ConfigError
+from rlhf.training.algorithm import SelfCheck, Totals
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Loop, Totals, TrainResult
+from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import TrainedModule, mixed_precision
 from rlhf.training.rows import MapData, Rows, StreamData, build_rows
@@ -86,6 +87,15 @@ class OfflineTrainer(ABC):
         """One micro-batch; trainers that need columns add them here."""
         return pack(groups)
 
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Any:
+        """Turns rows back into text."""
+
+    def collecting_takes_long(self, phase: int) -> bool:
+        """No: rows come from a file."""
+        return False
+
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next rows."""
         return RowsOfStep(self.rows.take(phase))
@@ -97,6 +107,14 @@ class OfflineTrainer(ABC):
     def steps(self, phase: int, experience: RowsOfStep) -> Iterator[list[PackedBatch]]:
         """One step, in micro-batches."""
         yield self.batches(experience.groups)
+
+    def everything(self, experience: RowsOfStep) -> list[PackedBatch]:
+        """The step's rows."""
+        return self.batches(experience.groups)
+
+    def self_checks(self, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
+        """None: nothing was sampled."""
+        return ()
 
     def batches(self, groups: Iterable[Group]) -> list[PackedBatch]:
         """Pack rows into micro-batches of at most ``tokens_per_microbatch`` distinct tokens, in order."""

@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +15,37 @@ from torch import Tensor
 from rlhf.config.training import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import ConfigError, DataError, RewardError, TrainingError
+from rlhf.errors import ConfigError, DataError, TrainingError
 from rlhf.losses import clipped_policy_loss, clipped_tokens, ratio_statistics, segment_sum
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import Reference
+from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.models.score import TokenScores
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.local import LocalEngine
-from rlhf.rollout.types import Completion, RolloutEngine
+from rlhf.rollout.types import RolloutEngine
 from rlhf.seeds import derive_seed
+from rlhf.training.algorithm import SelfCheck, Totals
 from rlhf.training.control import AdaptiveKLController
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Loop, Totals, TrainResult
+from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import TrainedModule, mixed_precision
+from rlhf.training.rollouts import Rollout, judge_rollout, measure_rollout
 from rlhf.training.rows import Cycle, permutation
 
 MAX_ENGINE_GAP = 1e-3
-"""Nats between the sampler's log-probability and the trainer's above which the run says so (float32 agrees to 1e-4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """Completions, and who asked for them."""
-
-    experience: RolloutExperience
-    prompts: list[Prompt]
-    """[S] the prompt of each completion."""
-    completions: list[Completion]
-    """[S]."""
-
-    @property
-    def truncated(self) -> Tensor:
-        """bool [S] cut by the length limit."""
-        return torch.tensor([completion.truncated for completion in self.completions])
-
-    @property
-    def sampled_logprobs(self) -> Tensor:
-        """float32 [M] what the engine reported."""
-        return torch.tensor([number for completion in self.completions for number in completion.logprobs])
+"""Nats between two computations of one log-probability above which the run says so (float32 agrees to 1e-4)."""
+MAX_HALF_GAP = 0.5
+"""The same for half precision, where the worst of some thousand tokens differs by some hundredths."""
+STALE = (
+    "stale weights, an adapter that never reached the sampler, or a sampler that does not run the same model. Look at the "
+    "engine's load_weights."
+)
+LARGEST_EXPONENT = 700.0
+"""exp of more is infinite in float64."""
+CHECKED_VERSIONS = 2
+"""Versions of the weights whose fingerprint an engine outside must show: the first ones, and the first ones that were trained."""
 
 
 class OnlineTrainer(ABC):
@@ -109,11 +99,24 @@ class OnlineTrainer(ABC):
         self.steps_per_phase = config.epochs_per_rollout * math.ceil(config.prompts_per_rollout / self.groups_per_step)
         self.version = 0
         """Of the weights, as the engine is told: phases that led to them."""
+        self.equal_rollouts = 0
+        """Rollouts in a row whose scores taught nothing, because those that are compared were all the same."""
+        self.at_start: dict[str, float] = {}
+        """What the first rollout found, for ``self_checks``."""
         self._shown: dict[str, float] = {}
 
     def train(self) -> TrainResult:
         """Train to the end, from the newest checkpoint where there is one."""
         return Loop(self, self.config, log=self.log, checkpoint_dir=self.checkpoint_dir).run()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's."""
+        return self.policy.tokenizer
+
+    def collecting_takes_long(self, phase: int) -> bool:
+        """Yes: the policy is asked."""
+        return True
 
     @abstractmethod
     def modules(self) -> Sequence[TrainedModule]:
@@ -135,18 +138,23 @@ class OnlineTrainer(ABC):
         prompts = [self.prompts[n] for n in numbers]
         self.version = phase
         rollout = self._ask(prompts, num_samples=config.group_size, seed=config.seed, step=phase)
+        # 2. Judge; prompts that the scorer has no number for are left out.
+        rollout, scores = self._judge(rollout, metrics, step=phase * self.steps_per_phase + 1)
         experience = rollout.experience
-        # 2. Judge.
-        scores = self._judge(rollout, metrics)
         experience.columns.update(scores=self._shaped(scores, rollout.truncated), truncated=rollout.truncated)
         # 3. Measure against the policy as it is and against the reference.
         old = self._old_logprobs(rollout, phase, metrics)
         ref = self._ref_logprobs(experience)
         experience.token_columns.update(old_logprobs=old, ref_logprobs=ref)
+        if phase == 0:
+            worst = float((old - ref).abs().max())
+            if worst <= self._max_gap or self._reference_is_policy():
+                self.at_start["kl"] = worst
         ref_kl = segment_sum(old - ref, experience.score_seq, experience.num_sequences)
         # 4. Give credit.
         with self._precision():
             self.assign_credit(experience, metrics)
+        self._look_for_differences(phase, scores, experience)
         self._report(phase, rollout, scores, ref_kl, metrics)
         self.controller.update(float(ref_kl.mean()), experience.num_sequences)
         return experience
@@ -185,10 +193,41 @@ class OnlineTrainer(ABC):
             size = float(len(logprobs))
             metrics.mean(f"{self.name}/ratio_mean", statistics.mean, size)
             metrics.mean(f"{self.name}/kl_mean", statistics.approx_kl, size)
+            log_ratio = (logprobs - old).double().clamp(min=-LARGEST_EXPONENT, max=LARGEST_EXPONENT)
+            metrics.largest(f"{self.name}/ratio_max", log_ratio.exp())
+            metrics.smallest(f"{self.name}/ratio_min", log_ratio.exp())
             metrics.mean(f"{self.name}/ratio_overflow_frac", statistics.num_overflowed / size, size)
             clipped = clipped_tokens(logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=dual)
             metrics.mean(f"{self.name}/clip_frac", clipped)
         return losses
+
+    def everything(self, experience: RolloutExperience) -> list[PackedBatch]:
+        """The whole rollout."""
+        return experience.batches(range(len(experience.groups)), max_tokens=self.config.tokens_per_microbatch)
+
+    def self_checks(self, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
+        """Before anything was learned, sampler, trainer and reference are one model."""
+        found, limit = self.at_start, self._max_gap
+        checks = []
+        if "gap" in found:
+            checks.append(SelfCheck("the gap between sampler and trainer (nats)", found["gap"], limit, STALE))
+        ratios = [metrics[name] for name in (f"{self.name}/ratio_max", f"{self.name}/ratio_min") if name in metrics]
+        if ratios:
+            meaning = "the policy that learns is not the one that sampled. Is dropout on, or another type in use?"
+            checks.append(
+                SelfCheck(
+                    "the first ratio's distance from 1 (nats)",
+                    max(abs(math.log(ratio)) for ratio in ratios),
+                    limit,
+                    meaning,
+                )
+            )
+        if "kl" in found:
+            meaning = (
+                "the reference is not the policy that this run starts from. Was it loaded in another type, or changed?"
+            )
+            checks.append(SelfCheck("the KL to the reference (largest, nats per token)", found["kl"], limit, meaning))
+        return checks
 
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
         """True once the policy has moved too far from the one that sampled."""
@@ -202,11 +241,12 @@ class OnlineTrainer(ABC):
         metrics = Metrics()
         seed = derive_seed(self.config.seed, "evaluate")
         self.version += 1
-        rollout = self._ask(self.eval_prompts, num_samples=1, seed=seed, step=0)
+        asked = self._ask(self.eval_prompts, num_samples=1, seed=seed, step=0)
+        rollout, scores = self._judge(asked, Metrics(), step=self.version * self.steps_per_phase)
         experience = rollout.experience
         log_ratio = rollout.sampled_logprobs - self._ref_logprobs(experience)
         ref_kl = segment_sum(log_ratio, experience.score_seq, experience.num_sequences)
-        _measure("eval", rollout, self._judge(rollout, Metrics()), ref_kl, metrics)
+        measure_rollout("eval", rollout, scores, ref_kl, metrics)
         return metrics.result()
 
     def headline(self, metrics: Mapping[str, float]) -> str:
@@ -216,13 +256,20 @@ class OnlineTrainer(ABC):
         return f"reward {score:+.2f}, KL {kl:.2f}" if score is not None and kl is not None else ""
 
     def state_dict(self) -> dict[str, Any]:
-        """The KL controller and the version; prompts and samples follow from the seed and the phase."""
-        return {"controller": self.controller.state_dict(), "version": self.version}
+        """The KL controller and counts; prompts and samples follow from the seed and the phase."""
+        return {
+            "controller": self.controller.state_dict(),
+            "version": self.version,
+            "equal_rollouts": self.equal_rollouts,
+            "at_start": self.at_start,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         self.controller.load_state_dict(state["controller"])
         self.version = state["version"]
+        self.equal_rollouts = state["equal_rollouts"]
+        self.at_start = dict(state["at_start"])
 
     def _ask(self, prompts: Sequence[Prompt], *, num_samples: int, seed: int, step: int) -> Rollout:
         """Completions sampled with the weights as they are now."""
@@ -230,6 +277,7 @@ class OnlineTrainer(ABC):
         self.engine.load_weights(version)
         groups = self.engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=step)
         completions = [completion for group in groups for completion in group]
+        self._check_engine()
         stale = {completion.weight_version for completion in completions} - {version}
         if stale:
             raise TrainingError(
@@ -239,23 +287,29 @@ class OnlineTrainer(ABC):
         asked = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
         return Rollout(RolloutExperience.of(prompts, groups), asked, completions)
 
-    def _judge(self, rollout: Rollout, metrics: Metrics) -> Tensor:
-        """float32 [S] the scorer's verdicts; RewardError where there is none."""
-        found = self.scorer.score(rollout.prompts, rollout.completions)
-        if found.errors:
-            place, reason = min(found.errors.items())
-            raise RewardError(
-                f"{self.scorer.name} could not judge {len(found.errors)} of {len(rollout.completions)} completions; "
-                f"the first, of prompt {rollout.prompts[place].id!r}: {reason}"
-            )
-        if len(found.scores) != len(rollout.completions):
-            raise RewardError(
-                f"{self.scorer.name} gave {len(found.scores)} scores for {len(rollout.completions)} completions; "
-                "it must give one for each."
-            )
-        for name, verdicts in found.per_component.items():
-            metrics.mean(f"reward/{name}", torch.tensor([v for v in verdicts if v is not None], dtype=torch.float32))
-        return torch.tensor(found.scores, dtype=torch.float32)
+    def _judge(self, rollout: Rollout, metrics: Metrics, *, step: int) -> tuple[Rollout, Tensor]:
+        """See ``judge_rollout``; ``step`` is where alarms stand in the log."""
+        found = judge_rollout(rollout, self.scorer, metrics, limit=self.config.max_unscored_frac, name=self.name)
+        if found.left_out is not None:
+            self.log.alarm(step=step, **found.left_out)
+        return found.rollout, found.scores
+
+    def _look_for_differences(self, phase: int, scores: Tensor, experience: RolloutExperience) -> None:
+        """Say so where all scores that are compared with each other are equal: such a rollout teaches nothing."""
+        by_group = scores.view(len(experience.groups), -1)
+        compared = by_group if self.config.group_size > 1 else scores.view(1, -1)
+        if compared.shape[1] == 1 or not bool((compared == compared[:, :1]).all()):
+            self.equal_rollouts = 0
+            return
+        self.equal_rollouts += 1
+        if self.equal_rollouts in (1, 10) or self.equal_rollouts % 100 == 0:
+            where = "in every group" if self.config.group_size > 1 else "of the rollout"
+            self.log.alarm(
+                f"{self.name}: all rewards {where} are equal ({float(scores[0]):g} for the first), for {self.equal_rollouts} "
+                f"rollout(s) in a row: nothing can be learned from them. Is the task too hard, too easy, or is {self.scorer.name} constant?",
+                step=phase * self.steps_per_phase + 1, guard="equal_rewards", metric=f"{self.name}/score_mean",
+                value=float(scores.mean()), limit=None, action="warn",
+            )  # fmt: skip
 
     def _shaped(self, scores: Tensor, truncated: Tensor) -> Tensor:
         """[S] scores after the penalty for being cut and the limits."""
@@ -266,7 +320,7 @@ class OnlineTrainer(ABC):
     def _old_logprobs(self, rollout: Rollout, phase: int, metrics: Metrics) -> Tensor:
         """[M] of the policy that the ratios are taken against."""
         sampled = rollout.sampled_logprobs
-        exact = next(self.policy.parameters()).dtype == torch.float32 and self.config.autocast == "none"
+        exact = self._exact
         if exact and self.own_engine and phase > 0:
             return sampled  # sampler and trainer are one module and agree to rounding; checked in the first phase
         temperature = self.config.sampling.temperature
@@ -277,12 +331,15 @@ class OnlineTrainer(ABC):
             )
         gap = (old - sampled).abs()
         metrics.mean("rollout/logprob_gap", gap)
-        if exact and float(gap.max()) > MAX_ENGINE_GAP:
+        worst = float(gap.max())
+        if phase == 0:
+            self.at_start["gap"] = worst
+        elif exact and worst > MAX_ENGINE_GAP:
             self.log.alarm(
-                f"The sampler's log-probabilities differ from the trainer's by up to {float(gap.max()):.2g} nats: "
-                "stale weights, or a sampler that does not run the same model.",
-                step=phase * self.steps_per_phase,
-            )
+                f"{self.name}: the sampler's log-probabilities differ from the trainer's by up to {worst:.2g} nats: {STALE}",
+                step=phase * self.steps_per_phase + 1, guard="engine", metric="rollout/logprob_gap",
+                value=worst, limit=MAX_ENGINE_GAP, action="warn",
+            )  # fmt: skip
         return old
 
     def _ref_logprobs(self, experience: RolloutExperience) -> Tensor:
@@ -294,12 +351,38 @@ class OnlineTrainer(ABC):
                 max_tokens=self.config.tokens_per_microbatch,
             )
 
+    @property
+    def _exact(self) -> bool:
+        """Whether log-probabilities are computed in float32 throughout."""
+        return next(self.policy.parameters()).dtype == torch.float32 and self.config.autocast == "none"
+
+    @property
+    def _max_gap(self) -> float:
+        """Nats by which two computations of one log-probability may differ."""
+        return MAX_ENGINE_GAP if self._exact else MAX_HALF_GAP
+
+    def _reference_is_policy(self) -> bool:
+        """Whether the reference claims to be the policy as it is now."""
+        if isinstance(self.reference, AdapterOffReference):
+            return True
+        return self.reference.fingerprint() == self.policy.fingerprint()
+
+    def _check_engine(self) -> None:
+        """An engine outside must run the trainer's weights: the first ones, and the first that were trained."""
+        if self.own_engine or self.version >= CHECKED_VERSIONS:
+            return
+        if self.engine.fingerprint() != self.policy.fingerprint():
+            raise TrainingError(
+                f"{self.name}: the engine's weights are not the trainer's at version {self.version}, though it says that it loaded "
+                f"them: {STALE}"
+            )
+
     def _precision(self) -> AbstractContextManager[object]:
         """That of the training steps: two forwards of one model agree only in the same type."""
         return mixed_precision(self.config.autocast, self.policy.device)
 
     def _report(self, phase: int, rollout: Rollout, scores: Tensor, ref_kl: Tensor, metrics: Metrics) -> None:
-        _measure(self.name, rollout, scores, ref_kl, metrics)
+        measure_rollout(self.name, rollout, scores, ref_kl, metrics)
         metrics.mean(f"{self.name}/kl_coef", torch.tensor(self.controller.coef))
         if self.config.entropy_coef == 0:  # not measured exactly: minus the log-probability is right on average
             metrics.mean("loss/entropy", -rollout.sampled_logprobs)
@@ -317,11 +400,3 @@ class OnlineTrainer(ABC):
                 rollout.prompts, rollout.completions, scores.tolist(), ref_kl.tolist(), strict=True
             )
         )
-
-
-def _measure(name: str, rollout: Rollout, scores: Tensor, ref_kl: Tensor, metrics: Metrics) -> None:
-    metrics.mean(f"{name}/score_mean", scores)
-    metrics.mean(f"{name}/ref_kl", ref_kl)
-    lengths = torch.tensor([len(completion.tokens) for completion in rollout.completions])
-    metrics.mean(f"{name}/length_mean", lengths)
-    metrics.mean(f"{name}/eos_frac", ~rollout.truncated)

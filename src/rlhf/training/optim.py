@@ -101,7 +101,9 @@ class Optimizer:
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
         self.skipped = 0
-        """Steps in a row that the loss scale was too large for."""
+        """Steps in a row whose gradient was not finite."""
+        self.scale = 1.0
+        """Share of the schedule's learning rate that is used; a guard may lower it."""
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients."""
@@ -114,11 +116,11 @@ class Optimizer:
             step: Optimiser steps taken before this one.
 
         Returns:
-            ``learning_rate`` (of the first module), ``grad_norm/<module>`` before clipping, and ``grad_norm`` of all.
+            ``learning_rate`` (of the first module), ``grad_norm/<module>`` before clipping, and ``grad_norm`` of all. A gradient
+            that is not finite changes nothing: no step is taken, and ``grad_norm`` says so.
 
         Raises:
-            TrainingError: The gradient is not finite; under float16, where the scaler skips such a step and lowers the
-                loss scale, only after ``MAX_SKIPPED_STEPS`` in a row.
+            TrainingError: float16 skipped ``MAX_SKIPPED_STEPS`` in a row: the scaler lowers the loss scale each time.
         """
         config = self.config
         factor = learning_rate_factor(
@@ -129,46 +131,54 @@ class Optimizer:
             floor=config.min_learning_rate_frac,
         )
         for group in self.adamw.param_groups:
-            group["lr"] = group["peak"] * factor
+            group["lr"] = group["peak"] * factor * self.scale
         self.scaler.unscale_(self.adamw)
         limit = config.max_grad_norm if config.max_grad_norm is not None else math.inf
         norms = {
             name: float(nn.utils.clip_grad_norm_(parameters, limit)) for name, parameters in self.parameters_of.items()
         }
         total = math.hypot(*norms.values())
-        self._check(total, step)
-        self.scaler.step(self.adamw)
-        self.scaler.update()
-        # None, not zeros: AdamW passes over a parameter without gradient, and must do so after a resume as before it
-        self.adamw.zero_grad(set_to_none=True)
+        self._count_skipped(total, step)
+        if math.isfinite(total) or self.scaler.is_enabled():
+            self.scaler.step(self.adamw)
+            self.scaler.update()
+        self.clear()
         parts = {f"grad_norm/{name}": norm for name, norm in norms.items()} if len(norms) > 1 else {}
         return {"learning_rate": self.adamw.param_groups[0]["lr"], "grad_norm": total, **parts}
 
-    def _check(self, norm: float, step: int) -> None:
-        if math.isfinite(norm):
-            self.skipped = 0
-            return
-        self.skipped += 1
-        if not self.scaler.is_enabled():
-            raise TrainingError(
-                f"{self.name}: the norm of the gradient is {norm} at step {step + 1}; lower the learning rate, or look "
-                "at the rows of this step."
-            )
-        if self.skipped > MAX_SKIPPED_STEPS:
+    def clear(self) -> None:
+        """Forget the gradients."""
+        # None, not zeros: AdamW passes over a parameter without gradient, and must do so after a resume as before it
+        self.adamw.zero_grad(set_to_none=True)
+
+    @property
+    def searches_scale(self) -> bool:
+        """Whether a gradient that is not finite is part of the search for a loss scale (float16), and no fault."""
+        return self.scaler.is_enabled()
+
+    def _count_skipped(self, norm: float, step: int) -> None:
+        self.skipped = 0 if math.isfinite(norm) else self.skipped + 1
+        if self.scaler.is_enabled() and self.skipped > MAX_SKIPPED_STEPS:
             raise TrainingError(
                 f"{self.name}: float16 can't hold the gradient, {self.skipped} steps in a row were skipped up to step "
                 f"{step + 1}; use bfloat16 or no autocast."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and loss scale."""
-        return {"adamw": self.adamw.state_dict(), "scaler": self.scaler.state_dict(), "skipped": self.skipped}
+        """Moments, loss scale, and what became of the learning rate."""
+        return {
+            "adamw": self.adamw.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "skipped": self.skipped,
+            "scale": self.scale,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         self.adamw.load_state_dict(state["adamw"])
         self.scaler.load_state_dict(state["scaler"])
         self.skipped = state["skipped"]
+        self.scale = state["scale"]
 
 
 class WeightAverage:

@@ -19,9 +19,9 @@ from rlhf.models.score import evaluating
 from rlhf.models.value import ValueModel
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
+from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience, at_last_tokens
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Totals
 from rlhf.training.metrics import Metrics
 from rlhf.training.online import OnlineTrainer
 from rlhf.training.optim import TrainedModule

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from rlhf.data.pack import Group, PackedBatch, pack
 from rlhf.errors import DataError
 from rlhf.losses import bradley_terry_loss, centring_penalty
 from rlhf.models.reward import RewardModel
+from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Totals, TrainResult
+from rlhf.training.loop import TrainResult
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
 from rlhf.training.optim import TrainedModule, mixed_precision
@@ -62,6 +64,11 @@ class RewardModelTrainer(OfflineTrainer):
         if self.settings.normalize:
             self._normalize()
         return result
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.model.tokenizer
 
     def modules(self) -> Sequence[TrainedModule]:
         """The members, each with its own gradient norm."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -12,8 +13,8 @@ from rlhf.config.training import SFTConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import nll_loss, token_mean
 from rlhf.models.policy import PolicyModel
+from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Totals
 from rlhf.training.metrics import Metrics, describe
 from rlhf.training.offline import OfflineTrainer
 from rlhf.training.optim import TrainedModule
@@ -46,6 +47,11 @@ class SFTTrainer(OfflineTrainer):
     ) -> None:
         super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
         self.policy = policy
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's."""
+        return self.policy.tokenizer
 
     def modules(self) -> Sequence[TrainedModule]:
         """The policy."""

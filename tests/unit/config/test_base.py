@@ -83,7 +83,7 @@ def test_overrides_reach_through_sections_and_lists_in_order():
         ("text.b=3", r"'text' holds the value 'words', not a section of keys.*as in text=\{"),
         ("list.x=3", "'x' is not a place in a list of 2; count from 0"),
         ("list.2=3", "'2' is not a place in a list of 2"),
-        ("a=[1", "the value is not valid YAML"),
+        ("a=[1", r"The value of override 'a=\[1' line 1, column 3 is not valid YAML"),
         ("a={b: 1, b: 2}", "the key 'b' stands twice"),
     ],
 )

@@ -90,7 +90,7 @@ def test_the_recipe_itself_is_fine():
         (
             {"stages__ppo__reward": {"kind": "learnd"}},
             "stages.ppo.reward.kind: none is called 'learnd'. Did you mean 'learned'? "
-            "Known: function, learned, lexicon, rules.",
+            "Known: function, learned, lexicon, rules",
         ),
         ({"stages__sft": {"model": "m"}}, "stages.sft.kind: this key is required; it says what the section is."),
         (

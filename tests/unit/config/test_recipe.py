@@ -38,11 +38,17 @@ def test_references_are_found_wherever_they_stand():
     ("stages", "message"),
     [
         ({}, "there are no stages"),
-        ({"sft": {**SFT, "model": "stage:other"}}, "stages.sft.model names stage:other, which does not come before it"),
-        ({"sft": {**SFT, "model": "stage:sft"}}, "stages.sft.model names stage:sft, which does not come before it"),
-        ({"base": SFT, "sft": {**SFT, "model": "stage:bse"}}, r"stage:bse, which does not .* Did you mean 'base'\?"),
-        ({"base": SFT, "sft": {**SFT, "model": "stage:x"}}, r"stage:x, which does not .* Earlier stages: base\."),
-        ({"late": {**SFT, "model": "stage:base"}, "base": SFT}, "stages.late.model names stage:base"),
+        (
+            {"sft": {**SFT, "model": "stage:other"}},
+            "sft.model names stage:other, but no stage is called so. It is the first",
+        ),
+        ({"sft": {**SFT, "model": "stage:sft"}}, "stages.sft.model names stage:sft, which is this stage itself"),
+        ({"base": SFT, "sft": {**SFT, "model": "stage:bse"}}, r"stage:bse, but no stage .* Did you mean 'base'\?"),
+        ({"base": SFT, "sft": {**SFT, "model": "stage:x"}}, r"stage:x, but no stage .* Earlier stages: base\."),
+        (
+            {"late": {**SFT, "model": "stage:base"}, "base": SFT},
+            "late.model names stage:base, .* write `base` above `late`",
+        ),
         ({"world": {"kind": "world"}, "sft": {**SFT, "model": "stage:world"}}, "stage:world makes files, not a model"),
         ({"a/b": SFT}, "stage 'a/b': a name holds letters, digits"),
     ],
@@ -64,7 +70,10 @@ def test_variables_of_the_environment_are_filled_in(monkeypatch):
 
 def test_a_variable_that_is_not_set_is_named_with_the_file(monkeypatch):
     monkeypatch.delenv("NOT_SET", raising=False)
-    with pytest.raises(ConfigError, match=r"run\.yaml uses \$\{NOT_SET\}, but the environment has no variable NOT_SET"):
+    with pytest.raises(
+        ConfigError,
+        match=r"run\.yaml is not valid:\n  a uses \$\{NOT_SET\}, but the environment has no variable NOT_SET",
+    ):
         expand_variables({"a": "${NOT_SET}"}, "run.yaml")
 
 

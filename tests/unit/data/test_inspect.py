@@ -149,7 +149,7 @@ def test_ratings_pair_up_within_a_prompt(tmp_path):
         ("c", "a", 4),
         ("d", "a", 4),
     ]
-    with pytest.raises(DataError, match="paired of 2 rows gave none"):
+    with pytest.raises(DataError, match=r"paired of 2 rows of .*in.jsonl gave none"):
         convert(tmp_path, [rows[1], rows[4]], "paired")
 
 
@@ -205,9 +205,9 @@ def test_a_step_that_can_not_be_taken_is_refused(tmp_path):
 
 
 def test_what_can_not_be_written_names_row_and_column(tmp_path):
-    with pytest.raises(DataError, match="Row 2: column 'margin' can't be written as JSON"):
+    with pytest.raises(DataError, match=r"Can't write .*d.jsonl: row 2: column 'margin' can't be written as JSON"):
         write_rows(tmp_path / "d.jsonl", [PAIR, {**PAIR, "margin": float("nan")}])
-    with pytest.raises(DataError, match="values of different types"):
+    with pytest.raises(DataError, match="column 'a' holds values that Parquet can't store together"):
         write_rows(tmp_path / "d.parquet", [{"a": 1}, {"a": "x"}])
     with pytest.raises(DataError, match="Arrow files are only read"):
         write_rows(tmp_path / "d.arrow", [PAIR])

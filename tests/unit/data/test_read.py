@@ -105,7 +105,7 @@ def test_a_json_file_with_one_object_a_line_is_read_as_such(tmp_path):
     ("line", "message"),
     [
         (b'{"text": "a"', "not a JSON value: Expecting ',' delimiter at column 13"),
-        (b'{"text": "\xff"}', r"byte 11 is not UTF-8 \(0xff\)"),
+        (b'{"text": "\xff"}', r"byte 11 is 0xff, which is not UTF-8; .* iconv -f WINDOWS-1252 -t UTF-8 d.jsonl"),
         (b'{"text": "a", "x": NaN}', "NaN is not a JSON value; use null"),
         (b'{"text": "a", "text": "b"}', "the key 'text' stands in the same object twice"),
         (b"[1, 2]", "the row is a list"),
@@ -148,7 +148,7 @@ def test_an_item_of_an_array_that_is_json_but_not_a_row_can_be_skipped(tmp_path)
 
 def test_a_csv_row_of_the_wrong_width_is_named(tmp_path):
     path = put(tmp_path / "d.csv", "prompt,completion\na,b\nc\nd,e,f\ng,h\n")
-    with pytest.raises(RowError, match=r"d.csv:3: there are 1 cells for 2 columns \(prompt, completion\)"):
+    with pytest.raises(RowError, match=r"d.csv:3: there are 1 cells for 2 columns \('prompt', 'completion'\)"):
         read_rows(path)
     assert [row.prompt for row in read_rows(path, on_bad_row="skip")] == ["a", "g"]
 
@@ -163,7 +163,11 @@ def test_a_csv_row_of_the_wrong_width_is_named(tmp_path):
         ("d.csv", b"prompt,prompt\na,b\n", "the column 'prompt' stands in the header twice"),
         ("d.csv", b'prompt,completion\n"a,b\n', "d.csv:2: not CSV"),
         ("d.json", b"hello", "begins with b'h'; wanted a JSON array"),
-        ("d.jsonl", "text".encode("utf-16"), "d.jsonl is UTF-16; save it as UTF-8"),
+        (
+            "d.jsonl",
+            "text".encode("utf-16"),
+            "d.jsonl is UTF-16, and data files are UTF-8. Convert it with: iconv -f UTF-16 -t UTF-8",
+        ),
         ("d.jsonl.gz", b"no gzip", "d.jsonl.gz is damaged or was cut short"),
         ("d.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:-30], "d.jsonl.gz is damaged or was cut short"),
         ("d.parquet", b"PAR1 nonsense", "d.parquet is not a Parquet file"),
@@ -178,7 +182,9 @@ def test_a_file_that_can_not_be_read_says_why(tmp_path, name, data, message):
 
 def test_a_csv_cell_that_is_not_utf8_is_named(tmp_path):
     path = put(tmp_path / "d.csv", b"prompt,completion\na,b\nc,\xe9t\xe9\n")
-    with pytest.raises(RowError, match=r"d.csv:3: column 'completion' holds a character that is not Unicode"):
+    with pytest.raises(
+        RowError, match=r"d.csv:3: in column 'completion', character 1 is 0xe9, which is not UTF-8; .* iconv"
+    ):
         read_rows(path)
 
 

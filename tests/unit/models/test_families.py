@@ -16,8 +16,9 @@ from rlhf.config.model import LoRAConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ModelError
 from rlhf.models import paths
+from rlhf.models.adapters import add_lora, enable_checkpointing
 from rlhf.models.attention import Bucket
-from rlhf.models.load import add_lora, disable_dropout, enable_checkpointing
+from rlhf.models.load import disable_dropout
 from rlhf.models.paths import choose_hidden_path, choose_path
 from rlhf.models.score import backbone_of, hidden_at, score
 from tests.unit.models.families import (

@@ -186,14 +186,16 @@ def test_a_classifier_of_two_labels_is_no_reward_model(tmp_path, tiny_llama, tin
     tiny_llama.config.num_labels = 2
     LlamaForSequenceClassification(tiny_llama.config).save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="it has 2 outputs, and a reward model has one"):
+    with pytest.raises(
+        ModelError, match="is a LlamaForSequenceClassification and has 2 outputs where a reward model has one"
+    ):
         RewardModel.from_pretrained(str(tmp_path))
 
 
 def test_a_language_model_is_no_reward_model(tiny_model_folder):
     edited = json.loads((tiny_model_folder / "config.json").read_text()) | {"id2label": {"0": "score"}}
     (tiny_model_folder / "config.json").write_text(json.dumps(edited))
-    with pytest.raises(ModelError, match=r"lacks 1 of the weights .*'score.weight'.*would be random"):
+    with pytest.raises(ModelError, match=r"lacks 1 of the weights .*: score\.weight; they would be random"):
         RewardModel.from_pretrained(str(tiny_model_folder))
 
 

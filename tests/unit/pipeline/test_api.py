@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from rlhf import RLHFConfig, RLHFTrainer
 from rlhf.data.world import build_world
 from rlhf.data.world.pairs import annotate
 from rlhf.errors import ConfigError
+from rlhf.pipeline.artifacts import Artifact
+from tests.fixtures.cheap_stages import install
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,16 @@ def test_three_calls_train_three_models_in_one_run_folder(files, tmp_path):
     assert 0 <= metrics["win_rate"] <= 1
     assert (tmp_path / "mine" / "ppo" / "model" / "model.safetensors").exists()
     assert (tmp_path / "mine" / "report.html").exists()
+    before = sft.finished
+    again = RLHFTrainer(trainer.config, quiet=True)
+    assert list(again.stages) == ["sft", "reward", "ppo", "dpo", "evaluate"], "another process knows what is there"
+    grpo = again.train_grpo(rollouts=1, sampling={"max_new_tokens": 8}, group_size=2, sequences_per_step=4)
+    assert grpo.parents["reward.0.source"] == f"stage:reward@{reward.key}"
+    assert Artifact.read(tmp_path / "mine" / "sft").finished == before, "and does nothing of it again"
+    again.evaluate(limit=4)
+    recipe = yaml.safe_load((tmp_path / "mine" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["stages"]["evaluate"]["policy"]["path"] == "stage:grpo", "the newest policy"
+    assert recipe["stages"]["evaluate"]["baseline"]["path"] == "stage:sft", "and where it started"
 
 
 def test_a_missing_input_is_named_with_the_argument_that_gives_it(tmp_path):
@@ -67,3 +80,62 @@ def test_a_missing_input_is_named_with_the_argument_that_gives_it(tmp_path):
         trainer.train_ppo()
     with pytest.raises(ConfigError, match="train_sft"):
         trainer.evaluate()
+
+
+def trainer_in(files, folder, **settings):
+    data = {"sft_dataset": str(files / "few.jsonl"), "reward_dataset": str(files / "pairs.jsonl")}
+    return RLHFTrainer(RLHFConfig(model_name="embedded", output_dir=str(folder), **data, **settings), quiet=True)
+
+
+def test_each_call_in_its_own_process_goes_on_in_the_same_folder(files, tmp_path, monkeypatch):
+    done = install(monkeypatch)
+    trainer_in(files, tmp_path / "mine").train_sft()
+    reward = trainer_in(files, tmp_path / "mine").train_reward_model()
+    assert reward.parents["model"].startswith("stage:sft@")
+    ppo = trainer_in(files, tmp_path / "mine").train_ppo()
+    assert ppo.parents["reward.0.source"] == f"stage:reward@{reward.key}"
+    assert done == ["sft", "reward", "ppo"]
+    manifest = json.loads((tmp_path / "mine" / "manifest.json").read_text(encoding="utf-8"))
+    assert list(manifest["artifacts"]) == ["sft", "reward", "ppo"]
+
+
+def test_a_call_redoes_only_what_it_needs(files, tmp_path, monkeypatch):
+    done = install(monkeypatch)
+    trainer = trainer_in(files, tmp_path / "mine")
+    trainer.train_sft()
+    trainer.train_reward_model()
+    trainer.train_dpo()
+    done.clear()
+    trainer_in(files, tmp_path / "mine").train_sft(epochs=9)
+    assert done == ["sft"]
+    trainer_in(files, tmp_path / "mine").train_dpo()
+    assert done == ["sft", "dpo"], "the reward model waits until somebody needs it"
+
+
+def test_calls_may_come_in_any_order(files, tmp_path, monkeypatch):
+    done = install(monkeypatch)
+    trainer = trainer_in(files, tmp_path / "mine")
+    trainer.train_reward_model()
+    trainer.train_sft()
+    trainer.train_reward_model()
+    assert done == ["reward", "sft", "reward"]
+    assert trainer.train_ppo().parents["model"].startswith("stage:sft@")
+
+
+def test_a_stage_that_failed_is_not_known_to_the_next_process(files, tmp_path, monkeypatch):
+    def breaks(stage, at):
+        raise KeyError("a bug")
+
+    install(monkeypatch, sft=breaks)
+    with pytest.raises(KeyError, match="a bug"):
+        trainer_in(files, tmp_path / "mine").train_sft()
+    assert trainer_in(files, tmp_path / "mine").stages == {}
+    with pytest.raises(ConfigError, match="train_sft, train_ppo, train_grpo or train_dpo first"):
+        trainer_in(files, tmp_path / "mine").evaluate()
+
+
+def test_a_folder_with_an_unreadable_recipe_is_refused_by_name(files, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("name: [", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"mine/recipe\.yaml"):
+        trainer_in(files, tmp_path / "mine")

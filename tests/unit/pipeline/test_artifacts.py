@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.files import write_text
-from rlhf.models.load import embedded_folder
-from rlhf.pipeline.artifacts import RECORD, Artifact, content_hash, local_inputs, plan_stage, stage_files
+from rlhf.models.sources import embedded_folder
+from rlhf.pipeline.artifacts import RECORD, Artifact, content_hash, local_inputs, made_from, stage_files
 
 
 @pytest.fixture
@@ -35,12 +37,11 @@ def recipe(files: Path, **ppo) -> RecipeConfig:
 
 
 def key(files: Path, *, sft: str = "a", **ppo) -> str:
-    return plan_stage("ppo", recipe(files, **ppo), {"sft": sft}).key
+    return made_from("ppo", recipe(files, **ppo), {"sft": sft}).key
 
 
 def test_a_stage_knows_where_everything_came_from(files):
-    plan = plan_stage("ppo", recipe(files), {"sft": "abc"})
-    assert plan.parents == {
+    assert made_from("ppo", recipe(files), {"sft": "abc"}).parents == {
         "model": "stage:sft@abc",
         "prompts.0": f"{files / 'prompts.jsonl'}@{content_hash(files / 'prompts.jsonl')}",
         "prompts.1": "stage:sft/more.jsonl@abc",
@@ -86,6 +87,34 @@ def test_functions_are_found_by_file_and_by_module(files):
 
 def test_the_embedded_model_is_an_input_with_a_content(files):
     assert ("model.path", embedded_folder()) in local_inputs(recipe(files).stages["sft"])
+
+
+def test_the_code_of_this_library_is_code_and_no_input(files):
+    stage = recipe(files, reward="rlhf.data.world.pairs:annotate").stages["ppo"]
+    assert "reward.0.function" not in dict(local_inputs(stage))
+
+
+def test_where_the_same_content_lies_decides_nothing(files):
+    before = made_from("sft", recipe(files), {})
+    elsewhere = {k: f"/elsewhere/{v.rpartition('/')[2]}" for k, v in before.parents.items()}
+    assert replace(before, parents=elsewhere).key == before.key
+
+
+def test_an_adapter_s_base_is_an_input_too(files):
+    write_text(files / "base" / "model.safetensors", "1")
+    write_text(files / "adapter" / "adapter_config.json", json.dumps({"base_model_name_or_path": str(files / "base")}))
+    found = dict(local_inputs(recipe(files, model=str(files / "adapter")).stages["ppo"]))
+    assert found["model.path.base"] == files / "base"
+
+
+def test_a_long_chat_template_is_text_and_a_file_of_its_name_an_input(files):
+    template = "{% for message in messages %}" * 200
+    assert "model.chat_template" not in dict(
+        local_inputs(recipe(files, model={"path": "x", "chat_template": template}).stages["ppo"])
+    )
+    write_text(files / "chat.jinja", template)
+    model = {"path": "x", "chat_template": str(files / "chat.jinja")}
+    assert dict(local_inputs(recipe(files, model=model).stages["ppo"]))["model.chat_template"] == files / "chat.jinja"
 
 
 def test_a_folder_is_its_files_with_their_names(tmp_path):

@@ -34,7 +34,9 @@ def test_what_does_not_apply_is_left_out_of_a_samples_sum():
 
 
 def test_a_sample_that_nothing_applies_to_is_named():
-    with pytest.raises(RewardError, match=r"No reward applies to sample 'p1' \(completion 0\): none_for_short all"):
+    with pytest.raises(
+        RewardError, match=r"Sample 'p1' \(completion 0\) has no reward: no reward applies to it: none_for_short all"
+    ):
         CompositeReward([Component(scorer=in_process(none_for_short), weight=2.0)]).score(*samples("abcd", "ab"))
 
 
@@ -65,6 +67,23 @@ def test_a_components_reported_failure_leaves_the_sample_without_a_score():
     assert result.scores[0] == 5.0
     assert math.isnan(result.scores[1])
     assert result.errors[1].startswith("raise_on_bad: it raised KeyError")
+
+
+def test_scores_beyond_all_squares_are_normalised_too():
+    assert standardized([1e200, -1e200, None]) == [1.0, -1.0, None]
+    assert standardized([1e308, 1e308]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "report"])
+def test_a_sum_beyond_all_numbers_is_an_error_of_its_sample(on_error):
+    huge = in_process(lambda prompts, completions: [1.0, 1e308], name="huge")
+    reward = CompositeReward([Component(scorer=huge, weight=1e10)], on_error=on_error)
+    message = "the weighted sum of huge is inf; lower the weights, or bring the scores to a common scale"
+    if on_error == "report":
+        assert reward.score(*samples("a", "b")).errors == {1: message}
+    else:
+        with pytest.raises(RewardError, match=rf"Sample 'p1' \(completion 0\) has no reward: {message}"):
+            reward.score(*samples("a", "b"))
 
 
 def test_components_of_one_name_are_told_apart():

@@ -4,8 +4,8 @@ import typing
 
 import pytest
 
-from rlhf.config.rewards import RewardSpec
-from rlhf.errors import ConfigError
+from rlhf.config.rewards import RewardSpec, ServiceRewardConfig
+from rlhf.errors import ConfigError, RewardError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.rewards.composite import CompositeReward
@@ -14,6 +14,9 @@ from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.lexicon import LexiconReward
 from rlhf.rewards.rules import RuleBasedReward
+from rlhf.rewards.service import ServiceReward
+from rlhf.rewards.service_calls import Patience
+from rlhf.rewards.service_formats import FORMATS
 from tests.unit.rewards.helpers import HERE, samples
 
 
@@ -33,6 +36,7 @@ def test_each_kind_becomes_its_scorer(tmp_path, tiny_llama, tiny_tokenizer, lexi
     folder = RewardModel.from_policy(PolicyModel(tiny_llama, tiny_tokenizer)).save_pretrained(tmp_path / "rm")
     assert isinstance(build_reward(str(folder), tokenizer=tiny_tokenizer), LearnedReward)
     assert isinstance(build_reward(f"{HERE}:length"), FunctionReward)
+    assert isinstance(build_reward("https://host:8000/score"), ServiceReward)
     assert isinstance(build_reward("rules"), RuleBasedReward)
     assert isinstance(build_reward([{"kind": "lexicon", "path": lexicon}]), LexiconReward)
 
@@ -44,6 +48,12 @@ def test_settings_reach_the_scorer(lexicon):
     assert rules.score(*samples("Yes")).per_component == {"form": [3.0]}
     compound = build_reward({"kind": "lexicon", "path": lexicon, "scale": "compound", "negation": False})
     assert compound.score(*samples("not good")).scores == pytest.approx([2 / 19**0.5])
+    service = build_reward(
+        {"kind": "service", "url": "http://h/", "timeout_seconds": 5, "retries": 2, "headers": {"A": "b"}}
+    )
+    assert isinstance(service, ServiceReward)
+    assert service._caller.patience == Patience(timeout_seconds=5, retries=2)
+    assert service._caller.headers == {"A": "b"}
     function = build_reward(
         {"kind": "function", "function": f"{HERE}:length", "timeout_seconds": 5, "in_process": True}
     )
@@ -73,11 +83,40 @@ def test_a_weight_alone_makes_a_sum_too(lexicon):
         ({"kind": "lexcion", "path": "x"}, "is not a valid reward"),
         ("stage:reward", "names a stage; outside a recipe"),
         ({"kind": "function", "function": "nameless"}, "package.module:function"),
+        ("http://", r"url: .*a full address such as http://127.0.0.1:8000/score"),
+        ({"kind": "service", "url": "localhost:8000"}, r"url: .*a full address such as"),
+        ({"kind": "service", "url": "http://host:port/score"}, r"url: .*a full address such as"),
+        ("https://me:secret@host/score", r"put user and password into `headers`"),
+        (
+            {"kind": "service", "url": "http://h/", "headers": {"X-Api-Key": "hunter2"}},
+            r"^(?!.*hunter2).*headers: .*the value of 'X-Api-Key' is a secret that would be written .* write \$NAME",
+        ),
+        ({"kind": "service", "url": "http://h/", "format": "trl"}, r"format: Input should be 'rlhf', 'openrlhf'"),
     ],
 )
 def test_wrong_settings_are_told(spec, message):
     with pytest.raises(ConfigError, match=message):
         build_reward(spec)
+
+
+def test_the_defaults_of_a_recipe_are_those_of_the_classes():
+    config = ServiceRewardConfig(url="http://h/")
+    built = build_reward(config)
+    assert built._caller.patience == Patience()
+    assert built._caller.concurrency == config.concurrency == ServiceReward("http://h/")._caller.concurrency
+    assert built.batch_size == config.batch_size == ServiceReward("http://h/").batch_size
+
+
+def test_failures_are_raised_or_reported_as_asked():
+    spec = {"kind": "function", "function": f"{HERE}:nan_on_bad", "in_process": True}
+    with pytest.raises(RewardError, match="sample 'p1'"):
+        build_reward(spec).score(*samples("good", "bad"))
+    for specs in (spec, [spec, {"kind": "rules", "normalize": True}]):
+        assert list(build_reward(specs, on_error="report").score(*samples("good", "bad")).errors) == [1]
+
+
+def test_the_formats_of_a_recipe_are_those_that_are_spoken():
+    assert set(typing.get_args(ServiceRewardConfig.model_fields["format"].annotation)) == set(FORMATS)
 
 
 def test_the_factory_remembers_the_tokenizer(tiny_llama, tiny_tokenizer, lexicon):

@@ -109,10 +109,16 @@ def test_arrays_and_tensors_are_numbers_too(values):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nan_on_bad", r"nan_on_bad failed on sample 'p1' \(completion 0\): it returned nan, which is not a finite"),
-        ("text_on_bad", r"'p1' \(completion 0\): it returned 'great', which is not a finite number"),
-        ("raise_on_bad", r"'p1' \(completion 0\): it raised KeyError: 'no such answer' \(.*helpers.py, line \d+\)"),
-        ("one_too_few", r"'p0' \(completion 0\): it returned 0 verdicts for 1 completions"),
+        (
+            "nan_on_bad",
+            r"nan_on_bad failed on sample 'p1' \(completion 0\), number 2 of 3: it returned nan, which is not .* begins 'bad'",
+        ),
+        ("text_on_bad", r"'p1' \(completion 0\), number 2 of 3: it returned 'great', which is not a finite number"),
+        (
+            "raise_on_bad",
+            r"'p1' \(completion 0\), number 2 of 3: it raised KeyError: 'no such answer' \(.*helpers.py, line \d+\)",
+        ),
+        ("one_too_few", r"'p0' \(completion 0\), number 1 of 3: it returned 0 verdicts for 1 completions"),
         ("a_dict", r"'p0' .* it returned a dict instead of a list"),
         ("raise_on_many", r"failed on 3 samples together, from 'p0' .* but on none of them alone: .*too many"),
     ],
@@ -138,7 +144,10 @@ def test_a_hanging_function_is_killed_with_all_that_it_started(judge_with):
 
 
 def test_a_dying_process_is_an_error_of_the_sample_that_killed_it(judge_with):
-    with pytest.raises(RewardError, match=r"'p1' .* the process that ran it died with exit code 3"):
+    with pytest.raises(
+        RewardError,
+        match=r"'p1' .* the process that ran it ended with exit code 3; a reward function must return, not exit",
+    ):
         judge_with("die_on_bad").score(*samples(*BAD))
 
 
@@ -188,7 +197,7 @@ def test_no_completions_need_no_call(judge_with):
     [
         ("no_colon", "names no function; write package.module:function"),
         ("no.such.module:f", "there is no module 'no.such.module'"),
-        (f"{HERE}:lenght", r"has no function 'lenght'; its functions are: .*length"),
+        (f"{HERE}:lenght", r"has no function 'lenght'. Did you mean 'length'\? Its functions are: .*length"),
         ("/no/such/file.py:f", "there is no file /no/such/file.py"),
     ],
 )

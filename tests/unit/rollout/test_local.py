@@ -12,7 +12,7 @@ from rlhf.config.training import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, DataError, TrainingError
-from rlhf.models.load import add_lora
+from rlhf.models.adapters import add_lora
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import score

@@ -9,9 +9,9 @@ from rlhf.config.training import DPOConfig
 from rlhf.data.pack import pack
 from rlhf.losses import segment_sum
 from rlhf.models.reference import ReferenceModel
+from rlhf.training.algorithm import Totals
 from rlhf.training.dpo import DPOTrainer
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Totals
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 

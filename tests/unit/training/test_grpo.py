@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf.rewards.types import ScoreResult
-from rlhf.training.loop import Totals
+from rlhf.training.algorithm import Totals
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 

@@ -7,9 +7,9 @@ from rlhf.config.training import PPOConfig
 from rlhf.errors import ConfigError
 from rlhf.losses import kl_k1
 from rlhf.models.value import ValueModel
+from rlhf.training.algorithm import Totals
 from rlhf.training.experience import at_last_tokens
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Totals
 from rlhf.training.metrics import Metrics
 from rlhf.training.ppo import PPOTrainer
 from tests.fixtures import toy

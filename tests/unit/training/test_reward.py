@@ -9,8 +9,8 @@ from rlhf.config.training import RewardModelConfig
 from rlhf.data.pack import Group, pack
 from rlhf.errors import DataError
 from rlhf.models.reward import RewardModel
+from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
-from rlhf.training.loop import Totals
 from rlhf.training.metrics import Metrics
 from rlhf.training.reward import RewardModelTrainer
 from tests.fixtures import toy

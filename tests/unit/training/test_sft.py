@@ -7,7 +7,7 @@ import torch
 
 from rlhf.config.training import SFTConfig
 from rlhf.data.pack import Branch, Group
-from rlhf.training.loop import Totals
+from rlhf.training.algorithm import Totals
 from rlhf.training.metrics import Metrics
 from rlhf.training.sft import SFTTrainer
 from tests.fixtures import toy

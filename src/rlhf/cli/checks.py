@@ -1,0 +1,43 @@
+"""`rlhf validate` and `rlhf doctor`: look before you train. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlhf.cli.options import JsonOption, Overrides
+
+
+def validate(
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
+    overrides: Overrides = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Read no rows, load no tokenizer, import no function: a fraction of a second."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say everything that can be known to be wrong with a recipe before it trains. Exits as the run would."""
+    from rlhf.pipeline.validate import validate_file
+
+    found = validate_file(recipe, overrides or [], deep=not quick)
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.to_text())
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
+
+
+def doctor(
+    run_dir: Annotated[Path, typer.Argument(help="Where runs are written; need not exist.")] = Path("runs"),
+    quick: Annotated[bool, typer.Option("--quick", help="Only look; score, train and start nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check machine, versions, disk, threads and a tiny forward pass. Exits with 1 where something is unsafe."""
+    from rlhf.pipeline.doctor import examine
+
+    found = examine(run_dir, trials=not quick)
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.to_text())
+    if not found.is_safe:
+        raise typer.Exit(1)

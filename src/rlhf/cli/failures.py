@@ -1,0 +1,60 @@
+"""How the command line ends when something goes wrong: one clear line, an exit code, and the trace only for who asks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from rich.console import Console
+
+from rlhf.errors import InterruptedRun, RLHFError
+
+DEBUG = "RLHF_DEBUG"
+"""Environment variable that `--debug` sets: traces are printed."""
+OUR_FAULT = 70
+"""Exit code of an error that we did not foresee: EX_SOFTWARE of sysexits.h."""
+KEYBOARD = 130
+"""Exit code of Ctrl-C where there is nothing to save: what shells expect of a process that SIGINT ended."""
+
+
+def exit_code_of(err: BaseException) -> int:
+    """Tell people about an error, and how the process should end.
+
+    A user's mistake is a line. Ours is a line too, and its trace goes into a file that can be sent to us.
+    """
+    if isinstance(err, RLHFError):
+        title = "stopped:" if isinstance(err, InterruptedRun) else "error:"
+        _print(title, str(err), getattr(err, "__notes__", []))
+        return err.exit_code
+    if isinstance(err, KeyboardInterrupt):
+        _print("stopped:", "Interrupted.", [])
+        return KEYBOARD
+    if isinstance(err, BrokenPipeError):  # whoever read our output, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    where = _save_trace(err)
+    _print("unexpected error:", f"{type(err).__name__}: {str(err)[:500]}", [*getattr(err, "__notes__", []), where])
+    return OUR_FAULT
+
+
+def _print(title: str, text: str, notes: list[str]) -> None:
+    console = Console(stderr=True)
+    console.print(f"[bold red]{title}[/] ", end="")
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    for note in notes:
+        console.print(note, markup=False, highlight=False, style="dim", soft_wrap=True)
+
+
+def _save_trace(err: BaseException) -> str:
+    """Write the trace to a file of its own; what to tell about it."""
+    please = "This is a fault of rlhf and not of yours, please report it"
+    try:
+        handle, name = tempfile.mkstemp(prefix="rlhf-trace-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(" ".join(sys.argv) + "\n\n" + "".join(traceback.format_exception(err)))
+    except OSError:
+        return f"{please}; --debug prints its trace."
+    return f"{please} with {Path(name)}, which holds the trace (--debug prints it)."

@@ -1,0 +1,177 @@
+"""`rlhf runs` and `rlhf lineage`: look at what runs left, and clear away what is not needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.cli.options import JsonOption, console
+
+if TYPE_CHECKING:
+    from rlhf.pipeline.runs import RunLook
+
+app = typer.Typer(help="Look at runs, and clear away what they need no more.", no_args_is_help=True)
+
+RunsOption = Annotated[Path, typer.Option("--runs", help="Where the run folders lie.")]
+RUNS = Path("runs")
+RUN = typer.Argument(help="A run folder, or its name in --runs.")
+
+
+@app.command("list")
+def runs_list(runs: RunsOption = RUNS, as_json: JsonOption = False) -> None:
+    """List runs: stages done, when, result, size on disk."""
+    from rich.table import Table
+
+    from rlhf.pipeline.lock import age_in_words
+    from rlhf.pipeline.runs import look_at, run_folders
+
+    found = [look_at(run) for run in run_folders(runs)]
+    if as_json:
+        _print_json([run.to_dict() for run in found])
+        return
+    if not found:
+        console().print(f"There are no runs in {runs}.", markup=False)
+        return
+    table = Table("run", "stages", "last event", "result", "size", box=None, pad_edge=False)
+    for run in sorted(found, key=lambda run: run.changed, reverse=True):
+        done = f"{run.num_finished}/{len(run.stages)}{', running' if run.running else ''}"
+        table.add_row(
+            run.name, done, f"{age_in_words(_seconds_since(run.changed))} ago", _plain(run.result), _size(run.bytes)
+        )
+    console().print(table)
+
+
+@app.command("show")
+def runs_show(run: Annotated[str, RUN], runs: RunsOption = RUNS, as_json: JsonOption = False) -> None:
+    """Show a run's stages: what each made, when, alarms, and what lies around it."""
+    from rlhf.pipeline.runs import find_run, look_at
+
+    found = look_at(find_run(run, runs))
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        _show(found)
+
+
+@app.command("diff")
+def runs_diff(
+    first: Annotated[str, RUN], second: Annotated[str, RUN], runs: RunsOption = RUNS, as_json: JsonOption = False
+) -> None:
+    """Compare two runs: settings that differ, results side by side."""
+    from rich.table import Table
+
+    from rlhf.pipeline.runs import difference, find_run
+
+    found = difference(find_run(first, runs), find_run(second, runs))
+    if as_json:
+        _print_json(found.to_dict())
+        return
+    table = Table("", *found.runs, box=None, pad_edge=False)
+    for place, a, b in found.settings:
+        table.add_row(_plain(place), _plain(a), _plain(b))
+    if not found.settings:
+        table.add_row("(the settings are the same)", "", "")
+    table.add_section()
+    for name, a, b in found.results:
+        table.add_row(_plain(name), _number(a), _number(b))
+    console().print(table)
+
+
+@app.command("prune")
+def runs_prune(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only these runs; all of --runs by default.", show_default=False)
+    ] = None,
+    runs: RunsOption = RUNS,
+    whole: Annotated[bool, typer.Option("--whole", help="The named runs themselves, with everything in them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete it; without this, only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, whatever else is given.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete results that were made before the present ones, checkpoints of finished stages, and leftovers of killed processes."""
+    from rlhf.errors import ConfigError
+    from rlhf.pipeline.runs import find_run, prune, run_folders
+
+    if whole and not names:
+        raise ConfigError("--whole deletes whole runs and wants their names: rlhf runs prune NAME --whole --yes.")
+    folders = [find_run(name, runs) for name in names] if names else run_folders(runs)
+    found = prune(folders, whole=whole, delete=yes and not dry_run)
+    if as_json:
+        _print_json(found.to_dict())
+        return
+    out = console()
+    for item in found.found:
+        out.print(f"{item.path}  {_size(item.bytes)}  {item.why}", markup=False, highlight=False, soft_wrap=True)
+    for name in found.busy:
+        out.print(f"{name}: in use by a live process; left alone", markup=False, highlight=False, soft_wrap=True)
+    if not found.found:
+        out.print("Nothing to delete.")
+    elif found.deleted:
+        out.print(f"Deleted {len(found.found)}, {_size(found.bytes)} freed.", highlight=False)
+    else:
+        out.print(f"{_size(found.bytes)} would be freed; --yes deletes it.", highlight=False)
+
+
+def lineage(
+    path: Annotated[Path, typer.Argument(help="A file or folder of a run, or a copy of a weight file.")],
+    runs: RunsOption = RUNS,
+    as_json: JsonOption = False,
+) -> None:
+    """Trace a file back to the data files and the recipe it was made from. Exits with 1 where one has changed or is gone."""
+    from rlhf.pipeline.lineage import lineage as trace
+
+    found = trace(path, runs=runs)
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        print(found.to_text())
+    if not found.is_whole:
+        raise typer.Exit(1)
+
+
+def _show(run: RunLook) -> None:
+    out = console()
+    running = ", running now" if run.running else ""
+    out.print(f"{run.name}  {run.folder}  {_size(run.bytes)}{running}", markup=False, highlight=False, soft_wrap=True)
+    for stage in run.stages:
+        seconds = f"{stage.seconds:.0f} s" if stage.seconds is not None else ""
+        words = [stage.status, stage.key, seconds, stage.headline]
+        words += [f"{stage.alarms} alarm{'s' * (stage.alarms > 1)}"] * (stage.alarms > 0)
+        words += [f"checkpoints: {', '.join(stage.checkpoints)}"] * bool(stage.checkpoints)
+        words += [f"{stage.previous} earlier result{'s' * (stage.previous > 1)} kept"] * (stage.previous > 0)
+        line = f"{stage.name:<12} {stage.kind:<12} {'  '.join(word for word in words if word)}"
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    for name, value in run.outcome.items():
+        if value is not None:
+            out.print(f"{name} = {_number(value)}", markup=False, highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _number(value: Any) -> str:
+    return "not measured" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _seconds_since(moment: float) -> float:
+    import time
+
+    return max(0.0, time.time() - moment)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

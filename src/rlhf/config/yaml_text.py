@@ -1,0 +1,154 @@
+"""YAML text to plain values, with what YAML 1.1 would get wrong in silence put right or refused.
+
+PyYAML reads YAML 1.1, where ``1e-5`` is a text, ``012`` is ten, ``12:30`` is 750 and ``2026-01-31`` is no text; a key that stands
+twice overwrites; and a few lines of aliases stand for more values than there is memory.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from rlhf.errors import ConfigError
+
+MOST_CHARACTERS = 1_000_000
+"""A recipe has a few thousand."""
+MOST_VALUES = 100_000
+"""Counted as often as aliases repeat them."""
+MOST_SHOWN = 40
+"""Characters of a value that an error repeats."""
+MERGE = "tag:yaml.org,2002:merge"
+"""The key `<<`, which brings in the keys of another section; keys beside it may say otherwise."""
+INT, FLOAT, TIMESTAMP = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
+Mark = yaml.error.Mark | None
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value that a YAML text holds; None for an empty one.
+
+    Args:
+        text: Of a whole document.
+        source: What errors call it, such as the file's name.
+
+    Raises:
+        ConfigError: With line and column.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(
+            f"{source} has {len(text):,} characters, and settings have at most {MOST_CHARACTERS:,}; is it a file of data?"
+        )
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as err:
+        problem = err.problem or ""
+        problem = (
+            f"{err.context}, {problem}" if err.context and (problem.startswith("but ") or not problem) else problem
+        )
+        raise ConfigError(_sentence(source, err.problem_mark, problem, text)) from None
+    except yaml.reader.ReaderError as err:
+        raise ConfigError(
+            f"{source} is not text: its character {err.position + 1} is {_character(err.character)}. Settings are text in UTF-8."
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply to be settings.") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as err:  # an escape for a character that there is none of
+        raise ConfigError(f"{source} is not valid YAML: {str(err).splitlines()[0]}.") from None
+
+
+def _sentence(source: str, mark: Mark, problem: str, text: str) -> str:
+    where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    tab = next((number for number, line in enumerate(text.splitlines(), 1) if re.match(r" *\t+ *[^\s#]", line)), None)
+    hint = ""
+    if "\\t" in problem or (tab is not None and mark is not None and tab <= mark.line + 1):
+        at = f"; line {tab} begins with a tab" if tab is not None else ""
+        hint = f" YAML wants spaces, not tabs{at}."
+    return f"{source}{where} is not valid YAML: {problem}.{hint}"
+
+
+def _character(code: int | bytes) -> str:
+    return f"U+{code:04X}" if isinstance(code, int) else repr(code)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the scalars of YAML 1.2, keys that stand once, and no more values than settings have."""
+
+    def get_single_data(self) -> Any:
+        node = self.get_single_node()
+        if node is None:
+            return None
+        _count_values(node, {}, set())
+        return self.construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except yaml.YAMLError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            # A tag such as !!int before what is none, or a number with more digits than Python reads.
+            shown = repr(str(node.value)[:MOST_SHOWN])
+            raise _refused(node, f"{shown} can't be read as {node.tag.rpartition(':')[2]}") from None
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
+        seen: set[tuple[str, str]] = set()
+        for key in keys:
+            if (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep=deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = str(node.value).replace("_", "")
+        digits = text.lstrip("+-")
+        base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2].lower(), 10)
+        return int(digits[2:] if base != 10 else digits, base) * (-1 if text.startswith("-") else 1)
+
+
+def _count_values(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) -> int:
+    """How many values a node stands for, aliases followed; each node is counted once and its number kept."""
+    if id(node) in known:
+        return known[id(node)]
+    if id(node) in open_nodes:
+        raise _refused(node, "an alias (*) stands inside what it names, which would never end")
+    open_nodes.add(id(node))
+    total = 1
+    if isinstance(node, yaml.MappingNode):
+        total += sum(
+            _count_values(key, known, open_nodes) + _count_values(item, known, open_nodes) for key, item in node.value
+        )
+    elif isinstance(node, yaml.SequenceNode):
+        total += sum(_count_values(item, known, open_nodes) for item in node.value)
+    open_nodes.remove(id(node))
+    if total > MOST_VALUES:
+        raise _refused(node, f"with its aliases (*) it stands for more than {MOST_VALUES:,} values")
+    known[id(node)] = total
+    return total
+
+
+def _refused(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """PyYAML's, without dates and numbers to the base of 60; a whole number may begin with 0, and 1e-5 is a number."""
+    kept = {
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (INT, FLOAT, TIMESTAMP)]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    whole = re.compile(r"^[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$")
+    broken = re.compile(
+        r"^[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))$"
+        r"|^\.(?:nan|NaN|NAN)$"
+    )
+    for first in "-+.0123456789":
+        kept.setdefault(first, []).extend([(INT, whole), (FLOAT, broken)])
+    return kept
+
+
+_Loader.yaml_implicit_resolvers = _resolvers()
+_Loader.add_constructor(INT, _Loader.construct_yaml_int)

@@ -1,0 +1,36 @@
+"""What the readers of all formats give: a row as it stood in its file, before anything is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MAX_ROW_BYTES = 1 << 24
+"""A row of text is at most 16 MiB long: a file without line breaks must not fill the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands in the place of a row that could not even be parsed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row before anything is known about it."""
+
+    place: str
+    """Where in the part: a line number, or ``row 3`` in formats without lines; both count from 1."""
+    after: int
+    """What to pass as ``start`` to go on behind this row."""
+    value: Any
+    """A mapping, or ``Unreadable``, or whatever else stood there."""
+
+
+def number_rows(rows: Iterable[Any], begin: int, start: int) -> Iterator[RawRow]:
+    """Number rows of which the first is the ``begin``-th of the file, leaving out those before ``start``."""
+    for number, row in enumerate(rows, begin + 1):
+        if number > start:
+            yield RawRow(f"row {number}", number, row)

@@ -1,0 +1,131 @@
+"""Which of the library's own source files decide what a stage makes.
+
+They are found by following imports, from the module that implements the stage's kind and from functions of this library
+that the recipe names. Followed are the modules that names come from: a package's ``__init__.py`` only hands names on (a
+test holds them to that), so ``from rlhf.losses import nll_loss`` leads to the module that defines it and to no other loss.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import rlhf
+from rlhf.config.base import Config, Names, named_things
+
+ROOT = Path(rlhf.__file__).parent
+PACKAGE = rlhf.__name__
+DECIDES_NOTHING = (
+    "config/",
+    "errors.py",
+    "files.py",
+    "training/interrupt.py",
+    "training/log.py",
+    "training/progress.py",
+    "training/trackers.py",
+)
+"""Settings are in the key by their values; the others decide when a run ends or how a thing is told or written, not what it is."""
+
+
+def code_of_stage(kind: str, stage: Config) -> dict[str, str]:
+    """Source files whose code decides what a stage makes: path inside the package -> 16 hex digits of its sha256."""
+    modules = {f"{PACKAGE}.pipeline.stages.{kind}"}
+    modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
+    return code_of_modules(tuple(sorted(modules)))
+
+
+def is_own_function(text: str, names: Names) -> bool:
+    """Whether a setting names a function of this library."""
+    return names is Names.FUNCTION and text.startswith(f"{PACKAGE}.") and ".py:" not in text
+
+
+@cache
+def code_of_modules(modules: tuple[str, ...]) -> dict[str, str]:
+    """Files, with their hashes, that modules of this library import directly or through others, themselves included.
+
+    Kept for the life of the process: what runs is what was there when it was imported.
+    """
+    files = import_closure(file for module in modules if (file := _file_of(module)) is not None)
+    names = {file.relative_to(ROOT).as_posix(): file for file in files}
+    return {
+        name: hashlib.sha256(names[name].read_bytes()).hexdigest()[:16]
+        for name in sorted(names)
+        if not name.startswith(DECIDES_NOTHING)
+    }
+
+
+def import_closure(files: Iterable[Path]) -> set[Path]:
+    """Files of this library reached by imports at any depth; imports for type checkers alone are left out."""
+    found: set[Path] = set()
+    waiting = list(files)
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting += _imported_files(file)
+    return found
+
+
+def source_of_function(text: str) -> Path | None:
+    """The Python file of ``package.module:function`` or ``path/to/file.py:function``; None where there is none."""
+    module, _, _ = text.rpartition(":")
+    if module.endswith(".py"):
+        return path if (path := Path(module).expanduser()).is_file() else None
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None  # whoever calls the function will say so
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+@cache
+def _imported_files(file: Path) -> tuple[Path, ...]:
+    files = (_source_of(module, name) for module, name in _imports(file))
+    return tuple(dict.fromkeys(file for file in files if file is not None))
+
+
+def _source_of(module: str, name: str | None) -> Path | None:
+    """The file that defines what ``from module import name`` (or ``import module``) gives."""
+    if name is not None and (submodule := _file_of(f"{module}.{name}")) is not None:
+        return submodule
+    file = _file_of(module)
+    if file is None or file.name != "__init__.py":
+        return file
+    if module == PACKAGE:  # holds names and a version, nothing that computes
+        return None
+    origin = next((source for source, given in _imports(file, for_types=True) if given == name), None)
+    return _source_of(origin, name) if origin is not None else file
+
+
+def _file_of(module: str) -> Path | None:
+    """The file of a module of this library, by its place in the tree; nothing is imported to find it."""
+    parts = module.split(".")
+    if parts[0] != PACKAGE:
+        return None
+    path = ROOT.joinpath(*parts[1:])
+    if path.is_dir():
+        return init if (init := path / "__init__.py").is_file() else None
+    return file if (file := path.with_name(f"{path.name}.py")).is_file() else None
+
+
+def _imports(file: Path, *, for_types: bool = False) -> Iterator[tuple[str, str | None]]:
+    """(module, name) of each import of this library in a file; name is None for ``import module``."""
+    package = (PACKAGE, *file.relative_to(ROOT).parent.parts)
+    waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"), filename=str(file))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not for_types:
+            waiting += node.orelse
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names if alias.name.split(".")[0] == PACKAGE)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            if module.split(".")[0] == PACKAGE:
+                yield from ((module, alias.name) for alias in node.names)

@@ -1,0 +1,116 @@
+"""What a run writes about itself: where everything came from, and how it ended, for machines."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rlhf
+from rlhf.files import sha256
+from rlhf.pipeline.artifacts import Artifact
+from rlhf.pipeline.previous import events_of
+from rlhf.training.log import EVENTS, finite, read_jsonl
+
+PACKAGES = ("torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "pydantic", "safetensors")
+OUTCOMES = ("win_rate", "win_rate_low", "win_rate_high", "reward_accuracy", "kl", "gold_before", "gold_after")
+ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action")
+
+
+def manifest(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
+    """Where everything in a run came from; ``rlhf lineage`` reads it back from any file."""
+    code = {name: digest for artifact in artifacts.values() for name, digest in artifact.code.items()}
+    listed = "".join(f"{name}={code[name]};" for name in sorted(code))
+    return {
+        "run": run_dir.name,
+        "created": now(),
+        "machine": machine(),
+        "versions": dict(versions()),
+        "recipe": {"file": "recipe.yaml", "sha256": sha256(run_dir / "recipe.yaml")},
+        "code": {"rlhf": rlhf.__version__, "sha256": hashlib.sha256(listed.encode()).hexdigest()[:16]},
+        "artifacts": {
+            name: {
+                "kind": a.kind,
+                "key": a.key,
+                "parents": dict(a.parents),
+                "contents": dict(a.contents),
+                "seconds": a.seconds,
+                "finished": a.finished,
+                "code": dict(a.code),
+                "versions": dict(a.versions),
+                "files": dict(a.files),
+            }
+            for name, a in artifacts.items()
+        },
+    }
+
+
+def summary(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
+    """The outcome for machines; a number that no stage measured is null."""
+    measured: dict[str, Any] = {}
+    for artifact in artifacts.values():
+        if artifact.kind == "evaluate":
+            measured.update(artifact.metrics)
+    found: dict[str, Any] = finite(
+        {
+            "run": run_dir.name,
+            **{name: measured.get(name) for name in OUTCOMES},
+            "gates": [],
+            "alarms": [{k: e[k] for k in ALARM_FIELDS if k in e} for e in alarms(run_dir, artifacts)],
+            "stages": {
+                name: {"kind": a.kind, "seconds": a.seconds, "headline": a.headline, "metrics": dict(a.metrics)}
+                for name, a in artifacts.items()
+            },
+        }
+    )
+    return found
+
+
+def alarms(run_dir: Path, stages: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Alarms of what is there now; those of attempts with other settings are history."""
+    events = read_jsonl(run_dir / EVENTS)
+    return [e for stage in stages for e in events_of(events, stage) if e.get("event") == "alarm"]
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def machine() -> dict[str, Any]:
+    """What the run ran on."""
+    found: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": sys.version.split()[0],
+    }
+    if torch.cuda.is_available():
+        found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return found
+
+
+@cache
+def versions() -> Mapping[str, str]:
+    """Installed versions of the packages that decide results."""
+    return {"rlhf": rlhf.__version__, **{name: metadata.version(name) for name in PACKAGES}}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -1,0 +1,306 @@
+"""Looking at run folders from outside: which there are, what one holds, how two differ, what may go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.base import read_yaml
+from rlhf.errors import ConfigError, RLHFError, did_you_mean
+from rlhf.pipeline.artifacts import RECORD, Artifact, Started
+from rlhf.pipeline.lock import is_locked, locked
+from rlhf.pipeline.manifest import alarms
+from rlhf.pipeline.previous import FOLDER as PREVIOUS
+from rlhf.pipeline.previous import GONE, previous_of, remove
+from rlhf.pipeline.reasons import changed_settings, shown
+from rlhf.training.checkpoint import PREFIX
+from rlhf.training.log import EVENTS
+
+LEFTOVERS = (f"**/{GONE}*", "**/.*.tmp")
+"""What killed processes leave of what they wrote or deleted."""
+LEFT = "left by a process that was killed"
+NOT_COMPARED = ("name", "output_dir")
+
+
+@dataclass(frozen=True, slots=True)
+class StageLook:
+    """One stage of a run."""
+
+    name: str
+    kind: str
+    status: str
+    """finished, unfinished or not begun."""
+    key: str = ""
+    seconds: float | None = None
+    finished: str = ""
+    headline: str = ""
+    alarms: int = 0
+    checkpoints: tuple[str, ...] = ()
+    previous: int = 0
+    """Results moved aside that could be brought back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLook:
+    """One run."""
+
+    name: str
+    folder: str
+    stages: tuple[StageLook, ...]
+    bytes: int
+    changed: float
+    """Epoch seconds of the newest event."""
+    running: bool
+    outcome: dict[str, Any]
+    """Win rate and the like, as in summary.json; null for what nobody measured."""
+
+    @property
+    def num_finished(self) -> int:
+        """Stages that are there."""
+        return sum(stage.status == "finished" for stage in self.stages)
+
+    @property
+    def result(self) -> str:
+        """The win rate, else what the last finished stage says."""
+        rate, low, high = (self.outcome.get(f"win_rate{end}") for end in ("", "_low", "_high"))
+        if isinstance(rate, int | float) and isinstance(low, int | float) and isinstance(high, int | float):
+            return f"win rate {rate:.3f} [{low:.3f}, {high:.3f}]"
+        return next((stage.headline for stage in reversed(self.stages) if stage.status == "finished"), "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self) | {"num_finished": self.num_finished}
+
+
+@dataclass(frozen=True, slots=True)
+class RunDifference:
+    """Two runs side by side."""
+
+    runs: tuple[str, str]
+    settings: tuple[tuple[str, str, str], ...]
+    """(place, in the first, in the second) of each that differs."""
+    results: tuple[tuple[str, Any, Any], ...]
+    """(name, of the first, of the second); null for what nobody measured."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "runs": list(self.runs),
+            "settings": {place: [a, b] for place, a, b in self.settings},
+            "results": {name: [a, b] for name, a, b in self.results},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """Something that may go."""
+
+    path: Path
+    why: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What was found, and what was removed."""
+
+    found: tuple[Removable, ...]
+    busy: tuple[str, ...]
+    """Runs that live processes work in; nothing of theirs is touched."""
+    deleted: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of all that may go, or went."""
+        return sum(item.bytes for item in self.found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        found = [{"path": str(item.path), "why": item.why, "bytes": item.bytes} for item in self.found]
+        return {"deleted": self.deleted, "bytes": self.bytes, "found": found, "busy": list(self.busy)}
+
+
+def run_folders(runs: Path) -> list[Path]:
+    """Folders of ``runs`` that hold a run, by name; ``runs`` itself where it is one.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if not runs.is_dir():
+        raise ConfigError(f"There is no folder {runs}; say where the run folders lie with --runs.")
+    if _is_run(runs):
+        return [runs]
+    return sorted(path for path in runs.iterdir() if not path.name.startswith(".") and _is_run(path))
+
+
+def find_run(name: str, runs: Path) -> Path:
+    """A run by its folder, or by its name in ``runs``.
+
+    Raises:
+        ConfigError: There is none; names close ones.
+    """
+    for path in (Path(name), runs / name):
+        if path.is_dir() and _is_run(path):
+            return path
+    known = [path.name for path in run_folders(runs)] if runs.is_dir() else []
+    there = f" Known: {', '.join(known)}." if known else ""
+    raise ConfigError(f"There is no run {name!r} in {runs}.{did_you_mean(name, known)}{there}")
+
+
+def look_at(run: Path) -> RunLook:
+    """What a run holds."""
+    tree = _recipe(run)
+    asked = tree.get("stages")
+    names = dict.fromkeys(asked if isinstance(asked, dict) else [])
+    names |= dict.fromkeys(sorted(file.parent.name for file in run.glob(f"*/{RECORD}")))
+    raised = alarms(run, names)
+    stages = []
+    for name in names:
+        settings = asked.get(name) if isinstance(asked, dict) else None
+        kind = str(settings.get("kind", "")) if isinstance(settings, dict) else ""
+        count = sum(event.get("stage") == name for event in raised)
+        stages.append(_look_at_stage(run, name, kind, count))
+    events = run / EVENTS
+    return RunLook(
+        name=run.resolve().name,
+        folder=str(run),
+        stages=tuple(stages),
+        bytes=size_of(run),
+        changed=(events if events.exists() else run).stat().st_mtime,
+        running=is_locked(run),
+        outcome={k: v for k, v in _json(run / "summary.json").items() if isinstance(v, int | float | None)},
+    )
+
+
+def difference(first: Path, second: Path) -> RunDifference:
+    """Settings that differ and results side by side."""
+    was, wanted = ({k: v for k, v in _recipe(run).items() if k not in NOT_COMPARED} for run in (first, second))
+    settings = tuple((place, shown(a), shown(b)) for place, a, b in changed_settings(was, wanted))
+    found = [_results(run) for run in (first, second)]
+    results = tuple((name, found[0].get(name), found[1].get(name)) for name in dict.fromkeys((*found[0], *found[1])))
+    return RunDifference((first.resolve().name, second.resolve().name), settings, results)
+
+
+def prune(runs: Sequence[Path], *, whole: bool = False, delete: bool = False) -> Pruning:
+    """Find what no run needs any more, and delete it where that is asked for. Runs in use are left alone.
+
+    Args:
+        runs: Run folders.
+        whole: The runs themselves may go, with everything in them.
+        delete: Do it; otherwise only say what would go.
+    """
+    found: list[Removable] = []
+    busy = []
+    for run in runs:
+        if is_locked(run):
+            busy.append(run.name)
+            continue
+        if not delete:
+            found += _removable(run, whole=whole)
+            continue
+        with locked(run):
+            items = _removable(run, whole=whole)
+            found += items
+            for item in items:
+                _delete(item.path)
+    for left in sorted({path for run in runs for path in run.parent.glob(f"{GONE}*")}):
+        found.append(Removable(left, LEFT, size_of(left)))
+        if delete:
+            _delete(left)
+    return Pruning(tuple(found), tuple(busy), delete)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; links count as themselves."""
+    files = [path] if not path.is_dir() or path.is_symlink() else path.rglob("*")
+    total = 0
+    for file in files:
+        try:
+            total += file.lstat().st_size if not file.is_dir() or file.is_symlink() else 0
+        except OSError:
+            continue  # it went while we counted
+    return total
+
+
+def _removable(run: Path, *, whole: bool) -> list[Removable]:
+    if whole:
+        return [Removable(run, "the whole run, as asked", size_of(run))]
+    found = {entry.folder: "made before the present result" for entry in previous_of(run)}
+    for record in run.glob(f"*/{RECORD}"):
+        for checkpoint in record.parent.glob(f"{PREFIX}*"):
+            found[checkpoint] = "checkpoint of a finished stage"
+    for pattern in LEFTOVERS:
+        for path in run.glob(pattern):
+            if not any(other in path.parents for other in found):
+                found[path] = LEFT
+    return [Removable(path, why, size_of(path)) for path, why in sorted(found.items())]
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove([path])
+        if path.parent.name == PREVIOUS and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "recipe.yaml").is_file() or any(path.glob(f"*/{RECORD}"))
+
+
+def _look_at_stage(run: Path, name: str, kind: str, num_alarms: int) -> StageLook:
+    folder = run / name
+    checkpoints = tuple(sorted(path.name for path in folder.glob(f"{PREFIX}*")))
+    previous = sum(entry.finished for entry in previous_of(run, name))
+    artifact = Artifact.read(folder)
+    if artifact is None:
+        started = Started.read(folder)
+        status = "unfinished" if folder.is_dir() else "not begun"
+        key = started.made_from.key if started is not None else ""
+        return StageLook(name, kind, status, key, alarms=num_alarms, checkpoints=checkpoints, previous=previous)
+    return StageLook(
+        name,
+        artifact.kind,
+        "finished",
+        artifact.key,
+        artifact.seconds,
+        artifact.finished,
+        artifact.headline,
+        num_alarms,
+        checkpoints,
+        previous,
+    )
+
+
+def _results(run: Path) -> dict[str, Any]:
+    """Numbers of the summary by name, a stage's metrics under the stage."""
+    tree = _json(run / "summary.json")
+    found = {name: value for name, value in tree.items() if _is_number(value)}
+    stages = tree.get("stages")
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        metrics = stage.get("metrics") if isinstance(stage, dict) else None
+        found |= {f"{name}: {m}": v for m, v in metrics.items() if _is_number(v)} if isinstance(metrics, dict) else {}
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _recipe(run: Path) -> dict[str, Any]:
+    try:
+        return read_yaml(run / "recipe.yaml")
+    except RLHFError:
+        return {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

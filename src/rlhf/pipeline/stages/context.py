@@ -1,0 +1,70 @@
+"""Where a stage works and what it reports: all that the kinds of stages share without knowing a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.model import ModelConfig
+from rlhf.config.recipe import STAGE
+from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
+from rlhf.training.log import RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """Where a stage works."""
+
+    name: str
+    run_dir: Path
+    log: RunLog
+
+    @property
+    def folder(self) -> Path:
+        """The stage's own folder."""
+        return self.run_dir / self.name
+
+    def path(self, source: str) -> str:
+        """A file or folder: ``stage:NAME/FILE`` and ``stage:NAME`` inside the run, anything else as it is."""
+        match = STAGE.match(source)
+        if match is None:
+            return source
+        return str(self.run_dir / match["name"] / (match["file"] or "model"))
+
+    def paths(self, source: str | list[str]) -> str | list[str]:
+        """``path`` for one or several."""
+        return self.path(source) if isinstance(source, str) else [self.path(item) for item in source]
+
+    def model(self, config: ModelConfig) -> ModelConfig:
+        """A model config whose folders are real."""
+        changes = {
+            key: self.path(value) for key in ("path", "tokenizer") if (value := getattr(config, key)) is not None
+        }
+        return config.updated(**changes)
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutcome:
+    """What a stage reports."""
+
+    headline: str
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """For the model card."""
+
+
+def resolved_reward(spec: RewardSpec, at: StageContext) -> RewardSpec:
+    """A reward's settings with files and folders where they stood ``stage:`` inputs."""
+    changes: dict[str, Any] = {
+        key: at.path(value) for key in ("source", "path") if (value := getattr(spec, key, None)) is not None
+    }
+    if isinstance(spec, FunctionRewardConfig):
+        changes["arguments"] = {k: at.path(v) if isinstance(v, str) else v for k, v in spec.arguments.items()}
+    return spec.updated(**changes) if changes else spec
+
+
+def seed_of(seed: int | None) -> int:
+    """A stage's seed; only a stage that was built without a recipe has none of its own."""
+    return 0 if seed is None else seed

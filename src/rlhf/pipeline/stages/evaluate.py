@@ -1,0 +1,50 @@
+"""Policy against baseline on held-out prompts."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from rlhf.config.recipe import EvaluateStage
+from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
+from rlhf.data.datasets import PreferenceDataset
+from rlhf.evaluation.evaluator import evaluate_policies
+from rlhf.evaluation.judges import Judge, load_judge
+from rlhf.evaluation.overoptimisation import judge_rollouts
+from rlhf.models.reward import RewardModel
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
+from rlhf.pipeline.stages.inputs import load_policy, read_prompts
+from rlhf.rewards.factory import build_reward
+
+
+def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
+    """Policy against baseline on held-out prompts."""
+    seed = seed_of(stage.seed)
+    policy = load_policy(stage.policy, at, seed=seed)
+    baseline = load_policy(stage.baseline, at, seed=seed)
+    prompts = read_prompts(
+        stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
+    )
+    reward_model = RewardModel.from_pretrained(at.path(stage.reward_model)) if stage.reward_model else None
+    pairs = PreferenceDataset(at.path(stage.pairs), policy.tokenizer) if stage.pairs else None
+    judge = _judge(stage.judge, at)
+    with at.log.progress("evaluate", 2 * len(prompts) * stage.samples_per_prompt) as bar:
+        evaluation = evaluate_policies(
+            policy, baseline, prompts, judge,
+            reward_model=reward_model, pairs=pairs, sampling=stage.sampling,
+            samples_per_prompt=stage.samples_per_prompt, seed=seed, progress=bar.advance,
+        )  # fmt: skip
+    if stage.rollouts is not None:
+        evaluation = evaluation.with_curve(judge_rollouts(Path(at.path(stage.rollouts)), judge))
+    evaluation.write(at.folder / "evaluation.json")
+    return StageOutcome(evaluation.headline(), evaluation.summary())
+
+
+def _judge(spec: RewardSpec, at: StageContext) -> Judge:
+    """A function as it is; any other judge through its standard signature."""
+    spec = resolved_reward(spec, at)
+    if isinstance(spec, FunctionRewardConfig):
+        return functools.partial(load_judge(spec.function), **spec.arguments)
+    scorer = build_reward(spec)
+    assert callable(scorer), f"{type(scorer).__name__} lacks the standard signature"
+    return scorer

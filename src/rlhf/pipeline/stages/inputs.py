@@ -1,0 +1,102 @@
+"""What stages open before they train, and the model folder they leave."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import rlhf
+from rlhf.config.model import ModelConfig
+from rlhf.data.contracts import Prompt
+from rlhf.data.datasets import GRPODataset
+from rlhf.errors import ConfigError
+from rlhf.models.policy import PolicyModel
+from rlhf.pipeline.stages.context import StageContext, seed_of
+from rlhf.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from rlhf.models.reward import RewardModel
+
+ROWS_FOR_SELF_CHECK = 3
+"""Rows that are scored every way before a stage begins."""
+
+
+def load_policy(config: ModelConfig, at: StageContext, *, seed: int) -> PolicyModel:
+    """A policy that is asked, not trained."""
+    return PolicyModel.from_pretrained(at.model(config), seed=seed)
+
+
+def load_for_training(config: ModelConfig, at: StageContext, *, seed: int) -> PolicyModel:
+    """A policy that is trained."""
+    if config.dtype != "float32" and config.lora is None:
+        at.log.alarm(
+            f"Weights in {config.dtype} round small steps away; to train all of them use dtype: float32 with autocast: bfloat16."
+        )
+    return load_policy(config, at, seed=seed)
+
+
+def open_datasets(
+    stage: Any, at: StageContext, kind: Any, streaming: Any, model: Any, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Training and held-out rows."""
+    options = {**options, "on_bad_row": stage.on_bad_row, "columns": stage.columns}
+    source = at.paths(stage.data)
+    held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
+    if stage.streaming:
+        if streaming is None:
+            raise ConfigError(
+                f"stages.{at.name}.streaming: {stage.kind} scores its reference before the first step and needs all rows."
+            )
+        if stage.eval_frac:
+            raise ConfigError(f"stages.{at.name}.eval_frac: a stream has no length to take a share of; give eval_data.")
+        seed = derive_seed(seed_of(stage.seed), "stream")
+        stream = streaming(
+            source, model.tokenizer, limit=stage.limit, shuffle_buffer=stage.shuffle_buffer, seed=seed, **options
+        )
+        return stream, held_out
+    train = kind(source, model.tokenizer, limit=stage.limit, **options)
+    if held_out is None and stage.eval_frac:
+        train, held_out = train.split(stage.eval_frac, seed=derive_seed(seed_of(stage.seed), "split"))
+    for name, data in (("data", train), ("eval_data", held_out)):
+        if data is not None:
+            at.log.write("note", message=f"{name}: {data.report.to_text()}")
+    return train, held_out
+
+
+def choose_path(model: PolicyModel | RewardModel, data: Any, at: StageContext) -> None:
+    """The self-check of every run: a few rows scored every way."""
+    cursor = data.state_dict() if hasattr(data, "state_dict") else None
+    groups = list(itertools.islice(iter(data), ROWS_FOR_SELF_CHECK))
+    if cursor is not None:
+        data.load_state_dict(cursor)  # a stream gives its first rows to training all the same
+    choice = model.choose_path(groups)
+    at.log.write("note", message=f"Scoring path: {choice.path} ({choice.reason}).")
+    if choice.path != "packed":
+        at.log.alarm(f"Scoring takes the {choice.path} path, slower than packed: {choice.reason}.")
+
+
+def read_prompts(source: str | list[str], policy: PolicyModel, at: StageContext, **options: Any) -> list[Prompt]:
+    """All prompts of a data source."""
+    data = GRPODataset(at.paths(source), policy.tokenizer, **options)
+    at.log.write("note", message=f"prompts: {data.report.to_text()}")
+    return list(data)
+
+
+def save_model(model: PolicyModel | RewardModel, stage: Any, at: StageContext, metrics: Mapping[str, Any]) -> None:
+    """The stage's ``model`` folder, with a card that says where it came from."""
+    about = {
+        "stage": at.name,
+        "summary": f"Made by the `{stage.kind}` stage of an rlhf recipe.",
+        "version": rlhf.__version__,
+        "base_model": stage.model.path or "random weights",
+        "data": stage.data if hasattr(stage, "data") else stage.prompts,
+        "recipe": stage.model_dump(mode="json", exclude_unset=True),
+        "metrics": {name: value for name, value in metrics.items() if isinstance(value, int | float)},
+    }
+    model.save_pretrained(at.folder / "model", card=about)
+
+
+def num_rows(data: Any) -> str:
+    """For people."""
+    return str(len(data)) if hasattr(data, "__len__") else "streamed"

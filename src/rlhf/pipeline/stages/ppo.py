@@ -1,0 +1,41 @@
+"""Proximal policy optimisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlhf.config.recipe import PPOStage
+from rlhf.config.rewards import RewardSpec
+from rlhf.errors import ConfigError
+from rlhf.models.load import disable_dropout
+from rlhf.models.reward import RewardModel
+from rlhf.models.value import ValueModel
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
+from rlhf.pipeline.stages.rl import finish_rl, open_rl_inputs, read_eval_prompts
+from rlhf.training.ppo import PPOTrainer
+
+
+def run_ppo(stage: PPOStage, at: StageContext) -> StageOutcome:
+    """A policy that learned from rewards, with a critic."""
+    seed = seed_of(stage.seed)
+    policy, prompts, scorer, reference = open_rl_inputs(stage, at, seed=seed)
+    if stage.value_model == "shared":
+        value_model = ValueModel.shared(policy, seed=seed)
+    elif stage.value_init == "reward":
+        reward_model = RewardModel.from_pretrained(at.path(_learned_source(stage.reward)))
+        value_model = ValueModel.from_reward(reward_model, lora=stage.model.lora, seed=seed)
+    else:
+        value_model = ValueModel.from_policy(policy, lora=stage.model.lora, seed=seed)
+    disable_dropout(value_model)
+    trainer = PPOTrainer(
+        policy, value_model, stage, prompts, scorer,
+        reference=reference, eval_prompts=read_eval_prompts(stage, policy, at), log=at.log, checkpoint_dir=at.folder,
+    )  # fmt: skip
+    return finish_rl("ppo", policy, trainer.train(), stage, at)
+
+
+def _learned_source(reward: Sequence[RewardSpec]) -> str:
+    for spec in reward:
+        if spec.kind == "learned":
+            return spec.source
+    raise ConfigError("value_init is `reward`, but no reward of this stage is a learned one; use `value_init: policy`.")

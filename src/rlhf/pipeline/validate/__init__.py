@@ -1,0 +1,24 @@
+"""Everything that can be known about a recipe before it trains, all complaints together: ``rlhf validate recipe.yaml``.
+
+problems      a complaint, and the review that collects them
+inputs        what a stage reads: rows, models, rewards, functions; what each kind of stage writes
+references    stage:NAME and stage:NAME/FILE: is that stage of the right kind, does it write that file
+places        files, folders, functions' files and hub names: are they there
+weights       model folders by their headers: whole, what size, what kind
+settings      settings that contradict each other, do nothing, or are far from what is usual
+resources     packages, run folder, disk, memory, GPU
+reading       (deep) the beginning of every file of rows
+rows          (deep) bad rows, how many there are, steps, prompts that leak
+lengths       (deep) rows tokenised: what is cut, left out, or longer than the model was made for; tokenizers
+functions     (deep) reward functions imported, their arguments compared with the columns
+check         all of the above in order
+
+What is not marked deep imports no torch and takes a fraction of a second, so that every run can begin with it.
+"""
+
+from __future__ import annotations
+
+from rlhf.pipeline.validate.check import check_quickly, find_problems, validate_file, validate_recipe
+from rlhf.pipeline.validate.problems import Problem, Validation
+
+__all__ = ["Problem", "Validation", "check_quickly", "find_problems", "validate_file", "validate_recipe"]

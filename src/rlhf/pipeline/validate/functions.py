@@ -1,0 +1,166 @@
+"""Reward functions and annotators imported, and their arguments compared with what they will be given; none is called.
+
+They are imported in another process: a user's module may hang, print, or end the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.config.recipe import EvaluateStage, GRPOStage, PPOStage, PreferencesStage, Stage
+from rlhf.config.rewards import FunctionRewardConfig
+from rlhf.data.expand import prompt_of
+from rlhf.errors import ConfigError, RewardError
+from rlhf.pipeline.validate.inputs import functions, rewards, rows_inputs
+from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.reading import read_once
+from rlhf.rewards.functions import RESERVED
+
+IMPORT_SECONDS = 60.0
+ALWAYS_GIVEN = frozenset(RESERVED)
+GIVEN_TO_ANNOTATORS = ("ended", "noise", "seed")
+"""By keyword, behind the prompts and their completions."""
+LOOK = """\
+import contextlib, inspect, json, os, sys
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what the module prints must not mix with the answer
+from rlhf.rewards.worker import CallError, find_function
+try:
+    function = find_function(sys.argv[1])
+except CallError as err:
+    json.dump({"error": str(err)}, out)
+else:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        parameters = None  # some builtins have no signature
+    json.dump({"parameters": parameters and [[p.name, p.kind.name, p.default is not p.empty] for p in parameters]}, out)
+out.flush()
+os._exit(0)  # whatever threads the module has started
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a function takes."""
+
+    required: tuple[str, ...]
+    """Names without a default."""
+    names: frozenset[str]
+    takes_any: bool
+    """It has ``**``, or nobody knows."""
+
+
+def check_functions(review: Review) -> None:
+    """Import every function that the recipe names."""
+    for _, stage in review.each_stage():
+        specs = {f"{key}.function": spec for key, spec in rewards(stage) if isinstance(spec, FunctionRewardConfig)}
+        for key, name in functions(stage):
+            if review.is_wrong(key):
+                continue  # its file told already
+            with review.at(key, otherwise=ConfigError):
+                found = _look_once(review, name)
+                if isinstance(stage, PreferencesStage):
+                    _check_annotator(review, key, name, found)
+                elif key in specs:
+                    _check_reward(review, stage, key, specs[key], found)
+
+
+def look_at(function: str) -> Parameters:
+    """Import a function in another process and ask what it takes.
+
+    Raises:
+        ConfigError: It can't be imported, or not within a minute.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK, function],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"Importing the module of {function!r} took more than {IMPORT_SECONDS:.0f} seconds; move work out of its top level."
+        ) from None
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ConfigError(
+            f"Importing the module of {function!r} ended the process (exit code {done.returncode}): {last}."
+        ) from None
+    if "error" in answer:
+        raise ConfigError(f"The function {function!r} can't be used: {answer['error'].rstrip('.')}.")
+    if answer["parameters"] is None:
+        return Parameters((), frozenset(), takes_any=True)
+    plain = [
+        (name, has) for name, kind, has in answer["parameters"] if kind in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")
+    ]
+    return Parameters(
+        required=tuple(name for name, has_default in plain if not has_default),
+        names=frozenset(name for name, _ in plain),
+        takes_any=any(kind == "VAR_KEYWORD" for _, kind, _ in answer["parameters"]),
+    )
+
+
+def _look_once(review: Review, function: str) -> Parameters:
+    place = ("function", function)
+    if place not in review.shared:
+        try:
+            review.shared[place] = look_at(function)
+        except ConfigError as err:
+            review.shared[place] = err
+    found = review.shared[place]
+    if isinstance(found, ConfigError):
+        raise found
+    result: Parameters = found
+    return result
+
+
+def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardConfig, found: Parameters) -> None:
+    assert isinstance(stage, PPOStage | GRPOStage | EvaluateStage)
+    place = key.removesuffix(".function")
+    taken = sorted(ALWAYS_GIVEN & spec.arguments.keys())
+    if taken:
+        review.error(
+            f"{place}.arguments", f"{taken[0]!r} is a name that every reward function gets something else under."
+        )
+    unknown = sorted(spec.arguments.keys() - found.names)
+    if unknown and not found.takes_any:
+        review.warn(f"{place}.arguments", f"{spec.function} has no parameter {unknown[0]!r}, so it will not be given.")
+    wanted = [name for name in found.required if name not in ALWAYS_GIVEN | spec.arguments.keys()]
+    if not wanted:
+        return
+    rows = read_once(review, rows_inputs(stage)[0])
+    if rows is None:
+        review.leave(f"columns that {spec.function} wants ({', '.join(wanted)})")
+        return
+    columns = {name for row in rows.rows for name in prompt_of(row).columns}
+    missing = [name for name in wanted if name not in columns]
+    if missing:
+        have = ", ".join(sorted(columns)) or "no other columns"
+        review.error(
+            key,
+            f"{spec.function} wants {', '.join(missing)}, which the prompt rows don't have (they have {have}); add the column, "
+            "give it in `arguments`, or give the parameter a default.",
+            RewardError,
+        )
+
+
+def _check_annotator(review: Review, key: str, name: str, found: Parameters) -> None:
+    lacking = [word for word in GIVEN_TO_ANNOTATORS if word not in found.names]
+    if lacking and not found.takes_any:
+        review.error(
+            key,
+            f"{name} has no parameter {', '.join(lacking)}; an annotator is called as annotate(prompts, completions, *, ended, "
+            "noise, seed).",
+        )

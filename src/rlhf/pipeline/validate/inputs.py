@@ -1,0 +1,195 @@
+"""What a stage reads, by what it is for; and what each kind of stage writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import rlhf
+from rlhf.config.base import Names, named_things
+from rlhf.config.model import ModelConfig
+from rlhf.config.recipe import (
+    REFERENCE,
+    STAGE,
+    DataInputs,
+    DPOStage,
+    EvaluateStage,
+    GRPOStage,
+    PPOStage,
+    PreferencesStage,
+    RewardStage,
+    SFTStage,
+    Stage,
+    WorldStage,
+)
+from rlhf.config.rewards import LearnedRewardConfig, RewardBase
+
+RowsFor = Literal["sft", "preference", "grpo"]
+"""A name in ``rlhf.data.plans.PLANS``, which says what kinds of row are taken."""
+
+ROWS_WANTED: Mapping[RowsFor, str] = {"sft": "demonstrations", "preference": "pairs", "grpo": "prompts"}
+ROWS_TAKEN: Mapping[RowsFor, frozenset[str]] = {
+    "sft": frozenset({"completion", "text", "preference"}),
+    "preference": frozenset({"preference"}),
+    "grpo": frozenset({"prompt", "completion", "preference"}),
+}
+"""Of the kinds of row that stages write, the ones that each use can take; a test compares it with ``PLANS``."""
+
+POLICY_STAGES = ("sft", "dpo", "ppo", "grpo")
+TRAINABLE = ("sft", "reward", "dpo", "ppo", "grpo")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsInput:
+    """Rows that a stage reads."""
+
+    key: str
+    sources: tuple[str, ...]
+    wanted: RowsFor
+    columns: Mapping[str, str | None] | None = None
+    skips_bad_rows: bool = False
+    limit: int | None = None
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether the stage has the key ``on_bad_row``."""
+        return self.key in ("data", "eval_data")
+
+
+def rows_inputs(stage: Stage) -> list[RowsInput]:
+    """All rows that a stage reads, those that it learns from first."""
+    if isinstance(stage, SFTStage | RewardStage | DPOStage):
+        wanted: RowsFor = "sft" if isinstance(stage, SFTStage) else "preference"
+        plain = RowsInput("data", _listed(stage.data), wanted, stage.columns, stage.on_bad_row == "skip", stage.limit)
+        if stage.eval_data is None:
+            return [plain]
+        return [plain, replace(plain, key="eval_data", sources=_listed(stage.eval_data), limit=None)]
+    if isinstance(stage, PPOStage | GRPOStage):
+        found = [RowsInput("prompts", _listed(stage.prompts), "grpo", limit=stage.limit)]
+        if stage.eval_prompts is not None:
+            found.append(RowsInput("eval_prompts", _listed(stage.eval_prompts), "grpo"))
+        return found
+    if isinstance(stage, PreferencesStage):
+        found = [RowsInput("prompts", (stage.prompts,), "grpo")]
+        return found + ([RowsInput("test_prompts", (stage.test_prompts,), "grpo")] if stage.test_prompts else [])
+    if isinstance(stage, EvaluateStage):
+        found = [RowsInput("prompts", _listed(stage.prompts), "grpo", limit=stage.limit)]
+        return found + ([RowsInput("pairs", (stage.pairs,), "preference")] if stage.pairs else [])
+    return []
+
+
+def policies(stage: Stage) -> list[tuple[str, ModelConfig]]:
+    """Key and settings of every language model that a stage loads."""
+    values = ((key, getattr(stage, key)) for key in type(stage).model_fields)
+    return [(key, value) for key, value in values if isinstance(value, ModelConfig)]
+
+
+def rewards(stage: Stage) -> list[tuple[str, RewardBase]]:
+    """Key and settings of every judge of completions."""
+    if isinstance(stage, PPOStage | GRPOStage):
+        return [(f"reward.{place}", spec) for place, spec in enumerate(stage.reward)]
+    return [("judge", stage.judge)] if isinstance(stage, EvaluateStage) else []
+
+
+def reward_models(stage: Stage) -> list[tuple[str, str]]:
+    """Key and source of every reward model that a stage loads."""
+    found = [(f"{key}.source", spec.source) for key, spec in rewards(stage) if isinstance(spec, LearnedRewardConfig)]
+    if isinstance(stage, EvaluateStage) and stage.reward_model is not None:
+        found.append(("reward_model", stage.reward_model))
+    return found
+
+
+def functions(stage: Stage) -> list[tuple[str, str]]:
+    """Key and name of every Python function that a stage calls."""
+    return [(".".join(place), text) for place, text, names in named_things(stage) if names is Names.FUNCTION]
+
+
+def outputs(stage: Stage) -> dict[str, str | None]:
+    """Files and folders (with ``/`` at the end) that a stage writes for others, each with its kind of row, if it has rows."""
+    if isinstance(stage, WorldStage):
+        written: dict[str, str | None] = {
+            "sft.jsonl": "completion",
+            "prompts.jsonl": "prompt",
+            "test_prompts.jsonl": "prompt",
+            "heldout_fact_prompts.jsonl": "prompt",
+            "world.json": None,
+        }
+        written |= {"pretrain.jsonl": "text"} if stage.num_documents else {}
+        return written | ({"tokenizer/": None} if stage.vocab_size is not None else {})
+    if isinstance(stage, PreferencesStage):
+        written = {"pairs.jsonl": "preference"}
+        return written | ({"test_pairs.jsonl": "preference"} if stage.test_prompts else {})
+    if isinstance(stage, EvaluateStage):
+        return {"evaluation.json": None}
+    written = {"model/": None}
+    if isinstance(stage, PPOStage | GRPOStage):
+        written["rollouts.jsonl"] = "completion"
+    if isinstance(stage, RewardStage) and has_held_out(stage):
+        written["evaluation.json"] = None
+    return written
+
+
+def has_held_out(stage: Stage) -> bool:
+    """Whether a stage that trains has anything to evaluate on."""
+    if isinstance(stage, DataInputs):
+        return stage.eval_data is not None or stage.eval_frac > 0
+    return isinstance(stage, PPOStage | GRPOStage) and stage.eval_prompts is not None
+
+
+def root_model(stages: Mapping[str, Stage], config: ModelConfig) -> ModelConfig | None:
+    """The folder, hub name or new model that a model config leads back to through the stages; None where that is unclear."""
+    seen: set[str] = set()
+    while config.path is not None and (match := STAGE.match(config.path)):
+        name = match["name"]
+        parent = stages.get(name)
+        if parent is None or name in seen or parent.kind not in TRAINABLE:
+            return None
+        seen.add(name)
+        config = parent.model  # type: ignore[union-attr]  # every kind of TRAINABLE has one
+    return config
+
+
+def trained_prompts(stages: Mapping[str, Stage], config: ModelConfig) -> Iterator[tuple[str, Stage, RowsInput]]:
+    """Training rows of every stage that a model went through, newest first."""
+    while config.path is not None and (match := STAGE.match(config.path)):
+        parent = stages.get(match["name"])
+        if parent is None or parent.kind not in TRAINABLE:
+            return
+        yield match["name"], parent, rows_inputs(parent)[0]
+        config = parent.model  # type: ignore[union-attr]
+
+
+def is_of_stage(text: str) -> bool:
+    """Whether a text names what a stage makes, or tries to."""
+    return text.startswith(REFERENCE)
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a text that names nothing on this machine can be a name on the hub: ``name`` or ``owner/name``.
+
+    What looks like a path or ends like a file is a path that is misspelt.
+    """
+    path = Path(text).expanduser()
+    if path.exists() or text.startswith((".", "/", "~", REFERENCE)) or text.count("/") > 1:
+        return False
+    return Path(text.removesuffix(".gz")).suffix.lower() not in DATA_SUFFIXES
+
+
+DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".arrow", ".txt", ".tsv", ".safetensors", ".bin")
+
+
+def embedded_model() -> Path:
+    """Where this package keeps its base model; as ``rlhf.models.load.embedded_folder``, without an import of torch."""
+    return Path(rlhf.__file__).parent / "assets" / "base"
+
+
+def is_readable(path: Path) -> bool:
+    """Whether this process may read a file or list a folder."""
+    return os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
+
+
+def _listed(source: str | list[str]) -> tuple[str, ...]:
+    return (source,) if isinstance(source, str) else tuple(source)

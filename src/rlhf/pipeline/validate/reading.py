@@ -1,0 +1,85 @@
+"""The beginning of every file of rows, read once however many stages and checks want it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from rlhf.data.contracts import BadRow, Row
+from rlhf.data.plans import PLANS
+from rlhf.data.raw import RawRow
+from rlhf.data.read import RowStream
+from rlhf.data.sources import Part, open_source
+from rlhf.errors import RLHFError
+from rlhf.pipeline.validate.inputs import RowsInput, is_hub_name, is_of_stage
+from rlhf.pipeline.validate.problems import Review
+
+MAX_ROWS = 20_000
+"""Rows read of each source; of a larger one the first so many, and the review says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsFound:
+    """What the beginning of a source holds."""
+
+    rows: list[Row]
+    bad_rows: list[BadRow]
+    complete: bool
+    """Nothing was left unread that the stage would read."""
+
+    @property
+    def among(self) -> str:
+        """How many rows were looked at, for people."""
+        count = len(self.rows) + len(self.bad_rows)
+        return f"{count:,} rows" if self.complete else f"the first {count:,} rows"
+
+
+def read_once(review: Review, rows: RowsInput) -> RowsFound | None:
+    """The rows of an input; None where they are not there yet, or can't be read."""
+    if any(is_of_stage(source) or is_hub_name(source) for source in rows.sources):
+        return None
+    place = _place(rows)
+    if place not in review.shared:
+        try:
+            review.shared[place] = _read(rows)
+        except (RLHFError, OSError) as err:
+            review.shared[place] = err
+    found = review.shared[place]
+    return found if isinstance(found, RowsFound) else None
+
+
+def why_unread(review: Review, rows: RowsInput) -> RLHFError | OSError | None:
+    """What reading raised, where it did."""
+    err = review.shared.get(_place(rows))
+    return err if isinstance(err, RLHFError | OSError) else None
+
+
+def _place(rows: RowsInput) -> tuple[Any, ...]:
+    return ("rows", rows.sources, rows.wanted, tuple(sorted((rows.columns or {}).items())), rows.limit)
+
+
+def _read(rows: RowsInput) -> RowsFound:
+    plan = PLANS[rows.wanted]
+    parts = open_source(rows.sources[0] if len(rows.sources) == 1 else list(rows.sources))
+    most = max(1, MAX_ROWS // len(parts))
+    unread: list[bool] = []
+
+    def beginning(part: Part) -> Part:
+        def read(start: int) -> Iterator[RawRow]:
+            raw = part.read(start)
+            yield from islice(raw, most)
+            unread.append(next(iter(raw), None) is not None)
+
+        return replace(part, read=read)
+
+    stream = RowStream(
+        parts=[beginning(part) for part in parts],
+        on_bad_row="skip",
+        columns=rows.columns,
+        limit=rows.limit,
+        accepts=plan.accepts,
+        strings_are=plan.strings_are,
+    )
+    return RowsFound(list(stream), list(stream.bad_rows), complete=not any(unread))

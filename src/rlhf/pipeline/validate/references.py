@@ -1,0 +1,117 @@
+"""``stage:NAME`` and ``stage:NAME/FILE``: is that stage of the right kind, does it write that file?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlhf.config.recipe import STAGE, Stage, stage_references
+from rlhf.errors import DataError, ModelError, did_you_mean
+from rlhf.pipeline.validate.inputs import (
+    POLICY_STAGES,
+    ROWS_TAKEN,
+    ROWS_WANTED,
+    outputs,
+    policies,
+    reward_models,
+    rows_inputs,
+)
+from rlhf.pipeline.validate.problems import Review
+
+
+def check_references(review: Review) -> None:
+    """Look at every reference of every stage; that there is such a stage before, the recipe has made sure of itself."""
+    for _, stage in review.each_stage():
+        for place, parent, file in stage_references(stage):
+            if file is not None and parent in review.recipe.stages:
+                _check_file(review, place, parent, file)
+        _check_models(review, stage)
+        _check_rows(review, stage)
+
+
+def _check_file(review: Review, place: str, parent: str, file: str) -> None:
+    stage = review.recipe.stages[parent]
+    written = outputs(stage)
+    if not any(file == name or (name.endswith("/") and f"{file}/".startswith(name)) for name in written):
+        hint = _why_not(stage.kind, file) or did_you_mean(file, written)
+        review.error(place, f"stage:{parent} will write no file {file!r}.{hint} It writes {_names(parent, written)}.")
+
+
+def _names(parent: str, written: Iterable[str]) -> str:
+    return ", ".join(f"stage:{parent}/{name.removesuffix('/')}" for name in written)
+
+
+def _why_not(kind: str, file: str) -> str:
+    """What would make the stage write the file."""
+    wants = {
+        ("world", "pretrain.jsonl"): "set its num_documents",
+        ("world", "tokenizer"): "set its vocab_size",
+        ("preferences", "test_pairs.jsonl"): "give it test_prompts",
+        ("reward", "evaluation.json"): "give it eval_data or eval_frac",
+    }
+    change = wants.get((kind, file.partition("/")[0]))
+    return f" To have it, {change}." if change else ""
+
+
+def _check_models(review: Review, stage: Stage) -> None:
+    """A policy where one is wanted, and a reward model where that is."""
+    stages = review.recipe.stages
+    for key, config in policies(stage):
+        parent = _parent(review, config.path)
+        if parent is not None and stages[parent].kind == "reward":
+            review.error(
+                key,
+                f"stage:{parent} trains a reward model, which gives scores and no words; a policy is wanted here "
+                f"({_of_kind(review, POLICY_STAGES)}).",
+                ModelError,
+            )
+    for key, source in reward_models(stage):
+        parent = _parent(review, source)
+        if parent is not None and stages[parent].kind in POLICY_STAGES:
+            review.error(
+                key,
+                f"stage:{parent} is a {stages[parent].kind} stage, which trains a policy; a reward model is wanted here "
+                f"({_of_kind(review, ('reward',))}).",
+                ModelError,
+            )
+
+
+def _check_rows(review: Review, stage: Stage) -> None:
+    """Rows of the kind that the stage takes."""
+    for rows in rows_inputs(stage):
+        for source in rows.sources:
+            match = STAGE.match(source)
+            parent = _parent(review, source)
+            if match is None or parent is None:
+                continue
+            if match["file"] is None:
+                review.error(
+                    rows.key, f"{source} is a model; rows are wanted here: a file of a stage, as in {source}/FILE."
+                )
+                continue
+            written = outputs(review.recipe.stages[parent])
+            kind = written.get(match["file"])
+            if match["file"] in written and kind not in ROWS_TAKEN[rows.wanted]:
+                fitting = [
+                    f"stage:{name}/{file}"
+                    for name, other in review.recipe.stages.items()
+                    for file, held in outputs(other).items()
+                    if held in ROWS_TAKEN[rows.wanted] and name != review.stage
+                ]
+                hint = f" Such rows are in {', '.join(fitting[:3])}." if fitting else ""
+                review.error(
+                    rows.key,
+                    f"{source} holds {f'rows of kind {kind}' if kind else 'no rows'}; this stage wants "
+                    f"{ROWS_WANTED[rows.wanted]}.{hint}",
+                    DataError,
+                )
+
+
+def _parent(review: Review, source: str | None) -> str | None:
+    """The stage that a source names, where there is one."""
+    match = STAGE.match(source) if source is not None else None
+    return match["name"] if match is not None and match["name"] in review.recipe.stages else None
+
+
+def _of_kind(review: Review, kinds: Iterable[str]) -> str:
+    names = [f"stage:{name}" for name, stage in review.recipe.stages.items() if stage.kind in kinds]
+    return f"such as {', '.join(names)}" if names else "this recipe has no such stage"

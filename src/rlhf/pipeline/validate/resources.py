@@ -1,0 +1,214 @@
+"""What a recipe needs of the machine: packages, a run folder, disk, memory, a GPU."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlhf.config.model import ModelConfig
+from rlhf.config.recipe import GRPOStage, PPOStage, RewardStage, Stage
+from rlhf.config.rewards import LearnedRewardConfig
+from rlhf.config.training import TrainConfig
+from rlhf.errors import (
+    MemoryLimitError,
+    MissingExtraError,
+    ModelError,
+    RunBusyError,
+    StorageError,
+)
+from rlhf.pipeline.doctor import probes
+from rlhf.pipeline.validate.inputs import policies
+from rlhf.pipeline.validate.places import facts_of
+from rlhf.pipeline.validate.problems import Review
+
+GIB = 1 << 30
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number."""
+MOMENTS = 2
+"""Numbers that AdamW keeps for each parameter."""
+TRACKERS: Mapping[str, str] = {"tensorboard": "track", "wandb": "track", "trackio": "track"}
+"""Package -> the extra that brings it."""
+LOCK = ".lock"
+RECORD = "artifact.json"
+
+
+def check_resources(review: Review) -> None:
+    """Compare what the recipe needs with what is here."""
+    recipe = review.recipe
+    cores = probes.usable_cores()
+    if recipe.threads is not None and recipe.threads > cores:
+        review.warn(
+            "threads", f"{recipe.threads} threads on {cores} usable cores slow each other down; give at most {cores}."
+        )
+    _check_run_folder(review, Path(recipe.output_dir) / recipe.name)
+    for _, stage in review.each_stage():
+        for key, config in policies(stage):
+            _check_quantisation(review, key, config)
+        if isinstance(stage, TrainConfig):
+            _check_trackers(review, stage)
+    _check_sizes(review)
+
+
+def memory_needed(review: Review, stage: Stage) -> int | None:
+    """Bytes that a stage takes at least: weights, gradients, AdamW's averages and the models beside; no activations."""
+    if not isinstance(stage, TrainConfig):
+        return None
+    model: ModelConfig = stage.model
+    facts = facts_of(review, model)
+    if facts is None:
+        return None
+    weights = facts.num_parameters * WIDTH[model.dtype]
+    trained = weights if model.lora is not None else weights * (2 + MOMENTS)
+    if isinstance(stage, RewardStage):
+        return trained * stage.num_models
+    needed = trained
+    if isinstance(stage, PPOStage | GRPOStage):
+        needed += 0 if model.lora is not None else weights  # the reference; an adapter switched off is one
+        needed += weights * sum(isinstance(spec, LearnedRewardConfig) for spec in stage.reward)
+    if isinstance(stage, PPOStage) and stage.value_model == "separate":
+        needed += trained
+    return needed
+
+
+def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:
+    """Bytes of the model that a stage leaves, and of the checkpoints that it has beside while it runs."""
+    if not isinstance(stage, TrainConfig):
+        return None
+    model: ModelConfig = stage.model
+    facts = facts_of(review, model)
+    if facts is None:
+        return None
+    if model.lora is not None:
+        return 0, 0  # an adapter is a hundredth of the weights
+    copies = stage.num_models if isinstance(stage, RewardStage) else 1
+    weights = facts.num_parameters * WIDTH[model.dtype] * copies
+    trained = weights * 2 if isinstance(stage, PPOStage) and stage.value_model == "separate" else weights
+    # One more than are kept: a new one is written before the oldest goes. The best weights so far are a copy too.
+    kept_best = int(stage.early_stopping is not None and stage.early_stopping.keep_best) + int(
+        stage.ema_decay is not None
+    )
+    return weights, trained * (1 + MOMENTS + kept_best) * (stage.keep_checkpoints + 1)
+
+
+def _check_run_folder(review: Review, run_dir: Path) -> None:
+    try:
+        nearest = probes.nearest_folder(run_dir)
+    except PermissionError:
+        review.error("output_dir", f"{run_dir} can't be looked at: this process has no permission to.", StorageError)
+        return
+    if not nearest.is_dir():
+        review.error(
+            "output_dir", f"{nearest} is a file; the run's folder {run_dir} can't be made there.", StorageError
+        )
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        review.error(
+            "output_dir",
+            f"{nearest} can't be written to, and {run_dir} is to be there; give another output_dir or change its mode.",
+            StorageError,
+        )
+    elif owner := _owner(run_dir / LOCK):
+        review.error(
+            "name", f"{run_dir} is in use by another run ({owner}); wait for it, or give another name.", RunBusyError
+        )
+
+
+def _owner(lock: Path) -> str | None:
+    """Who holds a run's lock; None where nobody does. Must not be asked by the process that holds it itself."""
+    try:
+        with lock.open(encoding="utf-8", errors="replace") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return file.readline().strip() or "owner unknown"
+    except OSError:
+        pass
+    return None
+
+
+def _check_quantisation(review: Review, key: str, config: ModelConfig) -> None:
+    if config.lora is None or not config.lora.quantize_4bit:
+        return
+    if not _has_gpu(review):
+        review.error(
+            f"{key}.lora.quantize_4bit", "It needs a CUDA GPU and this machine has none; leave it out.", ModelError
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        review.error(f"{key}.lora.quantize_4bit", _pip_line("bitsandbytes", "quant"), MissingExtraError)
+
+
+def _check_trackers(review: Review, stage: TrainConfig) -> None:
+    for name in stage.log_to:
+        if importlib.util.find_spec(name) is None:
+            review.error("log_to", _pip_line(name, TRACKERS[name]), MissingExtraError)
+
+
+def _pip_line(package: str, extra: str) -> str:
+    return f"It needs the package {package!r}. Install it with: pip install 'rlhf[{extra}]'"
+
+
+def _check_sizes(review: Review) -> None:
+    """Disk and memory, from the parameter counts."""
+    run_dir = Path(review.recipe.output_dir) / review.recipe.name
+    models, checkpoints, largest = 0, 0, ""
+    memory = _memory(review)
+    for name, stage in review.each_stage():
+        disk, needed = disk_needed(review, stage), memory_needed(review, stage)
+        if disk is None or needed is None:
+            if isinstance(stage, TrainConfig):
+                review.leave(f"memory and disk that {name} needs (the size of its model is not known)")
+            continue
+        if memory is not None and needed > memory:
+            review.warn(
+                "model",
+                f"Training takes at least {_gib(needed)} for weights, gradients and AdamW's averages, and this machine has "
+                f"{_gib(memory)}; use lora, dtype: bfloat16 with it, or a smaller model.",
+                MemoryLimitError,
+            )
+        if (run_dir / name / RECORD).exists():
+            continue  # made already, or made anew in the place of what is there
+        models += disk[0]
+        if disk[1] > checkpoints:
+            checkpoints, largest = disk[1], name
+    _check_disk(review, models, checkpoints, largest)
+
+
+def _check_disk(review: Review, models: int, checkpoints: int, largest: str) -> None:
+    """Models stay; checkpoints go when their stage is done, so only the largest set of them counts."""
+    needed = models + checkpoints
+    try:
+        free = probes.free_bytes(Path(review.recipe.output_dir))
+    except OSError:
+        return  # said already, of the folder
+    if needed > free:
+        review.error(
+            "output_dir",
+            f"{review.recipe.output_dir} has {_gib(free)} free, and the run needs about {_gib(needed)}: {_gib(models)} for models, "
+            f"{_gib(checkpoints)} for the checkpoints of {largest}; free some, lower keep_checkpoints, or give another output_dir.",
+            StorageError,
+        )
+
+
+def _memory(review: Review) -> int | None:
+    """Of the GPU where there is one, else of the machine; None where only torch could tell and may not be loaded."""
+    if not _has_gpu(review):
+        return probes.memory_bytes()
+    if not review.deep:
+        return None
+    import torch
+
+    return sum(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
+
+
+def _has_gpu(review: Review) -> bool:
+    if not review.deep:
+        return probes.has_nvidia()
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _gib(number: float) -> str:
+    return f"{number / GIB:,.1f} GiB" if number >= GIB / 10 else f"{number / (1 << 20):,.1f} MiB"

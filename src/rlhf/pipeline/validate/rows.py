@@ -1,0 +1,164 @@
+"""Rows read as the stages will: kind, bad rows, steps, prompts that leak."""
+
+from __future__ import annotations
+
+import math
+
+from rlhf.config.recipe import (
+    DPOStage,
+    EvaluateStage,
+    GRPOStage,
+    PPOStage,
+    PreferencesStage,
+    RewardStage,
+    SFTStage,
+    Stage,
+)
+from rlhf.data.expand import prompt_key
+from rlhf.errors import DataError
+from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rows_inputs, trained_prompts
+from rlhf.pipeline.validate.lengths import MANY, check_lengths, check_models
+from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.reading import RowsFound, read_once, why_unread
+
+SHOWN = 3
+"""Bad rows that a complaint names."""
+MANY_PASSES = 100
+"""Over the same rows; more are more often a slip than a wish."""
+
+
+def check_rows(review: Review) -> None:
+    """Read what every stage will read, as far as it is there already."""
+    for _, stage in review.each_stage():
+        if isinstance(stage, PPOStage | GRPOStage):
+            _note_rollouts(review, stage)
+        for rows in rows_inputs(stage):
+            found = read_once(review, rows)
+            if found is None:
+                _complain(review, rows)
+                continue
+            _check_bad_rows(review, rows, found)
+            if rows.key in ("data", "prompts"):
+                _check_amount(review, stage, found)
+            if isinstance(stage, RewardStage) and stage.use_margin:
+                _check_margins(review, rows, found)
+            check_lengths(review, stage, rows, found)
+        _check_leaks(review, stage)
+    check_models(review)
+
+
+def _complain(review: Review, rows: RowsInput) -> None:
+    """Say why there are no rows; for the stage that reads them, not for others that compare theirs with them."""
+    if any(is_of_stage(source) for source in rows.sources):
+        review.leave("rows that stages are still to make")
+    elif (err := why_unread(review, rows)) is not None:
+        with review.at(rows.key):
+            raise err
+
+
+def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
+    bad = found.bad_rows
+    if not bad:
+        return
+    first = "; ".join(f"{row.where}: {row.reason.rstrip('.')}" for row in bad[:SHOWN])
+    more = f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
+    text = f"{len(bad):,} of {found.among} {'is' if len(bad) == 1 else 'are'} bad: {first}{more}."
+    if rows.skips_bad_rows:
+        if len(bad) > MANY * (len(bad) + len(found.rows)):
+            review.warn(rows.key, f"{text} They will be skipped.", DataError)
+        return
+    way_out = ", or set on_bad_row: skip" if rows.can_skip else ""
+    review.error(rows.key, f"{text} Mend them{way_out}; `rlhf data check` lists all of them.", DataError)
+
+
+def _note_rollouts(review: Review, stage: PPOStage | GRPOStage) -> None:
+    groups_per_step = stage.sequences_per_step // stage.group_size
+    steps = stage.rollouts * stage.epochs_per_rollout * math.ceil(stage.prompts_per_rollout / groups_per_step)
+    completions = stage.rollouts * stage.prompts_per_rollout * stage.group_size
+    review.note(f"{stage.rollouts:,} rollouts, {completions:,} completions, {steps:,} steps")
+
+
+def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
+    """Whether there are rows enough for a step or a rollout, and how many steps there will be."""
+    count = len(found.rows)
+    if isinstance(stage, PPOStage | GRPOStage) and found.complete and count < stage.prompts_per_rollout:
+        review.warn(
+            "prompts_per_rollout",
+            f"There are {count:,} prompts for the {stage.prompts_per_rollout:,} of a rollout: some will be asked more than once "
+            "in each.",
+        )
+    if not isinstance(stage, SFTStage | RewardStage | DPOStage) or not found.complete or stage.streaming:
+        return
+    if stage.eval_data is None and stage.eval_frac:
+        count -= max(1, round(stage.eval_frac * count))
+    if stage.tokens_per_step is not None:
+        return  # only lengths of all rows would tell
+    per_epoch = max(1, math.ceil(count / stage.rows_per_step))
+    steps = stage.max_steps if stage.max_steps is not None else max(1, math.ceil((stage.epochs or 0) * per_epoch))
+    passes = steps / per_epoch
+    review.note(f"{count:,} rows, {steps:,} steps, {passes:.3g} passes")
+    if count < stage.rows_per_step:
+        review.warn(
+            "rows_per_step",
+            f"A step takes {stage.rows_per_step:,} rows and there are only {count:,}; every step is smaller than asked for.",
+        )
+    if passes > MANY_PASSES:
+        review.warn("max_steps", f"{steps:,} steps are {passes:,.0f} passes over {count:,} rows; is that meant?")
+
+
+def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:
+    lacking = [row for row in found.rows if isinstance(m := row.columns.get("margin"), bool | str) or m is None]
+    if lacking and rows.key == "data":
+        review.error(
+            "use_margin",
+            f"It needs a number in the column `margin`, and {len(lacking):,} of {found.among} have none, such as "
+            f"{lacking[0].where}.",
+            DataError,
+        )
+
+
+def _check_leaks(review: Review, stage: Stage) -> None:
+    """Held-out rows whose prompt is learned from."""
+    inputs = rows_inputs(stage)
+    if isinstance(stage, EvaluateStage):
+        for name, _, trained in trained_prompts(review.recipe.stages, stage.policy):
+            _check_leak(review, inputs[0], trained, f"stages.{name}.{trained.key}")
+    elif not isinstance(stage, PreferencesStage) and len(inputs) == 2:
+        _check_leak(review, inputs[1], inputs[0], inputs[0].key)
+
+
+def _check_leak(review: Review, held_out: RowsInput, trained: RowsInput, where: str) -> None:
+    shared = [source for source in held_out.sources if source in trained.sources]
+    if shared and any(is_of_stage(source) for source in shared):
+        review.warn(
+            held_out.key,
+            f"{shared[0]} is also what {where} learns from; hold rows out that no stage has seen.",
+            DataError,
+        )
+        return
+    if any(is_of_stage(source) for source in (*held_out.sources, *trained.sources)):
+        return
+    ours, theirs = read_once(review, held_out), read_once(review, trained)
+    if ours is None or theirs is None:
+        return
+    known = _prompt_keys(review, trained, theirs)
+    leaked = sum(key in known for key in _prompt_list(ours))
+    if leaked:
+        review.warn(
+            held_out.key,
+            f"{leaked:,} of {ours.among} have a prompt that {where} learns from, word for word; what is measured on them says "
+            "nothing about new prompts.",
+            DataError,
+        )
+
+
+def _prompt_keys(review: Review, rows: RowsInput, found: RowsFound) -> set[str]:
+    place = ("prompts", rows.sources, rows.wanted, rows.limit)
+    if place not in review.shared:
+        review.shared[place] = set(_prompt_list(found))
+    keys: set[str] = review.shared[place]
+    return keys
+
+
+def _prompt_list(found: RowsFound) -> list[str]:
+    return [prompt_key(row).strip() for row in found.rows]

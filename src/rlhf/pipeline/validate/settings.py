@@ -1,0 +1,225 @@
+"""Settings that contradict each other, do nothing where they stand, or are far from what is usual. Nothing is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlhf.config.recipe import (
+    DataInputs,
+    DPOStage,
+    EvaluateStage,
+    GRPOStage,
+    PPOStage,
+    RewardStage,
+    SFTStage,
+    Stage,
+)
+from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig
+from rlhf.config.training import RLConfig, TrainConfig
+from rlhf.errors import RewardError, did_you_mean
+from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards, trained_prompts
+from rlhf.pipeline.validate.places import facts_of
+from rlhf.pipeline.validate.problems import Review
+
+POLICY_METRICS = tuple(
+    f"eval/{name}" for name in ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "repetition")
+)
+MEASURED: Mapping[str, tuple[str, ...]] = {
+    "sft": ("eval/loss", "eval/perplexity"),
+    "reward": ("eval/loss", "eval/accuracy", "eval/margin"),
+    "dpo": ("eval/loss", "eval/accuracy", "eval/reward_margin", "eval/chosen_reward", "eval/rejected_reward"),
+    "ppo": POLICY_METRICS,
+    "grpo": POLICY_METRICS,
+}
+"""Stage kind -> metrics of its evaluation, which early stopping can watch; a test compares it with what trainers measure."""
+HIGHER_IS_BETTER = frozenset({"eval/accuracy", "eval/margin", "eval/reward_margin", "eval/score_mean"})
+LOWER_IS_BETTER = frozenset({"eval/loss", "eval/perplexity"})
+
+USUAL_RATES: tuple[tuple[int, Mapping[str, float]], ...] = (
+    (10_000_000, {"sft": 1e-3, "reward": 1e-3, "dpo": 2e-4, "rl": 5e-4}),
+    (1_000_000_000, {"sft": 1e-4, "reward": 5e-5, "dpo": 5e-6, "rl": 1e-5}),
+    (1 << 62, {"sft": 2e-5, "reward": 1e-5, "dpo": 5e-7, "rl": 1e-6}),
+)
+"""(parameters below, learning rate that works for all weights). The first row was measured on this package's own recipes; the
+others are what published runs of Llama, Qwen and Mistral models use."""
+RATE_FACTOR = 100
+"""So far off, a rate is more likely a slip of the pen than a choice."""
+LORA_FACTOR = 10
+"""Adapters take about ten times the rate."""
+
+
+def check_settings(review: Review) -> None:
+    """Look at every stage's own settings and at what they say about each other."""
+    for _, stage in review.each_stage():
+        if isinstance(stage, TrainConfig):
+            _check_evaluation(review, stage)
+            _check_learning_rate(review, stage)
+        if isinstance(stage, DataInputs):
+            _check_rows(review, stage)
+        if isinstance(stage, RLConfig):
+            _check_policy_stage(review, stage)
+        if isinstance(stage, EvaluateStage):
+            _check_evaluate(review, stage)
+        for key, config in policies(stage):
+            if config.dtype != "float32" and config.lora is None and key == "model" and isinstance(stage, TrainConfig):
+                review.warn(
+                    f"{key}.dtype",
+                    f"Weights in {config.dtype} round small steps away; to train all of them use dtype: float32 with "
+                    "autocast: bfloat16.",
+                )
+
+
+def _check_evaluation(review: Review, stage: TrainConfig) -> None:
+    kind: str = stage.kind  # type: ignore[attr-defined]  # stages that train have one
+    give = "eval_prompts" if isinstance(stage, RLConfig) else "eval_data or eval_frac"
+    if not has_held_out(stage):  # type: ignore[arg-type]
+        if stage.early_stopping is not None:
+            review.error("early_stopping", f"It watches held-out rows, and this stage has none; give {give}.")
+        if stage.eval_every is not None:
+            review.warn("eval_every", f"It does nothing: this stage has nothing to evaluate on; give {give}.")
+        return
+    if stage.early_stopping is None:
+        return
+    metric, mode = stage.early_stopping.metric, stage.early_stopping.mode
+    known = MEASURED[kind]
+    if metric not in known:
+        review.error(
+            "early_stopping.metric",
+            f"A {kind} stage does not measure {metric!r}.{did_you_mean(metric, known)} It measures {', '.join(known)}.",
+        )
+    elif (mode == "min" and metric in HIGHER_IS_BETTER) or (mode == "max" and metric in LOWER_IS_BETTER):
+        better = "higher" if metric in HIGHER_IS_BETTER else "lower"
+        review.warn("early_stopping.mode", f"mode is {mode!r}, but a {better} {metric} is better.")
+
+
+def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
+    kind: str = stage.kind  # type: ignore[attr-defined]
+    model = stage.model  # type: ignore[attr-defined]
+    facts = facts_of(review, model)
+    if facts is None:
+        return
+    by_method = next(rates for below, rates in USUAL_RATES if facts.num_parameters < below)
+    usual = by_method.get(kind, by_method["rl"]) * (LORA_FACTOR if model.lora is not None else 1)
+    factor = stage.learning_rate / usual
+    if factor > RATE_FACTOR or factor < 1 / RATE_FACTOR:
+        what = f"{factor:,.0f} times" if factor > 1 else f"1/{1 / factor:,.0f} of"
+        likely = "it will probably diverge" if factor > 1 else "it will hardly learn"
+        review.warn(
+            "learning_rate",
+            f"{stage.learning_rate:g} is {what} what is usual for {kind} on a model of {_short(facts.num_parameters)} "
+            f"parameters (about {usual:g}); {likely}.",
+        )
+
+
+def _check_rows(review: Review, stage: DataInputs) -> None:
+    given = stage.model_fields_set
+    assert isinstance(stage, SFTStage | RewardStage | DPOStage)
+    if stage.streaming:
+        if isinstance(stage, DPOStage):
+            review.error(
+                "streaming", "dpo scores its reference before the first step and needs all rows; leave it out."
+            )
+        if stage.eval_frac:
+            review.error("eval_frac", "A stream has no length to take a share of; give eval_data.")
+        if stage.max_steps is None:
+            review.error("streaming", "A stream has no known length: give max_steps.")
+    elif "shuffle_buffer" in given:
+        review.warn("shuffle_buffer", "It does nothing without streaming: true; all rows are shuffled anyway.")
+    if stage.eval_data is not None and stage.eval_frac:
+        review.warn("eval_frac", "It does nothing beside eval_data.")
+    if stage.max_steps is not None and "epochs" in given and stage.epochs is not None:
+        review.warn("epochs", f"It does nothing: max_steps ({stage.max_steps}) decides the length.")
+    if stage.tokens_per_step is not None and "rows_per_step" in given:
+        review.warn("rows_per_step", f"It does nothing: tokens_per_step ({stage.tokens_per_step}) decides the size.")
+    if stage.max_length is None and stage.truncation != "error" and "truncation" in given:
+        review.warn("truncation", "It does nothing without max_length.")
+
+
+def _check_policy_stage(review: Review, stage: PPOStage | GRPOStage) -> None:
+    per_rollout = stage.prompts_per_rollout * stage.group_size
+    if stage.sequences_per_step > per_rollout:
+        review.warn(
+            "sequences_per_step",
+            f"A step takes {stage.sequences_per_step} completions, and a rollout has only {per_rollout} "
+            "(prompts_per_rollout x group_size); every step will be as small as the rollout.",
+        )
+    if stage.kl.where == "none" and stage.kl.target is not None:
+        review.warn("kl.target", "It does nothing where kl.where is `none`: there is no penalty to adapt.")
+    if stage.kl.target is None and "horizon" in stage.kl.model_fields_set:
+        review.warn("kl.horizon", "It does nothing without kl.target.")
+    if "truncation" in stage.model_fields_set and stage.max_prompt_length is None:
+        review.warn("truncation", "It does nothing without max_prompt_length.")
+    if isinstance(stage, PPOStage):
+        _check_critic(review, stage)
+    reason = _why_constant(stage)
+    if reason:
+        what = "nothing can be learned from it" if stage.group_size > 1 else "only the penalties would be learned"
+        review.error("reward", f"The score can't vary between completions: {reason}; {what}.", RewardError)
+
+
+def _check_critic(review: Review, stage: PPOStage) -> None:
+    given = stage.model_fields_set
+    if stage.value_model == "shared":
+        for key in ("value_init", "value_learning_rate"):
+            if key in given:
+                review.warn(key, "It does nothing for a critic that shares the policy's weights (value_model: shared).")
+    elif stage.value_init == "reward" and not any(isinstance(spec, LearnedRewardConfig) for spec in stage.reward):
+        review.error("value_init", "It is `reward`, but no reward of this stage is a learned one; use `policy`.")
+
+
+def _why_constant(stage: PPOStage | GRPOStage) -> str | None:
+    """Why all completions of a prompt will get one score; None where nothing says so."""
+    if stage.sampling.top_k == 1:
+        return "sampling.top_k is 1, so all completions of a prompt are the same" if stage.group_size > 1 else None
+    reasons = [_why_worthless(key, spec) for key, spec in rewards(stage)]
+    return " and ".join(reason for reason in reasons if reason) if all(reasons) else None
+
+
+def _why_worthless(key: str, spec: RewardBase) -> str | None:
+    if spec.weight == 0:
+        return f"{key}.weight is 0"
+    if isinstance(spec, RulesRewardConfig) and not (
+        spec.length_weight or spec.capital_weight or spec.punctuation_weight
+    ):
+        return f"the three weights of {key} are 0"
+    return None
+
+
+def _check_evaluate(review: Review, stage: EvaluateStage) -> None:
+    if stage.policy == stage.baseline:
+        review.warn("baseline", "It is the policy itself: the win rate will be one half.")
+    if stage.pairs is not None and stage.reward_model is None:
+        review.warn("pairs", "It does nothing without reward_model, whose accuracy it is for.")
+    if stage.sampling.temperature == 0 and stage.samples_per_prompt > 1:
+        review.warn("samples_per_prompt", "At sampling.temperature 0 all samples of a prompt are the same.")
+    for name, trained in _policy_stages(review, stage):
+        for _, spec in rewards(trained):
+            if _same_judge(spec, stage.judge):
+                review.warn(
+                    "judge",
+                    f"It is what stages.{name} trains against, so it can't tell gaming it from getting better; judge by "
+                    "something that no stage has seen.",
+                )
+
+
+def _policy_stages(review: Review, stage: EvaluateStage) -> list[tuple[str, Stage]]:
+    """Policy stages that the evaluated policy went through."""
+    stages = review.recipe.stages
+    return [
+        (name, found)
+        for name, found, _ in trained_prompts(stages, stage.policy)
+        if isinstance(found, PPOStage | GRPOStage)
+    ]
+
+
+def _same_judge(one: RewardBase, other: RewardBase) -> bool:
+    """Whether two judges give the same verdicts, but for names, scales and weights."""
+    aside = {"weight", "normalize", "name", "in_process", "timeout_seconds"}
+    return one.model_dump(exclude=aside) == other.model_dump(exclude=aside)
+
+
+def _short(number: int) -> str:
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return str(number)

@@ -1,0 +1,155 @@
+"""How reward servers are asked and how they answer.
+
+    rlhf       {"prompts": [...], "completions": [...], columns ...} -> {"scores": [...], "errors": {"2": "why"}} or [...]
+    openrlhf   {"query": [...], "prompts": [...], "labels": [...]} -> {"rewards": [...]}
+    vllm       {"input": [...]} -> {"data": [{"index": 0, "data": [x]}]}  (/pooling; /classify has "probs")
+    sglang     {"text": [...]} -> [{"embedding": [x]}]                    (/classify)
+
+The last three get each prompt and completion as one text, the prompt as the policy saw it (chat template included).
+Sources: OpenRLHF, openrlhf/utils/remote_rm_utils.py at 07c34b3; docs.sglang.io, "SGLang Native APIs" (/classify) and
+"Classification API" (vLLM's /v1/classify); docs.vllm.ai, "Pooling Models" (/pooling).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.rewards.worker import Odd
+
+SHOWN = 120
+"""Characters of an answer that a message repeats."""
+
+
+class AnswerError(Exception):
+    """The service gave an answer that is none; asking again would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a service says about the samples of one request."""
+
+    verdicts: list[float | Odd | None]
+    errors: Mapping[int, str]
+    """Place -> why there is no verdict, in the service's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way of talking."""
+
+    body: Callable[[Mapping[str, Any], Sequence[str]], dict[str, Any]]
+    """Of the keyword arguments that a reward function would get, and of prompt and completion as one text each."""
+    answer: Callable[[Any], Answer]
+    """Of the parsed JSON. Raises AnswerError where it is not of this format."""
+
+
+def _rlhf_body(arguments: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    return dict(arguments)
+
+
+def _openrlhf_body(arguments: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    labels = arguments.get("labels", arguments.get("label", [None] * len(texts)))
+    return {"query": list(texts), "prompts": arguments["prompts"], "labels": labels}
+
+
+def _vllm_body(arguments: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    return {"input": list(texts)}
+
+
+def _sglang_body(arguments: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    return {"text": list(texts)}
+
+
+def _rlhf_answer(found: Any) -> Answer:
+    if isinstance(found, list):
+        return Answer([_verdict(value) for value in found], {})
+    scores = _member(found, "scores", "rewards")
+    return Answer([_verdict(value) for value in scores], _errors(found.get("errors")))
+
+
+def _openrlhf_answer(found: Any) -> Answer:
+    return Answer([_verdict(_single(value)) for value in _member(found, "rewards", "scores")], {})
+
+
+def _vllm_answer(found: Any) -> Answer:
+    items = _member(found, "data")
+    if all(isinstance(item, Mapping) and isinstance(item.get("index"), int) for item in items):
+        items = sorted(items, key=lambda item: item["index"])
+    return Answer([_verdict(_single(_first(item, "data", "probs"))) for item in items], {})
+
+
+def _sglang_answer(found: Any) -> Answer:
+    items = found if isinstance(found, list) else [found]
+    return Answer([_verdict(_single(_first(item, "embedding"))) for item in items], {})
+
+
+def _member(found: Any, *names: str) -> list[Any]:
+    """The first of these keys that an answer has; it must hold a list."""
+    value = _first(found, *names)
+    if not isinstance(value, list):
+        raise AnswerError(f"has no list of scores under {names[0]!r}, but {shown(value)}")
+    return value
+
+
+def _first(found: Any, *names: str) -> Any:
+    if isinstance(found, Mapping):
+        for name in names:
+            if name in found:
+                return found[name]
+        raise AnswerError(
+            f"has no key {' or '.join(map(repr, names))}; it has {', '.join(map(repr, list(found)[:8])) or 'none'}"
+        )
+    raise AnswerError(f"is no JSON object with {' or '.join(map(repr, names))}, but {shown(found)}")
+
+
+def _single(value: Any) -> Any:
+    """The number in [x] or [[x]]."""
+    for _ in range(2):
+        if isinstance(value, list) and len(value) == 1:
+            (value,) = value
+    if isinstance(value, list):
+        raise AnswerError(
+            f"has {len(value)} numbers for one sample ({shown(value)}); a reward model has one output for a sequence"
+        )
+    return value
+
+
+def _verdict(value: Any) -> float | Odd | None:
+    if value is None:
+        return None
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    return Odd(shown(value))
+
+
+def _errors(found: Any) -> dict[int, str]:
+    """Place -> reason, of a mapping with places as keys or of a list with null where all is well."""
+    if not found:
+        return {}
+    try:
+        pairs = enumerate(found) if isinstance(found, list) else found.items()
+        return {int(place): str(reason) for place, reason in pairs if reason}
+    except (AttributeError, ValueError):
+        raise AnswerError(
+            f'has "errors" that are {shown(found)}; wanted {{"place": "why"}} or a list with null where all is well'
+        ) from None
+
+
+def shown(value: Any) -> str:
+    """The beginning of an answer, on one line."""
+    text = " ".join(value.split()) if isinstance(value, str) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+
+
+FORMATS = {
+    "rlhf": Format(_rlhf_body, _rlhf_answer),
+    "openrlhf": Format(_openrlhf_body, _openrlhf_answer),
+    "vllm": Format(_vllm_body, _vllm_answer),
+    "sglang": Format(_sglang_body, _sglang_answer),
+}
+"""Names as in a recipe."""

@@ -1,0 +1,73 @@
+"""Verdicts that come from outside, one for each completion: checked, and refused by the sample's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from rlhf.data.contracts import Prompt
+from rlhf.errors import RewardError
+from rlhf.rewards.types import CompletionLike, ScoreResult, sample_name
+from rlhf.rewards.worker import CallError, Failure, Odd
+
+OnError = Literal["raise", "report"]
+"""Whether a sample without a verdict is a ``RewardError`` or an entry of ``ScoreResult.errors``."""
+
+LONGEST_COMPLETION = 80
+"""Characters of a completion that a message repeats."""
+NONE_ALONE = Failure("it returned None (does not apply), and no other reward judges the sample")
+
+
+def checked(verdicts: Sequence[float | Odd | None], count: int) -> tuple[list[float | None], dict[int, Failure]]:
+    """Verdicts [count], None where there is none or a wrong one, and what is wrong where.
+
+    Raises:
+        CallError: There are more or fewer than ``count``.
+    """
+    if len(verdicts) != count:
+        raise CallError(
+            Failure(f"it returned {len(verdicts)} verdicts for {count} completions; it must return one for each")
+        )
+    failures = {}
+    for place, verdict in enumerate(verdicts):
+        if isinstance(verdict, Odd) or (verdict is not None and not math.isfinite(verdict)):
+            shown = verdict.shown if isinstance(verdict, Odd) else verdict
+            failures[place] = Failure(
+                f"it returned {shown}, which is not a finite number; return a number, or None where it does not apply"
+            )
+    return [None if place in failures or isinstance(v, Odd) else v for place, v in enumerate(verdicts)], failures
+
+
+def refuse(
+    who: str, failures: Mapping[int, Failure], prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
+) -> None:
+    """Raise for the first sample that failed, if any.
+
+    Raises:
+        RewardError: Names the sample, its place, and how its completion begins; a function's traceback is a note.
+    """
+    if not failures:
+        return
+    place, failure = min(failures.items())
+    text = repr(completions[place].text[:LONGEST_COMPLETION])
+    number = f", number {place + 1} of {len(completions)}" if len(completions) > 1 else ""
+    raise refusal(
+        f"{who} failed on sample {sample_name(prompts[place], completions[place])}{number}: {failure.reason}. "
+        f"The completion begins {text}.",
+        failure,
+    )
+
+
+def refusal(message: str, failure: Failure) -> RewardError:
+    """An error with the function's own traceback as a note, which a traceback shows and one sentence does not."""
+    error = RewardError(message)
+    if failure.trace:
+        error.add_note(f"Inside the reward function:\n{failure.trace.rstrip()}")
+    return error
+
+
+def score_result(name: str, verdicts: Sequence[float | None], failures: Mapping[int, Failure]) -> ScoreResult:
+    """The result of a single judge: NaN where there is no verdict, which then has an error."""
+    scores = [math.nan if verdict is None else verdict for verdict in verdicts]
+    return ScoreResult(scores, {name: list(verdicts)}, {place: f.reason for place, f in sorted(failures.items())})

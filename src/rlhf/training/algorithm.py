@@ -1,0 +1,117 @@
+"""What the loop needs of SFT, reward modelling, DPO, PPO, GRPO ...: the contract between the one loop and what it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlhf.data.pack import PackedBatch
+from rlhf.training.metrics import Metrics
+from rlhf.training.optim import TrainedModule
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over a whole optimiser step, all its micro-batches together: the denominators of every mean."""
+
+    num_tokens: int
+    """Scored tokens."""
+    num_sequences: int
+    num_groups: int
+
+    @classmethod
+    def of(cls, batches: Sequence[PackedBatch]) -> Totals:
+        """Count."""
+        return cls(
+            sum(b.num_scored for b in batches),
+            sum(b.num_sequences for b in batches),
+            sum(b.num_groups for b in batches),
+        )
+
+
+class Experience(Protocol):
+    """What a phase learns from. It can be written to a checkpoint, so that a phase resumes in its middle."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """Something that holds at the start of every sound run."""
+
+    what: str
+    value: float
+    limit: float
+    meaning: str
+    """What is wrong where the value is above the limit, and what to do."""
+
+
+class Algorithm(Protocol):
+    """What the loop needs from SFT, reward modelling, DPO, PPO, GRPO ..."""
+
+    name: str
+    """Names its metrics, its seeds and its progress bar."""
+    num_phases: int
+    steps_per_phase: int
+
+    @property
+    def tokenizer(self) -> Any:
+        """Turns rows back into text, for alarms."""
+        ...
+
+    def modules(self) -> Sequence[TrainedModule]:
+        """What is trained."""
+        ...
+
+    def collect(self, phase: int, metrics: Metrics) -> Experience:
+        """Fetch rows, or ask the policy and judge its completions."""
+        ...
+
+    def collecting_takes_long(self, phase: int) -> bool:
+        """Whether collecting asks models, so that a signal should break it off. It is done again after a resume."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> Experience:
+        """The experience that ``state_dict`` described."""
+        ...
+
+    def steps(self, phase: int, experience: Any) -> Iterator[Sequence[PackedBatch]]:
+        """The micro-batches of each optimiser step, the same ones every time it is called."""
+        ...
+
+    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """This micro-batch's part of the step's loss: a sum over its tokens divided by the step's totals."""
+        ...
+
+    def everything(self, experience: Any) -> list[PackedBatch]:
+        """All of an experience, to look for the rows that raised an alarm."""
+        ...
+
+    def self_checks(self, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
+        """What must be so after the first step of a run; empty where there is nothing to check."""
+        ...
+
+    def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the rest of a phase's steps should be left out (a limit on KL)."""
+        ...
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics on held-out data; empty where there is none."""
+        ...
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """A few words beside the progress bar."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything of its own that changes: data cursor, controllers, running statistics."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        ...

@@ -1,0 +1,75 @@
+"""Ctrl-C and SIGTERM: a request to save and leave, not an axe.
+
+While a step is taken the request waits for its end; while models are asked or evaluated it breaks in at once, because nothing of
+that changes a weight and all of it is done again from the same seeds. A second signal leaves at once, wherever it falls.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rlhf.errors import InterruptedRun
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Whether somebody asked this process to stop, and whether that may break in now."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        self.breaks_in = at_once
+        self.name: str | None = None
+        """Of the signal, once one came."""
+        self.twice = False
+        """Whether a second one came, which leaves at once."""
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """What the system calls between two bytecodes of the main thread.
+
+        Raises:
+            InterruptedRun: It may break in now, or it is the second signal.
+        """
+        self.twice, self.name = self.name is not None, signal.Signals(number).name
+        if self.twice or self.breaks_in:
+            raise InterruptedRun(f"Stopped by {self.name}.")
+
+    def check(self) -> None:
+        """Raise InterruptedRun where a signal came."""
+        if self.name is not None:
+            raise InterruptedRun(f"Stopped by {self.name}.")
+
+    @contextmanager
+    def breaking_in(self) -> Iterator[None]:
+        """Inside, a signal raises where it falls; one that came before raises at once."""
+        before, self.breaks_in = self.breaks_in, True
+        try:
+            self.check()
+            yield
+        finally:
+            self.breaks_in = before
+
+
+@contextmanager
+def signals_as_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
+    """Take over SIGINT and SIGTERM, and give them back; off the main thread, where Python hears no signals, nothing changes.
+
+    Args:
+        at_once: Raise where the signal falls; else only where the caller allows it (``breaking_in``) or looks (``check``).
+    """
+    request = StopRequest(at_once=at_once)
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in SIGNALS:
+            before[number] = signal.signal(number, request.handle)
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,685 @@
+"""Model folders and tokenizers that are wrong: each is one sentence that says what, where, and what to do.
+
+Every folder is a real one with one fault. Nothing in it is changed, nothing is printed beside the sentence, and no code runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from safetensors.torch import load_file, save_file
+
+from rlhf import cli
+from rlhf.config.model import ModelConfig
+from rlhf.config.training import SamplingConfig
+from rlhf.data.chat import chat_format, check_has_template
+from rlhf.data.contracts import Prompt
+from rlhf.data.datasets import SFTDataset
+from rlhf.data.pack import Branch, Group, pack
+from rlhf.errors import DataError, MemoryLimitError, ModelError, RLHFError
+from rlhf.models import sources
+from rlhf.models.load import load_causal_lm
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reward import RewardModel
+from rlhf.models.tokens import load_tokenizer
+from rlhf.models.value import ValueModel
+from rlhf.rollout.local import LocalEngine
+from tests.fixtures import tiny, toy
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+# ---- how to spoil a folder
+
+
+def edit(name: str, **changes: Any) -> Callable[[Path], None]:
+    """Sets keys of a JSON file; None removes one."""
+
+    def spoil(folder: Path) -> None:
+        content = json.loads((folder / name).read_text()) | changes
+        (folder / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return spoil
+
+
+def write(name: str, content: str | bytes) -> Callable[[Path], None]:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data) and None
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    return lambda folder: [(folder / name).unlink() for name in names] and None
+
+
+def cut(name: str, *, keep: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep]) and None
+
+
+def change(edit_weights: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        edit_weights(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def set_one(name: str, value: float) -> Callable[[Path], None]:
+    return change(lambda weights: weights[name].view(-1).__setitem__(7, value))
+
+
+def shards_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def edit_index(edit_map: Callable[[dict[str, str]], object]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        path = folder / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        edit_map(index["weight_map"])
+        path.write_text(json.dumps(index))
+
+    return spoil
+
+
+def make_pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def add_code(name: str, **changes: Any) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / "modeling_evil.py").write_text("raise SystemExit('a stranger ran')\n")
+        edit(name, **changes)(folder)
+
+    return spoil
+
+
+def enlarge_tokenizer(folder: Path) -> None:
+    tokenizer = tiny.build_tokenizer()
+    tokenizer.add_tokens(["<surplus>"])
+    tokenizer.save_pretrained(folder)
+
+
+def state_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(load: Callable[[], object], kind: type[RLHFError] = ModelError) -> str:
+    """What the user reads; one line, of our own making."""
+    with pytest.raises(kind) as caught:
+        load()
+    message = str(caught.value)
+    assert caught.value.exit_code == kind.exit_code
+    assert "\n" not in message
+    assert message.endswith((".", "?")), message
+    return message
+
+
+@pytest.fixture
+def sharded_folder(tmp_path: Path, tiny_llama: Any, tiny_tokenizer: Any) -> Path:
+    folder = tmp_path / "sharded"
+    tiny_llama.save_pretrained(folder, max_shard_size="40KB")
+    tiny_tokenizer.save_pretrained(folder)
+    assert len(shards_of(folder)) > 2
+    return folder
+
+
+@pytest.fixture
+def adapter_folder(tmp_path: Path, tiny_model_folder: Path) -> Path:
+    config = ModelConfig.of({"path": str(tiny_model_folder), "lora": {"rank": 2}})
+    return PolicyModel.from_pretrained(config).save_pretrained(tmp_path / "adapter")
+
+
+# ---- a folder with one fault: how it is made, and what its user must be told
+
+CONFIGS = {
+    "absent": (remove("config.json"), ("has no config.json", "what kind of model", "Copy or download")),
+    "empty": (write("config.json", ""), ("config.json is not valid JSON", "empty", "Save it again")),
+    "cut": (cut("config.json", keep=40), ("config.json is not valid JSON", "line 3, column 5", "Save it again")),
+    "a list": (write("config.json", "[1]"), ("config.json holds a list", "keys and values")),
+    "a bomb": (write("config.json", "[" * 100_000), ("config.json is nested too deeply",)),
+    "bytes": (write("config.json", b"\xff\xfe\x00\x01"), ("config.json is damaged", "not text in UTF-8")),
+    "no family": (edit("config.json", model_type=None), ("names no `model_type`", "llama")),
+    "unknown family": (
+        edit("config.json", model_type="lama"),
+        ("no model_type 'lama'", "Did you mean 'llama'", "newer transformers"),
+    ),
+    "negative size": (edit("config.json", hidden_size=-5), ("config.json: hidden_size is -5", "1 or more")),
+    "size in words": (edit("config.json", hidden_size="big"), ("hidden_size is 'big'", "1 or more")),
+    "no heads": (edit("config.json", num_attention_heads=0), ("num_attention_heads is 0",)),
+    "eos outside": (edit("config.json", eos_token_id=400), ("eos_token_id is 400", "from 0 to 319")),
+    "pad outside": (edit("config.json", pad_token_id=400), ("pad_token_id is 400", "from 0 to 319", "null")),
+    "eos in words": (edit("config.json", eos_token_id="<eos>"), ("eos_token_id is '<eos>'", "number of a token")),
+    "unknown quantisation": (
+        edit("config.json", quantization_config={"quant_method": "half-bit"}),
+        ("knows no quantisation 'half-bit'", "as if there were none"),
+    ),
+    "generation damaged": (write("generation_config.json", "{oops"), ("generation_config.json", "line 1, column 2")),
+    "generation eos outside": (
+        edit("generation_config.json", eos_token_id=400),
+        ("token 400 ends a text", "0 to 319", "generation_config.json"),
+    ),
+    "generation eos in words": (
+        edit("generation_config.json", eos_token_id="<eos>"),
+        ("eos_token_id '<eos>'", "number of a token", "generation_config.json"),
+    ),
+    "a masked language model": (
+        edit("config.json", architectures=["BertForMaskedLM"]),
+        ("no language model", "BertForMaskedLM", "from left to right", "Give the folder of"),
+    ),
+}
+WEIGHTS = {
+    "absent": (remove("model.safetensors"), ("holds no weights", "model.safetensors", "interrupted?")),
+    "empty": (write("model.safetensors", b""), ("model.safetensors is damaged: 0 bytes", "Copy or download")),
+    "cut in the header": (cut("model.safetensors", keep=500), ("model.safetensors is damaged: 500 bytes",)),
+    "cut in the weights": (cut("model.safetensors", keep=100_000), ("it has 100000 bytes", "its header speaks of")),
+    "something else": (write("model.safetensors", b"\x10" + bytes(200)), ("its header is not JSON", "Copy")),
+    "a pointer": (
+        write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        ("a pointer of Git LFS", "git lfs pull"),
+    ),
+    "a weight missing": (change(lambda w: w.pop(UP)), ("lacks 1 of the weights", UP, "random", "damaged copy?")),
+    "a weight too many": (
+        change(lambda w: w.update({"model.layers.9.mlp.up_proj.weight": torch.zeros(3)})),
+        ("holds 1 weights that LlamaForCausalLM has no place for", "model.layers.9.mlp.up_proj.weight"),
+    ),
+    "fewer layers than saved": (
+        edit("config.json", num_hidden_layers=1),
+        ("holds 9 weights", "model.layers.1.", "and 6 more", "another model than was saved"),
+    ),
+    "more layers than saved": (edit("config.json", num_hidden_layers=3), ("lacks 9 of the weights", "model.layers.2.")),
+    "other shapes": (
+        edit("config.json", intermediate_size=64),
+        ("6 weights have another shape", "(32, 48) instead of (32, 64)", "config.json", "from one save"),
+    ),
+    "NaN": (set_one(UP, float("nan")), ("NaN or infinity in 1 of its weights", UP, "earlier checkpoint")),
+    "infinity": (set_one(UP, float("-inf")), ("NaN or infinity in 1 of its weights", UP)),
+    "a pickle": (
+        make_pickle,
+        ("only as pytorch_model.bin, a pickle", "run code", "save_pretrained", "allow_pickle: true"),
+    ),
+    "a stranger's code": (
+        add_code("config.json", model_type="evil", auto_map={"AutoModelForCausalLM": "modeling_evil.Model"}),
+        ("config.json asks to run", "modeling_evil.py", "Nothing was run", "trust_remote_code: true"),
+    ),
+    "a stranger's code elsewhere": (
+        add_code("config.json", model_type="evil", auto_map={"AutoModel": "evil/net--modeling_evil.Model"}),
+        ("modeling_evil.py of evil/net", "Nothing was run"),
+    ),
+}
+TOKENIZERS = {
+    "absent": (
+        remove("tokenizer.json", "tokenizer_config.json"),
+        ("holds no tokenizer", "tokenizer.json", "`tokenizer: FOLDER`"),
+    ),
+    "only its settings": (remove("tokenizer.json"), ("holds no tokenizer", "Save the tokenizer beside the model")),
+    "cut": (cut("tokenizer.json", keep=500), ("tokenizer.json is not valid JSON", "line 27, column 7")),
+    "a list": (write("tokenizer.json", "[]"), ("tokenizer.json holds a list",)),
+    "something else": (write("tokenizer.json", "{}"), ("tokenizer.json holds no `model`",)),
+    "settings damaged": (write("tokenizer_config.json", "{oops"), ("tokenizer_config.json is not valid JSON",)),
+    "a stranger's code": (
+        add_code(
+            "tokenizer_config.json",
+            tokenizer_class="Evil",
+            auto_map={"AutoTokenizer": ["modeling_evil.Slow", "modeling_evil.Fast"]},
+        ),
+        ("tokenizer_config.json asks to run", "modeling_evil.py", "Nothing was run"),
+    ),
+    "larger than the model": (
+        enlarge_tokenizer,
+        ("up to number 320 ('<surplus>')", "only 320 embeddings", "model's own tokenizer"),
+    ),
+    "an EOS that it does not have": (edit("tokenizer_config.json", eos_token="<end>"), ("320 ('<end>')", "embeddings")),
+}
+FAULTS = {
+    f"{topic}: {name}": case
+    for topic, cases in (("config", CONFIGS), ("weights", WEIGHTS), ("tokenizer", TOKENIZERS))
+    for name, case in cases.items()
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_folder_that_is_wrong_is_refused_in_one_sentence(name, tiny_model_folder, capfd, caplog):
+    spoil, phrases = FAULTS[name]
+    spoil(tiny_model_folder)
+    before = state_of(tiny_model_folder)
+    capfd.readouterr()
+    message = refusal(lambda: load_causal_lm(str(tiny_model_folder), seed=0))
+    for phrase in (str(tiny_model_folder), *phrases):
+        assert phrase in message, f"{phrase!r} is not in: {message}"
+    assert state_of(tiny_model_folder) == before
+    assert capfd.readouterr().err + caplog.text == "", "the sentence is all that a user needs"
+
+
+SHARDS = {
+    "a part missing": (
+        lambda folder: shards_of(folder)[1].unlink(),
+        ("lacks model-00002-of-", "the", "parts that model.safetensors.index.json names are there", "Copy"),
+    ),
+    "a part cut": (
+        lambda folder: shards_of(folder)[1].write_bytes(shards_of(folder)[1].read_bytes()[:-50]),
+        ("model-00002-of-", "is damaged: it has", "its header speaks of"),
+    ),
+    "parts swapped": (
+        lambda folder: shutil.copy(shards_of(folder)[0], shards_of(folder)[1]),
+        ("model-00002-of-", "tensors that model.safetensors.index.json says it holds", "different saves"),
+    ),
+    "the index missing": (
+        remove("model.safetensors.index.json"),
+        ("parts of a model", "but not model.safetensors.index.json"),
+    ),
+    "the index cut": (write("model.safetensors.index.json", "{"), ("index.json is not valid JSON",)),
+    "the index empty": (write("model.safetensors.index.json", "{}"), ("has no `weight_map`",)),
+    "the index outside": (
+        edit_index(lambda places: places.update(dict.fromkeys(places, "../../secret.safetensors"))),
+        ("names the file '../../secret.safetensors'", "beside it"),
+    ),
+    "the index to a pickle": (
+        edit_index(lambda places: places.update(dict.fromkeys(places, "weights.bin"))),
+        ("names the file 'weights.bin'", ".safetensors"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_a_model_in_parts_that_are_not_all_there_is_refused(name, sharded_folder):
+    spoil, phrases = SHARDS[name]
+    spoil(sharded_folder)
+    message = refusal(lambda: load_causal_lm(str(sharded_folder), seed=0))
+    for phrase in phrases:
+        assert phrase in message, f"{phrase!r} is not in: {message}"
+
+
+def test_a_model_in_parts_loads_like_one_in_a_piece(sharded_folder, tiny_llama):
+    model, _ = load_causal_lm(str(sharded_folder), seed=0)
+    assert all(torch.equal(value, tiny_llama.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_larger_than_memory_says_what_to_do(tiny_model_folder):
+    edit("config.json", vocab_size=10**12)(tiny_model_folder)
+    message = refusal(lambda: load_causal_lm(str(tiny_model_folder), seed=0), MemoryLimitError)
+    assert "does not fit into memory" in message
+    assert "dtype: bfloat16" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "phrases"),
+    [
+        ("config.json", ("config.json can't be read: Permission denied", "who may read it")),
+        ("model.safetensors", ("model.safetensors can't be read: Permission denied",)),
+        ("tokenizer.json", ("tokenizer.json can't be read: Permission denied",)),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_named(name, phrases, tiny_model_folder, monkeypatch):
+    opened = Path.open
+
+    def refuse(self: Path, *args: Any, **kwargs: Any) -> Any:  # the tests may run as root, whom no mode keeps out
+        if self.name == name:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    message = refusal(lambda: load_causal_lm(str(tiny_model_folder), seed=0))
+    assert all(phrase in message for phrase in phrases), message
+
+
+def test_a_loop_of_links_and_an_endless_name_are_no_folders(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (str(tmp_path / "loop"), "/" + "x" * 5000):
+        message = refusal(lambda path=path: load_causal_lm(path, seed=0))
+        assert "can't be read" in message or "There is no model folder" in message
+
+
+def test_an_empty_folder_is_called_empty(tmp_path):
+    assert f"{tmp_path} is an empty folder" in refusal(lambda: load_causal_lm(str(tmp_path), seed=0))
+
+
+# ---- what is allowed, and only when asked
+
+
+class RunsCode:
+    """What a pickle can do when it is opened."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def test_a_pickle_is_read_when_asked_but_only_for_numbers(tiny_model_folder, tmp_path, tiny_llama):
+    allowed = ModelConfig.of({"path": str(tiny_model_folder), "allow_pickle": True})
+    make_pickle(tiny_model_folder)
+    model, _ = load_causal_lm(allowed, seed=0)
+    assert all(torch.equal(value, tiny_llama.state_dict()[name]) for name, value in model.state_dict().items())
+    trap = tmp_path / "trap"
+    torch.save({UP: RunsCode(f"touch {trap}")}, tiny_model_folder / "pytorch_model.bin")
+    message = refusal(lambda: load_causal_lm(allowed, seed=0))
+    assert "would run code: don't use it" in message
+    assert not trap.exists()
+
+
+def test_a_known_family_needs_no_stranger(tiny_model_folder):
+    add_code("config.json", auto_map={"AutoModelForCausalLM": "modeling_evil.Model"})(tiny_model_folder)
+    model, _ = load_causal_lm(str(tiny_model_folder), seed=0)
+    assert type(model).__module__.startswith("transformers.")
+
+
+def test_a_strangers_code_runs_only_when_trusted(tiny_model_folder, monkeypatch, tmp_path):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tiny_model_folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    edit("config.json", model_type="own", auto_map=auto_map, architectures=["OwnModel"])(tiny_model_folder)
+    assert "own.py" in refusal(lambda: load_causal_lm(str(tiny_model_folder), seed=0))
+    model, _ = load_causal_lm(ModelConfig.of({"path": str(tiny_model_folder), "trust_remote_code": True}), seed=0)
+    assert type(model).__name__ == "OwnModel"
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "v_head.summary.weight"])
+def test_what_older_tools_save_beside_the_weights_is_let_pass(name, tiny_model_folder):
+    change(lambda weights: weights.update({name: torch.ones(4)}))(tiny_model_folder)
+    load_causal_lm(str(tiny_model_folder), seed=0)
+
+
+def test_an_embedding_padded_beyond_the_vocabulary_is_fine(tmp_path, tiny_tokenizer):
+    tiny.build_llama(vocab_size=384).save_pretrained(tmp_path / "padded")
+    tiny_tokenizer.save_pretrained(tmp_path / "padded")
+    model, tokenizer = load_causal_lm(str(tmp_path / "padded"), seed=0)
+    assert (model.config.vocab_size, len(tokenizer)) == (384, 320)
+
+
+# ---- one kind of model where another is wanted
+
+
+def test_models_of_another_kind_are_told_apart(tmp_path, tiny_model_folder):
+    policy = PolicyModel.from_pretrained(str(tiny_model_folder))
+    reward = str(RewardModel.from_policy(policy).save_pretrained(tmp_path / "reward"))
+    value = str(ValueModel.from_policy(policy).save_pretrained(tmp_path / "value"))
+    for load, path, phrases in (
+        (PolicyModel.from_pretrained, reward, ("no language model", "gives scores, not words", "policy")),
+        (PolicyModel.from_pretrained, value, ("is a value model", "returns, not words", "policy's folder")),
+        (RewardModel.from_pretrained, str(tiny_model_folder), ("no reward model", "LlamaForCausalLM", "rlhf reward")),
+        (RewardModel.from_pretrained, value, ("is a value model", "rlhf reward")),
+        (ValueModel.from_pretrained, reward, ("no value model", "ValueModel.from_policy")),
+    ):
+        message = refusal(lambda load=load, path=path: load(path))
+        assert all(phrase in message for phrase in (path, *phrases)), message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "phrases"),
+    [
+        (
+            edit("rlhf_reward.json", mean=[0.0, 1.0]),
+            ("rlhf_reward.json: Normalisation has (2,) means and (1,) deviations",),
+        ),
+        (
+            edit("rlhf_reward.json", std=None),
+            ("rlhf_reward.json describes no model: it has no 'std'", "Save the model"),
+        ),
+        (edit("rlhf_reward.json", num_models="two"), ("rlhf_reward.json describes no model", "'two'")),
+        (edit("rlhf_reward.json", num_models=2), ("an ensemble of 2 reward models, and member-0 is not there",)),
+        (edit("rlhf_reward.json", head={"shape": "round"}), ("rlhf_reward.json describes no model", "'shape'")),
+        (set_one("score.weight", float("nan")), ("NaN or infinity in 1 of its weights: score.weight",)),
+        (cut("model.safetensors", keep=9000), ("model.safetensors is damaged: it has 9000 bytes",)),
+    ],
+)
+def test_a_damaged_reward_model_is_refused(spoil, phrases, tmp_path):
+    folder = RewardModel.from_policy(toy.build_policy()).save_pretrained(tmp_path / "reward")
+    spoil(folder)
+    message = refusal(lambda: RewardModel.from_pretrained(str(folder)))
+    assert all(phrase in message for phrase in phrases), message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "phrases"),
+    [
+        (remove("value_head.safetensors"), ("value_head.safetensors can't be read: No such file",)),
+        (cut("value_head.safetensors", keep=20), ("value_head.safetensors is damaged: 20 bytes",)),
+        (edit("rlhf_value.json", hidden_size=None), ("rlhf_value.json describes no model: it has no 'hidden_size'",)),
+        (edit("rlhf_value.json", hidden_size=5), ("the value head", "size mismatch")),
+    ],
+)
+def test_a_damaged_value_head_is_refused(spoil, phrases, tmp_path):
+    folder = ValueModel.shared(toy.build_policy()).save_pretrained(tmp_path / "value")
+    spoil(folder)
+    message = refusal(lambda: ValueModel.from_pretrained(str(folder)))
+    assert all(phrase in message for phrase in phrases), message
+
+
+# ---- adapters
+
+
+def test_an_adapter_without_its_base_says_where_to_write_the_new_place(adapter_folder, tiny_model_folder):
+    tiny_model_folder.rename(tiny_model_folder.with_name("moved"))
+    message = refusal(lambda: load_causal_lm(str(adapter_folder), seed=0))
+    for phrase in (str(adapter_folder), "is an adapter", str(tiny_model_folder), "base_model_name_or_path in"):
+        assert phrase in message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "phrases"),
+    [
+        (remove("adapter_model.safetensors"), ("holds no weights: there is no adapter_model.safetensors",)),
+        (cut("adapter_model.safetensors", keep=3000), ("adapter_model.safetensors is damaged",)),
+        (edit("adapter_config.json", peft_type="WHISPER"), ("peft knows no peft_type 'WHISPER'", "LORA")),
+        (write("adapter_config.json", "{"), ("adapter_config.json is not valid JSON",)),
+        (edit("adapter_config.json", r=3), ("Can't load the adapter", "size mismatch")),
+        (edit("adapter_config.json", target_modules=["q_proj"]), ("does not fit", "there is no layer for", "too many")),
+    ],
+)
+def test_a_damaged_adapter_is_refused(spoil, phrases, adapter_folder):
+    spoil(adapter_folder)
+    message = refusal(lambda: load_causal_lm(str(adapter_folder), seed=0))
+    assert all(phrase in message for phrase in phrases), message
+
+
+def test_an_adapter_for_other_layers_is_never_half_put_on(tiny_model_folder, tmp_path, tiny_tokenizer):
+    """peft itself leaves what has no layer unread, and starts what has no weights at zero."""
+    lora = {"rank": 2, "target_modules": ["q_proj", "v_proj"]}
+    policy = PolicyModel.from_pretrained(ModelConfig.of({"path": str(tiny_model_folder), "lora": lora}))
+    adapter_folder = policy.save_pretrained(tmp_path / "adapter")
+    for layers, phrase in ((1, "there is no layer for"), (3, "it has nothing for")):
+        base = tmp_path / f"base-{layers}"
+        tiny.build_llama(vocab_size=320, num_hidden_layers=layers).save_pretrained(base)
+        tiny_tokenizer.save_pretrained(base)
+        edit("adapter_config.json", base_model_name_or_path=str(base))(adapter_folder)
+        message = refusal(lambda: load_causal_lm(str(adapter_folder), seed=0))
+        assert phrase in message
+        assert str(base) in message
+        assert "the base model it was trained on" in message
+
+
+def test_a_pickled_adapter_is_refused(adapter_folder):
+    torch.save(load_file(adapter_folder / "adapter_model.safetensors"), adapter_folder / "adapter_model.bin")
+    (adapter_folder / "adapter_model.safetensors").unlink()
+    message = refusal(lambda: load_causal_lm(str(adapter_folder), seed=0))
+    assert "only as adapter_model.bin, a pickle" in message
+    assert "allow_pickle: true" in message
+    load_causal_lm(ModelConfig.of({"path": str(adapter_folder), "allow_pickle": True}), seed=0)
+
+
+# ---- the hub
+
+
+def hub_error(kind: type[Exception]) -> Callable[..., Any]:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        assert kwargs["timeout"] <= 10, "a hub that does not answer must not hold a run up"
+        if issubclass(kind, HfHubHTTPError):
+            raise kind("no", response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
+        raise kind("nobody answers")
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("kind", "phrases"),
+    [
+        (ConnectionError, ("The hub can't be reached for the model 'some/model'", "hf download", "HF_HUB_OFFLINE")),
+        (TimeoutError, ("The hub can't be reached", "TimeoutError", "There is no folder some/model here either")),
+        (RepositoryNotFoundError, ("The hub has no model 'some/model'", "hf auth login", "There is no folder")),
+        (GatedRepoError, ("'some/model'", "accepted its conditions", "hf auth login")),
+        (RevisionNotFoundError, ("'some/model' has no revision 'v9'",)),
+    ],
+)
+def test_what_the_hub_answers_is_one_sentence(kind, phrases, monkeypatch):
+    sources._hub_has.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", hub_error(kind))
+    message = refusal(lambda: load_causal_lm(ModelConfig.of({"path": "some/model", "revision": "v9"}), seed=0))
+    assert all(phrase in message for phrase in phrases), message
+
+
+def test_without_a_network_the_copy_in_the_cache_is_taken(monkeypatch, caplog):
+    sources._hub_has.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", hub_error(ConnectionError))
+    monkeypatch.setattr(sources, "try_to_load_from_cache", lambda *args, **kwargs: "/cache/config.json")
+    assert sources.hub_options("some/model", None) == {"revision": None, "local_files_only": True}
+    assert "took the copy of some/model in the cache" in caplog.text
+    sources._hub_has.cache_clear()
+
+
+def test_no_name_of_the_hub_has_a_space():
+    message = refusal(lambda: load_causal_lm("my model", seed=0))
+    assert "'my model' is neither a folder here nor a possible name on the hub" in message
+
+
+# ---- tokenizers that lack something
+
+
+def test_padding_that_equals_end_of_text_is_accepted_and_the_end_is_still_learned(tiny_model_folder):
+    """Nothing here is padded, so nothing that looks like padding is left out of the loss."""
+    edit("tokenizer_config.json", pad_token="<eos>")(tiny_model_folder)
+    edit("config.json", pad_token_id=1)(tiny_model_folder)
+    policy = PolicyModel.from_pretrained(str(tiny_model_folder))
+    assert policy.tokenizer.pad_token_id == policy.tokenizer.eos_token_id == 1
+    (row,) = SFTDataset([{"prompt": "Where does the fox live?", "completion": " In a den."}], policy.tokenizer)
+    batch = pack([row])
+    assert batch.score_token[-1] == 1
+    policy.score(batch).logprobs[-1].backward()
+    gradient = policy.model.lm_head.weight.grad
+    assert gradient[1].abs().max() > 0
+    (sampled,) = LocalEngine(policy).generate(
+        [Prompt(id="p", ids=list(row.prefix), text="")], num_samples=8, sampling=SamplingConfig(max_new_tokens=60), seed=0, step=0
+    )  # fmt: skip
+    ended = [completion for completion in sampled if not completion.truncated]
+    assert all(completion.tokens[-1] == 1 for completion in ended)
+
+
+def test_a_dialogue_without_a_chat_template_names_the_ways_out(tiny_model_folder):
+    (tiny_model_folder / "chat_template.jinja").unlink()
+    tokenizer = load_tokenizer(str(tiny_model_folder))
+    message = refusal(lambda: check_has_template(chat_format(tokenizer), "rows.jsonl line 3"))
+    assert message.startswith("rows.jsonl line 3 is a dialogue, and the tokenizer has no chat template")
+    assert "plain" in message
+    assert "Jinja file" in message
+
+
+@pytest.mark.parametrize(
+    ("template", "phrases"),
+    [
+        ("{% for message in %}", ("chat_template: line 1 is not valid Jinja", "{% for message in %}")),
+        ("{{ messages", ("chat_template: line 1 is not valid Jinja",)),
+    ],
+)
+def test_a_chat_template_that_is_no_jinja_is_refused_before_any_row(template, phrases, tiny_model_folder):
+    config = ModelConfig.of({"path": str(tiny_model_folder), "chat_template": template})
+    message = refusal(lambda: load_tokenizer(config))
+    assert all(phrase in message for phrase in phrases), message
+
+
+def test_a_chat_template_file_of_bytes_is_refused(tiny_model_folder, tmp_path):
+    (tmp_path / "chat.jinja").write_bytes(b"\xff\xfe\x00")
+    config = ModelConfig.of({"path": str(tiny_model_folder), "chat_template": str(tmp_path / "chat.jinja")})
+    assert "chat.jinja' can't be read as text" in refusal(lambda: load_tokenizer(config))
+
+
+def test_a_chat_template_that_raises_is_reported_with_the_row(tiny_model_folder):
+    config = ModelConfig.of(
+        {"path": str(tiny_model_folder), "chat_template": "{{ raise_exception('users must speak first') }}"}
+    )
+    rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}]
+    message = refusal(lambda: list(SFTDataset(rows, load_tokenizer(config))), DataError)
+    assert "the chat template refuses this dialogue" in message
+    assert "users must speak first" in message
+
+
+# ---- longer than the context
+
+
+def test_a_prompt_longer_than_the_context_is_named_by_its_id():
+    policy = toy.build_policy()  # made for 64 tokens
+    prompt = Prompt(id="essay-7", ids=[5] * 60, text="...")
+    sampling = SamplingConfig(max_new_tokens=10)
+    message = refusal(
+        lambda: LocalEngine(policy).generate([prompt], num_samples=1, sampling=sampling, seed=0, step=0), DataError
+    )
+    assert "'essay-7' has 60 tokens and may grow by 10" in message
+    assert "made for 64" in message
+    assert "shorten the prompt or lower max_new_tokens" in message
+
+
+@pytest.mark.parametrize("build", [lambda p: p, RewardModel.from_policy, ValueModel.from_policy])
+def test_a_row_longer_than_the_context_is_refused_before_it_is_read(build):
+    model = build(toy.build_policy())
+    row = Group([5] * 50, [Branch([6] * 15)], {"id": "essay-7"})
+    score = {PolicyModel: "score", RewardModel: "scores", ValueModel: "values"}[type(model)]
+    message = refusal(lambda: model.choose_path([row]), DataError)
+    assert "'essay-7' has 65 tokens, 50 of them prompt" in message
+    assert "Set max_length: 64" in message
+    model.choose_path([Group([5] * 5, [Branch([6])])])
+    message = refusal(lambda: getattr(model, score)(pack([Group([5], [Branch([6])]), row])), DataError)
+    assert "Sequence 1 of a batch has 65 tokens" in message
+    assert "made for 64" in message
+
+
+def test_a_token_that_the_model_does_not_have_is_named():
+    policy = toy.build_policy()
+    batch = pack([Group([5], [Branch([toy.VOCABULARY])])])
+    policy.choose_path([Group([5], [Branch([6])])])
+    message = refusal(lambda: policy.score(batch), DataError)
+    assert f"holds the token {toy.VOCABULARY}, but the model's vocabulary has {toy.VOCABULARY}" in message
+
+
+# ---- as the command line says it
+
+
+def test_the_command_line_prints_the_sentence_and_leaves_with_its_own_code(
+    tiny_model_folder, tmp_path, monkeypatch, capsys
+):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n')
+    earlier = tmp_path / "run" / "earlier" / "model"
+    shutil.copytree(tiny_model_folder, earlier)
+    before = state_of(earlier)
+    cut("model.safetensors", keep=1000)(tiny_model_folder)
+    monkeypatch.delenv("RLHF_DEBUG", raising=False)
+    settings = [f"model={tiny_model_folder}", f"data={data}", "max_steps=1"]
+    monkeypatch.setattr(sys, "argv", ["rlhf", "sft", *settings, "-o", str(tmp_path / "run"), "--quiet"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    shown = capsys.readouterr().err
+    assert left.value.code == ModelError.exit_code == 4
+    assert "error: " in shown
+    assert "model.safetensors is damaged: 1000 bytes" in " ".join(shown.split())
+    assert "Traceback" not in shown
+    assert state_of(earlier) == before
+    assert not list((tmp_path / "run").glob("sft/model*")), "nothing half-made is left"

@@ -1,0 +1,138 @@
+"""Losses, gradients and rewards that are no numbers: named, left out, counted, and in the end a stop."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.errors import RewardError, TrainingError
+from rlhf.rewards.types import ScoreResult
+from rlhf.training.log import RunLog
+from rlhf.training.sft import SFTTrainer
+from tests.fixtures import toy
+
+
+class PoisonedRow(SFTTrainer):
+    """Some rows have a loss, or only a gradient, that is not finite."""
+
+    bad_rows: frozenset[str] = frozenset({"4"})
+    in_gradient = False
+
+    def loss(self, batch: Any, totals: Any, metrics: Any) -> torch.Tensor:
+        loss = super().loss(batch, totals, metrics)
+        if not self.bad_rows.intersection(batch.ids):
+            return loss
+        if not self.in_gradient:
+            return loss * math.nan
+        zero = (loss - loss.detach()).clamp(min=0)
+        return loss + torch.sqrt(zero) - torch.sqrt(zero).detach()  # its derivative at 0 is infinite
+
+
+def build(
+    log: RunLog, *, bad: set[str], in_gradient: bool = False, folder: Path | None = None, **settings: Any
+) -> PoisonedRow:
+    config = toy.SFTConfig.of({**toy.SHORT["sft"], **settings})
+    trainer = PoisonedRow(toy.build_policy(), config, toy.rows(10), log=log, checkpoint_dir=folder)
+    trainer.bad_rows, trainer.in_gradient = frozenset(bad), in_gradient
+    return trainer
+
+
+def alarms(log: RunLog) -> list[dict[str, Any]]:
+    return [event for event in log.read("alarm") if event.get("guard") == "nonfinite"]
+
+
+@pytest.mark.parametrize("in_gradient", [False, True])
+def test_a_step_that_is_not_finite_is_left_out_and_its_row_is_named(in_gradient):
+    log = RunLog(stage="sft")
+    trainer = build(log, bad={"4"}, in_gradient=in_gradient)
+    result = trainer.train()
+    assert all(bool(weight.isfinite().all()) for weight in toy.weights_of(trainer).values())
+    assert result.steps == 6
+    found = alarms(log)
+    assert len(found) == 2, "row 4 comes once in each of two epochs"
+    what = "the norm of the gradient" if in_gradient else "the loss"
+    for number, alarm in enumerate(found, start=1):
+        assert alarm["rows"] == ["4"]
+        assert f"sft: {what} is" in alarm["message"]
+        assert "from the rows 4; the step is left out" in alarm["message"]
+        assert f"({number} of at most 3)" in alarm["message"]
+
+
+def test_the_other_steps_learn_as_if_the_step_had_not_been(tmp_path):
+    log = RunLog(stage="sft")
+    trainer = build(log, bad={"4"}, epochs=1)
+    before = toy.weights_of(trainer)
+    trainer.train()
+    assert toy.largest_difference(toy.weights_of(trainer), before) > 0
+
+
+def test_too_many_stop_the_run_and_the_message_says_which_rows_and_what_to_do():
+    log = RunLog(stage="sft")
+    with pytest.raises(TrainingError) as caught:
+        build(log, bad={str(n) for n in range(10)}, max_nonfinite_steps=1).train()
+    message = str(caught.value)
+    assert "sft: the loss is nan at step 2, from the rows" in message
+    assert "2 steps were not finite and at most 1 may be left out (max_nonfinite_steps)" in message
+    assert "lower the learning rate" in message
+
+
+def test_the_count_goes_on_after_a_resume(tmp_path):
+    settings: dict[str, Any] = {"bad": {"4"}, "max_nonfinite_steps": 1, "save_every": 1, "folder": tmp_path / "sft"}
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="2 steps were not finite"):
+            build(RunLog(tmp_path, stage="sft"), **settings).train()
+
+
+class HolesIn(toy.ShareOfGood):
+    """Gives no score for completions of some prompts."""
+
+    name = "holes"
+
+    def __init__(self, prompts: set[str], *, reported: bool) -> None:
+        self.prompts, self.reported = prompts, reported
+
+    def score(self, prompts: Any, completions: Any) -> Any:
+        found = super().score(prompts, completions)
+        bad = {n: "the function gave None" for n, prompt in enumerate(prompts) if prompt.id in self.prompts}
+        scores = [math.nan if n in bad else score for n, score in enumerate(found.scores)]
+        return ScoreResult(scores, errors=bad)
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_a_prompt_without_a_score_is_left_out_with_an_alarm_that_shows_it(name):
+    log = RunLog(stage=name)
+    trainer = toy.build_trainer(name, log=log, scorer=HolesIn({"3"}, reported=True), max_unscored_frac=0.5)
+    trainer.train()
+    found = [event for event in log.read("alarm") if event["guard"] == "unscored"]
+    assert found
+    assert "holes gave no score for" in found[0]["message"]
+    assert "of prompt '3' (completion 0): the function gave None." in found[0]["message"]
+    assert "prompts are left out" in found[0]["message"]
+    assert {sample["id"] for sample in found[0]["samples"]} == {"3"}
+    assert all(bool(weight.isfinite().all()) for weight in toy.weights_of(trainer).values())
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_too_many_prompts_without_a_score_stop_before_anything_is_trained(name):
+    trainer = toy.build_trainer(name, scorer=HolesIn({str(n) for n in range(8)}, reported=True))
+    before = toy.weights_of(trainer)
+    with pytest.raises(RewardError) as caught:
+        trainer.train()
+    message = str(caught.value)
+    assert "at most 5% of a rollout may be left out (max_unscored_frac)" in message
+    assert "Nothing was trained on this rollout" in message
+    assert toy.largest_difference(toy.weights_of(trainer), before) == 0.0
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_equal_rewards_are_said_once_and_not_at_every_rollout(name):
+    log = RunLog(stage=name)
+    toy.build_trainer(name, log=log, scorer=toy.Constant(0.5), rollouts=9).train()
+    found = [event for event in log.read("alarm") if event["guard"] == "equal_rewards"]
+    assert len(found) == 1
+    assert "nothing can be learned" in found[0]["message"]
+    assert "constant constant" in found[0]["message"]

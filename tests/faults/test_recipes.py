@@ -1,0 +1,359 @@
+"""Recipes and overrides that are wrong: what the user reads, with file, line, key and what to do. Nothing runs, nothing hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from rlhf import cli
+from rlhf.config import model, recipe, rewards, training
+from rlhf.config.complaints import THEIRS
+from rlhf.config.recipe import FILE_STAGES, MODEL_STAGES, load_recipe
+from rlhf.config.schema import stage_classes
+from rlhf.errors import ConfigError
+
+RECIPE = """\
+name: mine
+seed: 3
+stages:
+  sft: {kind: sft, model: base, data: rows.jsonl}
+  judge: {kind: reward, model: 'stage:sft', data: pairs.jsonl}
+  ppo: {kind: ppo, model: 'stage:sft', prompts: prompts.jsonl, reward: 'stage:judge'}
+"""
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+
+
+def refusal(path: Path, content: str | bytes = RECIPE, overrides: tuple[str, ...] = ()) -> str:
+    """What the user reads."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.yaml"
+
+
+def test_the_recipe_itself_is_fine(path):
+    path.write_text(RECIPE)
+    assert list(load_recipe(path).stages) == ["sft", "judge", "ppo"]
+
+
+# ---- files that hold no recipe
+
+UNREADABLE: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
+    "a tab at the start of a line": (
+        RECIPE.replace("  judge", "\tjudge"),
+        ("run.yaml line 5, column 1", "'\\t'", "YAML wants spaces, not tabs; line 5 begins with a tab"),
+    ),
+    "a tab after spaces": (RECIPE.replace("  judge", "  \tjudge"), ("run.yaml line 5", "spaces, not tabs; line 5")),
+    "a tab within a section": (
+        "name: a\nstages:\n  sft:\n    kind: sft\n\tmodel: b\n",
+        ("run.yaml line 5, column 1", "spaces, not tabs; line 5"),
+    ),
+    "brackets left open": (RECIPE.replace("rows.jsonl}", "rows.jsonl"), ("run.yaml line 5", "is not valid YAML")),
+    "a colon too many": (
+        RECIPE.replace("seed: 3", "seed: a: 3"),
+        ("line 2, column 8", "mapping values are not allowed"),
+    ),
+    "a quote left open": (RECIPE.replace("'stage:sft'", "'stage:sft", 1), ("run.yaml line 6", "is not valid YAML")),
+    "a key twice": (RECIPE + "name: again\n", ("line 7, column 1", "the key 'name' stands twice")),
+    "two documents": (RECIPE + "---\n" + RECIPE, ("line 7", "single document", "another document")),
+    "an unknown alias": (RECIPE + "x: *nobody\n", ("line 7, column 4", "undefined alias 'nobody'")),
+    "an alias in itself": (RECIPE + "x: &x [*x]\n", ("line 7", "stands inside what it names", "never end")),
+    "a billion laughs": (LAUGHS + RECIPE, ("line 5, column 5", "stands for more than 100,000 values")),
+    "a Python object": (
+        RECIPE + "x: !!python/object/apply:os.system ['exit 1']\n",
+        ("line 7, column 4", "python/object/apply:os.system"),
+    ),
+    "a wrong tag": (RECIPE + "x: !!bool maybe\n", ("line 7, column 4", "'maybe' can't be read as bool")),
+    "a number without end": (RECIPE.replace("3", "9" * 5000), ("line 2, column 7", "can't be read as int", "9999")),
+    "a list as a key": (RECIPE + "? [a]\n: 1\n", ("line 7", "unhashable key")),
+    "a hundred thousand brackets": (RECIPE + "x: " + "[" * 100_000, ("run.yaml is nested too deeply",)),
+    "two million characters": ("#" * 2_000_000, ("has 2,000,000 characters", "at most 1,000,000", "a file of data?")),
+    "UTF-16": (RECIPE.encode("utf-16"), ("it is in UTF-16", "Save it as UTF-8")),
+    "Latin-1": (RECIPE.replace("rows", "règle").encode("latin-1"), ("line 4", "byte 0xe8 is not UTF-8")),
+    "an image": (b"\x89PNG\r\n\x1a\n\x00\x00", ("line 1", "byte 0x89 is not UTF-8")),
+    "zeros": (b"name: a\x00\x00", ("is not text", "character 8 is U+0000")),
+    "nothing": ("", ("run.yaml is empty", "`name:` and `stages:`")),
+    "comments": ("# later\n", ("run.yaml is empty",)),
+    "a list": ("- name: a\n", ("holds a list", "keys and values")),
+    "a sentence": ("please train\n", ("holds a str", "keys and values")),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_that_holds_no_recipe_is_refused_at_once(name, path):
+    content, phrases = UNREADABLE[name]
+    start = time.process_time()
+    message = refusal(path, content)
+    assert time.process_time() - start < 5
+    for phrase in (str(path), *phrases):
+        assert phrase in message, f"{phrase!r} is not in: {message}"
+    assert "\n" not in message
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_no_fault(path):
+    path.write_bytes(b"\xef\xbb\xbf" + RECIPE.replace("\n", "\r\n").encode())
+    assert load_recipe(path).name == "mine"
+
+
+def test_a_path_that_is_no_recipe_is_answered_with_those_that_are(tmp_path):
+    (tmp_path / "quickstart.yaml").write_text(RECIPE)
+    with pytest.raises(ConfigError, match=r"There is no file .*quikstart\.yaml\. Did you mean 'quickstart\.yaml'\?"):
+        load_recipe(tmp_path / "quikstart.yaml")
+    with pytest.raises(ConfigError, match=r"is a folder .*; give one of its files: quickstart\.yaml\."):
+        load_recipe(tmp_path)
+
+
+# ---- recipes with a mistake
+
+MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "a misspelt key": (
+        "seed: 3",
+        "sede: 3",
+        ("sede: there is no such key. Did you mean 'seed'?",),
+    ),
+    "a misspelt key of a stage": (
+        "data: rows.jsonl",
+        "data: rows.jsonl, epoch: 3",
+        ("stages.sft.epoch: there is no such key. Did you mean 'epochs'?",),
+    ),
+    "a misspelt kind": (
+        "kind: ppo",
+        "kind: ppoo",
+        ("stages.ppo.kind: none is called 'ppoo'. Did you mean 'ppo'?", "grpo"),
+    ),
+    "no kind": ("kind: ppo, ", "", ("stages.ppo.kind: this key is required; it says what the section is.",)),
+    "a negative seed": ("seed: 3", "seed: -1", ("seed: should be greater than or equal to 0 (got -1)",)),
+    "a seed in words": ("seed: 3", "seed: three", ("seed: should be a valid integer", "(got 'three')")),
+    "an unknown stage": (
+        "reward: 'stage:judge'",
+        "reward: 'stage:juge'",
+        ("stages.ppo.reward.0.source names stage:juge, but no stage is called so. Did you mean 'judge'?",),
+    ),
+    "a stage that names itself": (
+        "kind: reward, model: 'stage:sft'",
+        "kind: reward, model: 'stage:judge'",
+        ("stages.judge.model names stage:judge, which is this stage itself",),
+    ),
+    "stages that name each other": (
+        "model: base",
+        "model: 'stage:judge'",
+        ("stages.sft.model names stage:judge, which does not come before it: write `judge` above `sft`.",),
+    ),
+    "a reference with a space": (
+        "reward: 'stage:judge'",
+        "reward: 'stage: judge'",
+        ("is 'stage: judge', which names no stage; write stage:NAME or stage:NAME/FILE.",),
+    ),
+    "on for a name": (
+        "name: mine",
+        "name: on",
+        ("name: should be a valid string (got True)", "on, off, yes and no", "quotes"),
+    ),
+    "a number for a name": ("name: mine", "name: 7", ("name: should be a valid string (got 7)", "number", "quotes")),
+    "a path for a name": ("name: mine", "name: ../mine", ("name: a name holds letters", "(got '../mine')")),
+    "a line break in a name": ("name: mine", 'name: "mine\\n"', ("name: a name holds letters", "(got 'mine\\n')")),
+    "on for a key": ("seed: 3", "on: 3", ("the key True is no text", "write it in quotes")),
+    "nothing for a key": ("seed: 3", "~: 3", ("the key None is no text",)),
+    "a number for a stage": ("  ppo:", "  1:", ("stages.1: should be a valid string (got 1)",)),
+    "a very long value": (
+        "model: base,",
+        f"model: base, schedule: {'x' * 5000},",
+        ("stages.sft.schedule: should be 'cosine', 'linear' or 'constant' (got 'xxx", "xxx...)"),
+    ),
+    "not a number": (
+        "model: base,",
+        "model: base, learning_rate: .nan,",
+        ("stages.sft.learning_rate: should be a finite number (got nan)",),
+    ),
+    "an unknown variable": (
+        "rows.jsonl",
+        "'${MY_DTA}/rows.jsonl'",
+        (
+            "stages.sft.data uses ${MY_DTA}",
+            "no variable MY_DTA",
+            "set it or write the value",
+            "Did you mean 'MY_DATA'?",
+        ),
+    ),
+    "a variable with a dash": (
+        "rows.jsonl",
+        "'${MY-DATA}/rows.jsonl'",
+        ("stages.sft.data: ${MY-DATA} names no variable",),
+    ),
+    "no stages": (RECIPE[RECIPE.index("stages") :], "stages: {}\n", ("stages: there are no stages",)),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_that_names_its_place(name, path, monkeypatch):
+    monkeypatch.setenv("MY_DATA", "/data")
+    before, after, phrases = MISTAKES[name]
+    assert before in RECIPE
+    first, *lines = refusal(path, RECIPE.replace(before, after, 1)).splitlines()
+    assert first == f"{path} is not valid:"
+    assert len(lines) == 1, f"one mistake, several complaints: {lines}"
+    for phrase in phrases:
+        assert phrase in lines[0], f"{phrase!r} is not in: {lines[0]}"
+
+
+def test_all_mistakes_come_together_references_and_variables_too(path, monkeypatch):
+    monkeypatch.delenv("NOBODY", raising=False)
+    content = (
+        RECIPE.replace("seed: 3", "seed: -1")
+        .replace("data: rows.jsonl", "data: '${NOBODY}/rows.jsonl', lr: 1")
+        .replace("reward: 'stage:judge'", "reward: 'stage:juge', clip_low: 2")
+    )
+    _first, *lines = refusal(path, content).splitlines()
+    assert sorted(line.strip().split(" ")[0].rstrip(":") for line in lines) == [
+        "seed", "stages.ppo.clip_low", "stages.ppo.reward", "stages.sft.data", "stages.sft.lr",
+    ]  # fmt: skip
+
+
+# ---- what YAML 1.1 would have taken for something else
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("012", 12),
+        ("1_000", 1000),
+        ("1e-5", 1e-5),
+        ("+1E3", 1000.0),
+        ("0x1F", 31),
+        ("-0b11", -3),
+        ("0o17", 15),
+        ("12:30", "12:30"),
+        ("1:30.5", "1:30.5"),
+        ("2026-01-31", "2026-01-31"),
+        ("1.5", 1.5),
+        ("-.5", -0.5),
+        (".inf", float("inf")),
+        ("1.2.3", "1.2.3"),
+        ("true", True),
+        ("~", None),
+    ],
+)
+def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, value):
+    from rlhf.config.base import apply_overrides
+
+    found = apply_overrides({}, [f"a={text}"])["a"]
+    assert (found, type(found)) == (value, type(value))
+
+
+# ---- names from elsewhere
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "ours"),
+    [
+        ("sft", "lr", "learning_rate"),
+        ("sft", "batch_size", "rows_per_step"),
+        ("ppo", "batch_size", "sequences_per_step"),
+        ("sft", "per_device_train_batch_size", "tokens_per_microbatch"),
+        ("sft", "num_train_epochs", "epochs"),
+        ("sft", "beta2", "betas"),
+        ("sft", "max_seq_length", "max_length"),
+        ("ppo", "kl_coef", "kl.coef"),
+        ("ppo", "num_generations", "group_size"),
+        ("ppo", "temperature", "sampling.temperature"),
+        ("ppo", "gae_lambda", "lam"),
+        ("judge", "center_rewards_coefficient", "center_coef"),
+    ],
+)
+def test_a_key_of_another_library_is_answered_with_ours(stage, key, ours, path):
+    message = refusal(path, overrides=(f"stages.{stage}.{key}=1",))
+    assert f"stages.{stage}.{key}: there is no such key. Did you mean '{ours}'?" in message
+
+
+def test_every_key_that_is_suggested_exists():
+    classes = [
+        item
+        for module in (model, recipe, rewards, training)
+        for item in vars(module).values()
+        if isinstance(item, type) and issubclass(item, BaseModel)
+    ]
+    known = {name for cls in classes for name in cls.model_fields}
+    suggested = {part for ours in THEIRS.values() for name in ours for part in name.split(".")}
+    assert suggested <= known
+
+
+def test_every_kind_of_stage_makes_a_model_or_files():
+    assert sorted((*MODEL_STAGES, *FILE_STAGES)) == sorted(stage_classes())
+
+
+# ---- overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "phrases"),
+    [
+        ("name", ("Override 'name' is not of the form key.subkey=value",)),
+        ("=x", ("Override '=x' is not of the form",)),
+        ("stages..seed=1", ("Override 'stages..seed=1' is not of the form", "single dots")),
+        ("name =x", ("Override 'name =x' is not of the form", "without spaces")),
+        ("stages.sft.x=1", ("stages.sft.x: there is no such key.",)),
+        ("stages.sfft.seed=1", ("stages.sfft.kind: this key is required", "Did you mean 'sft'?")),
+        ("stages.sft.model.path.x=1", ("'model' holds the value 'base', not a section of keys", "model={...}")),
+        ("stages.sft.kl.coef=1", ("stages.sft.kl: there is no such key",)),
+        ("name='a", ("The value of override", "line 1, column 3 is not valid YAML")),
+        ("name=[a", ("The value of override 'name=[a' line 1", "expected ',' or ']'")),
+        ("name=&x [*x]", ("never end",)),
+        ("stages=3", ("stages: should hold keys and values (got 3)",)),
+        ("stages.sft=", ("stages.sft: should hold keys and values (got None)",)),
+    ],
+)
+def test_an_override_that_is_wrong_is_named(override, phrases, path):
+    message = refusal(path, overrides=(override,))
+    assert all(phrase in message for phrase in phrases), message
+
+
+@pytest.mark.parametrize("place", ["2", "-1", "x", "²", "0x0"])
+def test_a_place_that_a_list_does_not_have_is_refused(place, path):
+    content = RECIPE.replace("data: rows.jsonl", "data: [a.jsonl, b.jsonl]")
+    message = refusal(path, content, (f"stages.sft.data.{place}=c.jsonl",))
+    assert f"'{place}' is not a place in a list of 2; count from 0" in message
+
+
+# ---- as the command line says it
+
+
+@pytest.mark.parametrize("command", [["run"], ["config", "show"]])
+@pytest.mark.parametrize("content", [RECIPE.replace("seed", "sede"), "\tname: a\n", LAUGHS])
+def test_the_command_line_prints_no_trace_and_starts_nothing(command, content, path, monkeypatch, capsys):
+    path.write_text(content)
+    earlier = path.parent / "runs" / "mine" / "sft"
+    earlier.mkdir(parents=True)
+    (earlier / "done").write_text("earlier work")
+    monkeypatch.chdir(path.parent)
+    monkeypatch.delenv("RLHF_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "argv", ["rlhf", *command, str(path)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    shown = capsys.readouterr()
+    assert left.value.code == ConfigError.exit_code == 2
+    assert shown.err.startswith("error: ")
+    assert path.name in shown.err
+    assert "Traceback" not in shown.err + shown.out
+    assert sorted(p.name for p in path.parent.rglob("*") if p.is_file()) == ["done", "run.yaml"]
+
+
+def test_the_installed_command_does_the_same(path):
+    path.write_text(RECIPE.replace("kind: ppo", "kind: ppoo"))
+    command = [sys.executable, "-m", "rlhf", "run", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "Did you mean 'ppo'?" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,40 @@
+"""A run begins by looking for what its later stages would fail with."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf.config.recipe import RecipeConfig
+from rlhf.errors import DataError, RLHFError
+from rlhf.pipeline.validate import check_quickly
+
+STAGES = {
+    "world": {"kind": "world"},
+    "sft": {"kind": "sft", "model": "embedded", "data": "stage:world/sft.jsonl", "max_steps": 1},
+    "dpo": {"kind": "dpo", "model": "stage:sft", "data": "no/pairs.jsonl", "max_steps": 1},
+    "grpo": {"kind": "grpo", "model": "stage:sft", "prompts": "no/prompts.jsonl", "reward": "no/reward.py:score"},
+}
+
+
+def recipe_of(tmp_path, *names):
+    stages = {name: STAGES[name] for name in names}
+    return RecipeConfig.of({"name": "late", "output_dir": str(tmp_path), "stages": stages})
+
+
+def test_all_that_is_missing_is_told_before_anything_runs(tmp_path):
+    with pytest.raises(RLHFError) as caught:
+        check_quickly(recipe_of(tmp_path, *STAGES))
+    message = str(caught.value)
+    assert message.startswith("late can't run to its end:\n")
+    for words in ("stages.dpo.data: ", "no/pairs.jsonl", "stages.grpo.prompts: ", "no/prompts.jsonl", "no/reward.py"):
+        assert words in message
+    assert not list(tmp_path.iterdir()), "looking writes nothing"
+
+
+def test_one_complaint_is_one_line_of_its_own_class(tmp_path):
+    with pytest.raises(DataError, match=r"^stages\.dpo\.data: .*no/pairs\.jsonl"):
+        check_quickly(recipe_of(tmp_path, "world", "sft", "dpo"))
+
+
+def test_stages_that_are_not_asked_for_are_not_looked_at(tmp_path):
+    check_quickly(recipe_of(tmp_path, *STAGES), until="sft")

@@ -1,0 +1,139 @@
+"""`rlhf run` with its options, `rlhf runs` and `rlhf lineage`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import yaml
+
+from rlhf import cli
+from rlhf.pipeline.previous import previous_of
+from tests.fixtures.cheap_stages import install, loop_tree
+
+
+@pytest.fixture
+def done(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Call ``rlhf WORDS`` in this process; gives exit code, standard output and standard error."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return stopped.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "loop.yaml"
+    path.write_text(yaml.safe_dump(loop_tree(tmp_path), sort_keys=False), encoding="utf-8")
+    return path
+
+
+def test_a_dry_run_says_what_a_run_would_do_and_does_nothing(call, done, recipe, tmp_path):
+    code, out, _ = call("run", recipe, "--dry-run")
+    assert code == 0
+    assert [line.split()[1:3] for line in out.splitlines()[1:]] == [
+        [name, "new"] for name in ("world", "sft", "pairs", "reward", "ppo", "alone", "evaluation")
+    ]
+    assert not (tmp_path / "runs").exists()
+    call("run", recipe)
+    done.clear()
+    _, out, _ = call("run", recipe, "stages.reward.epochs=4", "--dry-run")
+    lines = [line.partition("  ")[2] for line in out.splitlines()]
+    assert "reward       done again: epochs was 1.0, is 4.0" in lines
+    assert "ppo          done again: stage reward is done again" in lines
+    assert "alone        kept" in lines
+    assert done == []
+
+
+def test_options_reach_the_run(call, done, recipe):
+    call("run", recipe, "--until", "pairs")
+    assert done == ["world", "sft", "pairs"]
+    call("run", recipe, "--from", "sft", "--until", "pairs")
+    assert done == ["world", "sft", "pairs", "sft", "pairs"]
+    call("run", recipe, "--until", "world", "--force")
+    assert done[-1:] == ["world"]
+    code, _, err = call("run", recipe, "--from", "rewrd")
+    assert code == 2
+    assert err.startswith("error: No stage of this recipe is called 'rewrd'. Did you mean 'reward'")
+
+
+def test_a_second_run_says_that_there_is_nothing_to_do(call, done, recipe):
+    call("run", recipe)
+    _, out, _ = call("run", recipe)
+    assert "Nothing to do: all 7 stages are as the recipe asks." in out
+    assert "report.html" in out
+
+
+def test_runs_are_listed_shown_and_compared(call, done, recipe, tmp_path):
+    runs = ("--runs", tmp_path / "runs")
+    call("run", recipe)
+    call("run", recipe, "name=other", "stages.sft.epochs=9", "--until", "sft")
+    code, out, _ = call("runs", "list", *runs)
+    assert code == 0
+    assert "loop" in out
+    assert "7/7" in out
+    assert "2/7" in out
+    assert [run["name"] for run in json.loads(call("runs", "list", *runs, "--json")[1])] == ["loop", "other"]
+    _, out, _ = call("runs", "show", "other", *runs)
+    assert "finished" in out
+    assert "not begun" in out
+    assert json.loads(call("runs", "show", "other", *runs, "--json")[1])["num_finished"] == 2
+    _, out, _ = call("runs", "diff", "loop", "other", *runs)
+    assert "stages.sft.epochs" in out
+    assert "9.0" in out
+    assert json.loads(call("runs", "diff", "loop", "other", *runs, "--json")[1])["runs"] == ["loop", "other"]
+    code, _, err = call("runs", "show", "othr", *runs)
+    assert code == 2
+    assert "Did you mean 'other'?" in err
+
+
+def test_pruning_wants_a_yes(call, done, recipe, tmp_path):
+    runs = ("--runs", tmp_path / "runs")
+    assert call("runs", "prune", *runs)[0] == 2
+    call("run", recipe)
+    assert call("runs", "prune", *runs)[1] == "Nothing to delete.\n"
+    call("run", recipe, "stages.alone.epochs=9")
+    [aside] = previous_of(tmp_path / "runs" / "loop")
+    for words in ((), ("--dry-run",), ("--dry-run", "--yes")):
+        code, out, _ = call("runs", "prune", *runs, *words)
+        assert code == 0
+        assert str(aside.folder) in out
+        assert "would be freed; --yes deletes it" in out
+    assert aside.folder.exists()
+    _, out, _ = call("runs", "prune", "loop", *runs, "--yes")
+    assert "Deleted 1, " in out
+    assert " freed." in out
+    assert not aside.folder.exists()
+    code, _, err = call("runs", "prune", *runs, "--whole", "--yes")
+    assert code == 2
+    assert "wants their names" in err
+    call("runs", "prune", "loop", *runs, "--whole", "--yes")
+    assert not (tmp_path / "runs" / "loop").exists()
+
+
+def test_a_weight_file_is_traced_and_a_changed_one_sets_the_exit_code(call, done, recipe, tmp_path):
+    call("run", recipe)
+    weights = tmp_path / "runs" / "loop" / "ppo" / "model" / "model.safetensors"
+    code, out, _ = call("lineage", weights)
+    assert code == 0
+    assert str(tmp_path / "sft.jsonl") in out
+    assert json.loads(call("lineage", weights, "--json")[1])["what"] == "file"
+    weights.write_text("other bits")
+    code, out, _ = call("lineage", weights)
+    assert code == 1
+    assert "CHANGED since" in out.splitlines()[0]
+    code, _, err = call("lineage", tmp_path / "absent")
+    assert code == 2
+    assert err.startswith("error: There is no file or folder")

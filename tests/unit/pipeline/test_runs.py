@@ -1,0 +1,230 @@
+"""Runs seen from outside: what there is, how two differ, where a file came from, and what may go."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlhf.errors import ConfigError
+from rlhf.files import write_text
+from rlhf.pipeline.artifacts import RECORD
+from rlhf.pipeline.lineage import State, lineage
+from rlhf.pipeline.lock import locked
+from rlhf.pipeline.previous import FOLDER, GONE, previous_of
+from rlhf.pipeline.runs import LEFT, difference, find_run, look_at, prune, run_folders, size_of
+from tests.fixtures.cheap_stages import install, pipeline_of
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    """Two finished runs, ``loop`` and ``other``."""
+    install(monkeypatch)
+    pipeline_of(tmp_path).run()
+    pipeline_of(tmp_path, name="other", sft__epochs=9, seed=4).run()
+    return tmp_path / "runs"
+
+
+def test_runs_are_found_by_folder_and_by_name(runs):
+    (runs / "notes").mkdir()
+    (runs / f"{GONE}old" / "x").mkdir(parents=True)
+    (runs / f"{GONE}old" / "recipe.yaml").touch()
+    assert [run.name for run in run_folders(runs)] == ["loop", "other"]
+    assert run_folders(runs / "loop") == [runs / "loop"]
+    assert find_run("loop", runs) == find_run(str(runs / "loop"), Path("elsewhere")) == runs / "loop"
+    with pytest.raises(ConfigError, match=r"no run 'lop' in .*Did you mean 'loop'\? Known: loop, other\."):
+        find_run("lop", runs)
+    with pytest.raises(ConfigError, match=r"There is no folder .*absent; say where the run folders lie with --runs"):
+        run_folders(runs / "absent")
+
+
+def test_a_run_is_told_stage_by_stage(runs):
+    (runs / "loop" / "ppo" / RECORD).unlink()
+    (runs / "loop" / "ppo" / "checkpoint-00000012").mkdir()
+    shutil.rmtree(runs / "loop" / "evaluation")
+    found = look_at(runs / "loop")
+    assert {stage.name: stage.status for stage in found.stages} == {
+        **dict.fromkeys(("world", "sft", "pairs", "reward", "alone"), "finished"),
+        "ppo": "unfinished",
+        "evaluation": "not begun",
+    }
+    assert (found.num_finished, len(found.stages), found.running) == (5, 7, False)
+    assert next(stage for stage in found.stages if stage.name == "ppo").checkpoints == ("checkpoint-00000012",)
+    assert found.result.startswith("made "), "without an evaluation the last finished stage speaks"
+    assert found.bytes == size_of(runs / "loop") > 1000
+    with locked(runs / "loop"):
+        assert look_at(runs / "loop").running
+    assert json.loads(json.dumps(found.to_dict()))["stages"][0]["name"] == "world"
+
+
+def test_the_win_rate_speaks_for_a_run(runs):
+    path = runs / "loop" / "summary.json"
+    summary = json.loads(path.read_text()) | {"win_rate": 0.91, "win_rate_low": 0.88, "win_rate_high": 0.94}
+    path.write_text(json.dumps(summary))
+    assert look_at(runs / "loop").result == "win rate 0.910 [0.880, 0.940]"
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "summary.json", "events.jsonl", f"sft/{RECORD}"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"[1]", b"stages: 3"])
+def test_a_damaged_run_can_still_be_looked_at(runs, name, content):
+    path = runs / "loop" / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert look_at(runs / "loop").name == "loop"
+    assert difference(runs / "loop", runs / "other").runs == ("loop", "other")
+
+
+def test_two_runs_differ_in_settings_and_results(runs):
+    found = difference(runs / "loop", runs / "other")
+    assert ("stages.sft.epochs", "3.0", "9.0") in found.settings
+    assert ("seed", "0", "4") in found.settings
+    assert not [place for place, *_ in found.settings if place in ("name", "output_dir")]
+    results = {name: (a, b) for name, a, b in found.results}
+    assert results["sft: digest"][0] != results["sft: digest"][1]
+    assert found.to_dict()["settings"]["stages.sft.epochs"] == ["3.0", "9.0"]
+    assert difference(runs / "loop", runs / "loop").settings == ()
+
+
+def test_pruning_tells_first_and_deletes_what_nobody_needs(runs, tmp_path):
+    run = runs / "loop"
+    pipeline_of(tmp_path, reward__epochs=7).run()
+    aside = [p.folder for p in previous_of(run)]
+    (run / "reward" / "checkpoint-00000010").mkdir()
+    write_text(run / "reward" / "checkpoint-00000010" / "state.pt", "x" * 100)
+    (run / ".manifest.json.abcd.tmp").write_text("half")
+    write_text(run / f"{GONE}thing" / "file", "half")
+    (run / "alone" / RECORD).unlink()
+    (run / "alone" / "checkpoint-00000010").mkdir()
+    told = prune([run])
+    assert {item.path for item in told.found} == {
+        *aside,
+        run / "reward" / "checkpoint-00000010",
+        run / ".manifest.json.abcd.tmp",
+        run / f"{GONE}thing",
+    }
+    assert sum(item.why == LEFT for item in told.found) == 2
+    assert all(item.path.exists() for item in told.found), "nothing was asked to go"
+    before = size_of(run)
+    gone = prune([run], delete=True)
+    assert gone.found == told.found
+    assert gone.bytes == told.bytes
+    assert before - size_of(run) >= gone.bytes
+    assert not (run / FOLDER).exists()
+    assert (run / "alone" / "checkpoint-00000010").exists(), "an unfinished stage goes on from it"
+    assert prune([run]).found == ()
+    assert (run / "reward" / "model" / "model.safetensors").exists()
+
+
+def test_whole_runs_go_only_when_asked_and_never_one_in_use(runs):
+    with locked(runs / "other"):
+        found = prune([runs / "loop", runs / "other"], whole=True, delete=True)
+    assert found.busy == ("other",)
+    assert sorted(path.name for path in runs.iterdir()) == ["other"]
+
+
+def test_what_a_killed_pruning_left_is_pruned_later(runs):
+    write_text(runs / f"{GONE}old" / "recipe.yaml", "x")
+    prune([runs / "loop"], delete=True)
+    assert not (runs / f"{GONE}old").exists()
+
+
+def places(origin) -> set[str]:
+    return {f"{origin.what} {Path(origin.name).name}"}.union(*map(places, origin.made_from))
+
+
+def test_a_weight_file_leads_back_to_data_files_and_recipe(runs, tmp_path):
+    found = lineage(runs / "loop" / "ppo" / "model" / "model.safetensors")
+    assert found.is_whole
+    assert places(found) >= {
+        "file model.safetensors",
+        "stage ppo",
+        "stage reward",
+        "stage pairs",
+        "stage sft",
+        "stage world",
+        "input sft.jsonl",
+        "recipe recipe.yaml",
+    }
+    assert "stage alone" not in places(found)
+    text = found.to_text()
+    assert "data: input" in text
+    assert str(tmp_path / "sft.jsonl") in text
+    assert json.loads(json.dumps(found.to_dict()))["made_from"][0]["name"] == "ppo"
+
+
+def test_a_copy_elsewhere_is_known_by_its_content(runs, tmp_path):
+    copy = tmp_path / "elsewhere" / "renamed.safetensors"
+    copy.parent.mkdir()
+    shutil.copy(runs / "loop" / "reward" / "model" / "model.safetensors", copy)
+    found = lineage(copy, runs=runs)
+    assert found.about == "a copy of model/model.safetensors"
+    assert found.made_from[0].name == "reward"
+    assert lineage(copy.parent, runs=runs).made_from[0].name == "reward"
+    copy.write_text("trained elsewhere")
+    with pytest.raises(ConfigError, match=r"renamed\.safetensors has a content that no run in .*runs recorded.*--runs"):
+        lineage(copy, runs=runs)
+    with pytest.raises(ConfigError, match="There is no file or folder"):
+        lineage(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no weight files"):
+        lineage(tmp_path / "empty", runs=runs)
+
+
+def test_what_changed_since_is_said(runs, tmp_path):
+    weights = runs / "loop" / "reward" / "model" / "model.safetensors"
+    (tmp_path / "sft.jsonl").write_text("other rows")
+    found = lineage(weights)
+    assert not found.is_whole
+    assert f"input {tmp_path / 'sft.jsonl'}" in found.to_text()
+    assert found.state is State.SAME
+    weights.write_text("other bits")
+    found = lineage(weights)
+    assert found.state is State.CHANGED
+    assert "changed: model/model.safetensors" in found.made_from[0].about
+    (tmp_path / "sft.jsonl").unlink()
+    assert "NOT THERE any more" in lineage(weights).to_text()
+
+
+def test_what_was_moved_aside_has_its_own_lineage(runs, tmp_path):
+    pipeline_of(tmp_path, sft__epochs=5).run()
+    [aside] = previous_of(runs / "loop", "reward")
+    found = lineage(aside.folder / "model")
+    assert found.is_whole
+    [model] = [origin for origin in found.made_from[0].made_from if origin.place == "model"]
+    assert "sft-" in model.name, "the model it came from was moved aside too, and is found there"
+    shutil.rmtree(previous_of(runs / "loop", "sft")[0].folder)
+    assert "stage sft" in lineage(aside.folder / "model").to_text()
+    assert not lineage(aside.folder / "model").is_whole
+
+
+def test_a_checkpoint_of_an_unfinished_stage_has_an_origin(tmp_path, monkeypatch):
+    def breaks(stage, at):
+        write_text(at.folder / "checkpoint-00000004" / "state.pt", "state")
+        raise KeyError("a bug")
+
+    install(monkeypatch, reward=breaks)
+    with pytest.raises(KeyError, match="a bug"):
+        pipeline_of(tmp_path).run()
+    found = lineage(tmp_path / "runs" / "loop" / "reward" / "checkpoint-00000004" / "state.pt")
+    assert found.state is State.UNKNOWN
+    assert "unfinished" in found.made_from[0].about
+    assert {"stage pairs", "stage sft", "input sft.jsonl"} <= places(found)
+
+
+def test_a_stage_that_is_read_twice_is_told_once(runs):
+    text = lineage(runs / "loop" / "ppo").to_text()
+    assert text.count("input " + str(runs.parent / "sft.jsonl")) == 1
+    assert text.count("see above") == 3
+    assert text.count("recipe.yaml") == 1
+
+
+def test_an_input_of_which_only_the_name_is_known_is_told_too(tmp_path, monkeypatch):
+    install(monkeypatch)
+    pipeline_of(tmp_path, alone__model="org/some-model").run(only_for="alone")
+    found = lineage(tmp_path / "runs" / "loop" / "alone")
+    [hub] = [origin for origin in found.made_from if origin.name == "org/some-model"]
+    assert hub.state is State.UNKNOWN
+    assert hub.place == "model.path"
