@@ -36,6 +36,8 @@ TABLE = (
 )
 """Recipe, options, kills."""
 POLL_SECONDS = 0.002
+TIMES = {"seconds", "created", "time", "finished"}
+"""Keys of records that say when or how long."""
 PATIENCE_EVENTS = 120
 """Lines of the log after which a kill no longer waits for a checkpoint to be written."""
 PATIENCE_SECONDS = 900.0
@@ -80,6 +82,7 @@ class Run:
         self.console = folder.parent / f"{folder.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.began = 0.0
+        self.log_before: tuple[int, int] | None = None
 
     def start(self) -> None:
         """A new process, in a group of its own so that its children die with it."""
@@ -88,6 +91,16 @@ class Run:
                 self.command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT
             )
         self.began = time.monotonic()
+        self.log_before = self.log_state()
+
+    def log_state(self) -> tuple[int, int] | None:
+        """Another one whenever something was written to the log."""
+        path = self.folder / "events.jsonl"
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_mtime_ns, found.st_size
 
     @property
     def alive(self) -> bool:
@@ -168,22 +181,23 @@ def plan_kills(count: int, num_events: int, rng: random.Random) -> list[tuple[st
 
 def wait_for(run: Run, how: str, place: float) -> str | None:
     """Wait for the moment; which kind it was, or None where the run ended before it came."""
-    since, seen = time.monotonic(), -1
+    since, seen, now = time.monotonic(), run.log_before, run.num_events()
     while run.alive:
-        now = run.num_events()
+        time.sleep(POLL_SECONDS)
         if how == "start" and time.monotonic() - run.began >= place:
             return how
-        if how == "saving" and now >= place and run.is_saving():
-            return how
-        if (how == "log" and now >= place) or (how == "saving" and now >= place + PATIENCE_EVENTS):
-            time.sleep(place % 1)  # not always just after a line was written
-            return "log" if run.alive else None
-        if now != seen:
-            since, seen = time.monotonic(), now
+        if (state := run.log_state()) != seen:
+            since, seen, now = time.monotonic(), state, run.num_events()
         elif time.monotonic() - since > PATIENCE_SECONDS:
             run.kill()
             raise SystemExit(f"{shlex.join(run.command)} hangs; see {run.console}")
-        time.sleep(POLL_SECONDS)
+        if how == "start" or seen == run.log_before:
+            continue  # before it has written anything a kill would only hit its start
+        if how == "saving" and now >= place and run.is_saving():
+            return how
+        if now >= place + (PATIENCE_EVENTS if how == "saving" else 0):
+            time.sleep(place % 1)  # not always just after a line was written
+            return "log" if run.alive else None
     return None
 
 
@@ -232,7 +246,7 @@ def metrics_of(folder: Path) -> list[tuple[str, str, int, dict[str, Any]]]:
 
 def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_times(item) for key, item in value.items() if key not in ("seconds", "created", "time")}
+        return {key: _without_times(item) for key, item in value.items() if key not in TIMES}
     return [_without_times(item) for item in value] if isinstance(value, list) else value
 
 

@@ -86,6 +86,9 @@ CASES = {
         {"tokens_per_step": 30, "ema_decay": None, "early_stopping": None, "held_out": False, "dropout": 0.0},
     ),
     "reward ensemble": ("reward", {"num_models": 2}),
+    "dpo in bfloat16": ("dpo", {"autocast": "bfloat16"}),
+    "sft in float16 with its loss scale": ("sft", {"autocast": "float16"}),
+    "grpo that writes its checkpoints before it goes on": ("grpo", {"save_in_background": False}),
 }
 
 
@@ -132,6 +135,21 @@ def test_a_run_killed_around_a_checkpoint_ends_with_the_same_bits(name, moment, 
             build(name, tmp_path / "killed", save_every=1).train()
     ends_the_same(name, tmp_path / "killed", result, weights, tmp_path / "whole", save_every=1)
     assert not list((tmp_path / "killed" / "run").glob(".*")), "what the killed process left is cleared away"
+
+
+@pytest.mark.parametrize("name", toy.NAMES)
+def test_a_run_that_goes_on_with_other_microbatches_ends_the_same_up_to_rounding(name, tmp_path):
+    settings: dict[str, Any] = {"dropout": 0.0, "save_every": 2}
+    whole = build(name, tmp_path / "whole", **settings)
+    whole.train()
+    log = KillingLog(tmp_path / "killed", stage="run")
+    log.writes_left = 7
+    with pytest.raises(KilledError):
+        build(name, tmp_path / "killed", log=log, **settings).train()
+    assert list((tmp_path / "killed" / "run").glob("checkpoint-*")), "it goes on, and does not begin again"
+    resumed = build(name, tmp_path / "killed", tokens_per_microbatch=20, **settings)
+    resumed.train()
+    assert toy.largest_difference(toy.weights_of(resumed), toy.weights_of(whole)) < 1e-4
 
 
 def test_two_kills_one_after_the_other(tmp_path):

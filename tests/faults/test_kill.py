@@ -1,0 +1,31 @@
+"""kill -9 at random moments of a whole run: it ends with the same bits. The short form of `make kills`."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+
+from tests.faults.test_full_disk_of_a_run import STAGES
+from tools.kill_proof import Proof, differences, prove
+
+
+def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"name": "short", "seed": 3, "threads": 1, "stages": STAGES}, sort_keys=False))
+    proof = prove(str(recipe), (), 4, seed=0, work=tmp_path / "work")
+    assert len(proof.kills) == 4
+    assert proof.differences == []
+    assert proof.files > 20
+    assert proof.metrics > 50
+    # and the comparison sees what it looks for
+    hurt = tmp_path / "work" / "killed" / "short"
+    record = hurt / "sft" / "artifact.json"
+    told = json.loads(record.read_text())
+    told["files"]["model/model.safetensors"] = "0" * 64
+    record.write_text(json.dumps(told))
+    events = hurt / "events.jsonl"
+    events.write_text(events.read_text().replace('"loss/train": ', '"loss/train": 1'))
+    found = list(differences(tmp_path / "work" / "whole" / "short", hurt, Proof("")))
+    assert any("sft/model/model.safetensors has other bytes" in text for text in found)
+    assert any("events.jsonl" in text for text in found)
