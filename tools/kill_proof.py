@@ -152,7 +152,7 @@ def prove(
     whole.finish()
     proof.seconds_whole = time.monotonic() - whole.began
     began = time.monotonic()
-    for how, place in plan_kills(kills, whole.num_events(), random.Random(f"kills {seed} {proof.command}")):
+    for how, place in plan_kills(kills, whole.num_events(), random.Random(f"kills {seed} {whole.folder.name}")):
         hurt.start()
         came = wait_for(hurt, how, place)
         if came is None:
@@ -164,6 +164,8 @@ def prove(
     hurt.finish()
     proof.seconds_killed = time.monotonic() - began
     proof.differences = list(differences(whole.folder, hurt.folder, proof))
+    if len(proof.kills) < kills:
+        proof.differences.append(f"only {len(proof.kills)} of {kills} kills came before the end")
     return proof
 
 
@@ -266,7 +268,8 @@ def to_markdown(proofs: Sequence[Proof], seed: int) -> str:
         "",
         "<!-- written by tools/kill_proof.py; do not edit by hand -->",
         "",
-        f"Made by `python tools/kill_proof.py --seed {seed} --write docs/results/kills.md` on {about['cpu']}, {about['threads']} threads; "
+        f"Made by `python tools/kill_proof.py --seed {seed} --write docs/results/kills.md` on {about['cpu']}, "
+        f"{about['threads']} thread{'' if about['threads'] == 1 else 's'}; "
         f"torch {packages['torch']}.",
         "",
         "Each recipe runs once in peace and once with SIGKILL at random moments, started again each time with the same command.",

@@ -12,7 +12,7 @@
     ├── StorageError (OSError)           a disk is full, a folder can't be written
     ├── MemoryLimitError (MemoryError)   out of memory; says what to lower
     ├── RunBusyError (RuntimeError)      another live process works in the run's folder
-    └── InterruptedRun (RuntimeError)    asked to stop: everything is saved, the same command goes on
+    └── (InterruptedRun)                 no error, so not of the tree: somebody asked the process to stop
 
 Each is also the standard library's error of its kind, so ``except ValueError`` works as a user expects. A message is one
 sentence or two: what is wrong, what we got, what we wanted, what to do.
@@ -106,8 +106,12 @@ class RunBusyError(RLHFError, RuntimeError):
     exit_code = 11
 
 
-class InterruptedRun(RLHFError, RuntimeError):
-    """Ctrl-C or SIGTERM: everything is saved, and the same command goes on from there."""
+class InterruptedRun(BaseException):
+    """Ctrl-C or SIGTERM: what is done is saved, and the same command goes on from there.
+
+    Not an ``Exception``: it comes at any moment, and code that answers the errors of a row, a file or a judge must not take it
+    for one of those.
+    """
 
     exit_code = 75
     """EX_TEMPFAIL of sysexits.h: try again."""
@@ -117,6 +121,26 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean 'grpo'?', or the empty string where nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=3)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def did_you_mean_file(name: str, siblings: Iterable[str]) -> str:
+    """The same for the name of a file or a folder: what all files there end in makes none of them near.
+
+    Args:
+        name: The last part of a path where nothing is.
+        siblings: What lies beside it.
+    """
+    by_stem: dict[str, list[str]] = {}
+    for sibling in sorted(siblings):
+        by_stem.setdefault(_stem(sibling), []).append(sibling)
+    stems = difflib.get_close_matches(_stem(name), list(by_stem), n=2, cutoff=0.7)
+    close = [sibling for stem in stems for sibling in by_stem[stem]][:3]
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _stem(name: str) -> str:
+    """A file's name up to its first full stop, but for one at the beginning."""
+    return (name[:1] + name[1:].partition(".")[0]).lower()
 
 
 def look_up(table: Mapping[str, T], name: str, *, kind: str) -> T:

@@ -120,13 +120,13 @@ BAD_LINES = {
     "no columns": (
         b"{}",
         "2: no known kind of row has these columns; columns found: none",
-        "wanted preference (chosen,",
+        "wanted completion (prompt, completion); preference (chosen,",
     ),
     "misspelt": (b'{"promt": "a", "completion": "b"}', "2: column 'prompt' is missing", "Did you mean 'promt'?"),
     "misspelt alone": (
         b'{"promt": "a"}',
         "2: no known kind of row has these columns; columns found: 'promt'",
-        "'prompt'?",
+        "Rename with columns={'promt': 'prompt'}",
     ),
     "half a pair": (b'{"prompt": "a", "chosen": "b"}', "2: column 'rejected' is missing; there is only 'chosen'", ""),
     "wrong type": (
@@ -360,7 +360,7 @@ BAD_FILES = {
     "no header": (
         "d.csv",
         lambda: b"what is it?,a cow\nand that?,a fox\n",
-        "'what is it?', 'a cow'; wanted preference",
+        "'what is it?', 'a cow'; wanted completion",
     ),
     "header twice": ("d.csv", lambda: b"prompt,prompt\na,b\n", ":1: the column 'prompt' stands in the header twice"),
     "latin-1 header": (
@@ -663,12 +663,11 @@ def test_missing_columns_are_named_with_what_was_found_and_what_is_taken(tmp_pat
         PreferenceDataset(path, tokenizer)
     message = str(caught.value)
     assert message.startswith(
-        f"{path}:1: a row of kind completion (columns found: 'prompt', 'completion'); wanted preference"
+        f"{path}:1: columns 'chosen' and 'rejected' are missing: this is a row of kind completion (columns found: 'prompt', "
+        "'completion')"
     )
-    assert (
-        "preference (chosen, rejected); comparison (prompt, completion_a, completion_b, preference); ranking" in message
-    )
-    assert "Rename or drop columns with columns=" in message
+    assert "rows of kind preference (or comparison, ranking) are wanted" in message
+    assert "rename or drop columns with columns=" in message
 
 
 # -- texts that are too long, or empty
@@ -707,7 +706,7 @@ def test_completions_that_are_empty_are_counted_and_none_left_is_an_error(tmp_pa
     write_rows(path, [{"prompt": "word " * 50, "completion": "c"}])
     with pytest.raises(DataError) as caught:
         SFTDataset(path, tokenizer, max_length=8, truncation="keep_start")
-    assert f"{path}: no row of the data is left to train on; of 1 rows 1 too long for max_length" in str(caught.value)
+    assert f"{path}: no row of the data is left to train on; of 1 row 1 too long for max_length" in str(caught.value)
 
 
 # -- dialogues
@@ -743,7 +742,7 @@ def test_the_chat_template_decides_about_the_order_of_roles(tmp_path, tokenizer,
     assert "Mend the row, or give a template that takes it" in message
     report = run_check(path)
     assert report.num_out_of_turn == 1
-    assert "1 dialogues whose roles are out of order" in report.to_text()
+    assert "1 dialogue whose roles are out of order" in report.to_text()
 
 
 def test_a_misspelt_role_is_refused_and_the_nearest_named(tmp_path, tokenizer):

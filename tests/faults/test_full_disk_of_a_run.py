@@ -29,7 +29,8 @@ STAGES: dict[str, dict[str, Any]] = {
         "save_every": 1,
     },
     "ppo": {
-        "kind": "ppo", "model": "stage:sft", "prompts": "stage:world/prompts.jsonl", "reward": "stage:reward", "rollouts": 2,
+        "kind": "ppo", "model": "stage:sft", "prompts": "stage:world/prompts.jsonl",
+        "reward": "stage:reward", "rollouts": 2,
         "prompts_per_rollout": 8, "sequences_per_step": 8, "epochs_per_rollout": 1, "save_every": 1, "sampling": SAMPLING,
     },
     "evaluate": {

@@ -66,7 +66,10 @@ def test_restore_goes_back_to_a_checkpoint_with_half_the_learning_rate(tmp_path)
         trainer.train()
     first, second = alarms(tmp_path)
     assert first["action"] == "restore"
-    assert first["restored_to"] < first["raised_at"]
+    assert first["restored_to"] < first["raised_at"] - 1, (
+        "the weights of the step before are those that raised the alarm"
+    )
+    assert second["value"] != first["value"], "other weights, not the same rollout once more"
     assert first["step"] == first["restored_to"], "in the log the alarm stands where the run went on"
     assert first["learning_rate_scale"] == 0.5
     assert second["action"] == "stop"
@@ -92,6 +95,47 @@ def test_a_restored_run_that_is_killed_goes_on_with_the_halved_learning_rate_and
         with pytest.raises(TrainingError, match="went back 1 time"):
             build(tmp_path, guards).train()
     assert [alarm["action"] for alarm in alarms(tmp_path)].count("restore") == 1
+
+
+def test_a_kill_between_the_alarm_of_a_restore_and_its_checkpoint_leaves_no_second_alarm(tmp_path, monkeypatch):
+    guards = {"kl": {"limit": 0.5, "action": "restore"}, "max_restores": 1, "action": "off"}
+    with pytest.raises(TrainingError):
+        build(tmp_path / "whole", guards).train()
+
+    class KilledError(BaseException):
+        pass
+
+    real = RunLog.alarm
+
+    def dying(log, text, **fields):
+        real(log, text, **fields)
+        if fields.get("action") == "restore":
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "alarm", dying)
+        with pytest.raises(KilledError):
+            build(tmp_path / "killed", guards).train()
+    with pytest.raises(TrainingError):
+        build(tmp_path / "killed", guards).train()
+    told = [
+        [(a["action"], a["raised_at"], a["value"]) for a in alarms(tmp_path / name)] for name in ("whole", "killed")
+    ]
+    assert told[0] == told[1]
+    assert steps(tmp_path / "whole") == steps(tmp_path / "killed")
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_written_when_it_is_found_and_stays(tmp_path):
+    log = RunLog(tmp_path, stage="sft")
+    stopping = {"early_stopping": {"metric": "eval/loss", "patience": None}, "eval_every": 1, "save_every": 100}
+    trainer = toy.build_trainer(
+        "sft", log=log, checkpoint_dir=tmp_path / "sft", held_out=True, keep_checkpoints=1, **stopping
+    )
+    trainer.train()
+    losses = {event["step"]: event["metrics"]["eval/loss"] for event in log.read("eval")}
+    del losses[max(losses)]  # the end of a run is no checkpoint: its model is the result
+    best = min(losses, key=losses.__getitem__)
+    assert f"checkpoint-{best:08d}" in [path.name for path in (tmp_path / "sft").iterdir()]
 
 
 def test_restore_without_a_folder_for_checkpoints_is_refused_before_training():

@@ -13,8 +13,8 @@ from tools.kill_proof import Proof, differences, prove
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"name": "short", "seed": 3, "threads": 1, "stages": STAGES}, sort_keys=False))
-    proof = prove(str(recipe), (), 4, seed=0, work=tmp_path / "work")
-    assert len(proof.kills) == 4
+    proof = prove(str(recipe), (), 3, seed=8, work=tmp_path / "work")
+    assert len(proof.kills) == 3
     assert proof.differences == []
     assert proof.files > 20
     assert proof.metrics > 50

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from rlhf import cli
 from rlhf.config import model, recipe, rewards, training
-from rlhf.config.complaints import THEIRS
 from rlhf.config.recipe import FILE_STAGES, MODEL_STAGES, load_recipe
 from rlhf.config.schema import stage_classes
+from rlhf.config.theirs import REMARKS, THEIRS
 from rlhf.errors import ConfigError
 
 RECIPE = """\
@@ -132,7 +132,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a misspelt kind": (
         "kind: ppo",
         "kind: ppoo",
-        ("stages.ppo.kind: none is called 'ppoo'. Did you mean 'ppo'?", "grpo"),
+        ("stages.ppo.kind: there is no kind 'ppoo'. Did you mean 'ppo'?", "grpo"),
     ),
     "no kind": ("kind: ppo, ", "", ("stages.ppo.kind: this key is required; it says what the section is.",)),
     "a negative seed": ("seed: 3", "seed: -1", ("seed: should be greater than or equal to 0 (got -1)",)),
@@ -140,7 +140,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "an unknown stage": (
         "reward: 'stage:judge'",
         "reward: 'stage:juge'",
-        ("stages.ppo.reward.0.source names stage:juge, but no stage is called so. Did you mean 'judge'?",),
+        ("stages.ppo.reward.0.source names stage:juge, but there is no such stage. Did you mean 'judge'?",),
     ),
     "a stage that names itself": (
         "kind: reward, model: 'stage:sft'",
@@ -261,8 +261,16 @@ def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, valu
     [
         ("sft", "lr", "learning_rate"),
         ("sft", "batch_size", "rows_per_step"),
-        ("ppo", "batch_size", "sequences_per_step"),
-        ("sft", "per_device_train_batch_size", "tokens_per_microbatch"),
+        ("ppo", "batch_size", "prompts_per_rollout"),
+        ("ppo", "mini_batch_size", "sequences_per_step"),
+        ("sft", "per_device_train_batch_size", "rows_per_step"),
+        ("ppo", "gradient_accumulation_steps", "sequences_per_step"),
+        ("sft", "gradient_checkpointing", "model.gradient_checkpointing"),
+        ("sft", "peft_config", "model.lora"),
+        ("ppo", "ref_model", "reference"),
+        ("sft", "completion_only_loss", "score"),
+        ("sft", "fp16", "autocast"),
+        ("ppo", "mask_truncated_completions", "missing_eos_penalty"),
         ("sft", "num_train_epochs", "epochs"),
         ("sft", "beta2", "betas"),
         ("sft", "max_seq_length", "max_length"),
@@ -278,6 +286,25 @@ def test_a_key_of_another_library_is_answered_with_ours(stage, key, ours, path):
     assert f"stages.{stage}.{key}: there is no such key. Did you mean '{ours}'?" in message
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("gradient_accumulation_steps", "Did you mean 'rows_per_step'? A step is accumulated by itself"),
+        ("packing", "there is no such key. Rows are always packed"),
+        ("logging_steps", "there is no such key. Every step is logged, into events.jsonl"),
+        (
+            "output_dir",
+            "there is no such key. It stands at the top of a recipe, beside `name`; a command of one stage has -o",
+        ),
+        ("bf16", "Did you mean 'autocast'? As in `autocast: bfloat16`."),
+    ],
+)
+def test_what_is_otherwise_here_is_said_beside_the_key_or_in_its_place(key, words, path):
+    message = refusal(path, overrides=(f"stages.sft.{key}=1",))
+    assert words in message
+    assert message.count("Did you mean") <= 1
+
+
 def test_every_key_that_is_suggested_exists():
     classes = [
         item
@@ -287,6 +314,7 @@ def test_every_key_that_is_suggested_exists():
     ]
     known = {name for cls in classes for name in cls.model_fields}
     suggested = {part for ours in THEIRS.values() for name in ours for part in name.split(".")}
+    suggested |= {key for remarks in REMARKS.values() for _, key in remarks if key is not None}
     assert suggested <= known
 
 
@@ -318,6 +346,31 @@ def test_every_kind_of_stage_makes_a_model_or_files():
 def test_an_override_that_is_wrong_is_named(override, phrases, path):
     message = refusal(path, overrides=(override,))
     assert all(phrase in message for phrase in phrases), message
+
+
+def test_a_wrong_override_is_not_blamed_on_the_file(path):
+    message = refusal(path, overrides=("ppo.kl.coef=0.2",))
+    assert message == (
+        f"The override 'ppo.kl.coef=0.2' is not valid; {path} is fine without it:\n"
+        "  ppo: there is no such key. Did you mean 'stages.ppo.kl.coef'?"
+    )
+    assert "Did you mean 'stages.ppo.kl.coef'?" in refusal(path, overrides=("kl.coef=0.2",))
+
+
+def test_each_of_several_wrong_overrides_is_named(path):
+    first, *lines = refusal(path, overrides=("seed=-1", "threads=2", "stages.ppo.clip_low=2")).splitlines()
+    assert first == f"The overrides are not valid; {path} is fine without them:"
+    assert len(lines) == 2
+    assert any(line.endswith("(got -1) [override seed=-1]") for line in lines)
+    assert any(line.endswith("(got 2) [override stages.ppo.clip_low=2]") for line in lines)
+
+
+def test_mistakes_of_the_file_and_of_the_command_line_are_told_apart(path):
+    content = RECIPE.replace("data: rows.jsonl", "data: rows.jsonl, rows_per_step: 0")
+    first, *lines = refusal(path, content, ("seed=-1",)).splitlines()
+    assert first == f"{path} with its overrides is not valid:"
+    assert [line.strip().partition(":")[0] for line in lines if "[override" in line] == ["seed"]
+    assert [line.strip().partition(":")[0] for line in lines if "[override" not in line] == ["stages.sft.rows_per_step"]
 
 
 @pytest.mark.parametrize("place", ["2", "-1", "x", "²", "0x0"])

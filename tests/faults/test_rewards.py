@@ -18,7 +18,7 @@ from rlhf.rewards.composite import Component, CompositeReward
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.service_calls import Patience
-from rlhf.rewards.types import ScoreResult
+from rlhf.rewards.types import ScoreResult, listen
 from tests.fixtures.source import ROOT
 from tests.unit.rewards.helpers import prompt, samples
 from tests.unit.rewards.servers import after, cuts, drips, free_port, lengths, never, resets, says, serving
@@ -346,6 +346,42 @@ def test_many_hangs_do_not_add_up(judge):
     assert list(result.errors) == list(range(1, 13))
     assert "did not answer within 0.5 seconds" in result.errors[3]
     assert result.errors[4] == "it was not asked, after 3 samples that it died or hung on"
+
+
+def test_a_function_that_is_too_slow_for_single_samples_too_is_asked_no_more_and_its_owner_is_told_at_once(judge):
+    scorer = judge("hangs", timeout_seconds=0.5, on_error="report")
+    told: list[str] = []
+    listen(scorer, told.append)
+    result = scorer.score(*samples(*["bad"] * 12))
+    assert told == [
+        "The reward hangs did not answer for 12 completions within 0.5 seconds (timeout_seconds) and was killed; trying them "
+        "one by one."
+    ]
+    assert list(result.errors) == list(range(12))
+    assert (
+        "did not answer within 0.5 seconds and was killed; raise timeout_seconds if it needs longer" in result.errors[1]
+    )
+    assert result.errors[2] == result.errors[11]
+    assert result.errors[2].startswith("it was not asked, after 2 samples")
+    assert result.errors[2].endswith("none that it judged within timeout_seconds (0.5); raise that")
+
+
+def test_two_slow_samples_behind_a_quick_one_do_not_condemn_the_rest(judge):
+    scorer = judge("hangs", timeout_seconds=0.5, on_error="report")
+    result = scorer.score(*samples("good", "bad", "bad", "fine"))
+    assert list(result.errors) == [1, 2]
+    assert (result.scores[0], result.scores[3]) == (4.0, 4.0)
+
+
+def test_a_function_in_a_sum_tells_too_when_it_was_too_slow(judge):
+    told: list[str] = []
+    both = CompositeReward(
+        [Component(scorer=judge("slow", timeout_seconds=0.5)), Component(scorer=judge("takes_places"))]
+    )
+    listen(both, told.append)
+    with pytest.raises(RewardError, match="Set timeout_seconds to"):
+        both.score(*samples(*["text"] * 8, answer=["x"] * 8))
+    assert len(told) == 1
 
 
 def test_threads_and_output_do_no_harm(judge, capfd):

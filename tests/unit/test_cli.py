@@ -27,14 +27,14 @@ COMMANDS = {
     "dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
     "ppo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
     "grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "report": "RUN_DIR",
+    "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit",
     "validate": "RECIPE OVERRIDES --quick --json",
     "doctor": "RUN_DIR --quick --json",
     "lineage": "PATH --runs --json",
     "runs list": "--runs --json",
     "runs show": "RUN --runs --json",
-    "runs diff": "FIRST SECOND --runs --json",
+    "runs diff": "FIRST SECOND --runs --all --json",
     "runs prune": "NAMES --runs --whole --yes --dry-run --json",
     "config show": "RECIPE OVERRIDES",
     "config schema": "KIND --json",
@@ -85,6 +85,23 @@ def test_the_commands_and_their_options_are_the_promised_ones():
     from typer.main import get_command
 
     assert dict(commands_of(get_command(cli.app))) == COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["sft", "--model", "x"], "No such option: --model. Settings are written KEY=VALUE, without dashes: model=x"),
+        (["sft", "--learning-rate=1e-3"], "without dashes: learning_rate=1e-3"),
+        (["run", "run.yaml", "--max_steps"], "without dashes: max_steps=VALUE"),
+        (["validate", "run.yaml", "--seed", "3"], "without dashes: seed=3"),
+        (["sft", "model=x", "--quite"], "No such option: --quite (Possible options: --quiet)"),
+    ],
+)
+def test_a_setting_written_as_an_option_is_answered_with_how_it_is_written(call, monkeypatch, words, answer):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, _, err = call(*words)
+    assert code == 2
+    assert answer in " ".join(err.replace("│", " ").split())
 
 
 def test_every_command_explains_itself(call):
@@ -146,11 +163,14 @@ def test_a_mistake_is_one_message_and_an_exit_code_of_its_kind(call, recipe, wor
     assert "Traceback" not in out + err
 
 
-def test_the_whole_trace_is_there_for_whoever_wants_it(monkeypatch):
+def test_the_whole_trace_is_there_for_whoever_wants_it(monkeypatch, capsys):
     monkeypatch.setenv("RLHF_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["rlhf", "run", "absent.yaml"])
-    with pytest.raises(rlhf.errors.ConfigError, match="There is no file"):
+    with pytest.raises(SystemExit):
         cli.main()
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "ConfigError: There is no file" in err
 
 
 def test_bad_rows_are_told_by_number_and_by_exit_code(call, tmp_path):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
 from rlhf import __version__
 from rlhf.cli import checks, config, data, look, runs
-from rlhf.cli.failures import DEBUG, exit_code_of
+from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
+from rlhf.cli.options import SettingsCommand
 from rlhf.cli.run import OneStage, one_stage, run
+from rlhf.errors import InterruptedRun
 
 app = typer.Typer(
     name="rlhf",
@@ -39,13 +42,13 @@ def _main(
     """Options of no command in particular."""
 
 
-app.command(rich_help_panel="The loop")(run)
+app.command(cls=SettingsCommand, rich_help_panel="The loop")(run)
 for _kind in OneStage:
-    app.command(_kind.value, rich_help_panel="One stage")(one_stage(_kind))
+    app.command(_kind.value, cls=SettingsCommand, rich_help_panel="One stage")(one_stage(_kind))
 app.command(rich_help_panel="Look")(look.report)
 app.command(rich_help_panel="Look")(runs.lineage)
 app.command(rich_help_panel="Look")(look.generate)
-app.command(rich_help_panel="Look")(checks.validate)
+app.command(cls=SettingsCommand, rich_help_panel="Look")(checks.validate)
 app.command(rich_help_panel="Look")(checks.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
@@ -59,8 +62,9 @@ def main() -> None:
         sys.argv.remove("--debug")
         os.environ[DEBUG] = "1"
     try:
-        app()
-    except (Exception, KeyboardInterrupt) as err:
+        with signals_heeded():
+            app()
+    except (Exception, Interrupted, InterruptedRun) as err:
         if os.environ.get(DEBUG):
-            raise
+            traceback.print_exc()
         raise SystemExit(exit_code_of(err)) from None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -16,8 +19,27 @@ DEBUG = "RLHF_DEBUG"
 """Environment variable that `--debug` sets: traces are printed."""
 OUR_FAULT = 70
 """Exit code of an error that we did not foresee: EX_SOFTWARE of sysexits.h."""
-KEYBOARD = 130
-"""Exit code of Ctrl-C where there is nothing to save: what shells expect of a process that SIGINT ended."""
+NOTHING_TO_SAVE = 130
+"""Exit code of Ctrl-C and SIGTERM where there is nothing to save: what shells expect of a process that SIGINT ended."""
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM outside a run. KeyboardInterrupt would not reach us: click takes it for its own."""
+
+
+@contextmanager
+def signals_heeded() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM end the command with a word; a run has handlers of its own while it lasts."""
+
+    def end(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def exit_code_of(err: BaseException) -> int:
@@ -25,13 +47,13 @@ def exit_code_of(err: BaseException) -> int:
 
     A user's mistake is a line. Ours is a line too, and its trace goes into a file that can be sent to us.
     """
-    if isinstance(err, RLHFError):
+    if isinstance(err, RLHFError | InterruptedRun):
         title = "stopped:" if isinstance(err, InterruptedRun) else "error:"
         _print(title, str(err), getattr(err, "__notes__", []))
         return err.exit_code
-    if isinstance(err, KeyboardInterrupt):
-        _print("stopped:", "Interrupted.", [])
-        return KEYBOARD
+    if isinstance(err, Interrupted):
+        _print("stopped:", "Interrupted, with nothing to save.", [])
+        return NOTHING_TO_SAVE
     if isinstance(err, BrokenPipeError):  # whoever read our output, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -9,14 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from rlhf.cli.options import console
+from rlhf.cli.options import RUN, RUNS, RunsOption
+from rlhf.errors import ModelError
+from rlhf.pipeline.models import where_models_are
 
 
-def report(run_dir: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")]) -> None:
+def report(run: Annotated[str, RUN], runs: RunsOption = RUNS) -> None:
     """Write report.html of a run again."""
     from rlhf.pipeline.report import write_report
+    from rlhf.pipeline.runs import find_run
 
-    console().print(write_report(run_dir))
+    print(write_report(find_run(run, runs)))
 
 
 def generate(
@@ -31,6 +34,7 @@ def generate(
     limit: Annotated[int | None, typer.Option(help="Use only this many prompts.", min=1)] = None,
 ) -> None:
     """Sample completions; one JSON object a line on standard output."""
+    _refuse_run(Path(model))
     from rlhf.config.training import SamplingConfig
     from rlhf.data.datasets import GRPODataset
     from rlhf.models.policy import PolicyModel
@@ -51,3 +55,9 @@ def generate(
                 "logprob": round(sum(completion.logprobs), 4),
             }
             print(json.dumps(row, ensure_ascii=False))
+
+
+def _refuse_run(folder: Path) -> None:
+    """A run holds several models, and which one is meant makes the difference."""
+    if not (folder / "config.json").is_file() and (models := where_models_are(folder)):
+        raise ModelError(f"{folder} is the folder of a run and no model. {models}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import difflib
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 Overrides = Annotated[
     list[str] | None,
@@ -13,6 +16,48 @@ Overrides = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Where the run folders lie.")]
+RUNS = Path("runs")
+RUN = typer.Argument(help="A run folder, or its name in --runs.")
+
+
+UsageError: Any = typer.BadParameter.__bases__[0]
+"""typer's own: it may bring a click of its own, which is another one than the package of that name."""
+
+
+MISSPELT = 0.75
+"""How alike two options are of which one is the other misspelt: `--quite` and `--quiet`."""
+
+
+class SettingsCommand(TyperCommand):
+    """A command that takes KEY=VALUE; who writes a setting as an option is told so."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As of any command, with a word more about an option that there is none of."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as err:
+            option = getattr(err, "option_name", None)
+            if isinstance(option, str) and option.startswith("--"):
+                # As they come, anything is offered for anything: `--help` for `--model`.
+                near = difflib.get_close_matches(option, getattr(err, "possibilities", None) or [], cutoff=MISSPELT)
+                err.possibilities = near
+                if near:
+                    raise
+                err.message += f". Settings are written KEY=VALUE, without dashes: {_as_setting(option, given)}"
+            raise
+
+
+def _as_setting(option: str, args: list[str]) -> str:
+    """``--learning-rate 1e-3`` and ``--learning-rate=1e-3`` as ``learning_rate=1e-3``."""
+    key = option.lstrip("-").replace("-", "_")
+    for place, item in enumerate(args):
+        name, equals, value = item.partition("=")
+        if name == option:
+            behind = args[place + 1 : place + 2]
+            return f"{key}={value if equals else next((x for x in behind if not x.startswith('-')), 'VALUE')}"
+    return f"{key}=VALUE"
 
 
 def console() -> Console:

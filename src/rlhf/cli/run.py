@@ -99,15 +99,17 @@ def run_recipe(recipe: RecipeConfig, *, quiet: bool, dry_run: bool = False, **op
         dry_run: Print the plan and change nothing.
         options: See ``rlhf.pipeline.plan.RunOptions``.
     """
+    from rlhf.pipeline.words import counted
+
     out = None if quiet else console()
     if out is not None:
         folder = Path(recipe.output_dir) / recipe.name
-        out.print(f"[bold]{recipe.name}[/]  {len(recipe.stages)} stages into {folder}", soft_wrap=True)
+        out.print(f"[bold]{recipe.name}[/]  {counted(len(recipe.stages), 'stage')} into {folder}", soft_wrap=True)
     from rlhf.pipeline.validate import check_quickly
 
-    check_quickly(
-        recipe, until=options.get("until")
-    )  # a misspelt file of the last stage is told before the first stage trains
+    for warning in check_quickly(recipe, until=options.get("until")):
+        if out is not None:
+            out.print(f"! {warning.line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     from rlhf.pipeline.run import Pipeline
 
     pipeline = Pipeline(recipe, console=out)

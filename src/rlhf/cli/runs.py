@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.options import JsonOption, console
+from rlhf.cli.options import RUN, RUNS, JsonOption, RunsOption, console
 
 if TYPE_CHECKING:
     from rlhf.pipeline.runs import RunLook
 
-app = typer.Typer(help="Look at runs, and clear away what they need no more.", no_args_is_help=True)
-
-RunsOption = Annotated[Path, typer.Option("--runs", help="Where the run folders lie.")]
-RUNS = Path("runs")
-RUN = typer.Argument(help="A run folder, or its name in --runs.")
+app = typer.Typer(help="Look at runs, and clear away what they no longer need.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -58,26 +54,37 @@ def runs_show(run: Annotated[str, RUN], runs: RunsOption = RUNS, as_json: JsonOp
 
 @app.command("diff")
 def runs_diff(
-    first: Annotated[str, RUN], second: Annotated[str, RUN], runs: RunsOption = RUNS, as_json: JsonOption = False
+    first: Annotated[str, RUN],
+    second: Annotated[str, RUN],
+    runs: RunsOption = RUNS,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every number of every stage, those of its last step too.")
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Compare two runs: settings that differ, results side by side."""
+    """Compare two runs: results side by side, settings that differ."""
     from rich.table import Table
 
-    from rlhf.pipeline.runs import difference, find_run
+    from rlhf.pipeline.runs import difference, find_run, words_for
 
     found = difference(find_run(first, runs), find_run(second, runs))
     if as_json:
         _print_json(found.to_dict())
         return
     table = Table("", *found.runs, box=None, pad_edge=False)
+    results = found.results if everything else found.headlines
+    for name, a, b in results:
+        table.add_row(_plain(words_for(name)), _number(a), _number(b))
+    if not results:
+        table.add_row("(neither run has a result)", "", "")
+    table.add_section()
     for place, a, b in found.settings:
         table.add_row(_plain(place), _plain(a), _plain(b))
     if not found.settings:
         table.add_row("(the settings are the same)", "", "")
-    table.add_section()
-    for name, a, b in found.results:
-        table.add_row(_plain(name), _number(a), _number(b))
     console().print(table)
+    if more := len(found.results) - len(results):
+        console().print(f"{more} more number{'s' * (more > 1)} with --all.", markup=False, highlight=False)
 
 
 @app.command("prune")
@@ -92,7 +99,7 @@ def runs_prune(
     as_json: JsonOption = False,
 ) -> None:
     """Delete results that were made before the present ones, checkpoints of finished stages, and leftovers of killed processes."""
-    from rlhf.errors import ConfigError
+    from rlhf.errors import ConfigError, RunBusyError
     from rlhf.pipeline.runs import find_run, prune, run_folders
 
     if whole and not names:
@@ -107,6 +114,10 @@ def runs_prune(
         out.print(f"{item.path}  {_size(item.bytes)}  {item.why}", markup=False, highlight=False, soft_wrap=True)
     for name in found.busy:
         out.print(f"{name}: in use by a live process; left alone", markup=False, highlight=False, soft_wrap=True)
+    if not found.found and names and found.busy:
+        raise RunBusyError(
+            f"Nothing was deleted. Prune {' and '.join(found.busy)} when no process works there any more."
+        )
     if not found.found:
         out.print("Nothing to delete.")
     elif found.deleted:
@@ -133,12 +144,14 @@ def lineage(
 
 
 def _show(run: RunLook) -> None:
+    from rlhf.pipeline.runs import words_for
+
     out = console()
     running = ", running now" if run.running else ""
     out.print(f"{run.name}  {run.folder}  {_size(run.bytes)}{running}", markup=False, highlight=False, soft_wrap=True)
     for stage in run.stages:
         seconds = f"{stage.seconds:.0f} s" if stage.seconds is not None else ""
-        words = [stage.status, stage.key, seconds, stage.headline]
+        words = [stage.status, stage.key, seconds, stage.headline or stage.trouble]
         words += [f"{stage.alarms} alarm{'s' * (stage.alarms > 1)}"] * (stage.alarms > 0)
         words += [f"checkpoints: {', '.join(stage.checkpoints)}"] * bool(stage.checkpoints)
         words += [f"{stage.previous} earlier result{'s' * (stage.previous > 1)} kept"] * (stage.previous > 0)
@@ -146,7 +159,7 @@ def _show(run: RunLook) -> None:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     for name, value in run.outcome.items():
         if value is not None:
-            out.print(f"{name} = {_number(value)}", markup=False, highlight=False)
+            out.print(f"{words_for(name)} = {_number(value)}", markup=False, highlight=False)
 
 
 def _print_json(value: Any) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf.config.complaints import complaints
 from rlhf.config.yaml_text import parse_yaml
-from rlhf.errors import ConfigError, did_you_mean
+from rlhf.errors import ConfigError, did_you_mean_file
 
 
 class Names(StrEnum):
@@ -132,7 +132,8 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else [])
+        siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        near = did_you_mean_file(path.name, siblings)
         raise ConfigError(f"There is no file {path}.{near}") from None
     except IsADirectoryError:
         inside = [p.name for p in sorted(path.glob("*.y*ml"))]

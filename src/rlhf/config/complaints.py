@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rlhf.config.theirs import REMARKS, THEIRS
 from rlhf.errors import did_you_mean
 
 TAG = "kind"
@@ -21,88 +22,8 @@ TAG = "kind"
 Place = tuple[str | int, ...]
 MOST_SHOWN = 80
 """Characters of a wrong value that are shown."""
-THEIRS: Mapping[str, Sequence[str]] = {
-    "lr": ["learning_rate"],
-    "critic_lr": ["value_learning_rate"],
-    "lr_scheduler_type": ["schedule"],
-    "scheduler": ["schedule"],
-    "warmup_ratio": ["warmup_frac"],
-    "warmup_steps": ["warmup_frac"],
-    "beta1": ["betas"],
-    "beta2": ["betas"],
-    "adam_beta1": ["betas"],
-    "adam_beta2": ["betas"],
-    "adam_epsilon": ["eps"],
-    "grad_clip": ["max_grad_norm"],
-    "gradient_clipping": ["max_grad_norm"],
-    "num_epochs": ["epochs"],
-    "num_train_epochs": ["epochs"],
-    "total_episodes": ["rollouts"],
-    "num_ppo_epochs": ["epochs_per_rollout"],
-    "num_iterations": ["epochs_per_rollout"],
-    "ppo_epochs": ["epochs_per_rollout"],
-    "batch_size": ["rows_per_step", "sequences_per_step"],
-    "train_batch_size": ["rows_per_step", "sequences_per_step"],
-    "mini_batch_size": ["sequences_per_step", "rows_per_step"],
-    "per_device_train_batch_size": ["tokens_per_microbatch"],
-    "micro_batch_size": ["tokens_per_microbatch"],
-    "gradient_accumulation_steps": ["tokens_per_microbatch"],
-    "max_seq_length": ["max_length"],
-    "max_seq_len": ["max_length"],
-    "cutoff_len": ["max_length"],
-    "max_prompt_len": ["max_prompt_length"],
-    "max_completion_length": ["sampling.max_new_tokens"],
-    "response_length": ["sampling.max_new_tokens"],
-    "max_new_tokens": ["sampling.max_new_tokens"],
-    "temperature": ["sampling.temperature"],
-    "top_p": ["sampling.top_p"],
-    "top_k": ["sampling.top_k"],
-    "num_generations": ["group_size"],
-    "kl_coef": ["kl.coef"],
-    "init_kl_coef": ["kl.coef"],
-    "kl_penalty": ["kl.estimator"],
-    "target_kl": ["kl.target", "stop_at_kl"],
-    "beta": ["kl.coef"],
-    "vf_coef": ["value_coef"],
-    "cliprange": ["clip_low", "clip_high"],
-    "clip_range": ["clip_low", "clip_high"],
-    "epsilon": ["clip_low", "clip_high"],
-    "epsilon_high": ["clip_high"],
-    "cliprange_value": ["clip_value"],
-    "lambda": ["lam"],
-    "gae_lambda": ["lam"],
-    "whiten_adv": ["whiten_advantages"],
-    "scale_rewards": ["divide_by_std"],
-    "loss_type": ["loss", "aggregation"],
-    "rpo_alpha": ["sft_coef"],
-    "center_rewards_coefficient": ["center_coef"],
-    "save_steps": ["save_every"],
-    "eval_steps": ["eval_every"],
-    "save_total_limit": ["keep_checkpoints"],
-    "report_to": ["log_to"],
-    "bf16": ["autocast"],
-    "fp16": ["autocast"],
-    "model_name_or_path": ["model", "path"],
-    "base_model": ["model"],
-    "ref_model": ["reference"],
-    "dataset": ["data"],
-    "dataset_name": ["data"],
-    "train_data": ["data"],
-    "train_file": ["data"],
-    "reward_funcs": ["reward"],
-    "reward_fn": ["reward"],
-    "r": ["rank"],
-    "lora_r": ["rank", "lora.rank"],
-    "lora_rank": ["rank", "lora.rank"],
-    "lora_alpha": ["alpha", "lora.alpha"],
-    "lora_dropout": ["dropout", "lora.dropout"],
-    "torch_dtype": ["dtype"],
-    "load_in_4bit": ["lora.quantize_4bit", "quantize_4bit"],
-    "use_peft": ["lora"],
-    "type": [TAG],
-    "algorithm": [TAG],
-}
-"""Keys that people bring from other libraries, and ours. No key is taken by two names: this only serves the answer."""
+MOST_SUGGESTED = 3
+"""Places that a key may have been meant for."""
 NO_SECTION = ("model_type", "model_attributes_type", "dict_type")
 
 
@@ -135,8 +56,7 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
     place, context = _place(tree, error), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            known = _known_keys(root, tree, place[:-1])
-            return place, f"there is no such key.{_ours(str(place[-1]), known)}", ""
+            return place, f"there is no such key.{_hint(root, tree, place)}", ""
         case "missing":
             return place, "this key is required.", ""
         case "invalid_key":
@@ -150,17 +70,52 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
         case "union_tag_invalid":
             known = sorted(tag.strip("' ") for tag in context["expected_tags"].split(","))
             near = did_you_mean(context["tag"], known)
-            return (*place, TAG), f"none is called {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
+            return (*place, TAG), f"there is no kind {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
         case kind:
             message = "should hold keys and values" if kind in NO_SECTION else error["msg"]
             message = message.removeprefix("Value error, ").removeprefix("Input ")
             return place, message, _got(error["input"]) + _quote_it(kind, error["input"])
 
 
-def _ours(name: str, known: Sequence[str]) -> str:
-    """Our name for a key of another library where the section has it, else the nearest one."""
-    ours = [name for name in THEIRS.get(name.lower(), ()) if name.partition(".")[0] in known]
-    return f" Did you mean {' or '.join(map(repr, ours))}?" if ours else did_you_mean(name, known)
+def _hint(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> str:
+    """What may have been meant by a key that is not there, and what is here instead of another library's."""
+    name, known = str(place[-1]), _known_keys(root, tree, place[:-1])
+    ours = [key for key in THEIRS.get(name.lower(), ()) if key.partition(".")[0] in known]
+    remark = next((text for text, key in REMARKS.get(name.lower(), ()) if key is None or key in known), "")
+    ours = ours or ([] if remark else _deeper(root, tree, place))
+    remark = f" {remark}" if remark else ""
+    if ours:
+        return f" Did you mean {' or '.join(map(repr, ours))}?{remark}"
+    return remark or did_you_mean(name, known)
+
+
+def _deeper(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> list[str]:
+    """Keys of this name two sections down, where a key stands at the top: `ppo.kl.coef` for `stages.ppo.kl.coef`."""
+    if len(place) != 1 or not isinstance(place[0], str):
+        return []
+    found = []
+    for outer, section in tree.items():
+        if outer == place[0] or not isinstance(section, Mapping):
+            continue
+        if place[0] in section:
+            found.append((outer, *_only_path(tree, place)))
+            continue
+        for inner, node in section.items():
+            if isinstance(node, Mapping) and place[0] in _known_keys(root, tree, (outer, inner)):
+                found.append((outer, inner, *_only_path(tree, place)))
+    return [".".join(map(str, path)) for path in found[:MOST_SUGGESTED]]
+
+
+def _only_path(tree: Mapping[str, Any], place: Place) -> Iterator[str]:
+    """The key at the top and those below it, as long as each is the only one."""
+    node: Any = tree
+    key = place[0]
+    while True:
+        yield str(key)
+        node = node[key]
+        if not isinstance(node, Mapping) or len(node) != 1:
+            return
+        (key,) = node
 
 
 def _got(value: Any) -> str:

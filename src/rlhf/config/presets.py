@@ -141,7 +141,7 @@ def preset(name: str, overrides: Sequence[str] = ()) -> RecipeConfig:
         overrides: ``key.sub=value`` changes, such as ``stages.sft.model.path=meta-llama/Llama-3.1-8B``.
 
     Raises:
-        ConfigError: No preset is called so, or an override is wrong.
+        ConfigError: There is no such preset, or an override is wrong.
     """
     tree = _recipe(name, look_up(PRESETS, name, kind="preset"))
     return RecipeConfig.of(apply_overrides(tree, overrides), source=f"The preset {name}")

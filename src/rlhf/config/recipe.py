@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from rlhf.config.base import Config, FunctionName, InputPath, apply_overrides, named_things, read_yaml, refusal
 from rlhf.config.complaints import TAG
 from rlhf.config.model import ModelConfig
+from rlhf.config.overrides import blame_overrides
 from rlhf.config.rewards import RewardSpec, RewardSpecs
 from rlhf.config.training import DPOConfig, GRPOConfig, PPOConfig, RewardModelConfig, SamplingConfig, SFTConfig
 from rlhf.errors import ConfigError, did_you_mean
@@ -303,7 +304,7 @@ def _not_earlier(parent: str, name: str, seen: Sequence[str], stages: Mapping[st
     if parent in stages:
         return f"which does not come before it: write `{parent}` above `{name}`."
     hint = did_you_mean(parent, seen) or (f" Earlier stages: {', '.join(seen)}." if seen else " It is the first stage.")
-    return f"but no stage is called so.{hint}"
+    return f"but there is no such stage.{hint}"
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> RecipeConfig:
@@ -312,14 +313,26 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> RecipeConfig
     Raises:
         ConfigError: With every complaint.
     """
-    tree = apply_overrides(read_yaml(path), overrides)
+    written, source = read_yaml(path), str(path)
+
+    def read(tree: Mapping[str, Any]) -> RecipeConfig:
+        return _recipe_of(tree, source)
+
+    tree = apply_overrides(written, overrides)
+    try:
+        return read(tree)
+    except ConfigError as err:
+        raise blame_overrides(err, written, overrides, source=source, read=read) from None
+
+
+def _recipe_of(tree: Mapping[str, Any], source: str) -> RecipeConfig:
     unknown = list(_variable_complaints(tree, ()))
     try:
-        recipe = RecipeConfig.of(_filled_in(tree), source=str(path))
+        recipe = RecipeConfig.of(_filled_in(tree), source=source)
     except ConfigError as err:
         raise ConfigError("\n  ".join([str(err), *unknown])) from None
     if unknown:
-        raise refusal(str(path), unknown)
+        raise refusal(source, unknown)
     return recipe
 
 

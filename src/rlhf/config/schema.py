@@ -28,7 +28,7 @@ def settings_class(kind: str | None) -> type[Config]:
     """The class of a stage kind; the whole recipe's for None.
 
     Raises:
-        UnknownNameError: No stage kind is called so.
+        UnknownNameError: There is no such kind of stage.
     """
     return recipe.RecipeConfig if kind is None else look_up(stage_classes(), kind, kind="stage kind")
 

@@ -21,6 +21,7 @@ from rlhf.data.expand import (
 from rlhf.data.read import ReadOptions, read_or_list_bad_rows
 from rlhf.data.report import bad_row_lines
 from rlhf.data.sources import Source, file_format, source_name
+from rlhf.data.words import counted
 from rlhf.data.write import write_rows
 from rlhf.errors import ConfigError, DataError, look_up
 
@@ -46,7 +47,9 @@ class ConvertReport:
     def to_text(self) -> str:
         """One line, then the bad rows."""
         how = f" ({', '.join(self.steps)})" if self.steps else ""
-        line = f"{self.source}: {self.num_read:,} rows read, {self.num_written:,} written to {self.written}{how}"
+        line = (
+            f"{self.source}: {counted(self.num_read, 'row')} read, {self.num_written:,} written to {self.written}{how}"
+        )
         return "\n".join([line, *bad_row_lines(self.bad_rows)])
 
 
@@ -123,7 +126,7 @@ def run_convert(
         rows = change(rows, chat)
     if not rows:
         raise DataError(
-            f"Nothing is left to write to {out}: {', '.join(steps)} of {num_read} rows of {source_name(source)} gave none."
+            f"Nothing is left to write to {out}: {', '.join(steps)} of {counted(num_read, 'row')} of {source_name(source)} gave none."
         )
     num_written = write_rows(out, rows)
     return ConvertReport(

@@ -116,7 +116,7 @@ class TokenizedDataset(Generic[ItemT]):
         for_testing = set(test)
         train = [number for number in range(len(self)) if number not in for_testing]
         if not train:
-            raise DataError(f"The {len(self)} items have {len(by_prompt)} distinct prompt; a split needs at least two.")
+            raise DataError(f"All items ({len(self):,}) have the same prompt; a split needs at least two.")
         return self._subset(train), self._subset(sorted(test))
 
     def filter_length(self, *, min_tokens: int = 0, max_tokens: int | None = None) -> Self:

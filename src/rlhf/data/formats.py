@@ -30,6 +30,7 @@ from rlhf.data.contracts import (
     UnpairedRow,
 )
 from rlhf.data.prefixes import shared_length
+from rlhf.data.renaming import RENAME, rename_hint
 from rlhf.data.words import describe, listed
 from rlhf.errors import did_you_mean
 
@@ -58,6 +59,15 @@ SHAPES: Mapping[Kind, tuple[str, ...]] = {
 
 COLUMNS = tuple(dict.fromkeys(name for columns in SHAPES.values() for column in columns for name in column.split("|")))
 """Every column that some kind must have."""
+
+COMMONEST = (
+    Kind.COMPLETION, Kind.PREFERENCE, Kind.PROMPT, Kind.MESSAGES, Kind.TEXT, Kind.UNPAIRED, Kind.COMPARISON, Kind.RANKING,
+    Kind.RATING, Kind.STEPWISE,
+)  # fmt: skip
+"""All kinds, the ones that most people have first."""
+
+MOST_KINDS = 5
+"""Kinds whose columns a message spells out."""
 
 HALVES = (("chosen", "rejected"), ("completion_a", "completion_b"))
 """Columns that mean nothing without each other."""
@@ -164,30 +174,42 @@ def detect_kind(
     kind = next((kind for kind, columns in SHAPES.items() if not _missing(cells, columns)), None)
     if kind is not None and (accepts is None or kind in accepts):
         return kind
-    wanted = tuple(accepts or SHAPES)
-    # The nearest kind is the one of whose columns the largest share is there.
-    nearest = max(wanted, key=lambda k: (1 - len(_missing(cells, SHAPES[k])) / len(SHAPES[k]), len(SHAPES[k])))
+    wanted = tuple(accepts or COMMONEST)
+    nearest = max(wanted, key=lambda kind: _nearness(cells, SHAPES[kind]))
     missing = _missing(cells, SHAPES[nearest])
     found = f"columns found: {listed(cells) or 'none'}"
-    if kind is None and len(missing) < len(SHAPES[nearest]):
+    theirs = [name for name in cells if name not in COLUMNS]
+    if kind is None and _nearness(cells, SHAPES[nearest]) > (0, 0):
         hint = did_you_mean(missing[0], [name for name in cells if name not in SHAPES[nearest]])
-        raise RowError(
-            where, f"column {' and '.join(map(repr, missing))} is missing for the kind {nearest}; {found}.{hint}"
-        )
-    shapes = "; ".join(f"{k} ({', '.join(SHAPES[k])})" for k in wanted)
+        raise RowError(where, f"{_are_missing(missing)} for the kind {nearest}; {found}.{hint}")
     if kind is None:
         forgotten = " Is the header line missing?" if header else ""
-        hint = "".join(did_you_mean(name, COLUMNS) for name in list(cells)[:4] if len(name) <= 2 * len("completion"))
+        shapes = "; ".join(f"{k} ({', '.join(SHAPES[k])})" for k in wanted[:MOST_KINDS])
+        others = f"; or {', '.join(wanted[MOST_KINDS:])}" if wanted[MOST_KINDS:] else ""
         raise RowError(
             where,
-            f"no known kind of row has these columns; {found}; wanted {shapes}.{hint} Rename with columns=.{forgotten}",
+            f"no known kind of row has these columns; {found}; wanted {shapes}{others}."
+            f"{rename_hint(theirs, COLUMNS) or RENAME}{forgotten}",
         )
-    lacking = f" {', '.join(map(repr, missing))} is missing for the nearest." if missing else ""
+    others = f" (or {', '.join(k for k in wanted if k is not nearest)})" if len(wanted) > 1 else ""
+    lacking = f"{_are_missing(missing)}: " if missing else ""
     raise RowError(
         where,
-        f"a row of kind {kind} ({found}); wanted {shapes}.{lacking} Rename or drop columns with columns=, "
-        "or convert the file with: rlhf data convert.",
+        f"{lacking}this is a row of kind {kind} ({found}), and rows of kind {nearest}{others} are wanted."
+        f"{rename_hint(theirs, missing) or ' Give other rows, or rename or drop columns with columns=.'}",
     )
+
+
+def _are_missing(columns: Sequence[str]) -> str:
+    names = " and ".join(" or ".join(map(repr, column.split("|"))) for column in columns)
+    return f"column {names} is missing" if len(columns) == 1 else f"columns {names} are missing"
+
+
+def _nearness(cells: Mapping[str, Any], columns: Sequence[str]) -> tuple[float, int]:
+    """Which share of a kind's own columns is there, and how many it has. A prompt, which most kinds have, tells nothing."""
+    own = [column for column in columns if column != "prompt"]
+    there = len(own) - len(_missing(cells, own))
+    return (there / len(own), len(own)) if there else (0, 0)
 
 
 def split_implicit_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:

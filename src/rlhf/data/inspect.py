@@ -35,7 +35,7 @@ from rlhf.data.expand import preferences_of, prompt_key, row_texts
 from rlhf.data.read import NoUsableRowError, ReadOptions, open_rows, read_or_list_bad_rows
 from rlhf.data.report import SHOWN, bad_row_lines
 from rlhf.data.sources import Source, file_format, source_name
-from rlhf.data.words import short
+from rlhf.data.words import counted, short
 from rlhf.data.write import write_rows
 
 if TYPE_CHECKING:
@@ -84,26 +84,28 @@ class CheckReport:
         style = "conversational" if self.conversational else "standard"
         lines = [
             f"{self.source}: {self.format}, {style} {self.kind} rows",
-            f"{self.num_usable:,} of {self.num_rows:,} rows usable",
+            f"{self.num_usable:,} of {counted(self.num_rows, 'row')} usable",
         ]
         if self.columns:
             lines.append("other columns: " + ", ".join(f"{name} ({count:,})" for name, count in self.columns.items()))
         findings = (
-            (self.num_duplicates, "duplicates of an earlier row"),
-            (self.num_identical, "pairs with equal texts (nothing to learn from; left out of training)"),
-            (self.num_ties, "ties (left out of training)"),
-            (self.num_empty_completions, "rows with an empty completion"),
+            (self.num_duplicates, "duplicate", "of an earlier row"),
+            (self.num_identical, "pair", "with equal texts (nothing to learn from; left out of training)"),
+            (self.num_ties, "tie", "(left out of training)"),
+            (self.num_empty_completions, "row", "with an empty completion"),
             (
                 self.num_out_of_turn,
-                "dialogues whose roles are out of order (whether that is right, the chat template decides)",
+                "dialogue",
+                "whose roles are out of order (whether that is right, the chat template decides)",
             ),
-            *((count, f"rows with the unusual role {short(role)}") for role, count in self.odd_roles.items()),
+            *((count, "row", f"with the unusual role {short(role)}") for role, count in self.odd_roles.items()),
             (
                 self.num_prompt_repeated,
-                "rows whose completions repeat the prompt: drop the column prompt with columns=",
+                "row",
+                "whose completions repeat the prompt: drop the column prompt with columns=",
             ),
         )
-        lines += [f"{count:,} {what}" for count, what in findings if count]
+        lines += [f"{counted(count, noun)} {what}" for count, noun, what in findings if count]
         return "\n".join(lines + bad_row_lines(self.bad_rows))
 
 
@@ -156,7 +158,9 @@ class StatsReport:
 
     def to_text(self) -> str:
         """A table of lengths and a few lines."""
-        lines = [f"{self.source}: {self.num_rows:,} {self.kind} rows, {self.num_prompts:,} distinct prompts"]
+        lines = [
+            f"{self.source}: {counted(self.num_rows, f'{self.kind} row')}, {counted(self.num_prompts, 'distinct prompt')}"
+        ]
         for unit, table in (("characters", self.characters), ("tokens", self.tokens)):
             if table:
                 heads = "".join(f"{f'p{cut}':>9}" for cut in PERCENTILES)
@@ -192,7 +196,7 @@ class DedupReport:
         """One line, then the first sets of duplicates."""
         what = "equal" if self.near is None else f"at least {self.near:g} similar"
         end = f", written to {self.written}" if self.written else ""
-        lines = [f"{self.source}: {self.num_kept:,} of {self.num_rows:,} rows kept ({what} rows dropped){end}"]
+        lines = [f"{self.source}: {self.num_kept:,} of {counted(self.num_rows, 'row')} kept ({what} rows dropped){end}"]
         lines += [
             f"  {group[0]} = {', '.join(group[1:4])}{' ...' if len(group) > 4 else ''}" for group in self.groups[:SHOWN]
         ]

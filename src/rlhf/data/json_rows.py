@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,9 +15,12 @@ from rlhf.data.words import listed, printable, short
 from rlhf.errors import DataError
 
 CHUNK_BYTES = 1 << 20
+MOST_BLANK_LINES = 20
+"""Looked through for the first two lines that say something."""
 
 
 def read_jsonl(path: Path, start: int) -> Iterator[RawRow]:
+    _refuse_pretty_json(path)
     with open_bytes(path) as file:
         number = 0
         while line := file.readline(MAX_ROW_BYTES + 1):
@@ -26,6 +30,38 @@ def read_jsonl(path: Path, start: int) -> Iterator[RawRow]:
                 line, size = b"", size + _skip_line(file, line)
             if number > start and (size > MAX_ROW_BYTES or line.strip()):
                 yield RawRow(str(number), number, _decode_line(line, path) if line else Unreadable(_too_long(size)))
+
+
+def _refuse_pretty_json(path: Path) -> None:
+    """Refuse a file that is one array, or whose rows go over several lines: every single line of it would be a bad row."""
+    with open_bytes(path) as file:
+        begin = (file.readline(MAX_ROW_BYTES + 1) for _ in range(MOST_BLANK_LINES))
+        lines = list(islice((line.strip() for line in begin if line.strip()), 3))
+    if not lines or max(map(len, lines)) >= MAX_ROW_BYTES:
+        return  # whoever reads the lines says so
+    first, name = lines[0], printable(path)
+    is_whole, value = _whole(first)
+    if is_whole:
+        if len(lines) == 1 and isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            raise DataError(f"{name} is a JSON array on one line, not one object on each line; name it .json.")
+        return
+    goes_on = len(lines) > 1 and (not _whole(lines[1])[0] or lines[2:] == [b"]"])
+    if first.startswith(b"[") and goes_on:
+        raise DataError(f"{name} is a JSON array over several lines, not one object on each line; name it .json.")
+    if first == b"{" and goes_on:
+        raise DataError(
+            f"{name} holds JSON objects over several lines each, not one on each line; write them anew: jq -c . {name}"
+        )
+
+
+def _whole(line: bytes) -> tuple[bool, Any]:
+    """Whether a line is a JSON value by itself, and that value."""
+    try:
+        return True, decode(line.decode())
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        return False, None
+    except RefusedJsonError:
+        return True, None
 
 
 def _skip_line(file: IO[bytes], line: bytes) -> int:

@@ -10,7 +10,7 @@ from rlhf.data.contracts import BadRow, Kind, Row, RowError
 from rlhf.data.formats import parse_row
 from rlhf.data.raw import RawRow, Unreadable
 from rlhf.data.sources import Part, Source, open_source, source_name
-from rlhf.data.words import listed
+from rlhf.data.words import counted, listed
 from rlhf.errors import ConfigError, DataError, did_you_mean, look_up
 
 OnBadRow = Literal["error", "skip"]
@@ -177,8 +177,9 @@ def read_or_list_bad_rows(source: Source, options: ReadOptions) -> RowTable:
     if table.bad_rows and not may_skip:
         first = " ".join(f"{row.where}: {row.reason}" for row in table.bad_rows[:SHOWN_BAD_ROWS])
         raise DataError(
-            f"{len(table.bad_rows):,} of {len(table) + len(table.bad_rows):,} rows of {source_name(source)} are bad, so "
-            f"nothing was written. {'The first' if len(table.bad_rows) > SHOWN_BAD_ROWS else 'They are'}: {first} Mend them, "
+            f"{len(table.bad_rows):,} of {counted(len(table) + len(table.bad_rows), 'row')} of {source_name(source)} "
+            f"{'is' if len(table.bad_rows) == 1 else 'are'} bad, so "
+            f"nothing was written. {_these(table.bad_rows)}: {first} Mend them, "
             "or leave them out with --skip-bad (on_bad_row='skip'); rlhf data check lists all of them."
         )
     return table
@@ -252,9 +253,15 @@ def _check_made_row(row: Row, where: str, row_id: str, accepts: Sequence[Kind] |
     return row if row.id else replace(row, id=row_id, where=row.where or where)
 
 
+def _these(bad_rows: Sequence[BadRow]) -> str:
+    return "It is" if len(bad_rows) == 1 else "They are" if len(bad_rows) <= SHOWN_BAD_ROWS else "The first"
+
+
 def _nothing_usable(parts: Sequence[Part], bad_rows: Sequence[BadRow]) -> str:
     names = ", ".join(part.where for part in parts if part.where) or "The list of rows"
     if not bad_rows:
         return f"{names} holds no rows; wanted at least one."
     first = bad_rows[0]
+    if len(bad_rows) == 1:
+        return f"{names}: the only row is not usable: {first.where}: {first.reason}"
     return f"{names}: none of the {len(bad_rows):,} rows is usable. The first: {first.where}: {first.reason}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlhf.data.contracts import BadRow, Row
-from rlhf.data.words import listed
+from rlhf.data.words import counted, listed
 
 
 @dataclass(slots=True)
@@ -85,36 +86,73 @@ MOST_COLUMNS = 100
 REASONS = {
     "bad_rows": "bad",
     "dropped_too_long": "too long for max_length or max_prompt_length",
-    "ties": "ties, which prefer nothing",
-    "identical": "pairs of two equal texts",
+    "ties": "without a preference (a tie)",
+    "identical": "with two equal texts",
 }
 """Why a row is left out -> in words."""
 
 
-def nothing_left(name: str, report: TokenizationReport) -> str:
-    """The message for a data set of which no row can be trained on."""
+def left_out(report: TokenizationReport) -> dict[str, int]:
+    """Why rows were left out, in words, and how many; empty where all were used."""
     counts = {
         what: len(report.bad_rows) if key == "bad_rows" else getattr(report, key) for key, what in REASONS.items()
     }
-    reasons = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return {what: count for what, count in counts.items() if count}
+
+
+def nothing_left(name: str, report: TokenizationReport) -> str:
+    """The message for a data set of which no row can be trained on."""
+    reasons = ", ".join(f"{count:,} {what}" for what, count in left_out(report).items())
     first = f" The first bad row: {report.bad_rows[0].where}: {report.bad_rows[0].reason}" if report.bad_rows else ""
     return (
-        f"{name}: no row of the data is left to train on; of {report.num_rows:,} rows {reasons or 'none were usable'}."
+        f"{name}: no row of the data is left to train on; of {counted(report.num_rows, 'row')} {reasons or 'none were usable'}."
         f"{first} Look at it with: rlhf data check"
     )
 
 
 SHOWN = 20
-"""Bad rows that a report's text lists; its ``to_dict`` has all."""
+"""Reasons for bad rows that a report's text lists, each with its rows; its ``to_dict`` has all."""
+
+SHOWN_RUNS = 8
+"""Places, or ranges of them, that are listed for one reason."""
+
+NUMBERED = re.compile(r"(?P<name>(?s:.*?))(?P<number>\d+)")
+"""What ends in a number, as the place of a row in a file does."""
 
 
 def bad_row_lines(bad_rows: Sequence[BadRow]) -> list[str]:
-    """A heading and the first bad rows, each with place and reason; nothing where there is none."""
+    """A heading and the bad rows, those of one reason on one line; nothing where there is none."""
     if not bad_rows:
         return []
-    lines = [f"{len(bad_rows):,} bad row{'s' if len(bad_rows) > 1 else ''}:"] + [
-        f"  {row.where}: {row.reason}" for row in bad_rows[:SHOWN]
-    ]
-    if len(bad_rows) > SHOWN:
-        lines.append(f"  ... and {len(bad_rows) - SHOWN:,} more")
+    by_reason: dict[str, list[str]] = {}
+    for row in bad_rows:
+        by_reason.setdefault(row.reason, []).append(row.where)
+    lines = [f"{len(bad_rows):,} bad row{'s' if len(bad_rows) > 1 else ''}:"]
+    lines += [f"  {places(wheres)}: {reason}" for reason, wheres in list(by_reason.items())[:SHOWN]]
+    if len(by_reason) > SHOWN:
+        rest = sum(map(len, list(by_reason.values())[SHOWN:]))
+        lines.append(f"  ... and {rest:,} more")
     return lines
+
+
+def places(wheres: Sequence[str]) -> str:
+    """Places of rows on one line, neighbours joined: ``d.jsonl:1-60, 75 (61 rows)``."""
+    if len(wheres) == 1:
+        return wheres[0]
+    runs: list[tuple[str, int, int]] = []
+    for where in wheres:
+        found = NUMBERED.fullmatch(where)
+        if found is None:  # rows made in memory may be called anything
+            return (
+                f"{', '.join(wheres[:SHOWN_RUNS])}{' ...' if len(wheres) > SHOWN_RUNS else ''} ({len(wheres):,} rows)"
+            )
+        name, number = found["name"], int(found["number"])
+        if runs and runs[-1][0] == name and runs[-1][2] == number - 1:
+            runs[-1] = (name, runs[-1][1], number)
+        else:
+            runs.append((name, number, number))
+    shown = [
+        f"{name if place == 0 or runs[place - 1][0] != name else ''}{first}{f'-{last}' if last > first else ''}"
+        for place, (name, first, last) in enumerate(runs[:SHOWN_RUNS])
+    ]
+    return f"{', '.join(shown)}{' ...' if len(runs) > SHOWN_RUNS else ''} ({len(wheres):,} rows)"

@@ -22,7 +22,7 @@ from rlhf.data.readers import FileFormat, read_file
 from rlhf.data.saved import is_saved_dataset, saved_files
 from rlhf.data.stamps import Watched, look, sha_of_text
 from rlhf.data.words import describe, listed, one_line, printable
-from rlhf.errors import DataError, did_you_mean
+from rlhf.errors import DataError, did_you_mean_file
 
 SUFFIXES: Mapping[str, FileFormat] = {
     ".jsonl": FileFormat.JSONL,
@@ -174,7 +174,7 @@ def _open_path(name: str, split: str | None, subset: str | None, streaming: bool
         raise DataError(f"{printable(path)} is a link to {printable(os.readlink(path))}, which does not exist.")
     if _looks_like_path(name) or name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.isprintable():
         siblings = [entry.name for entry in _entries(path.parent)] if look(path.parent) else []
-        raise DataError(f"There is no file or folder {printable(name)}.{did_you_mean(path.name, siblings)}")
+        raise DataError(f"There is no file or folder {printable(name)}.{did_you_mean_file(path.name, siblings)}")
     return [_hub_part(name, split or "train", subset, streaming)]
 
 

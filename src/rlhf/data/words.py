@@ -56,6 +56,11 @@ def listed(names: Iterable[Any]) -> str:
     return f"{shown} and {len(known) - MOST_NAMES:,} more" if len(known) > MOST_NAMES else shown
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 row``, ``2,500 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def one_line(error: BaseException | str, most: int = 200) -> str:
     """Another library's message without its line breaks, its tail if it is long, and its full stop."""
     text = _escaped(" ".join(str(error).split())).removesuffix(".") or type(error).__name__

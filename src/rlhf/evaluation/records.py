@@ -165,7 +165,9 @@ class Evaluation:
     def headline(self) -> str:
         """One line for people."""
         gold, kl = self.changes["gold"], self.kl.k1
-        distance = f"KL {kl.value:.2f} nats/sequence" if kl.measured else f"KL not measured ({kl.reason})"
+        distance = (
+            f"KL {round(kl.value, 2) + 0.0:.2f} nats/sequence" if kl.measured else f"KL not measured ({kl.reason})"
+        )
         rate = self.win_rate
         return (
             f"win rate {rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}] on {rate.num_prompts} prompts, judge's score "

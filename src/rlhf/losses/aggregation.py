@@ -33,8 +33,11 @@ def token_mean(losses: Tensor, *, num_tokens: int) -> Tensor:
 def sequence_mean(losses: Tensor, score_seq: Tensor, *, num_sequences: int) -> Tensor:
     """This part's share of the mean over sequences of each one's token mean: every completion weighs the same.
 
-    A token of a long completion weighs less than one of a short completion. A sequence without scored tokens adds 0 and
-    still counts if ``num_sequences`` counts it. A sequence must lie in one part as a whole.
+    A token of a long completion weighs less than one of a short completion: GRPO's bias by length. With one advantage
+    per completion, a wrong one of twice the length is pushed down half as hard at each token, so wrong answers grow;
+    ``token_mean`` and ``constant_mean`` are free of it (Liu et al. 2025, section 3.1, arXiv:2503.20783). A sequence
+    without scored tokens adds 0 and still counts if ``num_sequences`` counts it. A sequence must lie in one part as a
+    whole.
 
     Source: Shao et al. 2024 (GRPO), eq. 3, arXiv:2402.03300.
 

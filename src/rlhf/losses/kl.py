@@ -80,6 +80,20 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return torch.expm1(bounded) - bounded + math.expm1(K3_LINEAR_ABOVE) * F.relu(excess - K3_LINEAR_ABOVE)
 
 
+@torch.no_grad()
+def kl_overflows(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Which tokens k3 is a straight line at, since its exponential would overflow: worth a metric, which should be 0.
+
+    Args:
+        logprobs: [M] policy, nats.
+        ref_logprobs: [M] reference, nats.
+
+    Returns:
+        bool [M]. Sum it over micro-batches.
+    """
+    return -kl_k1(logprobs, ref_logprobs) > K3_LINEAR_ABOVE
+
+
 def kl_abs(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Absolute log-ratio.
 

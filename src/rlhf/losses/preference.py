@@ -1,13 +1,20 @@
-"""Losses on pairs of a chosen and a rejected completion. P is the number of pairs.
+"""Losses on the margin between a chosen and a rejected completion. P is the number of pairs.
 
 Log-probabilities are those of whole completions, in nats, summed over their scored tokens: ``segment_sum(logprobs,
-score_seq, num_sequences)``. Only those of the policy carry a gradient.
+score_seq, num_sequences)``. Only those of the policy carry a gradient. All pair losses take the same four tensors in the
+same order; what the losses of this file see of them is one number per pair, the margin:
+
+    margin = (chosen - ref_chosen) - (rejected - ref_rejected)
+
+Reference-free: give zeros for the reference. With another divergence than reverse KL: ``divergences``. Losses that also
+hold each side by itself: ``anchored``; that compare the pairs of a step with each other: ``transport``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -120,12 +127,171 @@ def ipo_loss(
     return (chosen - rejected - 1 / (2 * beta)).square()
 
 
-PREFERENCE_LOSSES: dict[str, Callable[..., Tensor]] = {
-    "sigmoid": dpo_loss,
-    "hinge": dpo_hinge_loss,
-    "ipo": ipo_loss,
-}
-"""Losses that share ``dpo_loss``'s four tensors and ``beta``, by the name a recipe uses."""
+def length_normalised_dpo_loss(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    ref_chosen_logprobs: Tensor,
+    ref_rejected_logprobs: Tensor,
+    *,
+    beta: float,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """DPO on log-ratios per token: a long completion has no larger say than a short one.
+
+        margin = (chosen - ref_chosen) / chosen_length - (rejected - ref_rejected) / rejected_length
+        loss   = as ``dpo_loss``
+
+    A margin per token is smaller than one per completion by its length, so beta is larger by as much: 5 in the source,
+    where DPO on sums has 0.1.
+
+    Source: Lambert et al. 2024 (Tulu 3), section 5, arXiv:2411.15124.
+
+    Args:
+        chosen_logprobs: [P] nats, summed over the completion's tokens.
+        rejected_logprobs: [P].
+        ref_chosen_logprobs: [P].
+        ref_rejected_logprobs: [P].
+        beta: Strength of the pull towards the reference, per nat per token.
+        chosen_lengths: [P] scored tokens of the chosen completion, at least 1.
+        rejected_lengths: [P] the same for the rejected completion.
+        label_smoothing: As in ``dpo_loss``.
+
+    Returns:
+        [P] loss per pair. The caller reduces.
+    """
+    check_same_shape(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs)
+    check_same_shape(chosen_logprobs, chosen_lengths, rejected_lengths)
+    return dpo_loss(
+        chosen_logprobs / chosen_lengths,
+        rejected_logprobs / rejected_lengths,
+        ref_chosen_logprobs / chosen_lengths,
+        ref_rejected_logprobs / rejected_lengths,
+        beta=beta,
+        label_smoothing=label_smoothing,
+    )
+
+
+def robust_dpo_loss(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    ref_chosen_logprobs: Tensor,
+    ref_rejected_logprobs: Tensor,
+    *,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """DPO with the effect of wrong labels taken out: its mean over noisy labels is DPO's over the true ones.
+
+        loss = (-(1 - s) log sigmoid(beta margin) + s log sigmoid(-beta margin)) / (1 - 2 s)
+
+    Where ``dpo_loss`` with smoothing stops at the margin that the noise allows, this one goes on, and is not bounded
+    from below: a pair won by far has a loss that falls by s / (1 - 2 s) per nat of beta margin.
+
+    Source: Chowdhury et al. 2024, section 3, arXiv:2403.00409.
+
+    Args:
+        chosen_logprobs: [P] nats, summed over the completion's tokens.
+        rejected_logprobs: [P].
+        ref_chosen_logprobs: [P].
+        ref_rejected_logprobs: [P].
+        beta: As in ``dpo_loss``.
+        label_smoothing: Share of labels that are the wrong way round, s, in [0, 0.5).
+
+    Returns:
+        [P] loss per pair. The caller reduces.
+
+    Raises:
+        ConfigError: ``label_smoothing`` is outside [0, 0.5): at half, labels say nothing.
+    """
+    if not 0 <= label_smoothing < 0.5:
+        raise ConfigError(f"robust_dpo_loss needs a label_smoothing from 0 to below 0.5; got {label_smoothing}.")
+    logits = beta * _margin(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs)
+    noisy = -(1 - label_smoothing) * F.logsigmoid(logits) + label_smoothing * F.logsigmoid(-logits)
+    return noisy / (1 - 2 * label_smoothing)
+
+
+def exo_loss(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    ref_chosen_logprobs: Tensor,
+    ref_rejected_logprobs: Tensor,
+    *,
+    beta: float,
+    label_smoothing: float = 1e-3,
+) -> Tensor:
+    """EXO for pairs: reverse KL between the policy's and the annotator's choice, where DPO has forward KL.
+
+        q = sigmoid(beta margin);  loss = q log(q / (1 - s)) + (1 - q) log((1 - q) / s)
+
+    The annotator prefers the chosen completion with probability 1 - s. The loss is 0 where the policy does so too.
+    Beware: being mode-seeking, a pair that is lost by far has hardly any gradient.
+
+    Source: Ji et al. 2024, eq. 16, arXiv:2402.00856.
+
+    Args:
+        chosen_logprobs: [P] nats, summed over the completion's tokens.
+        rejected_logprobs: [P].
+        ref_chosen_logprobs: [P].
+        ref_rejected_logprobs: [P].
+        beta: As in ``dpo_loss``.
+        label_smoothing: s, in (0, 0.5); 0 would ask for an infinite margin at an infinite loss.
+
+    Returns:
+        [P] loss per pair. The caller reduces.
+
+    Raises:
+        ConfigError: ``label_smoothing`` is outside (0, 0.5).
+    """
+    if not 0 < label_smoothing < 0.5:
+        raise ConfigError(f"exo_loss needs a label_smoothing above 0 and below 0.5; got {label_smoothing}.")
+    logits = beta * _margin(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs)
+    won = logits.sigmoid() * (F.logsigmoid(logits) - math.log1p(-label_smoothing))
+    lost = (-logits).sigmoid() * (F.logsigmoid(-logits) - math.log(label_smoothing))
+    return won + lost
+
+
+def discopop_loss(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    ref_chosen_logprobs: Tensor,
+    ref_rejected_logprobs: Tensor,
+    *,
+    beta: float,
+    tau: float = 0.05,
+) -> Tensor:
+    """Log-ratio modulated loss, found by a language model that searched for loss functions.
+
+        x = beta margin,  w = sigmoid(x / tau)
+        loss = -(1 - w) log sigmoid(x) + w exp(-x)
+
+    DPO's loss where the pair is lost, an exponential where it is won. It is not convex: at the usual tau it has a minimum
+    at x = -0.12 and a maximum at 0.07, so a policy that is its reference is first pushed to lose its pairs by a little,
+    and only pairs above the maximum go on to be won. The product w exp(-x) is computed in one exponential: exp(-x) alone
+    overflows where w makes up for it.
+
+    Source: Lu et al. 2024, eq. 5, arXiv:2406.08414.
+
+    Args:
+        chosen_logprobs: [P] nats, summed over the completion's tokens.
+        rejected_logprobs: [P].
+        ref_chosen_logprobs: [P].
+        ref_rejected_logprobs: [P].
+        beta: As in ``dpo_loss``.
+        tau: How sharply the two parts are told apart, in nats times beta, in (0, 1].
+
+    Returns:
+        [P] loss per pair. The caller reduces.
+
+    Raises:
+        ConfigError: ``tau`` is outside (0, 1]; above 1 the loss of a lost pair would grow exponentially.
+    """
+    if not 0 < tau <= 1:
+        raise ConfigError(f"discopop_loss needs a tau above 0 and at most 1; got {tau}.")
+    logits = beta * _margin(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs)
+    logistic = -(-logits / tau).sigmoid() * F.logsigmoid(logits)
+    return logistic + torch.exp(F.logsigmoid(logits / tau) - logits)
 
 
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> Tensor:

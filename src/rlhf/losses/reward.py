@@ -1,4 +1,8 @@
-"""Losses of reward models: scores of whole completions, compared. P is the number of pairs."""
+"""Losses of reward models: scores of whole completions, compared or judged one by one.
+
+[P] pairs, [S] completions. Ties and preferences of several strengths are in ``ties``, orders of more than two
+completions in ``rankings``, steps of a solution in ``process``.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,9 @@ def bradley_terry_loss(
     with d negated, and its margin is asked for the other way round. Without a margin the minimum lies at d = log((1 -
     s) / s), so a label that is sure to three quarters asks for a difference of log 3 and no more.
 
+    A margin is given, not learned: the loss falls with it without end, so one that carries a gradient would shrink to
+    nothing. ``graded_loss`` learns margins.
+
     Sources: Bradley and Terry 1952; as a loss on language-model scores: Ouyang et al. 2022, eq. 1, arXiv:2203.02155;
     margin: Touvron et al. 2023 (Llama 2), eq. 2, arXiv:2307.09288.
 
@@ -31,8 +38,8 @@ def bradley_terry_loss(
         chosen_scores: [P] score of the preferred completion.
         rejected_scores: [P].
         margin: [P] by how much the chosen one should win, in units of the score; None for 0.
-        label_smoothing: Probability that a label is the wrong way round, in [0, 0.5]: one for all pairs, or [P] with
-            1 - confidence of the annotator.
+        label_smoothing: Probability that a label is the wrong way round, in [0, 0.5]: one for all pairs, or [P] such
+            as ``label_noise`` makes of annotators' confidence.
 
     Returns:
         [P] loss per pair. The caller reduces.
@@ -46,6 +53,96 @@ def bradley_terry_loss(
         check_same_shape(difference, label_smoothing)
     kept, swapped = F.logsigmoid(difference - margin), F.logsigmoid(-difference - margin)
     return -(1 - label_smoothing) * kept - label_smoothing * swapped
+
+
+def label_noise(confidence: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Probability that each label is the wrong way round, from how sure its annotator was.
+
+        g = (1 - confidence) / 2                who is not sure at all has tossed a coin
+        s (1 - g) + (1 - s) g                   wrong by one cause and not put right by the other
+
+    The loss's soft label is one minus this. Confidence 0 gives 1/2, where ``bradley_terry_loss`` teaches nothing but
+    equal scores. Taking 1 - confidence itself would train unsure pairs the other way round.
+
+    Args:
+        confidence: [P] in [0, 1]: 0 for a guess, 1 for certainty.
+        label_smoothing: s, share of labels that are wrong however sure the annotator was, in [0, 0.5].
+
+    Returns:
+        [P] in [label_smoothing, 0.5], for ``bradley_terry_loss(label_smoothing=...)``.
+    """
+    guessed_wrong = (1 - confidence) / 2
+    return label_smoothing * (1 - guessed_wrong) + (1 - label_smoothing) * guessed_wrong
+
+
+def hinge_margin_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, margin: float | Tensor = 1.0) -> Tensor:
+    """What is missing of the margin by which each chosen completion should lead.
+
+        max(0, margin - (chosen - rejected))
+
+    A pair that keeps its margin teaches nothing, and all that miss theirs pull alike. The size of the margin sets the
+    scale of the scores.
+
+    Source: Herbrich, Graepel and Obermayer 2000, "Large margin rank boundaries for ordinal regression".
+
+    Args:
+        chosen_scores: [P] score of the preferred completion.
+        rejected_scores: [P].
+        margin: Above 0, in units of the score: one for all pairs, or [P].
+
+    Returns:
+        [P] loss per pair. The caller reduces.
+    """
+    check_same_shape(chosen_scores, rejected_scores)
+    if isinstance(margin, Tensor):
+        check_same_shape(chosen_scores, margin)
+    return F.relu(margin - (chosen_scores - rejected_scores))
+
+
+def rating_loss(scores: Tensor, ratings: Tensor) -> Tensor:
+    """Squared error of each score against a rating, so that scores keep the raters' scale.
+
+        (score - rating)^2
+
+    Its minimum is the mean of the ratings that a completion would get, where the raters differ.
+
+    Source: regression reward models: Wang et al. 2024 (HelpSteer2), arXiv:2406.08673.
+
+    Args:
+        scores: [S].
+        ratings: [S] in the units that scores are to have.
+
+    Returns:
+        [S] loss per completion. The caller reduces.
+    """
+    check_same_shape(scores, ratings)
+    return (scores - ratings).square()
+
+
+def binary_loss(
+    scores: Tensor, labels: Tensor, *, label_smoothing: float = 0.0, negative_weight: float = 1.0
+) -> Tensor:
+    """Cross-entropy of each score, read as the log-odds of "good", against a label.
+
+        -y log sigmoid(score) - w (1 - y) log sigmoid(-score),   y = (1 - s) label + s (1 - label)
+
+    Without a weight and smoothing its minimum is the log-odds of the label's mean, so sigmoid(score) is a probability.
+    A weight other than 1 shifts all scores by -log w.
+
+    Sources: logistic regression; as outcome reward model of whole solutions: Uesato et al. 2022, arXiv:2211.14275.
+
+    Args:
+        scores: [S] log-odds.
+        labels: [S] floats in [0, 1]: 1 good, 0 bad, between them a probability.
+        label_smoothing: s, probability that a label is wrong, in [0, 0.5].
+        negative_weight: w, above 0; more than 1 where bad ones are rare and must not be missed.
+
+    Returns:
+        [S] loss per completion. The caller reduces.
+    """
+    check_same_shape(scores, labels)
+    good = label_smoothing + (1 - 2 * label_smoothing) * labels.to(scores.dtype)
+    return -good * F.logsigmoid(scores) - negative_weight * (1 - good) * F.logsigmoid(-scores)
 
 
 def centring_penalty(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:

@@ -51,6 +51,19 @@ def save_weights(model: Any, folder: Path) -> None:
         _make_saveable(model)
     with quiet():
         model.save_pretrained(folder)
+    _put_in_order(folder / "adapter_config.json")
+
+
+def _put_in_order(path: Path) -> None:
+    """peft lists layers in the order of a set, another one in each process; the same adapter should be the same bytes."""
+    if path.is_file():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        ordered = {key: sorted(value) if _are_names(value) else value for key, value in settings.items()}
+        path.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 @contextlib.contextmanager

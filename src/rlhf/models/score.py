@@ -157,9 +157,10 @@ def check_batch(model: PreTrainedModel, batch: PackedBatch) -> None:
     sequence, length, lowest, highest = known
     limit, vocabulary = context_length(model), int(model.config.get_text_config().vocab_size)
     if limit is not None and length > limit:
+        name = f"Row {batch.ids[int(batch.group[sequence])]!r}" if batch.ids else f"Sequence {sequence} of a batch"
         raise DataError(
-            f"Sequence {sequence} of a batch has {length} tokens, but the model was made for {limit}. Set max_length: {limit}, "
-            f"with a truncation other than `error`."
+            f"{name} has {length} tokens, but the model was made for {limit}. Set max_length: {limit}, with a truncation other "
+            "than `error`."
         )
     if lowest < 0 or highest >= vocabulary:
         raise DataError(

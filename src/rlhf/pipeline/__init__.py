@@ -8,10 +8,11 @@ previous    what was made before, moved aside until nobody needs it
 lock        one process to a run folder
 memory      what to lower when memory runs out
 manifest    what a run writes about itself
-runs        run folders from outside: list, show, diff, prune
+runs        run folders from outside: list, show, diff, prune; models, which lie in one
 lineage     from any file back to data files and recipe
 report      report.html, from the run folder alone
-api         ``RLHFConfig`` and ``RLHFTrainer``, the few-line face
+api         ``RLHFConfig`` and ``RLHFTrainer``, the few-line face; held_out, the prompts that it keeps from training
+words       numbers in a sentence
 """
 
 from __future__ import annotations

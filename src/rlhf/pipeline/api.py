@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 from rich.console import Console
@@ -23,9 +23,20 @@ from rlhf.config.base import Config, read_yaml
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.errors import ConfigError
 from rlhf.pipeline.artifacts import Artifact
+from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
 from rlhf.pipeline.run import Pipeline
 
+T = TypeVar("T", bound=Config)
 
+
+def _explained(config: type[T]) -> type[T]:
+    """The same class, what its fields mean in its docstring: ``help`` shows no more of a pydantic model than that."""
+    fields = [f"    {name}: {field.description}" for name, field in config.model_fields.items()]
+    config.__doc__ = "\n".join([config.__doc__ or "", "", "Args:", *fields])
+    return config
+
+
+@_explained
 class RLHFConfig(Config):
     """What most runs need to say; everything else keeps the defaults of its stage."""
 
@@ -38,7 +49,11 @@ class RLHFConfig(Config):
     reward_dataset: str | None = None
     """Preference pairs, for `train_reward_model` and `train_dpo`."""
     prompt_dataset: str | None = None
-    """Prompts for `train_ppo`, `train_grpo` and `evaluate`; those of `reward_dataset` by default."""
+    """Prompts for `train_ppo` and `train_grpo`; those of `reward_dataset` by default."""
+    eval_prompts: str | None = None
+    """Prompts for `evaluate` that no stage trains on; by default some of `prompt_dataset` are held out for it."""
+    eval_prompts_frac: float = Field(0.1, ge=0, lt=1)
+    """Share of the prompts that is held out for `evaluate` where there are no `eval_prompts`; the policy's stages don't see them."""
     learning_rate: float = Field(1.41e-5, gt=0)
     """Of the policy in PPO, GRPO and DPO."""
     sft_learning_rate: float = Field(2e-5, gt=0)
@@ -181,7 +196,7 @@ class RLHFTrainer:
             {
                 "kind": "dpo",
                 "model": self._start(),
-                "data": self._needed("reward_dataset", "train_dpo"),
+                "data": self._pairs("train_dpo"),
                 "learning_rate": config.learning_rate,
                 "beta": config.beta,
                 "eval_frac": config.eval_frac,
@@ -190,11 +205,16 @@ class RLHFTrainer:
             },
         )
 
-    def evaluate(self, *, judge: Any = None, **settings: Any) -> dict[str, Any]:
-        """Compare the newest policy with where it started; the judge is the reward model unless another is given.
+    def evaluate(self, *, judge: Any = None, **settings: Any) -> Artifact:
+        """Compare the newest policy with where it started, on prompts that no call trained it on.
 
-        A reward model that judges the policy trained against it flatters it; give an independent ``judge`` where there
-        is one.
+        The judge is the reward model unless another is given. A reward model that judges the policy trained against it
+        flatters it, and console and report say so; give an independent ``judge`` where there is one. They say so too where
+        prompts could not be held out: those that ``train_ppo`` was given as ``prompts=...``, or in a file that is neither JSON
+        nor JSONL.
+
+        Returns:
+            The stage's record; ``metrics["win_rate"]`` and the like are numbers, ``headline`` is a line.
         """
         newest = self._newest_policy()
         if newest is None:
@@ -203,20 +223,19 @@ class RLHFTrainer:
             )
         if judge is None and "reward" not in self.stages:
             raise ConfigError("evaluate needs a judge: call train_reward_model first, or give judge=... .")
-        artifact = self._run(
+        return self._run(
             "evaluate",
             {
                 "kind": "evaluate",
                 "policy": f"stage:{newest}",
                 "baseline": self.stages[newest]["model"],
-                "prompts": self._prompts("evaluate"),
+                "prompts": self._held_out_prompts(),
                 "judge": judge if judge is not None else "stage:reward",
                 "sampling": {"max_new_tokens": self.config.max_new_tokens},
                 "limit": 200,
                 **settings,
             },
         )
-        return dict(artifact.metrics)
 
     def _run(self, name: str, stage: dict[str, Any]) -> Artifact:
         stages = {**self.stages, name: stage}
@@ -227,7 +246,7 @@ class RLHFTrainer:
             "stages": _in_order(stages),
         }
         pipeline = Pipeline(RecipeConfig.of(tree, source="RLHFConfig"), console=self.console)
-        pipeline.run(only_for=name)
+        pipeline.run(only_for=name, brief=True)
         self.stages = stages  # only now: a refused call leaves the others as they were
         return pipeline.artifacts[name]
 
@@ -244,7 +263,32 @@ class RLHFTrainer:
         return "stage:sft" if "sft" in self.stages else self.config.model_name
 
     def _prompts(self, call: str) -> str:
+        """What the policy is asked in training."""
+        source = self._all_prompts(call)
+        split = self._split(source)
+        return str(split.training) if split is not None else source
+
+    def _pairs(self, call: str) -> str:
+        """What the policy learns from directly: without the prompts that it will be measured on, where those are among them."""
+        source = self._needed("reward_dataset", call)
+        split = self._split(source) if self.config.prompt_dataset in (None, source) else None
+        return str(split.training) if split is not None else source
+
+    def _held_out_prompts(self) -> str:
+        if self.config.eval_prompts is not None:
+            return self.config.eval_prompts
+        source = self._all_prompts("evaluate")
+        split = self._split(source)
+        return str(split.held_out) if split is not None else source
+
+    def _all_prompts(self, call: str) -> str:
         return self.config.prompt_dataset or self._needed("reward_dataset", call)
+
+    def _split(self, source: str) -> Split | None:
+        config = self.config
+        if config.eval_prompts is not None:
+            return None
+        return split_by_prompt(source, self.run_dir / FOLDER, frac=config.eval_prompts_frac, seed=config.seed)
 
     def _needed(self, field: str, call: str) -> str:
         value: str | None = getattr(self.config, field)

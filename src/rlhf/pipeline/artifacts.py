@@ -22,7 +22,8 @@ from rlhf.errors import DataError
 from rlhf.files import sha256, write_json
 from rlhf.models.checks import ADAPTER_FILE
 from rlhf.models.sources import EMBEDDED, embedded_folder
-from rlhf.pipeline.code import code_of_stage, is_own_function, source_of_function
+from rlhf.pipeline.code import code_of_stage, files_of_function, is_own_function, source_of_function
+from rlhf.pipeline.words import counted
 from rlhf.training.loop import FREE_TO_CHANGE
 
 RECORD = "artifact.json"
@@ -51,7 +52,7 @@ class MadeFrom:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Artifact:
     """The record of a finished stage. Fields with defaults are absent from records of older versions."""
 
@@ -80,6 +81,10 @@ class Artifact:
     """When, in UTC."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the packages that decide results."""
+
+    def __repr__(self) -> str:
+        held = f"{counted(len(self.metrics), 'metric')}, {counted(len(self.files), 'file')}"
+        return f"Artifact({self.stage!r}, {self.headline!r}, {self.seconds:.0f} s, {held})"
 
     @property
     def made_from(self) -> MadeFrom | None:
@@ -158,7 +163,7 @@ def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeF
         parents[place] = f"{STAGE_INPUT}{parent}{'/' + file if file else ''}@{keys[parent]}"
     for place, path in local_inputs(stage):
         try:
-            parents[place] = f"{path}@{content_hash(path)}"
+            parents[place] = f"{path.absolute()}@{content_hash(path)}"
         except OSError as err:
             raise DataError(
                 f"stages.{name}.{place} names {path}, and {err.filename or path} can't be read: {err.strerror or err}. Give "
@@ -173,6 +178,9 @@ def local_inputs(stage: Config) -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     for place, text, names in named_things(stage):
         path = _local_file(text, names)
+        if names is Names.FUNCTION and path is not None:
+            helpers = [file for file in files_of_function(text) if file != path.resolve()]
+            found += [(f"{'.'.join(place)}.imports.{number}", file) for number, file in enumerate(helpers)]
         if path is not None:
             found.append((".".join(place), path))
             found += [(f"{'.'.join(place)}.base", base) for base in _bases(path)]
@@ -220,6 +228,15 @@ def _file_hash(path: Path) -> str:
 @cache
 def _hash_of(path: str, *look: int) -> str:
     return sha256(path)
+
+
+def plain_numbers(value: Any) -> Any:
+    """The same with Python's own numbers in the place of numpy's and torch's, inside mappings and lists too."""
+    if isinstance(value, Mapping):
+        return {name: plain_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_numbers(inner) for inner in value]
+    return value.item() if hasattr(value, "item") else value
 
 
 def stage_files(folder: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from rlhf.config.base import Config, Names, named_things
 
 ROOT = Path(rlhf.__file__).parent
 PACKAGE = rlhf.__name__
+INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+"""Where Python and packages lie that somebody installed."""
 DECIDES_NOTHING = (
     "config/",
     "errors.py",
@@ -80,6 +83,46 @@ def source_of_function(text: str) -> Path | None:
     except (ImportError, ValueError):
         return None  # whoever calls the function will say so
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+def files_of_function(text: str) -> list[Path]:
+    """``source_of_function``, and what it imports from its own folder or its own package, at any depth: all of it decides.
+
+    What comes from the standard library and installed packages is told by their versions.
+    """
+    first = source_of_function(text)
+    found: list[Path] = []
+    waiting = [first.resolve()] if first is not None else []
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.append(file)
+            waiting += [] if any(file.is_relative_to(place) for place in INSTALLED) else _neighbours(file)
+    return sorted(found)
+
+
+def _neighbours(file: Path) -> Iterator[Path]:
+    """Modules beside a file that it imports, by absolute name or relative to itself."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    except (OSError, ValueError, SyntaxError):
+        return  # whoever calls the function will say so
+    top = file.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    for node in ast.walk(tree):
+        names: list[tuple[Path, str]] = []
+        if isinstance(node, ast.Import):
+            names = [(top, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = top if node.level == 0 else file.parent.joinpath(*[".."] * (node.level - 1))
+            module = node.module or ""
+            names = [(base, module)] if module else []
+            names += [(base, f"{module}.{alias.name}".lstrip(".")) for alias in node.names]
+        for base, name in names:
+            path = base.joinpath(*name.split("."))
+            candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+            yield from (candidate.resolve() for candidate in candidates if candidate.is_file())
 
 
 @cache

@@ -20,6 +20,7 @@ from rlhf.files import sha256
 from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started, content_hash
 from rlhf.pipeline.previous import ENTRY, previous_of
 from rlhf.pipeline.runs import run_folders
+from rlhf.pipeline.words import counted
 
 WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -176,7 +177,7 @@ def _stage(run: Path, folder: Path, artifact: Artifact, *, place: str = "", told
     told[artifact.key] = state = State.CHANGED if changed else State.SAME
     about = [artifact.kind, f"finished {artifact.finished}" if artifact.finished else artifact.headline]
     about += [f"rlhf {artifact.versions['rlhf']}" if "rlhf" in artifact.versions else ""]
-    about += [f"changed: {', '.join(changed[:3])}" if changed else f"{len(artifact.files)} files"]
+    about += [f"changed: {', '.join(changed[:3])}" if changed else counted(len(artifact.files), "file")]
     origins = [
         _parent(run, place, parent, contents=artifact.contents, told=told) for place, parent in artifact.parents.items()
     ]

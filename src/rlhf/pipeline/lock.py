@@ -34,8 +34,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     Raises:
         RunBusyError: Another live process has it; names it.
     """
-    with (run_dir / FILE).open("a+", encoding="utf-8") as file:
-        _acquire(file, run_dir)
+    with _opened(run_dir) as file:
         file.seek(0)
         file.truncate()
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time(), "command": _command()}
@@ -46,6 +45,22 @@ def locked(run_dir: Path) -> Iterator[None]:
         finally:
             file.seek(0)
             file.truncate()
+
+
+@contextmanager
+def _opened(run_dir: Path) -> Iterator[IO[str]]:
+    """The lock's file, locked; opened anew where somebody removed the run between opening and locking."""
+    while True:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with (run_dir / FILE).open("a+", encoding="utf-8") as file:
+            _acquire(file, run_dir)
+            try:
+                is_there = os.path.samestat(os.fstat(file.fileno()), os.stat(run_dir / FILE))
+            except FileNotFoundError:
+                is_there = False
+            if is_there:
+                yield file
+                return
 
 
 def is_locked(run_dir: Path) -> bool:
@@ -73,7 +88,12 @@ def _acquire(file: IO[str], run_dir: Path) -> None:
                 time.sleep(0.05)
         else:
             return
-    raise RunBusyError(
+    raise RunBusyError(busy(run_dir))
+
+
+def busy(run_dir: Path) -> str:
+    """What to tell whoever finds a run folder locked."""
+    return (
         f"{run_dir} is in use by {_described(_owner(run_dir))}. Wait for it or end it; or give this run another name=."
     )
 

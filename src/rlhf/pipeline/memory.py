@@ -67,7 +67,7 @@ def _lower_activations(stage: Any) -> Iterator[str]:
     tokens = getattr(stage, "tokens_per_microbatch", None)
     if tokens is not None and tokens > SMALLEST_MICROBATCH:
         lower = max(SMALLEST_MICROBATCH, tokens // 4)
-        yield f"tokens_per_microbatch={lower}    (is {tokens}; changes no result, and goes on from the last checkpoint)"
+        yield f"tokens_per_microbatch={lower}    (is {tokens}; changes no result beyond rounding, and goes on from the last checkpoint)"
     model = getattr(stage, "model", None)
     if tokens is not None and isinstance(model, ModelConfig) and not model.gradient_checkpointing:
         yield "model.gradient_checkpointing=true    (is false; about 30 % slower)"

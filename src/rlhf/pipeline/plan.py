@@ -15,7 +15,7 @@ from rlhf.errors import ConfigError, look_up
 from rlhf.pipeline.artifacts import Artifact, MadeFrom, Started, made_from
 from rlhf.pipeline.previous import Previous, previous_of
 from rlhf.pipeline.reasons import Differences, differences
-from rlhf.training.checkpoint import PREFIX
+from rlhf.training.checkpoint import PREFIX, step_of
 
 REQUEST = ".request.json"
 """What ``--force`` or ``--from`` asked for, until all of it is done: the same command goes on with it."""
@@ -46,6 +46,8 @@ class RunOptions:
     """Everything is done anew."""
     ignore_code: bool = False
     """A stage is kept where nothing but the code of this library has changed."""
+    brief: bool = False
+    """Stages that are kept are not told of."""
 
     @property
     def request(self) -> str:
@@ -331,5 +333,5 @@ def new_request() -> str:
 
 def _where(folder: Path) -> str:
     """From where an unfinished stage goes on."""
-    steps = [int(p.name.removeprefix(PREFIX)) for p in folder.glob(f"{PREFIX}*") if p.name[len(PREFIX) :].isdigit()]
+    steps = [step for path in folder.glob(f"{PREFIX}*") if (step := step_of(path)) is not None]
     return f"unfinished, from step {max(steps)}" if steps else "unfinished, without a checkpoint"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from rlhf.config.base import Config
@@ -11,6 +12,8 @@ from rlhf.pipeline.artifacts import STAGE_INPUT, MadeFrom
 
 LONGEST_VALUE = 60
 """Characters of a setting's value that are shown."""
+CONTEXT = 15
+"""Characters that two long values have in common and that are shown all the same."""
 FILES_NAMED = 3
 """Changed source files that are named; the others are counted."""
 MISSING = object()
@@ -39,50 +42,84 @@ def differences(was: MadeFrom | None, wanted: MadeFrom, *, stage: Config, redone
     if was is None:
         return Differences(["it was made by an older version, which did not record what from"])
     found = Differences()
-    _compare_settings(was.settings, wanted.settings, stage.model_dump(mode="json", exclude_defaults=True), found)
-    moved = [place for place, _, _ in changed_settings(was.settings, wanted.settings)]
+    _compare_settings(was.settings, wanted.settings, stage, found)
+    # Where the kind of a thing is another, so is all that it reads.
+    moved = [place.removesuffix(".kind") for place, _, _ in changed_settings(was.settings, wanted.settings)]
     _compare_inputs(was.parents, wanted.parents, moved, redone, found)
     _compare_code(was.code, wanted.code, found)
     return found
 
 
 def changed_settings(was: Any, wanted: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted place, value before, value now) of every setting that differs; ``MISSING`` for one that is not there."""
-    if isinstance(was, Mapping) and isinstance(wanted, Mapping):
-        for key in dict.fromkeys((*was, *wanted)):
+    """(dotted place, value before, value now) of every setting that differs; ``MISSING`` for one that is not there.
+
+    As far inside as there is a place to name. Where another kind of thing stands, its kind is the difference.
+    """
+    before, now = _entries(was), _entries(wanted)
+    if was == wanted:
+        return
+    if before is not None and now is not None and type(was) is type(wanted):
+        kinds = before.get("kind", MISSING), now.get("kind", MISSING)
+        for key in dict.fromkeys((*before, *now)) if kinds[0] == kinds[1] else ["kind"]:
             yield from changed_settings(
-                was.get(key, MISSING), wanted.get(key, MISSING), f"{place}.{key}" if place else key
+                before.get(key, MISSING), now.get(key, MISSING), f"{place}.{key}" if place else key
             )
-    elif was != wanted:
+    else:
         yield place, was, wanted
 
 
 def shown(value: Any) -> str:
-    """A setting's value as one writes it."""
-    if value is MISSING:
-        return "not there"
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    """A setting's value as one writes it, cut where it is long."""
+    text = _written(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
-def _compare_settings(
-    was: Mapping[str, Any], wanted: Mapping[str, Any], given: Mapping[str, Any], found: Differences
-) -> None:
+def shown_both(was: Any, wanted: Any) -> tuple[str, str]:
+    """Two values; where both are long, from a little before the place where they begin to differ."""
+    texts = _written(was), _written(wanted)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+    start = max(0, same - CONTEXT) if same > LONGEST_VALUE - 2 * CONTEXT else 0
+    first, second = (f"...{text[start:]}" if start else text for text in texts)
+    return shown(first), shown(second)
+
+
+def _written(value: Any) -> str:
+    if value is MISSING:
+        return "not there"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _entries(value: Any) -> Mapping[str, Any] | None:
+    """What has places inside: a mapping, and a list of mappings by number; None for all else."""
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        return {str(number): item for number, item in enumerate(value)}
+    return value if isinstance(value, Mapping) else None
+
+
+def _compare_settings(was: Mapping[str, Any], wanted: Mapping[str, Any], stage: Config, found: Differences) -> None:
+    given = stage.model_dump(mode="json", exclude_defaults=True)
     for place, before, now in changed_settings(was, wanted):
-        if now is MISSING:
+        parent = _at(stage, place.split(".")[:-1])
+        fixed = not isinstance(parent, Mapping | Sequence)  # whose keys this library decides, and no user
+        if now is MISSING and fixed:
             found.code.append(f"this version has no setting {place} any more")
-        elif before is MISSING and not _has(given, place):
+        elif before is MISSING and fixed and _at(given, place.split(".")) is MISSING:
             found.code.append(f"this version has a new setting {place}, {shown(now)} by default")
         else:
-            found.reasons.append(f"{place} was {shown(before)}, is {shown(now)}")
+            first, second = shown_both(before, now)
+            found.reasons.append(f"{place} was {first}, is {second}")
 
 
-def _has(tree: Any, place: str) -> bool:
-    for key in place.split("."):
-        if not isinstance(tree, Mapping) or key not in tree:
-            return False
-        tree = tree[key]
-    return True
+def _at(tree: Any, place: Sequence[str]) -> Any:
+    """What stands at a place of settings, or of their dump; ``MISSING`` where nothing does."""
+    for key in place:
+        if isinstance(tree, Mapping):
+            tree = tree.get(key, MISSING)
+        elif isinstance(tree, Sequence) and not isinstance(tree, str):
+            tree = tree[int(key)] if key.isdigit() and int(key) < len(tree) else MISSING
+        else:
+            tree = getattr(tree, key, MISSING)
+    return tree
 
 
 def _compare_inputs(

@@ -120,7 +120,21 @@ def _evaluation(run: RunRecord) -> dict[str, Any]:
 
 def _changes(run: RunRecord) -> dict[str, Any]:
     found = _evaluation(run)
-    return found | {"changes": changes(found["evaluation"]), "kl": mapping(found["evaluation"].get("kl"))}
+    return found | {
+        "changes": changes(found["evaluation"]),
+        "kl": mapping(found["evaluation"].get("kl")),
+        "prompts": run.seen.about_prompts if run.seen else "prompts",
+        "judge_clause": f", {run.seen.about_judge}" if run.seen else "",
+    }
+
+
+def _hacking(run: RunRecord) -> dict[str, Any]:
+    note = ""
+    if run.seen is not None:
+        note = f" by a judge {run.seen.about_judge}" + (
+            ": it can't tell gaming from getting better" if run.seen.judge else ""
+        )
+    return _evaluation(run) | {"hacking": hacking_view(run), "judge_note": note}
 
 
 def _alarms(run: RunRecord) -> dict[str, Any]:
@@ -134,7 +148,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "samples", "Before and after", lambda run: {"samples": _evaluation(run)["evaluation"].get("samples") or []}
     ),
-    Section("hacking", "Was the reward gamed?", lambda run: _evaluation(run) | {"hacking": hacking_view(run)}),
+    Section("hacking", "Was the reward gamed?", _hacking),
     Section("reward", "Reward model", lambda run: _evaluation(run) | {"reward": reward_view(run)}),
     Section(
         "stages",

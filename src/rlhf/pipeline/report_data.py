@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from rlhf.pipeline.validate.independence import Seen, seen_in_recipe
+
 
 @dataclass(slots=True)
 class StageRecord:
@@ -45,6 +47,8 @@ class RunRecord:
     description: str = ""
     recipe: str | None = None
     """recipe.yaml as text."""
+    seen: Seen | None = None
+    """What training saw of what the last evaluation measures with; None where the recipe does not say."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     stages: dict[str, StageRecord] = field(default_factory=dict)
@@ -99,6 +103,7 @@ def read_run(folder: Path | str) -> RunRecord:
     for path in sorted(folder.glob("*/evaluation.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).evaluation = found or None
+    run.seen = seen_in_recipe(recipe, run.evaluation[0].name) if run.evaluation else None
     return run
 
 

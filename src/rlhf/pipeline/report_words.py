@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rlhf.pipeline.report_data import RunRecord, mapping, number
+from rlhf.pipeline.validate.independence import Seen
 
 STATUS_WORDS = {"failed": "failed", "broken off": "started and never finished"}
 
@@ -38,7 +39,8 @@ def headline(run: RunRecord) -> Headline:
     evaluation = run.evaluation[1]
     rate = mapping(evaluation.get("win_rate"))
     found = mapping(evaluation.get("hacking"))
-    words = [*_win_rate_words(rate), *_change_words(evaluation)]
+    warnings = run.seen.warnings if run.seen else []
+    words = [*warnings, *_win_rate_words(rate, run.seen), *_change_words(evaluation)]
     low, high = number(rate.get("low")), number(rate.get("high"))
     gamed = found.get("verdict") in ("reward_hacking", "collapse")
     if found.get("sentence"):
@@ -56,17 +58,27 @@ def headline(run: RunRecord) -> Headline:
     if gamed and tone != "mixed":
         cause = "The reward was gamed" if found["verdict"] == "reward_hacking" else "Training broke down"
         tone, title = "bad", f"{cause}, and {title[0].lower()}{title[1:]}"
+    elif tone == "good" and run.seen and warnings:
+        tone, title = "mixed", _better_only(run.seen)
     return Headline("mixed" if failed and tone == "good" else tone, title, [*trouble, *words])
 
 
-def _win_rate_words(rate: Mapping[str, Any]) -> list[str]:
+def _better_only(seen: Seen) -> str:
+    """The title of a success that was measured with what training saw."""
+    judge = "Better by the reward it was trained against" if seen.judge else "Better by a judge trained on its own rows"
+    if not seen.prompts:
+        return judge
+    return f"{judge}, on its training prompts" if seen.judge or seen.judge_rows else "Better on its training prompts"
+
+
+def _win_rate_words(rate: Mapping[str, Any], seen: Seen | None) -> list[str]:
     value, low, high = (number(rate.get(key)) for key in ("rate", "low", "high"))
     if value is None or low is None or high is None:
         return [f"No win rate: {rate.get('reason') or 'nothing was compared'}."]
     prompts, wins, losses, ties = (int(number(rate.get(key)) or 0) for key in ("num_prompts", "wins", "losses", "ties"))
     return [
-        f"Asked the same {prompts:,} held-out prompts, the trained model's answer was judged better {wins:,} times, "
-        f"worse {losses:,} times and equal {ties:,} times: a win rate of {percentage(value)}, with a 95 % interval "
+        f"Asked the same {prompts:,} {seen.about_prompts if seen else 'prompts'}, the trained model's answer was judged better "
+        f"{times(wins)}, worse {times(losses)} and equal {times(ties)}: a win rate of {percentage(value)}, with a 95 % interval "
         f"from {percentage(low)} to {percentage(high)}, where 50 % would be no change."
     ]
 
@@ -84,11 +96,17 @@ def _change_words(evaluation: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def times(count: int) -> str:
+    """How often."""
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def plain_number(value: Any, digits: int = 2) -> str:
     """A number in a few digits."""
     found = number(value)
     if found is None:
         return "not measured"
+    found += 0.0  # no sign for a zero
     if found == 0 or 0.01 <= abs(found) < 10_000:
         text = f"{found:,.{digits}f}" if abs(found) < 100 else f"{found:,.{max(0, digits - 1)}f}"
     else:
@@ -105,7 +123,7 @@ def signed_number(value: Any, digits: int = 2) -> str:
 def percentage(value: Any, digits: int = 1) -> str:
     """A share."""
     found = number(value)
-    return "not measured" if found is None else f"{100 * found:.{digits}f}\u202f%"
+    return "not measured" if found is None else f"{round(100 * found, digits) + 0.0:.{digits}f}\u202f%"
 
 
 def percentage_points(value: Any) -> str:

@@ -13,22 +13,24 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from rlhf.config.recipe import RecipeConfig
-from rlhf.errors import ConfigError, DataError, InterruptedRun, RLHFError
-from rlhf.files import storage_errors, write_json, write_text
+from rlhf.config.recipe import EvaluateStage, RecipeConfig, stage_references
+from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError
+from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.pipeline import previous
-from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, local_inputs, stage_files
+from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, local_inputs, plain_numbers, stage_files
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.manifest import machine as machine
 from rlhf.pipeline.manifest import manifest, now, summary
 from rlhf.pipeline.manifest import versions as versions
 from rlhf.pipeline.memory import memory_errors
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions
+from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import STAGES, StageContext
-from rlhf.training.checkpoint import PREFIX
-from rlhf.training.interrupt import signals_as_requests
-from rlhf.training.log import RunLog, finite
+from rlhf.pipeline.validate.independence import seen_by_training
+from rlhf.training.checkpoint import PREFIX, step_of
+from rlhf.training.interrupt import StopRequest, signals_as_requests
+from rlhf.training.log import EVENTS, RunLog, finite, read_jsonl
 
 WRITTEN = ("recipe.yaml", "manifest.json", "summary.json", FILE_NAME)
 """Besides the stages' folders."""
@@ -46,6 +48,7 @@ class Pipeline:
         self.recipe = recipe
         self.run_dir = Path(recipe.output_dir) / recipe.name
         self.log = RunLog(self.run_dir, console=console)
+        self._signals = StopRequest(at_once=True)
         self.artifacts: dict[str, Artifact] = {}
         """Stages that are there, as the recipe asks for them or (``until``, ``only_for``) as they were left."""
 
@@ -71,7 +74,7 @@ class Pipeline:
         chosen = RunOptions(**options)
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        with storage_errors(self.run_dir), signals_as_requests(at_once=True):
+        with storage_errors(self.run_dir), signals_as_requests(at_once=True) as self._signals:
             self._make_folder()
             with locked(self.run_dir):
                 return self._run(chosen)
@@ -94,8 +97,8 @@ class Pipeline:
         plans = planner.plan()
         recipe = yaml.safe_dump(self.recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
         if all(plan.action is Action.KEPT for plan in plans) and self._is_told(recipe):
-            return self._nothing_to_do(plans)
-        self._announce(plans)
+            return self._nothing_to_do(plans, brief=options.brief)
+        self._announce(plans, brief=options.brief)
         if options.request:
             write_json(self.run_dir / REQUEST, {"request": options.request, "number": planner.request})
         write_text(self.run_dir / "recipe.yaml", recipe)
@@ -104,12 +107,12 @@ class Pipeline:
             plan = planner.plan_stage(foreseen.name)
             if plan.line != foreseen.line and plan.action is not foreseen.action:
                 self.log.say(escape(plan.line))
-            self.artifacts[plan.name] = self._do(plan)
+            self.artifacts[plan.name] = self._do(plan, brief=options.brief)
             planner.take(plan.name, self.artifacts[plan.name].key, self.artifacts[plan.name])
             self._tell(of=planner.stages)
         (self.run_dir / REQUEST).unlink(missing_ok=True)
         report = write_report(self.run_dir)
-        self._say_where(report)
+        self._say_where(report, only=plans[-1].name if options.brief else None)
         return summary(self.run_dir, self.artifacts)
 
     def _is_told(self, recipe: str) -> bool:
@@ -118,30 +121,36 @@ class Pipeline:
             return False
         return (self.run_dir / "recipe.yaml").read_text(encoding="utf-8", errors="replace") == recipe
 
-    def _nothing_to_do(self, plans: list[PlannedStage]) -> dict[str, Any]:
+    def _nothing_to_do(self, plans: list[PlannedStage], *, brief: bool) -> dict[str, Any]:
         for plan in plans:
             assert plan.artifact is not None
             self.artifacts[plan.name] = plan.artifact
+            if brief and plan is not plans[-1]:
+                continue
             self._line(plan.name, plan.artifact.headline, "; ".join((str(plan.action), *plan.reasons)))
         self._add_others(but=[plan.name for plan in plans])
         (self.run_dir / REQUEST).unlink(missing_ok=True)
-        count = f"all {len(plans)} stages are" if len(plans) > 1 else f"{plans[0].name} is"
-        self.log.say(f"Nothing to do: {count} as the recipe asks.")
-        self._say_where(self.run_dir / FILE_NAME)
+        if not brief:
+            count = f"all {len(plans)} stages are" if len(plans) > 1 else f"{plans[0].name} is"
+            self.log.say(f"Nothing to do: {count} as the recipe asks.")
+            self._say_where(self.run_dir / FILE_NAME)
         return summary(self.run_dir, self.artifacts)
 
-    def _announce(self, plans: list[PlannedStage]) -> None:
+    def _announce(self, plans: list[PlannedStage], *, brief: bool) -> None:
         for plan in plans:
-            self.log.say(escape(plan.line))
-        self.log.say("")
+            if not brief or plan.action is not Action.KEPT:
+                self.log.say(escape(plan.line))
+        if not brief:
+            self.log.say("")
 
-    def _do(self, plan: PlannedStage) -> Artifact:
+    def _do(self, plan: PlannedStage, *, brief: bool) -> Artifact:
         """Keep, bring back or make one stage."""
         if plan.previous is not None:
             previous.bring_back(self.run_dir, plan.previous)
             self.log.for_stage(plan.name).write("stage_back", key=plan.key)
         if plan.artifact is not None:
-            self._line(plan.name, plan.artifact.headline, str(plan.action))
+            if not brief or plan.action is not Action.KEPT:
+                self._line(plan.name, plan.artifact.headline, str(plan.action))
             return plan.artifact
         folder = self.run_dir / plan.name
         if plan.action is not Action.ON:
@@ -161,9 +170,12 @@ class Pipeline:
         stage = self.recipe.stages[plan.name]
         log = self.log.for_stage(plan.name, log_to=getattr(stage, "log_to", ()))
         log.write("stage_start", kind=plan.kind, key=plan.key, action=str(plan.action), reasons=list(plan.reasons))
+        self._warn(plan.name, log)
         began = time.monotonic()
         with self._failures(plan.name, log), memory_errors(plan.name, stage), storage_errors(self.run_dir):
+            self._check_parents(plan.name)
             outcome = STAGES[stage.kind](stage, StageContext(plan.name, self.run_dir, log))
+            self._signals.check()  # a library that catches everything may have caught what a signal raised
             self._check_inputs(plan)
             folder = self.run_dir / plan.name
             files = stage_files(folder)
@@ -173,7 +185,7 @@ class Pipeline:
                 key=plan.key,
                 seconds=round(time.monotonic() - began, 2),
                 headline=outcome.headline,
-                metrics=finite(outcome.metrics),
+                metrics=finite(plain_numbers(outcome.metrics)),
                 parents=plan.made_from.parents,
                 files=files,
                 sizes={name: (folder / name).stat().st_size for name in files},
@@ -189,6 +201,16 @@ class Pipeline:
         self._line(plan.name, outcome.headline, f"{artifact.seconds:.0f} s")
         return artifact
 
+    def _warn(self, name: str, log: RunLog) -> None:
+        """Say beside the result, and in the report, where an evaluation measures with what training saw."""
+        stage = self.recipe.stages[name]
+        if not isinstance(stage, EvaluateStage):
+            return
+        said = {event.get("message") for event in events_of(read_jsonl(self.run_dir / EVENTS), name)}
+        for warning in seen_by_training(self.recipe.stages, stage).warnings:
+            if warning not in said:  # in an attempt that was broken off
+                log.alarm(warning)
+
     @contextlib.contextmanager
     def _failures(self, name: str, log: RunLog) -> Iterator[None]:
         """However a stage ends before its end, the log says so, and a user's error says where it happened."""
@@ -196,14 +218,30 @@ class Pipeline:
             yield
         except BaseException as err:
             stopped = isinstance(err, InterruptedRun | KeyboardInterrupt)
-            message = str(err) if isinstance(err, RLHFError) else f"{type(err).__name__}: {err}"
+            message = str(err) if isinstance(err, RLHFError | InterruptedRun) else f"{type(err).__name__}: {err}"
             with contextlib.suppress(OSError):  # the disk may be what is full
                 log.write("stage_interrupted" if stopped else "stage_failed", message=message)
             if isinstance(err, InterruptedRun):
-                err.add_note(f"In stage {name!r} of {self.run_dir}; the same command goes on from there.")
+                how = "" if "the same command" in message else "; the same command goes on from there"
+                err.add_note(f"In stage {name!r} of {self.run_dir}{how}.")
             elif isinstance(err, RLHFError):
                 err.add_note(f"In stage {name!r} of {self.run_dir}; what was finished before it is kept.")
             raise
+
+    def _check_parents(self, name: str) -> None:
+        """What an earlier stage made must still be what it wrote: training on turned bytes would go unnoticed.
+
+        Raises:
+            CheckpointError: Naming the file.
+        """
+        for parent in dict.fromkeys(parent for _, parent, _ in stage_references(self.recipe.stages[name])):
+            folder = self.run_dir / parent
+            for file, digest in self.artifacts[parent].files.items():
+                if sha256(folder / file) != digest:
+                    raise CheckpointError(
+                        f"{folder / file} is not what stage {parent!r} wrote: its sha256 is another. Put the file back, or make it "
+                        f"again with --from {parent}."
+                    )
 
     def _check_inputs(self, plan: PlannedStage) -> None:
         """A file that changed while the stage read it would leave a result that nobody could make again.
@@ -228,9 +266,8 @@ class Pipeline:
 
     def _stays(self, name: str, checkpoint: Path) -> bool:
         """Whether a finished stage keeps a checkpoint; its model folder is the result, and it is never resumed."""
-        every = getattr(self.recipe.stages[name], "keep_every", None)
-        step = checkpoint.name.removeprefix(PREFIX)
-        return every is not None and step.isdigit() and int(step) % every == 0
+        every, step = getattr(self.recipe.stages[name], "keep_every", None), step_of(checkpoint)
+        return every is not None and step is not None and step % every == 0
 
     def _tell(self, *, of: Sequence[str]) -> None:
         """Manifest and summary of what this run has done so far; what it is still to do again is no outcome any more."""
@@ -245,11 +282,14 @@ class Pipeline:
                 self.artifacts[name] = found
         self.artifacts = {name: self.artifacts[name] for name in self.recipe.stages if name in self.artifacts}
 
-    def _say_where(self, report: Path) -> None:
-        models = [name for name in self.recipe.stages if (self.run_dir / name / "model").is_dir()]
+    def _say_where(self, report: Path, *, only: str | None = None) -> None:
+        """The newest model, and the report; of ``only`` one stage its model, or the report where it has none."""
+        names = list(self.recipe.stages) if only is None else [only]
+        models = [name for name in names if (self.run_dir / name / "model").is_dir()]
         if models:
             self.log.say(f"[bold]model        [/]{self.run_dir / models[-1] / 'model'}")
-        self.log.say(f"[bold]report       [/]{report}")
+        if only is None or not models:
+            self.log.say(f"[bold]report       [/]{report}")
 
     def _line(self, name: str, headline: str, note: str) -> None:
         self.log.say(f"[bold]{name:<12}[/] {escape(headline)} [dim]({note})[/]")

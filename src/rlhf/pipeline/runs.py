@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,27 @@ from rlhf.pipeline.artifacts import RECORD, Artifact, Started
 from rlhf.pipeline.lock import is_locked, locked
 from rlhf.pipeline.manifest import alarms
 from rlhf.pipeline.previous import FOLDER as PREVIOUS
-from rlhf.pipeline.previous import GONE, previous_of, remove
-from rlhf.pipeline.reasons import changed_settings, shown
+from rlhf.pipeline.previous import GONE, events_of, previous_of, remove
+from rlhf.pipeline.reasons import changed_settings, shown_both
 from rlhf.training.checkpoint import PREFIX
-from rlhf.training.log import EVENTS
+from rlhf.training.log import EVENTS, read_jsonl
 
 LEFTOVERS = (f"**/{GONE}*", "**/.*.tmp")
 """What killed processes leave of what they wrote or deleted."""
 LEFT = "left by a process that was killed"
 NOT_COMPARED = ("name", "output_dir")
+WORDS = {
+    "win_rate": "win rate",
+    "win_rate_low": "win rate, low end of its 95 % interval",
+    "win_rate_high": "win rate, high end of its 95 % interval",
+    "reward_accuracy": "reward model's accuracy on held-out pairs",
+    "kl": "KL from the baseline, nats per answer",
+    "gold_before": "judge's mean score before",
+    "gold_after": "judge's mean score after",
+}
+"""Names in summary.json -> what people call them."""
+OF_THE_WHOLE = ("eval/", "score_first", "score_last")
+"""Parts of the names of a stage's metrics that say how it came out; the others are of its last step, or stand above already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class StageLook:
     checkpoints: tuple[str, ...] = ()
     previous: int = 0
     """Results moved aside that could be brought back."""
+    trouble: str = ""
+    """What the last attempt of an unfinished stage failed with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +78,9 @@ class RunLook:
 
     @property
     def result(self) -> str:
-        """The win rate, else what the last finished stage says."""
+        """What went wrong where something did, else the win rate, else what the last finished stage says."""
+        if not self.running and (broken := next((stage for stage in self.stages if stage.trouble), None)):
+            return f"failed in {broken.name}: {broken.trouble}"
         rate, low, high = (self.outcome.get(f"win_rate{end}") for end in ("", "_low", "_high"))
         if isinstance(rate, int | float) and isinstance(low, int | float) and isinstance(high, int | float):
             return f"win rate {rate:.3f} [{low:.3f}, {high:.3f}]"
@@ -84,6 +100,11 @@ class RunDifference:
     """(place, in the first, in the second) of each that differs."""
     results: tuple[tuple[str, Any, Any], ...]
     """(name, of the first, of the second); null for what nobody measured."""
+
+    @property
+    def headlines(self) -> tuple[tuple[str, Any, Any], ...]:
+        """Those results that say how the runs came out: of the whole, and what their stages measured on held-out data."""
+        return tuple(row for row in self.results if row[0] in WORDS or any(part in row[0] for part in OF_THE_WHOLE))
 
     def to_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -157,12 +178,13 @@ def look_at(run: Path) -> RunLook:
     names = dict.fromkeys(asked if isinstance(asked, dict) else [])
     names |= dict.fromkeys(sorted(file.parent.name for file in run.glob(f"*/{RECORD}")))
     raised = alarms(run, names)
+    log = read_jsonl(run / EVENTS)
     stages = []
     for name in names:
         settings = asked.get(name) if isinstance(asked, dict) else None
         kind = str(settings.get("kind", "")) if isinstance(settings, dict) else ""
         count = sum(event.get("stage") == name for event in raised)
-        stages.append(_look_at_stage(run, name, kind, count))
+        stages.append(_look_at_stage(run, name, kind, count, _trouble(events_of(log, name))))
     events = run / EVENTS
     return RunLook(
         name=run.resolve().name,
@@ -178,7 +200,7 @@ def look_at(run: Path) -> RunLook:
 def difference(first: Path, second: Path) -> RunDifference:
     """Settings that differ and results side by side."""
     was, wanted = ({k: v for k, v in _recipe(run).items() if k not in NOT_COMPARED} for run in (first, second))
-    settings = tuple((place, shown(a), shown(b)) for place, a, b in changed_settings(was, wanted))
+    settings = tuple((place, *shown_both(a, b)) for place, a, b in changed_settings(was, wanted))
     found = [_results(run) for run in (first, second)]
     results = tuple((name, found[0].get(name), found[1].get(name)) for name in dict.fromkeys((*found[0], *found[1])))
     return RunDifference((first.resolve().name, second.resolve().name), settings, results)
@@ -228,15 +250,27 @@ def size_of(path: Path) -> int:
 def _removable(run: Path, *, whole: bool) -> list[Removable]:
     if whole:
         return [Removable(run, "the whole run, as asked", size_of(run))]
-    found = {entry.folder: "made before the present result" for entry in previous_of(run)}
+    found = {
+        entry.folder: "made before the present result"
+        for entry in previous_of(run)
+        if Artifact.read(run / entry.stage) is not None  # else it is the only finished one
+    }
     for record in run.glob(f"*/{RECORD}"):
-        for checkpoint in record.parent.glob(f"{PREFIX}*"):
-            found[checkpoint] = "checkpoint of a finished stage"
+        if not _keeps_checkpoints(run, record.parent.name):
+            found |= dict.fromkeys(record.parent.glob(f"{PREFIX}*"), "checkpoint of a finished stage")
     for pattern in LEFTOVERS:
         for path in run.glob(pattern):
             if not any(other in path.parents for other in found):
                 found[path] = LEFT
     return [Removable(path, why, size_of(path)) for path, why in sorted(found.items())]
+
+
+def _keeps_checkpoints(run: Path, stage: str) -> bool:
+    """Whether the recipe asks for some of a stage's checkpoints to stay for good (``keep_every``)."""
+    try:
+        return bool(read_yaml(run / "recipe.yaml")["stages"][stage].get("keep_every"))
+    except (RLHFError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _delete(path: Path) -> None:
@@ -252,7 +286,7 @@ def _is_run(path: Path) -> bool:
     return (path / "recipe.yaml").is_file() or any(path.glob(f"*/{RECORD}"))
 
 
-def _look_at_stage(run: Path, name: str, kind: str, num_alarms: int) -> StageLook:
+def _look_at_stage(run: Path, name: str, kind: str, num_alarms: int, trouble: str) -> StageLook:
     folder = run / name
     checkpoints = tuple(sorted(path.name for path in folder.glob(f"{PREFIX}*")))
     previous = sum(entry.finished for entry in previous_of(run, name))
@@ -261,7 +295,9 @@ def _look_at_stage(run: Path, name: str, kind: str, num_alarms: int) -> StageLoo
         started = Started.read(folder)
         status = "unfinished" if folder.is_dir() else "not begun"
         key = started.made_from.key if started is not None else ""
-        return StageLook(name, kind, status, key, alarms=num_alarms, checkpoints=checkpoints, previous=previous)
+        return StageLook(
+            name, kind, status, key, alarms=num_alarms, checkpoints=checkpoints, previous=previous, trouble=trouble
+        )
     return StageLook(
         name,
         artifact.kind,
@@ -274,6 +310,19 @@ def _look_at_stage(run: Path, name: str, kind: str, num_alarms: int) -> StageLoo
         checkpoints,
         previous,
     )
+
+
+def _trouble(events: Sequence[Mapping[str, Any]]) -> str:
+    """With what a stage failed, in one line; empty where its newest attempt did not."""
+    ends = [event for event in events if str(event.get("event")).startswith("stage_")]
+    if not ends or ends[-1].get("event") != "stage_failed":
+        return ""
+    return " ".join(str(ends[-1].get("message") or "it does not say why").split())
+
+
+def words_for(name: str) -> str:
+    """What people call a number of a run."""
+    return WORDS.get(name, name)
 
 
 def _results(run: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@
     learned     a reward model
     rules       heuristics of form
     lexicon     how positive a text is
+    verifiers/  answers that can be checked: exact, numeric, math, pattern, JSON
+    code/       programs that can be tested, in a sandbox
     composite   a weighted sum of the above
     factory     from a recipe's settings to a scorer
 

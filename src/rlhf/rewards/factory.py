@@ -10,9 +10,15 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.config.rewards import (
+    CodeRewardConfig,
+    ExactRewardConfig,
     FunctionRewardConfig,
+    JSONRewardConfig,
     LearnedRewardConfig,
     LexiconRewardConfig,
+    MathRewardConfig,
+    NumericRewardConfig,
+    PatternRewardConfig,
     RewardBase,
     RewardSpec,
     RulesRewardConfig,
@@ -20,6 +26,8 @@ from rlhf.config.rewards import (
 )
 from rlhf.errors import ConfigError, look_up
 from rlhf.models.reward import RewardModel
+from rlhf.rewards.code.sandbox import Limits
+from rlhf.rewards.code.scorer import CodeReward
 from rlhf.rewards.composite import Component, CompositeReward
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.learned import LearnedReward
@@ -29,6 +37,7 @@ from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.service_calls import Patience
 from rlhf.rewards.types import Scorer
 from rlhf.rewards.verdicts import OnError
+from rlhf.rewards.verifiers.scorer import VerifierReward
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +180,47 @@ def _build_service(spec: ServiceRewardConfig, at: Surroundings) -> Scorer:
     )
 
 
+def _build_comparison(spec: ExactRewardConfig | NumericRewardConfig, at: Surroundings) -> Scorer:
+    options = spec.model_dump(exclude={"kind", "name", "weight", "normalize", "column"})
+    return VerifierReward(spec.kind, column=spec.column, options=options, name=spec.name, on_error=at.on_error)
+
+
+def _build_isolated(spec: MathRewardConfig | PatternRewardConfig | JSONRewardConfig, at: Surroundings) -> Scorer:
+    options: dict[str, Any] = {}
+    if isinstance(spec, PatternRewardConfig):
+        options = {"pattern": spec.pattern, "full": spec.full}
+    elif isinstance(spec, JSONRewardConfig):
+        options = {"schema": spec.json_schema}
+    return VerifierReward(
+        spec.kind,
+        column=spec.column,
+        options=options,
+        timeout_seconds=spec.timeout_seconds,
+        name=spec.name,
+        on_error=at.on_error,
+    )
+
+
+def _build_code(spec: CodeRewardConfig, at: Surroundings) -> Scorer:
+    return CodeReward(
+        column=spec.column,
+        all_or_nothing=spec.all_or_nothing,
+        unfenced=spec.unfenced,
+        limits=Limits(
+            cpu_seconds=spec.cpu_seconds,
+            timeout_seconds=spec.timeout_seconds,
+            memory_mb=spec.memory_mb,
+            file_mb=spec.file_mb,
+            processes=spec.processes,
+            output_kb=spec.output_kb,
+        ),
+        isolation=spec.isolation,
+        workers=spec.workers,
+        name=spec.name or "code",
+        on_error=at.on_error,
+    )
+
+
 _SPEC: TypeAdapter[Any] = TypeAdapter(RewardSpec)
 
 REWARDS: dict[str, Callable[[Any, Surroundings], Scorer]] = {
@@ -179,5 +229,11 @@ REWARDS: dict[str, Callable[[Any, Surroundings], Scorer]] = {
     "lexicon": _build_lexicon,
     "function": _build_function,
     "service": _build_service,
+    "exact": _build_comparison,
+    "numeric": _build_comparison,
+    "math": _build_isolated,
+    "pattern": _build_isolated,
+    "json": _build_isolated,
+    "code": _build_code,
 }
 """Kind in a recipe -> what builds it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +20,19 @@ from rlhf.config.rewards import FUNCTION
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError
 from rlhf.rewards.process import FunctionProcess
-from rlhf.rewards.types import CompletionLike, ScoreResult, sample_name
+from rlhf.rewards.types import CompletionLike, Notify, ScoreResult, sample_name
 from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refusal, refuse, score_result
 from rlhf.rewards.worker import CallError, Failure, Odd, call, find_function
 
 RESERVED = ("prompts", "completions", "completion_ids", "ended")
 """Names that a column can't have, because every reward function gets something else under them."""
+logger = logging.getLogger(__name__)
 MAX_LOST_WORKERS = 3
 """Samples that a function may die or hang on, each for the whole timeout, before the others are not tried any more."""
+
+
+MAX_SLOW_AT_FIRST = 2
+"""Single samples, the first of a call that took too long, that may take too long too: then it is the function, not they."""
 
 
 class FunctionReward:
@@ -59,6 +65,8 @@ class FunctionReward:
         self.arguments = dict(arguments or {})
         self.timeout_seconds = timeout_seconds
         self.on_error = on_error
+        self.notify: Notify = logger.warning
+        """Is told when a call took too long, before its samples are tried alone."""
         self._function: Callable[..., Any] | None = None
         self._process: FunctionProcess | None = None
         if in_process:
@@ -144,6 +152,11 @@ class FunctionReward:
             raise self._unusable(together)
         if len(completions) == 1:
             return [None], {0: together}
+        if together.slow:
+            self.notify(
+                f"The reward {self.name} did not answer for {len(completions)} completions within {self.timeout_seconds:g} "
+                "seconds (timeout_seconds) and was killed; trying them one by one."
+            )
         verdicts, failures = self._one_by_one(together, prompts, completions)
         if not failures:
             raise refusal(
@@ -161,9 +174,9 @@ class FunctionReward:
         failures: dict[int, Failure] = {}
         seconds, lost = 0.0, 0
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-            if lost == MAX_LOST_WORKERS:
-                failures[place] = Failure(f"it was not asked, after {lost} samples that it died or hung on")
-                continue
+            all_slow = place == len(failures) == MAX_SLOW_AT_FIRST and all(f.slow for f in failures.values())
+            if lost == MAX_LOST_WORKERS or (together.slow and all_slow):
+                return verdicts, failures | self._not_asked(place, lost, len(completions))
             self.start()  # a new process takes time that is not the sample's
             start = time.monotonic()
             try:
@@ -181,6 +194,13 @@ class FunctionReward:
             if together.slow and seconds > self.timeout_seconds:
                 raise self._too_slow(place + 1, seconds, len(completions))
         return verdicts, failures
+
+    def _not_asked(self, start: int, lost: int, count: int) -> dict[int, Failure]:
+        """The failures of the samples from a place on, after too many that the function died or hung on."""
+        reason = f"it was not asked, after {lost} samples that it died or hung on"
+        if lost == start:
+            reason += f" and none that it judged within timeout_seconds ({self.timeout_seconds:g}); raise that"
+        return dict.fromkeys(range(start, count), Failure(reason))
 
     def _call(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[float | Odd | None]:
         """One call on copies, so that whatever the function does to its arguments is its own affair."""

@@ -80,7 +80,8 @@ class FunctionProcess:
             try:
                 verdicts, failure = self._ask(message, timeout_seconds)
             except TimeoutError:
-                reason = f"it did not answer within {timeout_seconds:g} seconds and was killed"
+                unit = "second" if timeout_seconds == 1 else "seconds"
+                reason = f"it did not answer within {timeout_seconds:g} {unit} and was killed; raise timeout_seconds if it needs longer"
                 raise CallError(Failure(reason, slow=True, worker_lost=True)) from None
         if failure is not None:
             raise CallError(failure)

@@ -1,4 +1,4 @@
-"""Controllers that watch a run: the adaptive KL weight and early stopping. Both have state, and say so."""
+"""Controllers that watch a run: adaptive KL weights and early stopping. All have state, and say so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from rlhf.config.training import EarlyStoppingConfig
+from rlhf.errors import ConfigError
 
 
 class AdaptiveKLController:
@@ -46,6 +47,117 @@ class AdaptiveKLController:
 
     def state_dict(self) -> dict[str, Any]:
         """The weight."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self.coef = state["coef"]
+
+
+class DoublingKLController:
+    """Holds a KL weight that doubles where the policy went too far and halves where it hardly moved.
+
+        kl > target * tolerance:  coef <- coef * factor;    kl < target / tolerance:  coef <- coef / factor
+
+    The rule of PPO's penalty form, with its 1.5 and 2. It answers at once, where ``AdaptiveKLController`` moves by
+    some percent: for a KL to the sampling policy, which each rollout decides anew, rather than for the distance to the
+    reference, which grows over a run.
+
+    Source: Schulman et al. 2017, section 4, arXiv:1707.06347.
+
+    Args:
+        coef: Initial weight, above 0.
+        target: KL in the caller's units, above 0; the same units as in ``update``.
+        tolerance: Above 1; the weight stays while the KL is within this factor of the target.
+        factor: Above 1; what the weight is multiplied or divided by.
+        limits: The weight never leaves this range.
+    """
+
+    def __init__(
+        self,
+        coef: float,
+        *,
+        target: float,
+        tolerance: float = 1.5,
+        factor: float = 2.0,
+        limits: tuple[float, float] = (1e-4, 100.0),
+    ) -> None:
+        if not target > 0 or not coef > 0:
+            raise ConfigError(
+                f"A KL weight of {coef} with a target KL of {target} can't be doubled and halved towards it; both must be "
+                "above 0."
+            )
+        if not tolerance > 1 or not factor > 1:
+            raise ConfigError(
+                f"The KL weight is to change by a factor of {factor} beyond {tolerance} times the target; both must be "
+                "above 1, such as 2 and 1.5."
+            )
+        self.coef = coef
+        self.target = target
+        self.tolerance = tolerance
+        self.factor = factor
+        self.limits = limits
+
+    def update(self, kl: float, num_sequences: int = 1) -> None:
+        """Adapt after a rollout or an update whose mean KL was ``kl``; a KL that is not finite changes nothing.
+
+        ``num_sequences`` is taken so that both controllers are called alike; the rule does not use it.
+        """
+        if not math.isfinite(kl):
+            return
+        low, high = self.limits
+        if kl > self.target * self.tolerance:
+            self.coef = min(self.coef * self.factor, high)
+        elif kl < self.target / self.tolerance:
+            self.coef = max(self.coef / self.factor, low)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weight."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self.coef = state["coef"]
+
+
+class ConstraintKLController:
+    """Holds the multiplier of the constraint kl <= limit: 0 while the policy is well inside, as large as needed outside.
+
+        coef <- clip(coef + step_size * (kl / limit - 1), 0, largest)
+
+    Projected gradient ascent on the Lagrangian. A target is approached from both sides; a limit costs nothing until it
+    is reached.
+
+    Source: as the multiplier of a cost, Dai et al. 2023 (Safe RLHF), arXiv:2310.12773.
+
+    Args:
+        coef: Initial multiplier, at least 0.
+        limit: Largest KL wanted, above 0; the same units as in ``update``.
+        step_size: Change of the multiplier, in its units, when the KL is twice the limit.
+        largest: The multiplier never exceeds this.
+    """
+
+    def __init__(self, coef: float = 0.0, *, limit: float, step_size: float = 0.01, largest: float = 10.0) -> None:
+        if not limit > 0 or not step_size > 0 or not 0 <= coef <= largest:
+            raise ConfigError(
+                f"A KL constraint needs a limit and a step size above 0, and a multiplier from 0 to {largest}; got limit "
+                f"{limit}, step size {step_size}, multiplier {coef}."
+            )
+        self.coef = coef
+        self.limit = limit
+        self.step_size = step_size
+        self.largest = largest
+
+    def update(self, kl: float, num_sequences: int = 1) -> None:
+        """Adapt after a rollout whose mean KL was ``kl``; one that is not finite changes nothing.
+
+        ``num_sequences`` is taken so that all controllers are called alike; the rule does not use it.
+        """
+        if math.isfinite(kl):
+            self.coef = min(max(self.coef + self.step_size * (kl / self.limit - 1), 0.0), self.largest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The multiplier."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

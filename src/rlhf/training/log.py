@@ -91,18 +91,21 @@ class RunLog:
         if self.folder is not None:
             append_jsonl(self.folder / self.stage / ROLLOUTS, map(finite, rows))
 
-    def go_back_to(self, step: int, *, keep: Sequence[str] = ()) -> None:
+    def go_back_to(self, step: int, *, keep: Sequence[str] = (), restores: int | None = None) -> None:
         """Forget what this stage wrote after ``step``: it is about to happen again, and must not stand there twice.
 
         Args:
             step: That stays.
             keep: Kinds of events that stay all the same.
+            restores: How often a guard had brought the run back by then; alarms of later times are forgotten.
         """
         self._first_step = step + 1
         if self.folder is None:
             return
 
         def stays(row: Mapping[str, Any]) -> bool:
+            if row.get("stage", self.stage) == self.stage and restores is not None and row.get("restore", 0) > restores:
+                return False
             return row.get("stage", self.stage) != self.stage or row.get("step", -1) <= step or row.get("event") in keep
 
         for path in (self.folder / EVENTS, self.folder / self.stage / ROLLOUTS):

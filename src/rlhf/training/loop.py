@@ -291,24 +291,32 @@ class Loop:
             self.log.write("note", step=1, message=f"Self-checks at the first step: {found}.")
 
     def _restore(self, alarm: Alarm, rows: Sequence[PackedBatch], bar: ProgressBar) -> None:
-        """Back to the newest checkpoint, with half the learning rate."""
+        """Back to weights from before the trouble, with half the learning rate."""
         assert self.checkpoints is not None, "the constructor asks for a folder where a guard may restore"
         self.checkpoints.wait()
-        checkpoint = self._last_good(self.checkpoints)
+        checkpoint = self._last_good(self.checkpoints, before=self.at.step - 1)
         scale, guards = self.optimizer.scale / 2, self.watch.guards.state_dict()
         self._load(checkpoint)
         self.optimizer.scale = scale
         self.watch.guards.load_state_dict(guards)
         self.watch.guards.go_back(checkpoint.state["watch"]["guards"])
         self.log.go_back_to(checkpoint.step, keep=("alarm", "note"))
-        self.watch.report(alarm, rows, step=checkpoint.step, restored_to=checkpoint.step, learning_rate_scale=scale)
+        told = {"restored_to": checkpoint.step, "learning_rate_scale": scale, "restore": self.watch.guards.restores}
+        self.watch.report(alarm, rows, step=checkpoint.step, **told)
         self.save()  # with the new learning rate, in place of the one just read
         self.checkpoints.wait()
         self.checkpoints.discard_after(checkpoint.step)
         bar.advance(by=checkpoint.step - alarm.step)
 
-    def _last_good(self, store: CheckpointStore) -> Checkpoint:
-        """The newest checkpoint that was written while no guard had anything to say; the newest of all where there is none."""
+    def _last_good(self, store: CheckpointStore, *, before: int) -> Checkpoint:
+        """The newest checkpoint that was written while no guard had anything to say, or the newest at all.
+
+        Args:
+            store: Where checkpoints lie.
+            before: Step of the weights that raised the alarm: a rollout and a gradient are measured before the step that
+                reports them. From those weights the same seeds would raise the same alarm, at any learning rate; so only
+                earlier ones are good, and the oldest there is where none is earlier.
+        """
         found: list[Checkpoint] = []
         for path in reversed(store.paths()):
             step = step_of(path)
@@ -318,13 +326,13 @@ class Loop:
             except CheckpointError as err:
                 self.log.alarm(str(err))
                 continue
-            if not found[-1].state["watch"]["guards"]["clean"]:
-                return found[-1]
         if not found:
             raise CheckpointError(
                 f"{self.name}: a guard wants to go back, and there is no whole checkpoint to go back to."
             )
-        return found[0]
+        earlier = [checkpoint for checkpoint in found if checkpoint.step < before] or found[-1:]
+        quiet = [checkpoint for checkpoint in earlier if not checkpoint.state["watch"]["guards"]["clean"]]
+        return (quiet or earlier)[0]
 
     @property
     def _stopped(self) -> bool:
@@ -372,18 +380,22 @@ class Loop:
         for trained in self.modules:
             trained.module.eval()
 
+    @property
+    def _is_best(self) -> bool:
+        """Whether the weights as they are gave the best evaluation so far; such a checkpoint is written at once, and stays."""
+        return self.best is not None and self.best.step == self.at.step > self.saved_at
+
     def _save_when_due(self) -> None:
         """Counted from the last one: an early end may jump over any particular step. None at the end of the run."""
-        due = self.at.step // self.save_every > self.saved_at // self.save_every
+        due = self.at.step // self.save_every > self.saved_at // self.save_every or self._is_best
         if due and self.at.phase < self.algorithm.num_phases and not self._stopped:
             self.save()
 
     def save(self) -> None:
         """Write a checkpoint from which the run goes on with the same bits."""
-        self.saved_at = self.at.step
+        best, self.saved_at = self._is_best, self.at.step
         if self.checkpoints is not None:
             self.log.sync()
-            best = self.best is not None and self.best.step == self.at.step
             modules = {t.name: t.module for t in self.modules}
             self.checkpoints.save(self.at.step, modules, self.state_dict(), best=best)
 
@@ -440,7 +452,8 @@ class Loop:
         if self.checkpoints is not None:
             self.checkpoints.clear_leftovers()
             checkpoint = self.checkpoints.load_latest(warn=self.log.alarm)
-        self.log.go_back_to(checkpoint.step if checkpoint else -1)
+        restores = checkpoint.state["watch"]["guards"]["restores"] if checkpoint else 0
+        self.log.go_back_to(checkpoint.step if checkpoint else -1, restores=restores)
         if checkpoint is None:
             return
         self._load(checkpoint)

@@ -86,8 +86,8 @@ def judge_rollout(rollout: Rollout, scorer: Scorer, metrics: Metrics, *, limit: 
     left_out = {group_of[place] for place in unscored}
     total, (place, reason) = len(rollout.experience.groups), min(unscored.items())
     message = (
-        f"{name}: {scorer.name} gave no score for {len(unscored)} of {len(rollout.completions)} completions; the first, of "
-        f"prompt {sample_name(rollout.prompts[place], rollout.completions[place])}: {reason.rstrip('.')}."
+        f"{name}: the reward {scorer.name} gave no score for {len(unscored)} of {len(rollout.completions)} completions; the first, of "
+        f"prompt {sample_name(rollout.prompts[place], rollout.completions[place])}: {_sentence(reason)}"
     )
     if len(left_out) > limit * total:
         raise RewardError(
@@ -104,6 +104,10 @@ def judge_rollout(rollout: Rollout, scorer: Scorer, metrics: Metrics, *, limit: 
         ],
     }  # fmt: skip
     return Judged(rollout.only(kept), scores[[p for p, group in enumerate(group_of) if group in kept]], alarm)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def measure_rollout(name: str, rollout: Rollout, scores: Tensor, ref_kl: Tensor, metrics: Metrics) -> None:

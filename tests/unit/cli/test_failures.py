@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +64,7 @@ def test_exit_codes_tell_kinds_apart():
         error.exit_code for error in CLASSES if error is not UnknownNameError
     }  # a misspelt name is a wrong setting
     assert len(codes) == len(CLASSES) - 1
-    assert not codes & {0, RLHFError.exit_code, failures.OUR_FAULT, failures.KEYBOARD}
+    assert not codes & {0, RLHFError.exit_code, failures.OUR_FAULT, failures.NOTHING_TO_SAVE}
 
 
 def test_a_fault_of_ours_is_a_line_and_its_trace_waits_in_a_file(monkeypatch, capsys):
@@ -89,15 +92,29 @@ def test_where_no_file_can_be_written_the_line_comes_all_the_same(monkeypatch, c
     assert "--debug prints its trace" in capsys.readouterr().err
 
 
-def test_debug_may_stand_anywhere_and_prints_the_trace(monkeypatch):
+def test_debug_may_stand_anywhere_and_prints_the_trace_besides(monkeypatch, capsys):
     monkeypatch.setenv(failures.DEBUG, "")
-    with pytest.raises(DataError, match="row 3"):
+    with pytest.raises(SystemExit) as caught:
         fail(monkeypatch, DataError("row 3 is empty"), "--debug", "seed=1")
+    assert caught.value.code == DataError.exit_code
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.endswith("error: row 3 is empty\n")
     assert sys.argv == ["rlhf", "run", "recipe.yaml", "seed=1"]
 
 
-def test_ctrl_c_where_there_is_nothing_to_save(monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_where_there_is_nothing_to_save(number, monkeypatch, capsys):
+    before = signal.getsignal(number)
+
+    def waiting() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+    monkeypatch.setattr(cli, "app", waiting)
+    monkeypatch.setattr(sys, "argv", ["rlhf", "data", "check", "rows.jsonl"])
     with pytest.raises(SystemExit) as caught:
-        fail(monkeypatch, KeyboardInterrupt())
+        cli.main()
     assert caught.value.code == 130
-    assert capsys.readouterr().err == "stopped: Interrupted.\n"
+    assert capsys.readouterr().err == "stopped: Interrupted, with nothing to save.\n"
+    assert signal.getsignal(number) == before

@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from rlhf import cli
+from rlhf.errors import DataError, ModelError, RunBusyError
+from rlhf.files import write_json
+from rlhf.pipeline.lock import locked
 from rlhf.pipeline.previous import previous_of
 from tests.fixtures.cheap_stages import install, loop_tree
 
@@ -43,7 +46,7 @@ def recipe(tmp_path):
 def test_a_dry_run_says_what_a_run_would_do_and_does_nothing(call, done, recipe, tmp_path):
     code, out, _ = call("run", recipe, "--dry-run")
     assert code == 0
-    assert [line.split()[1:3] for line in out.splitlines()[1:]] == [
+    assert [line.split()[1:3] for line in out.splitlines()[1:] if not line.startswith("! ")] == [
         [name, "new"] for name in ("world", "sft", "pairs", "reward", "ppo", "alone", "evaluation")
     ]
     assert not (tmp_path / "runs").exists()
@@ -137,3 +140,83 @@ def test_a_weight_file_is_traced_and_a_changed_one_sets_the_exit_code(call, done
     code, _, err = call("lineage", tmp_path / "absent")
     assert code == 2
     assert err.startswith("error: There is no file or folder")
+
+
+def test_a_report_is_written_for_a_run_by_name_and_never_into_anything_else(call, done, recipe, tmp_path, monkeypatch):
+    call("run", recipe)
+    monkeypatch.chdir(tmp_path)
+    for words in (("loop",), (tmp_path / "runs" / "loop",), ("loop", "--runs", tmp_path / "runs")):
+        code, out, _ = call("report", *words)
+        assert code == 0
+        assert out.strip().endswith("runs/loop/report.html")
+    code, _, err = call("report", "lop")
+    assert code == 2
+    assert "There is no run 'lop' in runs. Did you mean 'loop'?" in err
+    assert call("report", tmp_path / "runs" / "nothere")[0] == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"loop.yaml", "sft.jsonl", "runs"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"loop"}
+
+
+def test_generate_from_a_run_folder_names_its_models_newest_policy_first(call, tmp_path):
+    for stage, kind, day in (("sft", "sft", 1), ("ppo", "ppo", 2), ("reward", "reward", 3)):
+        write_json(tmp_path / "runs" / "mine" / stage / "model" / "config.json", {})
+        write_json(tmp_path / "runs" / "mine" / stage / "artifact.json", {"kind": kind, "finished": f"2026-01-0{day}"})
+    run = tmp_path / "runs" / "mine"
+    code, _, err = call("generate", run)
+    assert code == ModelError.exit_code
+    assert "is the folder of a run and no model" in err
+    assert [err.index(f"{run / name}/model ({name})") for name in ("ppo", "sft", "reward")] == sorted(
+        err.index(f"{run / name}/model ({name})") for name in ("ppo", "sft", "reward")
+    )
+
+
+def test_a_failed_run_says_where_and_why_in_the_list(call, monkeypatch, recipe, tmp_path):
+    def breaks(stage, at):
+        raise DataError("Row 3 of pairs.jsonl\nis empty.")
+
+    monkeypatch.setenv("COLUMNS", "200")
+    install(monkeypatch, reward=breaks)
+    assert call("run", recipe)[0] == DataError.exit_code
+    runs = ("--runs", tmp_path / "runs")
+    assert "failed in reward: Row 3 of pairs.jsonl is empty." in call("runs", "list", *runs)[1]
+    assert "Row 3 of pairs.jsonl is empty." in call("runs", "show", "loop", *runs)[1]
+    install(monkeypatch)
+    call("run", recipe)
+    assert "failed" not in call("runs", "list", *runs)[1]
+
+
+def test_a_comparison_begins_with_the_results_and_keeps_the_last_step_for_all(call, done, recipe, tmp_path):
+    runs = ("--runs", tmp_path / "runs")
+    call("run", recipe)
+    call("run", recipe, "name=other", "stages.sft.epochs=9")
+    for name, rate in (("loop", 0.5), ("other", 0.75)):
+        path = tmp_path / "runs" / name / "summary.json"
+        found = json.loads(path.read_text()) | {"win_rate": rate, "gold_before": rate}
+        found["stages"]["reward"]["metrics"] |= {"eval/accuracy": rate, "learning_rate": rate}
+        path.write_text(json.dumps(found))
+    _, out, _ = call("runs", "diff", "loop", "other", *runs)
+    assert out.index("win rate") < out.index("stages.sft.epochs")
+    assert "judge's mean score before" in out
+    assert "reward: eval/accuracy" in out
+    assert "learning_rate" not in out
+    assert "more numbers with --all." in out
+    assert "reward: learning_rate" in call("runs", "diff", "loop", "other", *runs, "--all")[1]
+    assert "judge's mean score before = 0.5" in call("runs", "show", "loop", *runs)[1]
+
+
+def test_pruning_a_run_in_use_by_name_is_an_error(call, done, recipe, tmp_path):
+    call("run", recipe)
+    runs = ("--runs", tmp_path / "runs")
+    with locked(tmp_path / "runs" / "loop"):
+        code, out, err = call("runs", "prune", "loop", *runs, "--whole", "--yes")
+        assert code == RunBusyError.exit_code
+        assert "loop: in use by a live process; left alone" in out
+        assert "Nothing to delete" not in out
+        assert err.startswith("error: Nothing was deleted. Prune loop when no process works there any more.")
+        assert call("runs", "prune", *runs)[0] == 0, "who prunes whatever can be pruned gets no error"
+
+
+def test_one_stage_is_no_stages(call, done, tmp_path):
+    (tmp_path / "sft.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    _, out, _ = call("sft", "model=embedded", f"data={tmp_path / 'sft.jsonl'}", "-o", tmp_path / "one", "--dry-run")
+    assert "1 stage into" in out

@@ -40,11 +40,17 @@ def test_references_are_found_wherever_they_stand():
         ({}, "there are no stages"),
         (
             {"sft": {**SFT, "model": "stage:other"}},
-            "sft.model names stage:other, but no stage is called so. It is the first",
+            "sft.model names stage:other, but there is no such stage. It is the first",
         ),
         ({"sft": {**SFT, "model": "stage:sft"}}, "stages.sft.model names stage:sft, which is this stage itself"),
-        ({"base": SFT, "sft": {**SFT, "model": "stage:bse"}}, r"stage:bse, but no stage .* Did you mean 'base'\?"),
-        ({"base": SFT, "sft": {**SFT, "model": "stage:x"}}, r"stage:x, but no stage .* Earlier stages: base\."),
+        (
+            {"base": SFT, "sft": {**SFT, "model": "stage:bse"}},
+            r"stage:bse, but there is no such stage.* Did you mean 'base'\?",
+        ),
+        (
+            {"base": SFT, "sft": {**SFT, "model": "stage:x"}},
+            r"stage:x, but there is no such stage.* Earlier stages: base\.",
+        ),
         (
             {"late": {**SFT, "model": "stage:base"}, "base": SFT},
             "late.model names stage:base, .* write `base` above `late`",

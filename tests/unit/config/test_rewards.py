@@ -49,7 +49,7 @@ def test_the_text_is_kept_as_the_source_or_the_function():
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ({"kind": "lexicn", "path": "x"}, r"reward.kind: none is called 'lexicn'. Did you mean 'lexicon'\?"),
+        ({"kind": "lexicn", "path": "x"}, r"reward.kind: there is no kind 'lexicn'. Did you mean 'lexicon'\?"),
         (
             {"kind": "rules", "target_word": 3},
             r"reward.target_word: there is no such key. Did you mean 'target_words'\?",

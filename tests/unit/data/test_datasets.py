@@ -38,7 +38,7 @@ def test_sft_takes_the_chosen_side_of_a_pair(tokenizer):
 
 
 def test_sft_refuses_rows_that_say_some_are_bad(tokenizer):
-    with pytest.raises(DataError, match=r"row 1: a row of kind unpaired"):
+    with pytest.raises(DataError, match=r"row 1: this is a row of kind unpaired"):
         SFTDataset([{"prompt": "p", "completion": "c", "label": False}], tokenizer)
 
 
@@ -65,7 +65,7 @@ def test_pairs_of_equal_texts_are_left_out_and_counted(tokenizer):
     data = PreferenceDataset([*PAIRS, {"prompt": "p", "chosen": "c", "rejected": "c"}], tokenizer)
     assert (len(data), data.report.identical) == (20, 1)
     with pytest.raises(
-        DataError, match=r"list: no row of the data is left to train on; of 1 rows 1 pairs of two equal texts"
+        DataError, match=r"list: no row of the data is left to train on; of 1 row 1 with two equal texts"
     ):
         PreferenceDataset([{"prompt": "p", "chosen": "c", "rejected": "c"}], tokenizer)
 
@@ -158,7 +158,7 @@ def test_rows_of_one_prompt_stay_on_one_side(tokenizer):
 
 
 def test_a_split_that_leaves_one_side_empty_is_refused(tokenizer):
-    with pytest.raises(DataError, match="have 1 distinct prompt"):
+    with pytest.raises(DataError, match="have the same prompt; a split needs at least two"):
         SFTDataset([{"prompt": "p", "completion": f"{n}"} for n in range(3)], tokenizer).split(0.5, seed=0)
     train, test = SFTDataset(SFT[:2], tokenizer).split(0.99, seed=0)
     assert (len(train), len(test)) == (1, 1)

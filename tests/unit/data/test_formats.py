@@ -4,6 +4,7 @@ import pytest
 
 from rlhf.data.contracts import Kind, RowError
 from rlhf.data.formats import parse_row, split_implicit_prompt
+from rlhf.data.plans import PREFERENCE, SFT
 
 USER = {"role": "user", "content": "hi"}
 GOOD = {"role": "assistant", "content": "hello"}
@@ -182,8 +183,48 @@ def test_a_bad_row_names_place_column_and_what_was_wanted(raw, message):
 
 
 def test_a_kind_that_is_not_wanted_says_what_is():
-    with pytest.raises(RowError, match=r"a row of kind unpaired .* wanted completion \(prompt, completion\)"):
+    with pytest.raises(RowError, match=r"this is a row of kind unpaired .* rows of kind completion are wanted"):
         parse_row({"prompt": "p", "completion": "c", "label": 1}, where="f:1", accepts=[Kind.COMPLETION])
+
+
+def test_demonstrations_in_the_place_of_pairs_are_told_that_chosen_and_rejected_are_missing():
+    with pytest.raises(RowError) as caught:
+        parse_row({"prompt": "p", "completion": "c"}, where="f:1", accepts=PREFERENCE.accepts)
+    message = str(caught.value)
+    assert message.startswith("f:1: columns 'chosen' and 'rejected' are missing: this is a row of kind completion")
+    assert "rows of kind preference (or comparison, ranking) are wanted" in message
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "p", "completions": ["a"]}, "column 'ranks' or 'ratings' is missing"),
+        ({"prompt": "p", "completion_a": "a", "completion_b": "b"}, "column 'preference' is missing"),
+    ],
+)
+def test_who_has_most_of_a_rarer_kind_is_told_what_that_lacks(row, words):
+    with pytest.raises(RowError, match=words):
+        parse_row(row, accepts=PREFERENCE.accepts)
+
+
+@pytest.mark.parametrize(
+    ("row", "accepts", "hint"),
+    [
+        (
+            {"question": "q", "answer": "a"},
+            None,
+            "Rename with columns={'question': 'prompt', 'answer': 'completion'}, "
+            "in a recipe `columns: {question: prompt, answer: completion}`.",
+        ),
+        ({"prompt": "q", "Best Answer": "a", "answer": "b"}, SFT.accepts, "`columns: {answer: completion}`"),
+        ({"chosen one": "q"}, None, '`columns: {"chosen one": chosen}`'),
+        ({"zzz": 1}, None, "Rename columns with columns={'THEIRS': 'OURS'}"),
+    ],
+)
+def test_how_to_rename_is_shown_with_the_columns_that_are_there(row, accepts, hint):
+    with pytest.raises(RowError) as caught:
+        parse_row(row, accepts=accepts)
+    assert hint in str(caught.value)
 
 
 def test_csv_cells_are_read_as_what_they_say():

@@ -10,6 +10,7 @@ from rlhf.data.expand import to_conversational, to_standard
 from rlhf.data.formats import parse_row
 from rlhf.data.inspect import run_check, run_convert, run_dedup, run_stats
 from rlhf.data.read import read_rows
+from rlhf.data.report import places
 from rlhf.data.write import write_rows
 from rlhf.errors import ConfigError, DataError, UnknownNameError
 
@@ -217,3 +218,40 @@ def test_what_can_not_be_written_names_row_and_column(tmp_path):
 def test_the_real_pairs_are_checked_as_documented(assets):
     report = run_check(sorted((assets / "hh_rlhf").glob("*/test.jsonl.gz")))
     assert (report.num_rows, report.num_usable, report.num_identical, len(report.bad_rows)) == (8552, 8552, 36, 0)
+
+
+def test_rows_that_are_wrong_in_the_same_way_are_one_line(tmp_path):
+    path = tmp_path / "d.jsonl"
+    rows = [{"question": "q", "answer": "a"}] * 60 + [{"text": "good"}, {"question": "q", "answer": "a"}, {"text": 3}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    report = run_check(path)
+    _head, _usable, count, same, other = report.to_text().splitlines()
+    assert count == "62 bad rows:"
+    assert same.startswith(f"  {path}:1-60, 62 (61 rows): no known kind of row has these columns")
+    assert "`columns: {question: prompt, answer: completion}`" in same
+    assert other.startswith(f"  {path}:63: ")
+    assert len(report.to_dict()["bad_rows"]) == 62
+
+
+def test_one_of_a_kind_is_counted_in_the_singular(tmp_path):
+    path = tmp_path / "d.jsonl"
+    write_rows(path, [{"prompt": "p", "chosen": "same", "rejected": "same"}])
+    assert "1 of 1 row usable\n1 pair with equal texts" in run_check(path).to_text()
+    assert run_stats(path).to_text().startswith(f"{path}: 1 preference row, 1 distinct prompt\n")
+    path.write_text("{}\n{not json\n", encoding="utf-8")
+    assert "\n2 bad rows:\n" in run_check(path).to_text()
+
+
+@pytest.mark.parametrize(
+    ("wheres", "text"),
+    [
+        (["d:1"], "d:1"),
+        (["d:1", "d:2", "d:4"], "d:1-2, 4 (3 rows)"),
+        (["a:1", "b:2"], "a:1, b:2 (2 rows)"),
+        (["row 9", "row 10"], "row 9-10 (2 rows)"),
+        (["here", "there"], "here, there (2 rows)"),
+        ([f"d:{n}" for n in range(1, 40, 2)], "d:1, 3, 5, 7, 9, 11, 13, 15 ... (20 rows)"),
+    ],
+)
+def test_places_of_rows_are_joined_where_they_are_neighbours(wheres, text):
+    assert places(wheres) == text

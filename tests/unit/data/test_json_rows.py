@@ -56,3 +56,37 @@ def test_an_item_that_is_too_long_ends_the_reading(tmp_path, monkeypatch):
         DataError, match=r"d.json:row 2: not a JSON value: Unterminated string starting, on or behind line 1"
     ):
         read_rows(path, on_bad_row="skip")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (json.dumps([{"text": "a"}, {"text": "b"}], indent=2), "is a JSON array over several lines"),
+        ('[\n{"text": "a"}\n]\n', "is a JSON array over several lines"),
+        ('\n[{"text": "a"},\n {"text": "b"}]\n', "is a JSON array over several lines"),
+        ('[{"text": "a"}, {"text": "b"}]\n', "is a JSON array on one line"),
+    ],
+)
+def test_an_array_under_the_name_of_json_lines_is_one_complaint_and_not_one_a_line(tmp_path, content, words):
+    path = tmp_path / "d.jsonl"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_rows(path, on_bad_row="skip")
+    assert str(caught.value).startswith(f"{path} {words}")
+    assert str(caught.value).endswith("not one object on each line; name it .json.")
+
+
+def test_objects_over_several_lines_are_one_complaint_with_the_command_that_mends_them(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text, "n": 1}, indent=2) for text in "ab"), encoding="utf-8")
+    with pytest.raises(DataError, match=r"holds JSON objects over several lines each.*jq -c \. "):
+        read_rows(path, on_bad_row="skip")
+
+
+@pytest.mark.parametrize("first", ["{", "[", "[1, 2]", '{"text": "a"', "[[["])
+def test_one_broken_line_at_the_beginning_does_not_hide_the_good_ones_behind_it(tmp_path, first):
+    path = tmp_path / "d.jsonl"
+    path.write_text(first + '\n{"text": "good"}\n{"text": "too"}\n', encoding="utf-8")
+    table = read_rows(path, on_bad_row="skip")
+    assert [row.text for row in table] == ["good", "too"]
+    assert len(table.bad_rows) == 1

@@ -137,7 +137,7 @@ def test_a_bad_row_stops_the_stream_where_it_stands(file, tokenizer):
 def test_a_stream_without_a_usable_row_is_an_error(tmp_path, tokenizer):
     write_rows(tmp_path / "d.jsonl", [{"prompt": "p", "chosen": "c", "rejected": "c"}])
     with pytest.raises(
-        DataError, match=r"d.jsonl: no row of the data is left to train on; of 1 rows 1 pairs of two equal texts"
+        DataError, match=r"d.jsonl: no row of the data is left to train on; of 1 row 1 with two equal texts"
     ):
         list(StreamingPreferenceDataset(tmp_path / "d.jsonl", tokenizer))
     with pytest.raises(ConfigError, match="shuffle_buffer is -1"):

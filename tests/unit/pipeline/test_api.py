@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
+import rlhf
 from rlhf import RLHFConfig, RLHFTrainer
 from rlhf.data.world import build_world
 from rlhf.data.world.pairs import annotate
@@ -56,8 +58,10 @@ def test_three_calls_train_three_models_in_one_run_folder(files, tmp_path):
     dpo = trainer.train_dpo(max_steps=2)
     assert [a.kind for a in (sft, reward, ppo, dpo)] == ["sft", "reward", "ppo", "dpo"]
     assert 0 <= reward.metrics["eval/accuracy"] <= 1
-    metrics = trainer.evaluate(limit=4)
-    assert 0 <= metrics["win_rate"] <= 1
+    evaluation = trainer.evaluate(limit=4)
+    assert 0 <= evaluation.metrics["win_rate"] <= 1
+    assert evaluation.headline.startswith("win rate ")
+    assert {type(value) for value in evaluation.metrics.values()} <= {int, float, type(None), str, bool}
     assert (tmp_path / "mine" / "ppo" / "model" / "model.safetensors").exists()
     assert (tmp_path / "mine" / "report.html").exists()
     before = sft.finished
@@ -82,9 +86,9 @@ def test_a_missing_input_is_named_with_the_argument_that_gives_it(tmp_path):
         trainer.evaluate()
 
 
-def trainer_in(files, folder, **settings):
+def trainer_in(files, folder, *, quiet=True, **settings):
     data = {"sft_dataset": str(files / "few.jsonl"), "reward_dataset": str(files / "pairs.jsonl")}
-    return RLHFTrainer(RLHFConfig(model_name="embedded", output_dir=str(folder), **data, **settings), quiet=True)
+    return RLHFTrainer(RLHFConfig(model_name="embedded", output_dir=str(folder), **data, **settings), quiet=quiet)
 
 
 def test_each_call_in_its_own_process_goes_on_in_the_same_folder(files, tmp_path, monkeypatch):
@@ -139,3 +143,78 @@ def test_a_folder_with_an_unreadable_recipe_is_refused_by_name(files, tmp_path):
     (tmp_path / "mine" / "recipe.yaml").write_text("name: [", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"mine/recipe\.yaml"):
         trainer_in(files, tmp_path / "mine")
+
+
+def told(capsys):
+    return " ".join(capsys.readouterr().out.split())
+
+
+def prompts_in(path):
+    return {json.loads(line)["prompt"] for line in Path(path).read_text(encoding="utf-8").splitlines()}
+
+
+def test_the_prompts_of_evaluate_are_kept_from_the_stages_that_train_the_policy(files, tmp_path, monkeypatch, capsys):
+    install(monkeypatch)
+    trainer = trainer_in(files, tmp_path / "mine", quiet=False)
+    trainer.train_sft()
+    trainer.train_reward_model()
+    trainer.train_ppo()
+    trainer.train_dpo()
+    trainer.evaluate(judge="mine.judges:strict")
+    stages = yaml.safe_load((tmp_path / "mine" / "recipe.yaml").read_text(encoding="utf-8"))["stages"]
+    asked = prompts_in(stages["evaluate"]["prompts"])
+    assert asked
+    assert asked.isdisjoint(prompts_in(stages["ppo"]["prompts"]))
+    assert stages["dpo"]["data"] == stages["ppo"]["prompts"], "else DPO would learn from what it is measured on"
+    assert asked | prompts_in(stages["ppo"]["prompts"]) == prompts_in(files / "pairs.jsonl")
+    assert "! The" not in told(capsys), "an independent judge and new prompts need no warning"
+
+
+def test_evaluate_says_beside_its_result_what_training_saw_of_it(files, tmp_path, monkeypatch, capsys):
+    install(monkeypatch)
+    trainer = trainer_in(files, tmp_path / "mine", quiet=False)
+    trainer.train_sft()
+    trainer.train_reward_model()
+    trainer.train_ppo(prompts=str(files / "pairs.jsonl"))
+    told(capsys)
+    trainer.evaluate(prompts=str(files / "pairs.jsonl"))
+    text = told(capsys)
+    assert "! The judge is the reward that stage ppo trained against" in text
+    assert "! The prompts are those that stage ppo learned from" in text
+    alarms = json.loads((tmp_path / "mine" / "summary.json").read_text(encoding="utf-8"))["alarms"]
+    assert [alarm["stage"] for alarm in alarms] == ["evaluate", "evaluate"]
+
+
+def test_prompts_of_one_s_own_are_used_as_they_are(files, tmp_path, monkeypatch):
+    install(monkeypatch)
+    trainer = trainer_in(files, tmp_path / "mine", eval_prompts=str(files / "few.jsonl"))
+    trainer.train_sft()
+    trainer.train_ppo(reward="rules")
+    trainer.evaluate(judge="mine.judges:strict")
+    assert trainer.stages["ppo"]["prompts"] == str(files / "pairs.jsonl"), "nothing has to be held out"
+    assert trainer.stages["evaluate"]["prompts"] == str(files / "few.jsonl")
+
+
+def test_a_call_speaks_of_its_own_stage_only(files, tmp_path, monkeypatch, capsys):
+    install(monkeypatch)
+    trainer = trainer_in(files, tmp_path / "mine", quiet=False)
+    trainer.train_sft()
+    told(capsys)
+    reward = trainer.train_reward_model()
+    text = told(capsys)
+    assert "sft" not in text.replace("stage:sft", "")
+    assert text.count(str(tmp_path)) == 1, "one path: where the model is"
+    assert repr(reward).startswith("Artifact('reward', 'made ")
+    assert len(repr(reward)) < 200
+    trainer.train_reward_model()
+    assert "(kept)" in told(capsys), "and says so where there was nothing to do"
+
+
+def test_help_says_what_the_fields_mean():
+    assert "    kl_coef: Weight of PPO's KL penalty." in RLHFConfig.__doc__
+    assert all(f"    {name}: " in RLHFConfig.__doc__ for name in RLHFConfig.model_fields)
+
+
+def test_only_public_names_are_listed():
+    assert {name for name in dir(rlhf) if not name.startswith("__")} == set(rlhf.__all__) - {"__version__"}
+    assert "importlib" not in dir(rlhf)

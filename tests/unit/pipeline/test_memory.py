@@ -55,7 +55,7 @@ def test_other_errors_pass(err):
 
 def test_what_costs_no_result_comes_first():
     assert lines(SFTStage.of(SFT)) == [
-        "stages.mine.tokens_per_microbatch=4096    (is 16384; changes no result, and goes on from the last checkpoint)",
+        "stages.mine.tokens_per_microbatch=4096    (is 16384; changes no result beyond rounding, and goes on from the last checkpoint)",
         "stages.mine.model.gradient_checkpointing=true    (is false; about 30 % slower)",
         "stages.mine.model.lora={rank: 16}    (is null; trains adapters instead of all weights)",
         "stages.mine.model.dtype=bfloat16    (is float32, together with lora)",

@@ -81,7 +81,7 @@ CHANGES = {
     "reward__num_heads": (2, "num_heads was 1, is 2"),
     "reward__model": ("embedded", "model.path was stage:sft, is embedded"),
     "ppo__kl__coef": (0.2, "kl.coef was 0.1, is 0.2"),
-    "ppo__reward": (["stage:reward", "rules"], "reward was [{"),
+    "ppo__reward": (["stage:reward", "rules"], "reward.1 was not there, is {"),
     "alone__epochs": (2, "epochs was 1.0, is 2.0"),
     "evaluation__limit": (3, "limit was null, is 3"),
     "evaluation__judge": ("rules", "judge.kind was function, is rules"),

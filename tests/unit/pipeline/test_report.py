@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from random import Random
 
 import pytest
+import yaml
 from markupsafe import Markup
 
+from rlhf.evaluation.intervals import mean_interval
+from rlhf.evaluation.records import KL
 from rlhf.pipeline.report import render, write_report
 from rlhf.pipeline.report_data import read_run, sorted_points
 from rlhf.pipeline.report_plots import Panel
-from rlhf.pipeline.report_words import headline
-from tests.fixtures.run_folder import write_run
+from rlhf.pipeline.report_words import headline, percentage, plain_number
+from tests.fixtures.run_folder import AFTER, made_up_evaluation, write_run
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 ATTACK = '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7 * 7 }} &amp; "quoted"'
@@ -350,3 +355,61 @@ def test_the_report_of_the_same_folder_is_the_same(plain):
         return re.sub(r"Made \d{4}.*? UTC", "", html)
 
     assert without_time(report_of(plain)) == without_time(report_of(plain))
+
+
+@pytest.mark.parametrize(
+    ("judge", "prompts", "title", "words"),
+    [
+        (
+            {"kind": "learned", "source": "stage:reward"}, "stage:world/test_prompts.jsonl",
+            "Better by the reward it was trained against",
+            ["The judge is the reward that stage ppo trained against", "which is what stage ppo trained against. Small print"],
+        ),
+        (
+            "rlhf.evaluation.judges:world_judge", "stage:world/prompts.jsonl",
+            "Better on its training prompts",
+            ["120 prompts that stage ppo learned from", "The prompts are those that stage ppo learned from"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_success_measured_with_what_training_saw_is_told_as_that(plain, tmp_path, judge, prompts, title, words):
+    run = copied(plain, tmp_path)
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["stages"]["evaluation"] |= {"judge": judge, "prompts": prompts}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    text = text_of(report_of(run))
+    assert "The model became better" not in text
+    assert title in text
+    for phrase in words:
+        assert phrase in text
+    assert "which no training stage saw" not in text
+    assert "never saw the judge" not in text
+
+
+def test_an_independent_evaluation_is_told_as_that(plain):
+    text = text_of(report_of(plain))
+    assert "120 prompts of a file that no stage learned from" in text
+    assert "which no policy was trained against. Small print" in text
+
+
+def test_without_a_recipe_nothing_is_claimed_of_judge_and_prompts(plain, tmp_path):
+    run = copied(plain, tmp_path)
+    (run / "recipe.yaml").unlink()
+    text = text_of(report_of(run))
+    assert "120 prompts, the trained model's answer" in text
+    assert "learned from" not in text
+    assert "trained against" not in text
+    assert "The model became better" in text
+
+
+def test_counts_of_one_and_zeros_read_well(plain, tmp_path):
+    run = copied(plain, tmp_path)
+    path = run / "evaluation" / "evaluation.json"
+    found = json.loads(path.read_text())
+    found["win_rate"] |= {"wins": 118, "losses": 1, "ties": 1}
+    path.write_text(json.dumps(found))
+    assert "judged better 118 times, worse once and equal once" in text_of(report_of(run))
+    kl = found["kl"] | {"k1": mean_interval([-0.0011, 0.0007])}
+    evaluation = made_up_evaluation(Random(0), AFTER, kind="healthy", num_prompts=30)
+    assert "KL 0.00 nats/sequence" in replace(evaluation, kl=KL(**kl)).headline()
+    assert [plain_number(-0.0), percentage(-0.0001)] == ["0.00", "0.0\u202f%"]

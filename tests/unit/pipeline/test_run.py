@@ -226,3 +226,18 @@ def test_alarms_of_an_attempt_with_other_settings_are_history(tmp_path, monkeypa
     told = pipeline_of(tmp_path).run()["alarms"]
     assert [(alarm["stage"], alarm["message"], alarm["value"]) for alarm in told] == [("sft", "It went wrong.", 30.0)]
     assert pipeline_of(tmp_path, sft__epochs=2).run()["alarms"] == []
+
+
+@pytest.mark.parametrize(
+    "message", ["Stopped by SIGINT.", "Stopped by SIGINT at step 3 of 9, and all of it is saved; the same command goes on from there."]
+)  # fmt: skip
+def test_how_to_go_on_is_said_once(tmp_path, monkeypatch, message):
+    def stopped(stage, at):
+        raise InterruptedRun(message)
+
+    install(monkeypatch, sft=stopped)
+    with pytest.raises(InterruptedRun) as caught:
+        pipeline_of(tmp_path).run()
+    text = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert text.count("the same command goes on from there") == 1
+    assert f"In stage 'sft' of {tmp_path / 'runs' / 'loop'}" in text

@@ -9,19 +9,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlhf.config.recipe import RecipeConfig
+from rlhf.config.recipe import GRPOStage, RecipeConfig
 from rlhf.data.contracts import Kind
 from rlhf.data.read import open_rows
-from rlhf.errors import DataError, ModelError, RewardError, RunBusyError, StorageError
+from rlhf.errors import ConfigError, DataError, ModelError, RewardError, RunBusyError, StorageError
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.stages import STAGES
 from rlhf.pipeline.validate import Problem, find_problems, validate_file, validate_recipe
 from rlhf.pipeline.validate.inputs import ROWS_TAKEN, outputs
+from rlhf.pipeline.validate.places import BUILT_IN
 from rlhf.pipeline.validate.settings import MEASURED
 from tests.fixtures import tiny
 
@@ -189,7 +191,6 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ("sft", {"eval_frac": 0.1, "eval_data": "pairs.jsonl"}, "eval_frac", "warning", 0, ("nothing beside eval_data",)),
     ("sft", {"epochs": 2, "max_steps": 9}, "epochs", "warning", 0, ("does nothing: max_steps (9)",)),
     ("sft", {"tokens_per_step": 99}, "rows_per_step", "warning", 0, ("does nothing: tokens_per_step (99)",)),
-    ("sft", {"truncation": "drop"}, "truncation", "warning", 0, ("nothing without max_length",)),
     ("sft", {"log_to": ["trackio"]}, "log_to", "error", 8, ("'trackio'", "pip install 'rlhf[track]'")),
     (
         "grpo",
@@ -518,10 +519,10 @@ def test_prompt_and_completion_must_fit_into_the_context(tree, tmp_path):
 def test_few_rows_and_few_prompts_are_told(tree):
     problem = only(changed(tree, "sft", rows_per_step=64), deep=True)
     assert (problem.key, problem.level) == ("rows_per_step", "warning")
-    assert "only 40" in problem.message
+    assert "A step takes 64 rows, more than the 40 here" in problem.message
     problem = only(changed(tree, "grpo", prompts_per_rollout=64), deep=True)
     assert (problem.key, problem.level) == ("prompts_per_rollout", "warning")
-    assert "12 prompts for the 64" in problem.message
+    assert "The 12 prompts here must do for the 64 of a rollout" in problem.message
 
 
 def test_hundreds_of_passes_are_asked_about(tree):
@@ -652,12 +653,14 @@ def test_a_run_in_progress_is_told_with_its_owner(tree, tmp_path):
     folder.mkdir(parents=True)
     with (folder / ".lock").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write("process 4711 since noon\n")
+        owner = {"pid": 4711, "host": "elsewhere", "since": time.time() - 7300, "command": f"rlhf run {folder.name}"}
+        file.write(json.dumps(owner))
         file.flush()
-        problem = only(tree)
+        problem = only(tree, deep=True)
+        assert found(tree, deep=False) == [], "a run asks for the lock itself, and a dry run needs none"
     assert (problem.key, problem.kind) == ("name", RunBusyError)
-    assert "process 4711 since noon" in problem.message
-    assert found(tree, deep=False) == []  # a lock that nobody holds is no obstacle
+    assert f"process 4711 on elsewhere, for 2 hours (rlhf run {folder.name})" in problem.message
+    assert found(tree, deep=True) == [], "a lock that nobody holds is no obstacle"
 
 
 def test_a_disk_that_is_too_small_is_told_with_what_is_needed(tree, monkeypatch):
@@ -734,6 +737,82 @@ def test_a_recipe_that_is_not_valid_is_looked_at_all_the_same(tree, tmp_path):
     assert len(complaints) == len(review.problems), "nothing is said twice"
     assert review.exit_code == 2
     assert review.num_stages == 4
+
+
+def test_what_a_wrong_setting_hides_is_said_and_what_a_key_too_many_does_not_hide_is_looked_at(tree, tmp_path):
+    broken = changed(tree, "sft", learning_rate=-1, data="nothere.jsonl")
+    broken = changed(broken, "grpo", packing=True, kl={"coff": 1}, prompts="nothere.jsonl", reward="nothere.py:f")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(broken), encoding="utf-8")
+    review = validate_file(path, deep=False)
+    keys = {(problem.stage, problem.key) for problem in review.problems}
+    assert keys == {
+        ("sft", "learning_rate"), ("grpo", "packing"), ("grpo", "kl.coff"), ("grpo", "prompts"), ("grpo", "reward.0.function"),
+    }  # fmt: skip
+    assert "files, models and rewards of sft (mend the settings first, then look again)" in review.to_text()
+
+
+def test_a_complaint_about_an_override_names_it(tree, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    (problem,) = validate_file(path, ["grpo.kl.coef=0.2"], deep=False).problems
+    assert problem.key == "grpo"
+    assert "Did you mean 'stages.grpo.kl.coef'?" in problem.message
+    assert problem.message.endswith("[override grpo.kl.coef=0.2]")
+
+
+@pytest.mark.parametrize("given", [None, "/no/such/assets"])
+def test_assets_that_are_not_there_are_one_complaint(tree, tmp_path, monkeypatch, given):
+    if given is None:
+        monkeypatch.delenv("RLHF_ASSETS", raising=False)
+        monkeypatch.chdir(tmp_path / "runs" if (tmp_path / "runs").is_dir() else tmp_path)
+        text = "RLHF_ASSETS is not set, and its default ../shared/assets is not there"
+    else:
+        monkeypatch.setenv("RLHF_ASSETS", given)
+        text = f"RLHF_ASSETS is {given}, which is no folder"
+    sft = {"kind": "sft", "model": "${RLHF_ASSETS}/model", "data": "${RLHF_ASSETS}/rows.jsonl"}
+    dpo = {"kind": "dpo", "model": "stage:sft", "data": ["${RLHF_ASSETS}/a.jsonl", "${RLHF_ASSETS}/b.jsonl"]}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps({"name": "x", "stages": {"sft": sft, "dpo": dpo}}), encoding="utf-8")
+    review = validate_file(path, deep=False)
+    (problem,) = review.problems
+    assert problem.level == "error"
+    assert text in problem.message
+    assert "stages.sft.data" in problem.message
+    assert "export RLHF_ASSETS=" in problem.message
+    assert review.to_text().count("the sizes of their models are not known") == 1
+    assert "memory and disk that sft and dpo need" in review.to_text()
+
+
+def test_assets_that_are_there_hide_no_complaint_about_one_of_them(tree, tmp_path, monkeypatch):
+    (tmp_path / "assets").mkdir()
+    monkeypatch.setenv("RLHF_ASSETS", str(tmp_path / "assets"))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(changed(tree, "sft", data="${RLHF_ASSETS}/rows.jsonl")), encoding="utf-8")
+    (problem,) = validate_file(path, deep=False).problems
+    assert (problem.stage, problem.key) == ("sft", "data")
+    assert f"There is no file or folder {tmp_path}/assets/rows.jsonl" in problem.message
+
+
+def test_a_bare_word_is_no_reward_and_is_told_what_one_can_be(tree):
+    problem = only(changed(tree, "grpo", reward="lambda"))
+    assert (problem.stage, problem.key, problem.kind) == ("grpo", "reward.0.source", ConfigError)
+    for part in ("'lambda' names no reward", "stage:NAME", "package.module:function", "http://", "rules"):
+        assert part in problem.message
+    assert "Did you mean 'rules'?" in only(changed(tree, "grpo", reward="rule")).message
+    assert "Did you mean {kind: lexicon, ...}?" in only(changed(tree, "grpo", reward="lexicon")).message
+
+
+def test_the_words_that_are_rewards_are_those_that_recipes_know():
+    stage = {"kind": "grpo", "model": "m", "prompts": "p.jsonl"}
+    kinds = {word: GRPOStage(**stage, reward=word).reward[0].kind for word in (*BUILT_IN, "anything")}
+    assert [word for word, kind in kinds.items() if kind == "learned"] == ["anything"]
+
+
+def test_a_file_is_not_taken_for_another_because_both_end_alike(tree):
+    problem = only(changed(tree, "sft", data="nothere.jsonl"))
+    assert problem.message == "There is no file or folder nothere.jsonl."
+    assert "Did you mean 'demos.jsonl'?" in only(changed(tree, "sft", data="demo.jsonl")).message
 
 
 def test_every_wrong_reference_is_told_and_not_only_the_first(tree, tmp_path):

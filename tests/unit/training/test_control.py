@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from rlhf.training.control import AdaptiveKLController, EarlyStopping
+from rlhf.errors import ConfigError
+from rlhf.training.control import AdaptiveKLController, ConstraintKLController, DoublingKLController, EarlyStopping
 
 
 def test_a_kl_above_the_target_raises_the_weight_and_one_below_lowers_it():
@@ -100,3 +101,83 @@ def test_the_state_of_early_stopping_brings_it_back():
     other.update(2.5, 3)
     assert other.should_stop
     assert (other.best, other.best_step) == (2.0, 0)
+
+
+def test_a_kl_far_from_the_target_doubles_or_halves_the_weight_and_one_near_it_does_nothing():
+    # the band of a target of 6 is 4 to 9, both included
+    controller = DoublingKLController(0.5, target=6.0)
+    heard = []
+    for kl in (9.0, 9.1, 4.0, 6.0, 3.9, 0.0, 600.0):
+        controller.update(kl, 64)
+        heard.append(controller.coef)
+    assert heard == [0.5, 1.0, 1.0, 1.0, 0.5, 0.25, 0.5]
+
+
+def test_the_doubled_weight_stays_inside_its_limits():
+    high, low = (DoublingKLController(1.0, target=1.0, limits=(0.01, 50.0)) for _ in range(2))
+    for _ in range(20):
+        high.update(100.0)
+        low.update(0.0)
+    assert (high.coef, low.coef) == (50.0, 0.01)
+
+
+def test_a_limit_costs_nothing_until_it_is_reached():
+    controller = ConstraintKLController(limit=2.0, step_size=0.1)
+    heard = []
+    for kl in (1.0, 4.0, 3.0, 2.0, 1.0, 0.0):
+        controller.update(kl, 64)
+        heard.append(controller.coef)
+    assert heard == pytest.approx([0, 0.1, 0.15, 0.15, 0.1, 0])
+    for _ in range(3):
+        controller.update(1e6)
+    assert controller.coef == 10.0
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf])
+def test_no_controller_believes_a_kl_that_is_not_finite(kl: float):
+    doubling, constraint = DoublingKLController(0.5, target=1.0), ConstraintKLController(0.5, limit=1.0)
+    doubling.update(kl)
+    constraint.update(kl)
+    assert doubling.coef == constraint.coef == 0.5
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: DoublingKLController(0.5, target=1.0), lambda: ConstraintKLController(0.5, limit=1.0)]
+)
+def test_the_state_of_the_other_controllers_brings_them_back(build):
+    controller, other = build(), build()
+    controller.update(3.0)
+    assert controller.coef != 0.5
+    other.load_state_dict(controller.state_dict())
+    controller.update(3.0)
+    other.update(3.0)
+    assert other.coef == controller.coef
+
+
+def test_a_policy_that_answers_the_weight_is_held_near_its_target():
+    # a KL that falls as the weight grows: every controller ends where the KL is what was asked for
+    doubling, constraint = DoublingKLController(0.01, target=1.0), ConstraintKLController(limit=1.0, step_size=0.05)
+    for controller in (doubling, constraint):
+        for _ in range(300):
+            controller.update(0.3 / (controller.coef + 1e-3))
+    assert 1 / 1.5 <= 0.3 / (doubling.coef + 1e-3) <= 1.5
+    assert 0.3 / (constraint.coef + 1e-3) == pytest.approx(1.0, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: DoublingKLController(0.0, target=1.0), "KL weight of 0.0 with a target KL of 1.0"),
+        (lambda: DoublingKLController(0.1, target=0.0), "target KL of 0.0"),
+        (lambda: DoublingKLController(0.1, target=1.0, tolerance=1.0), "beyond 1.0 times the target"),
+        (lambda: DoublingKLController(0.1, target=1.0, factor=math.nan), "by a factor of nan"),
+        (lambda: ConstraintKLController(limit=0.0), "limit 0.0"),
+        (
+            lambda: ConstraintKLController(11.0, limit=1.0),
+            "from 0 to 10.0; got limit 1.0, step size 0.01, multiplier 11.0",
+        ),
+    ],
+)
+def test_controllers_that_could_not_control_are_refused(build, said: str):
+    with pytest.raises(ConfigError, match=said):
+        build()

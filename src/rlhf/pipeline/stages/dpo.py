@@ -9,13 +9,14 @@ from rlhf.data.datasets import PreferenceDataset
 from rlhf.models.load import disable_dropout
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, load_for_training, num_rows, open_datasets, save_model
+from rlhf.pipeline.words import counted
 from rlhf.training.dpo import DPOTrainer
 
 
 def run_dpo(stage: DPOStage, at: StageContext) -> StageOutcome:
     """A policy that learned from pairs directly."""
     policy = load_for_training(stage.model, at, seed=seed_of(stage.seed))
-    options: dict[str, Any] = {"max_length": stage.max_length, "truncation": stage.truncation}
+    options: dict[str, Any] = {"truncation": stage.truncation}
     disable_dropout(policy.model)  # the reference that it is compared with has none
     train, held_out = open_datasets(stage, at, PreferenceDataset, None, policy, options)
     choose_path(policy, train, at)
@@ -25,5 +26,6 @@ def run_dpo(stage: DPOStage, at: StageContext) -> StageOutcome:
     accuracy = metrics.get("eval/accuracy", metrics["dpo/accuracy"])
     margin = metrics.get("eval/reward_margin", metrics["dpo/reward_margin"])
     return StageOutcome(
-        f"{num_rows(train)} pairs, {result.steps} steps, accuracy {accuracy:.3f}, margin {margin:.2f}", metrics
+        f"{num_rows(train, 'pair')}, {counted(result.steps, 'step')}, accuracy {accuracy:.3f}, margin {margin:.2f}",
+        metrics,
     )

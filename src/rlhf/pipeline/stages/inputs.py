@@ -10,8 +10,11 @@ import rlhf
 from rlhf.config.model import ModelConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset
+from rlhf.data.report import left_out
 from rlhf.errors import ConfigError
+from rlhf.files import check_space
 from rlhf.models.policy import PolicyModel
+from rlhf.models.score import base_model, context_length
 from rlhf.pipeline.stages.context import StageContext, seed_of
 from rlhf.seeds import derive_seed
 
@@ -39,8 +42,9 @@ def load_for_training(config: ModelConfig, at: StageContext, *, seed: int) -> Po
 def open_datasets(
     stage: Any, at: StageContext, kind: Any, streaming: Any, model: Any, options: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Training and held-out rows."""
-    options = {**options, "on_bad_row": stage.on_bad_row, "columns": stage.columns}
+    """Training and held-out rows; one that is longer than the model's context is told by file and line, before anything is trained."""
+    limit = longest_row(stage.max_length, model)
+    options = {**options, "max_length": limit, "on_bad_row": stage.on_bad_row, "columns": stage.columns}
     source = at.paths(stage.data)
     held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
     if stage.streaming:
@@ -62,6 +66,13 @@ def open_datasets(
         if data is not None:
             at.log.write("note", message=f"{name}: {data.report.to_text()}")
     return train, held_out
+
+
+def longest_row(max_length: int | None, model: PolicyModel | RewardModel) -> int | None:
+    """Tokens that a row may have: what the settings say, and no more than the model was made for."""
+    network: Any = model.model if isinstance(model, PolicyModel) else model.members[0]
+    limits = [limit for limit in (max_length, context_length(base_model(network))) if limit is not None]
+    return min(limits, default=None)
 
 
 def choose_path(model: PolicyModel | RewardModel, data: Any, at: StageContext) -> None:
@@ -94,9 +105,16 @@ def save_model(model: PolicyModel | RewardModel, stage: Any, at: StageContext, m
         "recipe": stage.model_dump(mode="json", exclude_unset=True),
         "metrics": {name: value for name, value in metrics.items() if isinstance(value, int | float)},
     }
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    check_space(at.folder, needed, purpose="The model")
     model.save_pretrained(at.folder / "model", card=about)
 
 
-def num_rows(data: Any) -> str:
-    """For people."""
-    return str(len(data)) if hasattr(data, "__len__") else "streamed"
+def num_rows(data: Any, noun: str) -> str:
+    """``55 rows (5 of 60 left out: 4 bad, 1 too long)``: for people, so that no row goes without a word."""
+    if not hasattr(data, "__len__"):
+        return f"streamed {noun}s"
+    counts = left_out(data.report)
+    told = f" ({sum(counts.values()):,} of {data.report.num_rows:,} left out: " if counts else ""
+    told += ", ".join(f"{count:,} {what}" for what, count in counts.items()) + ")" if counts else ""
+    return f"{len(data)} {noun}{'' if len(data) == 1 else 's'}{told}"

@@ -12,6 +12,7 @@ from rlhf.data.datasets import GRPODataset
 from rlhf.files import write_jsonl
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy
+from rlhf.pipeline.words import counted
 from rlhf.rewards.functions import load_function
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion
@@ -54,11 +55,14 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
                 rows += found
                 bar.advance(by=len(found))
         if len(rows) < count:
-            at.log.alarm(f"{name}: {asked} prompts gave {len(rows)} pairs, {count} were wanted; the others were ties.")
+            at.log.alarm(
+                f"{name}: {counted(asked, 'prompt')} gave {counted(len(rows), 'pair')}, {count} were wanted; the others were ties."
+            )
         write_jsonl(at.folder / f"{name}.jsonl", rows[:count])
         counts[f"num_{name}"] = min(count, len(rows))
     return StageOutcome(
-        f"{counts['num_pairs']} pairs with {stage.noise:.0%} noise, {counts.get('num_test_pairs', 0)} held-out pairs without",
+        f"{counted(counts['num_pairs'], 'pair')} with {stage.noise:.0%} noise, "
+        f"{counted(counts.get('num_test_pairs', 0), 'held-out pair')} without",
         counts,
     )
 

@@ -13,6 +13,7 @@ from rlhf.files import write_json
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
+from rlhf.pipeline.words import counted
 from rlhf.training.reward import RewardModelTrainer
 
 
@@ -27,7 +28,7 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
         num_heads=stage.num_heads,
         seed=seed,
     )
-    options: dict[str, Any] = {"max_length": stage.max_length, "truncation": stage.truncation}
+    options: dict[str, Any] = {"truncation": stage.truncation}
     train, held_out = open_datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)
     choose_path(model, train, at)
     result = RewardModelTrainer(model, stage, train, held_out, log=at.log, checkpoint_dir=at.folder).train()
@@ -40,4 +41,4 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
         metrics |= {"eval/accuracy": found.value, "eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
         accuracy = f"held-out accuracy {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
     save_model(model, stage, at, metrics)
-    return StageOutcome(f"{num_rows(train)} pairs, {result.steps} steps, {accuracy}", metrics)
+    return StageOutcome(f"{num_rows(train, 'pair')}, {counted(result.steps, 'step')}, {accuracy}", metrics)

@@ -19,6 +19,7 @@ from rlhf.pipeline.stages.inputs import (
     read_prompts,
     save_model,
 )
+from rlhf.pipeline.words import counted, rounded
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.types import Scorer, listen
 from rlhf.training.loop import TrainResult
@@ -61,14 +62,11 @@ def finish_rl(name: str, policy: PolicyModel, result: TrainResult, stage: Any, a
     save_model(policy, stage, at, metrics)
     curve = [e["metrics"] for e in at.log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
     if not curve:  # somebody removed events.jsonl while the stage was unfinished
-        return StageOutcome(f"{result.steps} steps", metrics)
-    first, last = curve[0], curve[-1]
-    metrics |= {
-        f"{name}/score_first": first[f"{name}/score_mean"],
-        f"{name}/score_last": last[f"{name}/score_mean"],
-    }
+        return StageOutcome(counted(result.steps, "step"), metrics)
+    first, last = (curve[place][f"{name}/score_mean"] for place in (0, -1))
+    metrics |= {f"{name}/score_first": first, f"{name}/score_last": last}
     return StageOutcome(
-        f"{len(curve)} rollouts, {result.steps} steps, reward {first[f'{name}/score_mean']:+.2f} -> {last[f'{name}/score_mean']:+.2f}, "
-        f"KL {last[f'{name}/ref_kl']:.2f} nats/sequence",
+        f"{counted(len(curve), 'rollout')}, {counted(result.steps, 'step')}, reward {rounded(first, sign=True)} -> "
+        f"{rounded(last, sign=True)}, KL {rounded(curve[-1][f'{name}/ref_kl'])} nats/sequence",
         metrics,
     )

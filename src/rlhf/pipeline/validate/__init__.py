@@ -5,6 +5,7 @@ inputs        what a stage reads: rows, models, rewards, functions; what each ki
 references    stage:NAME and stage:NAME/FILE: is that stage of the right kind, does it write that file
 places        files, folders, functions' files and hub names: are they there
 weights       model folders by their headers: whole, what size, what kind
+independence  whether an evaluation's judge and prompts are new to the policy
 settings      settings that contradict each other, do nothing, or are far from what is usual
 resources     packages, run folder, disk, memory, GPU
 reading       (deep) the beginning of every file of rows

@@ -8,29 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError, model_validator
-
 from rlhf.config.base import apply_overrides, read_yaml
-from rlhf.config.recipe import RecipeConfig, Stage, expand_variables
+from rlhf.config.overrides import complaint_lines, complaints_of, mark_overrides
+from rlhf.config.recipe import RecipeConfig, expand_variables
 from rlhf.errors import ConfigError
+from rlhf.pipeline.validate.assets import tell_missing_assets
+from rlhf.pipeline.validate.draft import draft_of
 from rlhf.pipeline.validate.places import check_places
 from rlhf.pipeline.validate.problems import Problem, Review, Validation
 from rlhf.pipeline.validate.references import check_references
 from rlhf.pipeline.validate.resources import check_resources
 from rlhf.pipeline.validate.settings import check_settings
 
-STAGE_ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
 IN_STAGE = re.compile(r"stages\.(?P<stage>[\w-]+)(?:\.(?P<key>[^\s:]+))?:? (?P<message>.+)")
 IN_RECIPE = re.compile(r"(?P<key>[\w.]+): (?P<message>.+)")
 """How ``rlhf.config`` says where something is wrong."""
-
-
-class Draft(RecipeConfig):
-    """What is left of a recipe when the stages that are not valid are taken out: others may name those."""
-
-    @model_validator(mode="after")
-    def _inputs_exist(self) -> Draft:
-        return self
+MEND = "mend the settings first, then look again"
 
 
 def find_problems(recipe: RecipeConfig, *, deep: bool = True) -> list[Problem]:
@@ -46,24 +39,28 @@ def find_problems(recipe: RecipeConfig, *, deep: bool = True) -> list[Problem]:
     return validate_recipe(recipe, deep=deep).problems
 
 
-def check_quickly(recipe: RecipeConfig, *, until: str | None = None) -> None:
+def check_quickly(recipe: RecipeConfig, *, until: str | None = None) -> list[Problem]:
     """What every run begins with: what its last stage would fail with is told before its first one trains.
 
     Args:
         recipe: A valid one. Its run folder must not be locked by this process.
         until: Later stages than this one are not looked at.
 
+    Returns:
+        Warnings: what may be meant so, and probably is not.
+
     Raises:
         RLHFError: The class that the run would have raised first; with all complaints.
     """
     names = list(recipe.stages)
     wanted = {None, *(names[: names.index(until) + 1] if until in names else names)}
-    errors = [p for p in find_problems(recipe, deep=False) if p.level == "error" and p.stage in wanted]
+    problems = [p for p in find_problems(recipe, deep=False) if p.stage in wanted]
+    errors = [p for p in problems if p.level == "error"]
     if errors:
-        lines = [f"{'.'.join(filter(None, (p.stage and f'stages.{p.stage}', p.key)))}: {p.message}" for p in errors]
-        lines = [line.removeprefix(": ") for line in lines]
+        lines = [p.line for p in errors]
         head = f"{recipe.name} can't run to its end:\n  " if len(lines) > 1 else ""
         raise errors[0].kind(head + "\n  ".join(lines))
+    return problems
 
 
 def validate_recipe(recipe: RecipeConfig, *, deep: bool = True, source: str | None = None) -> Validation:
@@ -79,23 +76,30 @@ def validate_file(path: Path | str, overrides: Sequence[str] = (), *, deep: bool
     Raises:
         ConfigError: It is not there, is no YAML, or an override can't be applied: there is nothing to look at.
     """
-    tree = expand_variables(apply_overrides(read_yaml(path), overrides), str(path))
+    written, source = read_yaml(path), str(path)
+
+    def read(settings: Mapping[str, Any]) -> RecipeConfig:
+        return RecipeConfig.of(expand_variables(settings, source), source=source)
+
+    tree = expand_variables(apply_overrides(written, overrides), source)
     try:
-        recipe = RecipeConfig.of(tree, source=str(path))
+        recipe = RecipeConfig.of(tree, source=source)
     except ConfigError as err:
-        complaints = _complaints(err)
+        lines = complaint_lines(err)
+        complaints = _complaints(mark_overrides(lines, complaints_of(read, written), overrides) if overrides else lines)
     else:
-        return validate_recipe(recipe, deep=deep, source=str(path))
+        return validate_recipe(recipe, deep=deep, source=source)
     order = list(map(str, stages)) if isinstance(stages := tree.get("stages"), Mapping) else []
-    try:
-        draft = Draft.of(_without_what_is_wrong(tree))
-    except ConfigError:
-        return Validation(str(path), len(order), complaints, [], ["all but the settings themselves"])
-    num_stages = len(order)
+    draft = draft_of(tree)
+    if draft is None:
+        return Validation(source, len(order), complaints, [], [f"all but the settings themselves ({MEND})"])
+    num_stages, unseen = len(order), [name for name in order if name not in draft.stages]
     order += [problem.stage for problem in complaints if problem.stage is not None and problem.stage not in order]
     review = Review(draft, deep=deep, problems=complaints, order=order)
+    if unseen:
+        review.leave(f"files, models and rewards of {', '.join(unseen)} ({MEND})")
     _look(review)
-    found = _validation(review, str(path))
+    found = _validation(review, source)
     return replace(found, num_stages=num_stages)
 
 
@@ -113,6 +117,7 @@ def _look(review: Review) -> None:
         check_functions(review)
     else:
         review.leave("rows, tokenizers and functions")
+    tell_missing_assets(review)
 
 
 def _validation(review: Review, source: str) -> Validation:
@@ -121,39 +126,11 @@ def _validation(review: Review, source: str) -> Validation:
     )
 
 
-def _complaints(err: ConfigError) -> list[Problem]:
+def _complaints(lines: Sequence[str]) -> list[Problem]:
     """The lines of a refusal, each with its stage and key."""
     problems = []
-    for line in str(err).splitlines()[1:]:
-        match = IN_STAGE.match(line.strip()) or IN_RECIPE.match(line.strip())
-        place = match.groupdict() if match is not None else {"message": line.strip()}
+    for line in lines:
+        match = IN_STAGE.match(line) or IN_RECIPE.match(line)
+        place = match.groupdict() if match is not None else {"message": line}
         problems.append(Problem(place.get("stage"), place.get("key") or "", "error", place["message"]))
     return problems
-
-
-def _without_what_is_wrong(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The stages that are valid by themselves, and the settings of the recipe that are."""
-    seed = tree.get("seed", 0)
-    stages = tree.get("stages")
-    kept = {
-        name: stage
-        for name, stage in (stages.items() if isinstance(stages, Mapping) else ())
-        if isinstance(name, str) and isinstance(stage, Mapping) and _is_valid({"seed": seed, **stage})
-    }
-    rest = {"name": "recipe", "stages": kept}
-    for key in RecipeConfig.model_fields:
-        if key in tree and key != "stages":
-            try:
-                Draft.of({**rest, key: tree[key]})
-            except ConfigError:
-                continue
-            rest[key] = tree[key]
-    return rest
-
-
-def _is_valid(stage: Mapping[str, Any]) -> bool:
-    try:
-        STAGE_ADAPTER.validate_python(stage)
-    except ValidationError:
-        return False
-    return True

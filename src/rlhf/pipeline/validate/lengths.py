@@ -14,6 +14,7 @@ from rlhf.data.plans import PLANS, Item
 from rlhf.data.report import TokenizationReport
 from rlhf.data.tokenization import tokenization
 from rlhf.data.tokenize import TokenizedRow
+from rlhf.data.words import counted
 from rlhf.errors import DataError, ModelError
 from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, policies, root_model, rows_inputs
 from rlhf.pipeline.validate.places import facts_of, local_folder
@@ -106,8 +107,8 @@ def _check_limit(
     over = [place for place, count in enumerate(counts) if count > limit]
     if not over:
         return
-    share, among = len(over) / len(counts), f"{len(over):,} of {len(counts):,} rows looked at"
-    what = f"{among} of {rows.key} have more than {name}: {limit} tokens (the longest {max(counts):,})"
+    share, among = len(over) / len(counts), f"{len(over):,} of {counted(len(counts), 'row')} looked at"
+    what = f"{among} of {rows.key} {'has' if len(over) == 1 else 'have'} more than {name}: {limit} tokens (the longest {max(counts):,})"
     first = lengths.items[over[0]][0].where
     if policy == "error":
         review.error(

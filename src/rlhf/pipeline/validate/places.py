@@ -6,12 +6,13 @@ import ast
 import importlib.machinery
 import importlib.util
 from pathlib import Path
+from typing import get_args
 
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import EvaluateStage, Stage
-from rlhf.config.rewards import LexiconRewardConfig
+from rlhf.config.rewards import LexiconRewardConfig, RewardSpec
 from rlhf.data.sources import open_source
-from rlhf.errors import ConfigError, DataError, ModelError, RLHFError, did_you_mean
+from rlhf.errors import ConfigError, DataError, ModelError, RLHFError, did_you_mean, did_you_mean_file
 from rlhf.pipeline.doctor.probes import is_hub_offline
 from rlhf.pipeline.validate.inputs import (
     embedded_model,
@@ -87,7 +88,7 @@ def find_in_source(function: str) -> None:
     if path is None or path.suffix != ".py":
         return  # a compiled module: only importing it tells
     if not path.is_file():
-        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
+        near = did_you_mean_file(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
         raise ConfigError(f"There is no file {path}, where the function {name!r} should be.{near}")
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -144,6 +145,11 @@ def _check_model(review: Review, key: str, config: ModelConfig) -> None:
 def _check_reward_model(review: Review, key: str, source: str) -> None:
     if is_of_stage(source):
         return
+    if key.endswith(".source") and "/" not in source and is_hub_name(source):
+        with review.at(key, otherwise=ModelError):
+            if local_folder(source) is None:
+                review.error(key, _no_reward(source), ConfigError)
+                return
     facts = _check_folder(review, key, ModelConfig(path=source))
     if facts is not None and not facts.is_reward and not _classifies(facts):
         review.error(
@@ -152,6 +158,21 @@ def _check_reward_model(review: Review, key: str, source: str) -> None:
             "scores; give the folder of a reward model, or train one in a stage before.",
             ModelError,
         )
+
+
+def _no_reward(word: str) -> str:
+    """What to answer to a bare word where a judge is wanted; reward models of the hub have an owner."""
+    kinds = [get_args(cls.model_fields["kind"].annotation)[0] for cls in get_args(get_args(RewardSpec)[0])]
+    near = f" Did you mean {{kind: {word}, ...}}?" if word in kinds else did_you_mean(word, BUILT_IN)
+    return (
+        f"{word!r} names no reward: there is no folder of that name, and a reward model of the hub is OWNER/NAME.{near} A "
+        "reward is stage:NAME, the folder of a reward model, package.module:function, path/to/file.py:function, "
+        f"http://HOST/PATH, {', '.join(BUILT_IN)}, or settings with a kind ({', '.join(kinds)})."
+    )
+
+
+BUILT_IN = ("rules",)
+"""Words that ``rlhf.config.rewards`` reads as a reward that is built in; a test compares them."""
 
 
 def _check_folder(review: Review, key: str, config: ModelConfig) -> ModelFacts | None:
@@ -186,7 +207,7 @@ def _check_other_files(review: Review, stage: Stage) -> None:
     if isinstance(stage, EvaluateStage) and stage.rollouts is not None and not is_of_stage(stage.rollouts):
         path = Path(stage.rollouts).expanduser()
         if not path.is_file():
-            near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+            near = did_you_mean_file(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
             review.error("rollouts", f"There is no file {stage.rollouts}.{near}", DataError)
 
 
@@ -204,7 +225,7 @@ def _read_once(review: Review, folder: Path) -> ModelFacts | None:
 
 def _not_cached(review: Review, key: str, name: str, what: str) -> None:
     parent = Path(name).parent
-    near = did_you_mean(Path(name).name, [entry.name for entry in parent.iterdir()] if parent.is_dir() else [])
+    near = did_you_mean_file(Path(name).name, [entry.name for entry in parent.iterdir()] if parent.is_dir() else [])
     if is_hub_offline():
         review.error(
             key,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlhf.config.recipe import RecipeConfig, Stage
+from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError, RLHFError
 
 Level = Literal["error", "warning"]
@@ -30,6 +31,12 @@ class Problem:
     def exit_code(self) -> int:
         """What a run that fails for this reason returns."""
         return self.kind.exit_code
+
+    @property
+    def line(self) -> str:
+        """Place and message."""
+        place = ".".join(part for part in (f"stages.{self.stage}" if self.stage else "", self.key) if part)
+        return f"{place}: {self.message}" if place else self.message
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -96,10 +103,10 @@ class Validation:
     def _summary(self) -> str:
         num_errors = len(self.errors)
         num_warnings = len(self.problems) - num_errors
-        counts = [_count(num, what) for num, what in ((num_errors, "error"), (num_warnings, "warning")) if num]
+        counts = [counted(num, what) for num, what in ((num_errors, "error"), (num_warnings, "warning")) if num]
         found = " and ".join(counts) or "nothing wrong found"
         unchecked = f"; not checked: {'; '.join(self.unchecked)}" if self.unchecked else ""
-        return f"{self.source}: {found} ({_count(self.num_stages, 'stage')}{unchecked})"
+        return f"{self.source}: {found} ({counted(self.num_stages, 'stage')}{unchecked})"
 
 
 @dataclass(slots=True)
@@ -173,7 +180,3 @@ class Review:
     def _add(self, problem: Problem) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -12,6 +12,7 @@ from rlhf.data.plans import PLANS
 from rlhf.data.raw import RawRow
 from rlhf.data.read import RowStream
 from rlhf.data.sources import Part, open_source
+from rlhf.data.words import counted
 from rlhf.errors import RLHFError
 from rlhf.pipeline.validate.inputs import RowsInput, is_hub_name, is_of_stage
 from rlhf.pipeline.validate.problems import Review
@@ -33,7 +34,7 @@ class RowsFound:
     def among(self) -> str:
         """How many rows were looked at, for people."""
         count = len(self.rows) + len(self.bad_rows)
-        return f"{count:,} rows" if self.complete else f"the first {count:,} rows"
+        return counted(count, "row") if self.complete else f"the first {counted(count, 'row')}"
 
 
 def read_once(review: Review, rows: RowsInput) -> RowsFound | None:

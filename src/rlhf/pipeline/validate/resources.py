@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from rlhf.errors import (
     StorageError,
 )
 from rlhf.pipeline.doctor import probes
+from rlhf.pipeline.lock import busy, is_locked
 from rlhf.pipeline.validate.inputs import policies
 from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
@@ -31,7 +31,6 @@ MOMENTS = 2
 """Numbers that AdamW keeps for each parameter."""
 TRACKERS: Mapping[str, str] = {"tensorboard": "track", "wandb": "track", "trackio": "track"}
 """Package -> the extra that brings it."""
-LOCK = ".lock"
 RECORD = "artifact.json"
 
 
@@ -109,23 +108,8 @@ def _check_run_folder(review: Review, run_dir: Path) -> None:
             f"{nearest} can't be written to, and {run_dir} is to be there; give another output_dir or change its mode.",
             StorageError,
         )
-    elif owner := _owner(run_dir / LOCK):
-        review.error(
-            "name", f"{run_dir} is in use by another run ({owner}); wait for it, or give another name.", RunBusyError
-        )
-
-
-def _owner(lock: Path) -> str | None:
-    """Who holds a run's lock; None where nobody does. Must not be asked by the process that holds it itself."""
-    try:
-        with lock.open(encoding="utf-8", errors="replace") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return file.readline().strip() or "owner unknown"
-    except OSError:
-        pass
-    return None
+    elif review.deep and is_locked(run_dir):  # a run asks for the lock itself, and a dry run needs none
+        review.error("name", busy(run_dir), RunBusyError)
 
 
 def _check_quantisation(review: Review, key: str, config: ModelConfig) -> None:
@@ -153,12 +137,13 @@ def _check_sizes(review: Review) -> None:
     """Disk and memory, from the parameter counts."""
     run_dir = Path(review.recipe.output_dir) / review.recipe.name
     models, checkpoints, largest = 0, 0, ""
+    unknown: list[str] = []
     memory = _memory(review)
     for name, stage in review.each_stage():
         disk, needed = disk_needed(review, stage), memory_needed(review, stage)
         if disk is None or needed is None:
             if isinstance(stage, TrainConfig):
-                review.leave(f"memory and disk that {name} needs (the size of its model is not known)")
+                unknown.append(name)
             continue
         if memory is not None and needed > memory:
             review.warn(
@@ -172,6 +157,9 @@ def _check_sizes(review: Review) -> None:
         models += disk[0]
         if disk[1] > checkpoints:
             checkpoints, largest = disk[1], name
+    if unknown:
+        needs = "needs (the size of its model is" if len(unknown) == 1 else "need (the sizes of their models are"
+        review.leave(f"memory and disk that {_listed(unknown)} {needs} not known)")
     _check_disk(review, models, checkpoints, largest)
 
 
@@ -208,6 +196,10 @@ def _has_gpu(review: Review) -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _gib(number: float) -> str:

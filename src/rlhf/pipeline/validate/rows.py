@@ -15,6 +15,7 @@ from rlhf.config.recipe import (
     Stage,
 )
 from rlhf.data.expand import prompt_key
+from rlhf.data.words import counted
 from rlhf.errors import DataError
 from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rows_inputs, trained_prompts
 from rlhf.pipeline.validate.lengths import MANY, check_lengths, check_models
@@ -75,7 +76,7 @@ def _note_rollouts(review: Review, stage: PPOStage | GRPOStage) -> None:
     groups_per_step = stage.sequences_per_step // stage.group_size
     steps = stage.rollouts * stage.epochs_per_rollout * math.ceil(stage.prompts_per_rollout / groups_per_step)
     completions = stage.rollouts * stage.prompts_per_rollout * stage.group_size
-    review.note(f"{stage.rollouts:,} rollouts, {completions:,} completions, {steps:,} steps")
+    review.note(f"{counted(stage.rollouts, 'rollout')}, {counted(completions, 'completion')}, {counted(steps, 'step')}")
 
 
 def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
@@ -84,8 +85,8 @@ def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
     if isinstance(stage, PPOStage | GRPOStage) and found.complete and count < stage.prompts_per_rollout:
         review.warn(
             "prompts_per_rollout",
-            f"There are {count:,} prompts for the {stage.prompts_per_rollout:,} of a rollout: some will be asked more than once "
-            "in each.",
+            f"The {counted(count, 'prompt')} here must do for the {stage.prompts_per_rollout:,} of a rollout: some will be asked more "
+            "than once in each.",
         )
     if not isinstance(stage, SFTStage | RewardStage | DPOStage) or not found.complete or stage.streaming:
         return
@@ -96,14 +97,17 @@ def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
     per_epoch = max(1, math.ceil(count / stage.rows_per_step))
     steps = stage.max_steps if stage.max_steps is not None else max(1, math.ceil((stage.epochs or 0) * per_epoch))
     passes = steps / per_epoch
-    review.note(f"{count:,} rows, {steps:,} steps, {passes:.3g} passes")
+    review.note(f"{counted(count, 'row')}, {counted(steps, 'step')}, {passes:.3g} pass{'es' if passes != 1 else ''}")
     if count < stage.rows_per_step:
         review.warn(
             "rows_per_step",
-            f"A step takes {stage.rows_per_step:,} rows and there are only {count:,}; every step is smaller than asked for.",
+            f"A step takes {counted(stage.rows_per_step, 'row')}, more than the {count:,} here; every step is smaller than asked for.",
         )
     if passes > MANY_PASSES:
-        review.warn("max_steps", f"{steps:,} steps are {passes:,.0f} passes over {count:,} rows; is that meant?")
+        review.warn(
+            "max_steps",
+            f"{counted(steps, 'step')} are {passes:,.0f} passes over {counted(count, 'row')}; is that meant?",
+        )
 
 
 def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:

@@ -12,11 +12,11 @@ from rlhf.config.recipe import (
     PPOStage,
     RewardStage,
     SFTStage,
-    Stage,
 )
 from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig
 from rlhf.config.training import RLConfig, TrainConfig
 from rlhf.errors import RewardError, did_you_mean
+from rlhf.pipeline.validate.independence import trains_against
 from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards, trained_prompts
 from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
@@ -131,8 +131,6 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
         review.warn("epochs", f"It does nothing: max_steps ({stage.max_steps}) decides the length.")
     if stage.tokens_per_step is not None and "rows_per_step" in given:
         review.warn("rows_per_step", f"It does nothing: tokens_per_step ({stage.tokens_per_step}) decides the size.")
-    if stage.max_length is None and stage.truncation != "error" and "truncation" in given:
-        review.warn("truncation", "It does nothing without max_length.")
 
 
 def _check_policy_stage(review: Review, stage: PPOStage | GRPOStage) -> None:
@@ -192,30 +190,13 @@ def _check_evaluate(review: Review, stage: EvaluateStage) -> None:
         review.warn("pairs", "It does nothing without reward_model, whose accuracy it is for.")
     if stage.sampling.temperature == 0 and stage.samples_per_prompt > 1:
         review.warn("samples_per_prompt", "At sampling.temperature 0 all samples of a prompt are the same.")
-    for name, trained in _policy_stages(review, stage):
-        for _, spec in rewards(trained):
-            if _same_judge(spec, stage.judge):
-                review.warn(
-                    "judge",
-                    f"It is what stages.{name} trains against, so it can't tell gaming it from getting better; judge by "
-                    "something that no stage has seen.",
-                )
-
-
-def _policy_stages(review: Review, stage: EvaluateStage) -> list[tuple[str, Stage]]:
-    """Policy stages that the evaluated policy went through."""
-    stages = review.recipe.stages
-    return [
-        (name, found)
-        for name, found, _ in trained_prompts(stages, stage.policy)
-        if isinstance(found, PPOStage | GRPOStage)
-    ]
-
-
-def _same_judge(one: RewardBase, other: RewardBase) -> bool:
-    """Whether two judges give the same verdicts, but for names, scales and weights."""
-    aside = {"weight", "normalize", "name", "in_process", "timeout_seconds"}
-    return one.model_dump(exclude=aside) == other.model_dump(exclude=aside)
+    for name, trained, _ in trained_prompts(review.recipe.stages, stage.policy):
+        if trains_against(trained, stage.judge):
+            review.warn(
+                "judge",
+                f"It is what stages.{name} trains against, so it can't tell gaming it from getting better; judge by "
+                "something that no stage has seen.",
+            )
 
 
 def _short(number: int) -> str:

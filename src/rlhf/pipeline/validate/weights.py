@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.errors import ModelError, did_you_mean
+from rlhf.errors import ModelError, did_you_mean_file
+from rlhf.pipeline.models import where_models_are
 from rlhf.pipeline.validate.inputs import embedded_model, is_hub_name
 
 MAX_HEADER_BYTES = 100_000_000
@@ -68,7 +69,7 @@ def read_model_folder(folder: Path) -> ModelFacts | None:
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights.")
     if not folder.is_dir():
         names = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise ModelError(f"There is no model folder {folder}.{did_you_mean(folder.name, names)}")
+        raise ModelError(f"There is no model folder {folder}.{did_you_mean_file(folder.name, names)}")
     if (folder / ADAPTER_SETTINGS).is_file():
         return _read_adapter(folder)
     members = sorted(folder.glob("member-*"))  # how an ensemble of reward models is saved
@@ -120,7 +121,7 @@ def tokenizer_problem(folder: Path) -> str | None:
     """What keeps a folder from having a tokenizer; None where nothing does, by the names of its files."""
     if not folder.is_dir():
         names = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        return f"There is no tokenizer folder {folder}.{did_you_mean(folder.name, names)}"
+        return f"There is no tokenizer folder {folder}.{did_you_mean_file(folder.name, names)}"
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
     return f"{folder} holds no tokenizer ({', '.join(TOKENIZER_FILES[:2])} ...); name one with `tokenizer`."
@@ -163,8 +164,7 @@ def _read_adapter(folder: Path) -> ModelFacts | None:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
-        inside = sorted(str(found.parent) for found in folder.glob("*/model/*config.json"))
-        where = f"There is one in {inside[-1]}." if inside else "Give the folder that transformers saved."
+        where = where_models_are(folder) or "Give the folder that transformers saved."
         raise ModelError(f"{folder} is no model folder: it has no config.json. {where}")
     return _read_json(path)
 

@@ -1,0 +1,41 @@
+"""How a file's columns are given the names that are read here: what a message shows to whoever has other ones."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+MEANT: Mapping[str, str] = {
+    "question": "prompt", "query": "prompt", "problem": "prompt", "instruction_text": "prompt", "user": "prompt",
+    "answer": "completion", "solution": "completion", "reply": "completion", "assistant": "completion", "target": "completion",
+    "win": "chosen", "preferred": "chosen", "better": "chosen", "lose": "rejected", "dispreferred": "rejected",
+    "worse": "rejected", "conversation": "messages", "dialogue": "messages", "dialog": "messages", "content": "text",
+    "document": "text", "score": "rating",
+}  # fmt: skip
+"""Columns of published data sets and what they are here. No alias: `answer` beside a prompt may be for the reward alone."""
+
+MOST_LETTERS = 20
+"""Of a name that may be a misspelt one of ours."""
+
+RENAME = " Rename columns with columns={'THEIRS': 'OURS'}, in a recipe `columns: {THEIRS: OURS}`."
+"""Where no column seems to mean one of ours."""
+
+
+def rename_hint(theirs: Iterable[str], wanted: Sequence[str]) -> str:
+    """The renaming that columns seem to ask for, in Python and in a recipe; the empty text where none does.
+
+    Args:
+        theirs: Columns that are there and known under no name of ours.
+        wanted: Columns of ours that are not there.
+    """
+    renamed: dict[str, str] = {}
+    for name in theirs:
+        near = difflib.get_close_matches(name.lower(), wanted, n=1) if len(name) <= MOST_LETTERS else []
+        ours = MEANT.get(name.lower()) or next(iter(near), None)
+        if ours is not None and ours in wanted and ours not in renamed.values():
+            renamed[name] = ours
+    if not renamed:
+        return ""
+    recipe = ", ".join(f"{name if name.isidentifier() else json.dumps(name)}: {ours}" for name, ours in renamed.items())
+    return f" Rename with columns={renamed!r}, in a recipe `columns: {{{recipe}}}`."

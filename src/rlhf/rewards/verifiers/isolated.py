@@ -1,0 +1,33 @@
+"""What may hang or eat the memory, in a process that can be killed; light, for that process starts through it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf.rewards.verifiers.answers import BadReferenceError
+
+MEMORY_BYTES = 4 << 30
+VERIFIERS = "rlhf.rewards.verifiers."
+
+
+def judge(verifier: str, text: str, reference: Any, options: Mapping[str, Any]) -> list[Any]:
+    """Called in the worker, with one completion.
+
+    Returns:
+        Score and format; or None, where memory ran out; or nothing, where the reference can't be read.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    logging.disable()  # math-verify tells every expression that it can't read
+    try:
+        verdict = importlib.import_module(f"{VERIFIERS}{verifier}").verify(text, reference, **options)
+    except BadReferenceError:
+        return []
+    except (MemoryError, RecursionError):
+        return [None]
+    return [verdict.score, float(verdict.formatted)]

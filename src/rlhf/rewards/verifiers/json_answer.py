@@ -1,0 +1,67 @@
+"""The completion is JSON, and of the right shape; a schema may hold a regular expression, so this runs in a worker."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf.rewards.verifiers.answers import BadReferenceError, Verdict
+
+_FENCED = re.compile(r"^[ \t]*```(?:json)?[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+
+
+def check_reference(reference: Any) -> None:
+    """Refuse a schema that is none.
+
+    Raises:
+        BadReferenceError: Says what is wrong with it.
+    """
+    if not isinstance(reference, Mapping | bool):
+        raise BadReferenceError(f"holds {str(reference)[:60]!r}; wanted a JSON schema, which is an object")
+    jsonschema: Any = importlib.import_module("jsonschema")
+    try:
+        jsonschema.validators.validator_for(reference).check_schema(reference)
+    except jsonschema.SchemaError as err:
+        place = ".".join(map(str, err.absolute_path)) or "the top"
+        raise BadReferenceError(f"holds no valid JSON schema: at {place}, {err.message[:200]}") from err
+
+
+def verify(text: str, reference: Any, *, schema: Any) -> Verdict:
+    """1 where the completion is JSON that keeps the schema.
+
+    Args:
+        text: The completion: JSON alone, or in a fenced block, of which the last counts.
+        reference: A row's own schema; None for that of the recipe.
+        schema: The recipe's; None where any JSON will do.
+    """
+    blocks = _FENCED.findall(text)
+    try:
+        value = json.loads(blocks[-1] if blocks else text, parse_constant=_refused, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError):
+        return Verdict(0.0, False)
+    wanted = schema if reference is None else reference
+    return Verdict(float(wanted is None or _keeps(value, wanted)), True)
+
+
+def _keeps(value: Any, schema: Any) -> bool:
+    jsonschema: Any = importlib.import_module("jsonschema")
+    validator = jsonschema.validators.validator_for(schema)
+    nothing_is_fetched = importlib.import_module("referencing").Registry()
+    try:
+        return bool(validator(schema, registry=nothing_is_fetched).is_valid(value))
+    except RecursionError:
+        return False
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key comes twice")
+    return found

@@ -1,0 +1,42 @@
+"""The answer is the right expression, as math-verify judges; sympy may compute for ever, so this runs in a worker."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from rlhf.rewards.verifiers.answers import BadReferenceError, Verdict
+
+
+def check_reference(reference: Any) -> None:
+    """Refuse what is no text.
+
+    Raises:
+        BadReferenceError: It is not.
+    """
+    if not isinstance(reference, str | int | float) or not str(reference).strip():
+        raise BadReferenceError(f"holds {str(reference)[:60]!r}; wanted a LaTeX expression")
+
+
+def verify(text: str, reference: Any) -> Verdict:
+    """1 where the completion's last expression equals the reference's.
+
+    Args:
+        text: The completion.
+        reference: LaTeX, with or without dollar signs.
+
+    Raises:
+        BadReferenceError: math-verify finds no expression in the reference.
+    """
+    math_verify: Any = importlib.import_module("math_verify")
+    parse = math_verify.parse
+
+    # Their own time limits are alarms of the same clock that a caller may use; ours is the worker's end.
+    reference = str(reference)
+    wanted = parse(reference if "$" in reference or "\\boxed" in reference else f"${reference}$", parsing_timeout=None)
+    if not wanted:
+        raise BadReferenceError(f"holds {reference[:60]!r}, in which math-verify finds no expression")
+    found = parse(text, parsing_timeout=None)
+    if not found:
+        return Verdict(0.0, False)
+    return Verdict(float(math_verify.verify(wanted, found, timeout_seconds=None)), "\\boxed" in text)
