@@ -150,3 +150,24 @@ def test_a_record_reads_back_as_it_was_written(tmp_path):
     artifact = Artifact("sft", "sft", "k", 1.5, "fine", {"loss": 0.5, "gone": None}, {"data": "x@1"}, {"model/a": "h"})
     artifact.write(tmp_path)
     assert Artifact.read(tmp_path) == artifact
+
+
+def test_what_a_reward_file_imports_beside_itself_is_part_of_the_key(files):
+    write_text(files / "helper.py", "from .deeper import W\n")
+    write_text(files / "deeper.py", "W = 1.0\n")
+    write_text(files / "stranger.py", "W = 1.0\n")
+    write_text(files / "reward.py", "import json\nimport helper\n\ndef score(prompts, completions):\n    return []\n")
+    before = key(files)
+    write_text(files / "stranger.py", "W = 2.0\n")
+    assert key(files) == before, "nobody imports it"
+    write_text(files / "deeper.py", "W = -1.0\n")
+    assert key(files) != before
+    write_text(files / "deeper.py", "W = 1.0\n")
+    assert key(files) == before
+
+
+def test_inputs_are_recorded_by_their_whole_path_and_counted_by_content(files, monkeypatch, tmp_path_factory):
+    whole = made_from("ppo", recipe(files), {"sft": "a"})
+    monkeypatch.chdir(files)
+    near = made_from("ppo", recipe(Path()), {"sft": "a"})
+    assert set(near.parents.values()) == set(whole.parents.values()), "so that lineage can be told from any folder"

@@ -228,3 +228,21 @@ def test_an_input_of_which_only_the_name_is_known_is_told_too(tmp_path, monkeypa
     [hub] = [origin for origin in found.made_from if origin.name == "org/some-model"]
     assert hub.state is State.UNKNOWN
     assert hub.place == "model.path"
+
+
+def test_prune_keeps_the_only_finished_result_of_a_stage_that_is_being_made_anew(runs):
+    pipeline_of(runs.parent, sft__epochs=2).run()
+    (earlier,) = previous_of(runs / "loop", "sft")
+    (runs / "loop" / "sft" / RECORD).unlink()  # as if it were under way
+    prune([runs / "loop"], delete=True)
+    assert earlier.folder.is_dir()
+
+
+def test_prune_keeps_checkpoints_that_were_asked_for(tmp_path, monkeypatch):
+    install(monkeypatch)
+    for name, settings in (("kept", {"sft__keep_every": 5}), ("plain", {})):
+        pipeline_of(tmp_path, name=name, **settings).run()
+        (tmp_path / "runs" / name / "sft" / "checkpoint-00000010").mkdir()
+    gone = {item.path for item in prune([tmp_path / "runs" / name for name in ("kept", "plain")], delete=True).found}
+    assert tmp_path / "runs" / "plain" / "sft" / "checkpoint-00000010" in gone
+    assert (tmp_path / "runs" / "kept" / "sft" / "checkpoint-00000010").is_dir()
