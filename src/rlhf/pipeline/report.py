@@ -134,7 +134,7 @@ def _hacking(run: RunRecord) -> dict[str, Any]:
         note = f" by a judge {run.seen.about_judge}" + (
             ": it can't tell gaming from getting better" if run.seen.judge else ""
         )
-    return _evaluation(run) | {"hacking": hacking_view(run), "judge_note": note}
+    return _evaluation(run) | {"hackings": [hacking_view(*judged) for judged in run.judged], "judge_note": note}
 
 
 def _alarms(run: RunRecord) -> dict[str, Any]:

@@ -17,6 +17,9 @@ import yaml
 
 from rlhf.pipeline.validate.independence import Seen, seen_in_recipe
 
+GAMED = ("reward_hacking", "collapse")
+"""Verdicts on a training run whose reward rose while the truth fell."""
+
 
 @dataclass(slots=True)
 class StageRecord:
@@ -73,10 +76,9 @@ class RunRecord:
         return found[-1] if found else None
 
     @property
-    def curve(self) -> tuple[StageRecord, Mapping[str, Any]] | None:
-        """The last evaluation that judged a training run's rollouts, with its stage."""
-        found = [(s, s.evaluation) for s in self.stages.values() if s.evaluation and has(s.evaluation, "curve")]
-        return found[-1] if found else None
+    def judged(self) -> list[tuple[StageRecord, Mapping[str, Any]]]:
+        """Every evaluation that judged a training run's rollouts, with its stage."""
+        return [(s, s.evaluation) for s in self.stages.values() if s.evaluation and has(s.evaluation, "curve")]
 
 
 def read_run(folder: Path | str) -> RunRecord:

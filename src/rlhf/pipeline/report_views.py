@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.pipeline.report_alarms import alarm_steps
-from rlhf.pipeline.report_data import RunRecord, StageRecord, mapping, number, sorted_points
+from rlhf.pipeline.report_data import GAMED, RunRecord, StageRecord, mapping, number, sorted_points
 from rlhf.pipeline.report_plots import ONE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
 
 
@@ -121,17 +121,15 @@ def stage_curves(stage: StageRecord) -> StageCurves:
     return StageCurves(stage, panels, sorted(others))
 
 
-def hacking_view(run: RunRecord) -> dict[str, Any] | None:
+def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """Proxy reward against the judge over a training run."""
-    if run.curve is None:
-        return None
-    points = [mapping(point) for point in run.curve[1]["curve"]]
-    found = mapping(run.curve[1].get("hacking"))
+    points = [mapping(point) for point in evaluation["curve"]]
+    found = mapping(evaluation.get("hacking"))
     gold = _series(points, "step", "gold", "judge (the truth)", TWO, band=True)
     proxy = _series(points, "step", "proxy", "reward model (the proxy)", ONE)
     both = [series for series in (proxy, gold) if series is not None]
     peak = number(found.get("peak_step"))
-    fell = found.get("verdict") in ("reward_hacking", "collapse")
+    fell = found.get("verdict") in GAMED
     panels = []
     if both:
         marks = {"judge's best": peak} if peak is not None and fell else None
@@ -150,7 +148,7 @@ def hacking_view(run: RunRecord) -> dict[str, Any] | None:
         panels.append(line_panel(title, by_kl, x_label=label, unit="points"))
     if (kl := _series(points, "step", "kl", "KL", ONE)) is not None:
         panels.append(line_panel("Distance over time", [kl], unit="KL, nats per sequence"))
-    return {"stage": run.curve[0], "finding": found, "panels": panels, "rollouts": len(points)}
+    return {"stage": stage, "finding": found, "panels": panels, "rollouts": len(points)}
 
 
 def reward_view(run: RunRecord) -> dict[str, Any] | None:

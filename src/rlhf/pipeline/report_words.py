@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from rlhf.pipeline.report_data import RunRecord, mapping, number
+from rlhf.pipeline.report_data import GAMED, RunRecord, mapping, number
 from rlhf.pipeline.validate.independence import Seen
 
 STATUS_WORDS = {"failed": "failed", "broken off": "started and never finished"}
@@ -42,7 +42,12 @@ def headline(run: RunRecord) -> Headline:
     warnings = run.seen.warnings if run.seen else []
     words = [*warnings, *_win_rate_words(rate, run.seen), *_change_words(evaluation)]
     low, high = number(rate.get("low")), number(rate.get("high"))
-    gamed = found.get("verdict") in ("reward_hacking", "collapse")
+    gamed = found.get("verdict") in GAMED
+    others = [
+        f"{stage.name}: {mapping(other.get('hacking')).get('sentence')}"
+        for stage, other in run.judged
+        if stage is not run.evaluation[0] and mapping(other.get("hacking")).get("verdict") in GAMED
+    ]
     if found.get("sentence"):
         words.append(str(found["sentence"]))
     if low is None or high is None:
@@ -60,6 +65,9 @@ def headline(run: RunRecord) -> Headline:
         tone, title = "bad", f"{cause}, and {title[0].lower()}{title[1:]}"
     elif tone == "good" and run.seen and warnings:
         tone, title = "mixed", _better_only(run.seen)
+    if others:
+        tone, title = ("mixed" if tone == "good" else tone), f"{title}; another one was gamed"
+        words += others
     return Headline("mixed" if failed and tone == "good" else tone, title, [*trouble, *words])
 
 

@@ -169,7 +169,11 @@ def test_a_csv_row_of_the_wrong_width_is_named(tmp_path):
             "d.jsonl is UTF-16, and data files are UTF-8. Convert it with: iconv -f UTF-16 -t UTF-8",
         ),
         ("d.jsonl.gz", b"no gzip", "d.jsonl.gz is damaged or was cut short"),
-        ("d.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999, mtime=0)[:-30], "d.jsonl.gz is damaged or was cut short"),
+        (
+            "d.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n' * 999, mtime=0)[:-30],
+            "d.jsonl.gz is damaged or was cut short",
+        ),
         ("d.parquet", b"PAR1 nonsense", "d.parquet is not a Parquet file"),
         ("d.arrow", b"nonsense", "d.arrow is not an Arrow file"),
         ("d.txt", b"a", "d.txt is not of a known format; wanted a name that ends in .jsonl"),

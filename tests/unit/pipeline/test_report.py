@@ -290,6 +290,29 @@ def test_a_gamed_reward_is_never_plain_success(plain, tmp_path, verdict, win, ti
     assert "As it is." in found.sentences
 
 
+def test_the_report_of_two_policies_says_so_where_the_other_one_was_gamed(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    path = folder / "evaluation" / "evaluation.json"
+    document = json.loads(path.read_text())
+    document["win_rate"] |= {"low": 0.55, "high": 0.65}
+    document["hacking"] = {"verdict": "none", "sentence": "All is well."}
+    gamed = {**document, "hacking": {"verdict": "reward_hacking", "sentence": "It was gamed."}}
+    path.write_text(json.dumps(document))
+    recipe = folder / "recipe.yaml"
+    tree = yaml.safe_load(recipe.read_text())
+    stages = list(tree["stages"].items())
+    tree["stages"] = dict([*stages[:-1], ("other_evaluation", stages[-1][1]), stages[-1]])
+    recipe.write_text(yaml.safe_dump(tree, sort_keys=False))
+    shutil.copytree(folder / "evaluation", folder / "other_evaluation")
+    (folder / "other_evaluation" / "evaluation.json").write_text(json.dumps(gamed))
+    found = headline(read_run(folder))
+    assert (found.title, found.tone) == ("The model became better; another one was gamed", "mixed")
+    assert "other_evaluation: It was gamed." in found.sentences
+    text = text_of(report_of(folder))
+    assert "All is well." in text
+    assert text.count("It was gamed.") == 2, "in the verdict, and beside its own curves"
+
+
 def test_a_failed_stage_stands_in_the_verdict(plain, tmp_path):
     folder = copied(plain, tmp_path)
     shutil.rmtree(folder / "evaluation")
