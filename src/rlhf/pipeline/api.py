@@ -221,6 +221,8 @@ class RLHFTrainer:
             raise ConfigError(
                 "evaluate needs a trained policy: call train_sft, train_ppo, train_grpo or train_dpo first."
             )
+        if "prompts" in settings:
+            settings["prompts"] = self._in_parts(settings["prompts"])
         if judge is None and "reward" not in self.stages:
             raise ConfigError("evaluate needs a judge: call train_reward_model first, or give judge=... .")
         return self._run(
@@ -280,6 +282,13 @@ class RLHFTrainer:
         source = self._all_prompts("evaluate")
         split = self._split(source)
         return str(split.held_out) if split is not None else source
+
+    def _in_parts(self, prompts: str | list[str]) -> str | list[str]:
+        """A file that was split for training, as its two parts: so it is seen that the policy learned from most of it."""
+        if not isinstance(prompts, str) or (split := self._split(prompts)) is None:
+            return prompts
+        learned = [stage.get(key) for stage in self.stages.values() for key in ("prompts", "data")]
+        return [str(split.training), str(split.held_out)] if str(split.training) in learned else prompts
 
     def _all_prompts(self, call: str) -> str:
         return self.config.prompt_dataset or self._needed("reward_dataset", call)

@@ -185,6 +185,16 @@ def test_evaluate_says_beside_its_result_what_training_saw_of_it(files, tmp_path
     assert [alarm["stage"] for alarm in alarms] == ["evaluate", "evaluate"]
 
 
+def test_a_file_that_training_had_most_of_is_known_again(files, tmp_path, monkeypatch, capsys):
+    install(monkeypatch)
+    trainer = trainer_in(files, tmp_path / "mine", quiet=False)
+    trainer.train_sft()
+    trainer.train_ppo(reward="rules")
+    told(capsys)
+    trainer.evaluate(judge="mine.judges:strict", prompts=str(files / "pairs.jsonl"))
+    assert "! The prompts are those that stage ppo learned from" in told(capsys)
+
+
 def test_prompts_of_one_s_own_are_used_as_they_are(files, tmp_path, monkeypatch):
     install(monkeypatch)
     trainer = trainer_in(files, tmp_path / "mine", eval_prompts=str(files / "few.jsonl"))
