@@ -18,12 +18,12 @@ from typing import Any
 
 from rlhf.config.base import Config, Names, named_things
 from rlhf.config.recipe import STAGE, RecipeConfig, stage_references
+from rlhf.data.words import counted
 from rlhf.errors import DataError
 from rlhf.files import sha256, write_json
 from rlhf.models.checks import ADAPTER_FILE
 from rlhf.models.sources import EMBEDDED, embedded_folder
 from rlhf.pipeline.code import code_of_stage, files_of_function, is_own_function, source_of_function
-from rlhf.pipeline.words import counted
 from rlhf.training.loop import FREE_TO_CHANGE
 
 RECORD = "artifact.json"

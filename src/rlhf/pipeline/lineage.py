@@ -15,12 +15,12 @@ from typing import Any
 from rlhf.config.base import Config, Names, named_things
 from rlhf.config.recipe import STAGE
 from rlhf.config.schema import stage_classes
+from rlhf.data.words import counted
 from rlhf.errors import ConfigError, RLHFError
 from rlhf.files import sha256
 from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started, content_hash
 from rlhf.pipeline.previous import ENTRY, previous_of
 from rlhf.pipeline.runs import run_folders
-from rlhf.pipeline.words import counted
 
 WEIGHTS = ("*.safetensors", "*.bin")
 

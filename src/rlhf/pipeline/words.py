@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 step``, ``1,200 steps``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def rounded(value: float, digits: int = 2, *, sign: bool = False) -> str:
     """A number that has no minus where it is shown as zero; with ``sign`` every other one has a plus or a minus."""
     return f"{round(value, digits) + 0.0:{'+' if sign else ''}.{digits}f}"

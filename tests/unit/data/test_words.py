@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.data.words import describe, listed, one_line, printable, short, shown
+from rlhf.data.words import counted, describe, listed, one_line, printable, short, shown
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,8 @@ def test_another_librarys_message_becomes_one_line_without_its_full_stop():
     assert one_line(ValueError("first\n  second.")) == "first second"
     assert one_line(ValueError()) == "ValueError"
     assert len(one_line("x" * 5000)) == 200
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1200, "1,200 steps")])
+def test_one_is_singular(number, text):
+    assert counted(number, "step") == text

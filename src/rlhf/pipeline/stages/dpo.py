@@ -6,10 +6,10 @@ from typing import Any
 
 from rlhf.config.recipe import DPOStage
 from rlhf.data.datasets import PreferenceDataset
+from rlhf.data.words import counted
 from rlhf.models.load import disable_dropout
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, load_for_training, num_rows, open_datasets, save_model
-from rlhf.pipeline.words import counted
 from rlhf.training.dpo import DPOTrainer
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from rlhf.config.recipe import PreferencesStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset
+from rlhf.data.words import counted
 from rlhf.files import write_jsonl
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy
-from rlhf.pipeline.words import counted
 from rlhf.rewards.functions import load_function
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion

@@ -7,13 +7,13 @@ from typing import Any
 from rlhf.config.recipe import RewardStage
 from rlhf.data.datasets import PreferenceDataset
 from rlhf.data.streaming import StreamingPreferenceDataset
+from rlhf.data.words import counted
 from rlhf.evaluation.evaluator import judge_reward_model
 from rlhf.evaluation.records import SCHEMA
 from rlhf.files import write_json
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
-from rlhf.pipeline.words import counted
 from rlhf.training.reward import RewardModelTrainer
 
 

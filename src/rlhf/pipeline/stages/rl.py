@@ -7,6 +7,7 @@ from typing import Any
 from rlhf.config.recipe import GRPOStage, PPOStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
+from rlhf.data.words import counted
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, build_reference
@@ -19,7 +20,7 @@ from rlhf.pipeline.stages.inputs import (
     read_prompts,
     save_model,
 )
-from rlhf.pipeline.words import counted, rounded
+from rlhf.pipeline.words import rounded
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.types import Scorer, listen
 from rlhf.training.loop import TrainResult

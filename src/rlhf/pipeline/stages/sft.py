@@ -8,9 +8,9 @@ from typing import Any
 from rlhf.config.recipe import SFTStage
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.streaming import StreamingSFTDataset
+from rlhf.data.words import counted
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, load_for_training, num_rows, open_datasets, save_model
-from rlhf.pipeline.words import counted
 from rlhf.training.sft import SFTTrainer
 
 
