@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.world.build import build_world

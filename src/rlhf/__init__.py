@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
+    from rlhf.config.groups import GRPOConfig as GRPOConfig
+    from rlhf.config.groups import RLOOConfig as RLOOConfig
+    from rlhf.config.policy import PPOConfig as PPOConfig
+    from rlhf.config.preference import DPOConfig as DPOConfig
+    from rlhf.config.preference import KTOConfig as KTOConfig
+    from rlhf.config.preference import ORPOConfig as ORPOConfig
+    from rlhf.config.preference import SimPOConfig as SimPOConfig
     from rlhf.config.presets import get_7b_model_config as get_7b_model_config
     from rlhf.config.presets import get_70b_model_config as get_70b_model_config
-    from rlhf.config.training import DPOConfig as DPOConfig
-    from rlhf.config.training import GRPOConfig as GRPOConfig
-    from rlhf.config.training import PPOConfig as PPOConfig
-    from rlhf.config.training import RewardModelConfig as RewardModelConfig
-    from rlhf.config.training import SFTConfig as SFTConfig
+    from rlhf.config.reward_model import ProcessRewardModelConfig as ProcessRewardModelConfig
+    from rlhf.config.reward_model import RewardModelConfig as RewardModelConfig
+    from rlhf.config.sft import SFTConfig as SFTConfig
     from rlhf.data.contracts import ComparisonType as ComparisonType
     from rlhf.data.contracts import PreferenceSample as PreferenceSample
     from rlhf.data.contracts import RankingSample as RankingSample
@@ -54,38 +59,44 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.reward import RewardModelTrainer as RewardModelTrainer
     from rlhf.training.sft import SFTTrainer as SFTTrainer
 
+
 PUBLIC: dict[str, str] = {
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
-    "DPOConfig": "rlhf.config.training:DPOConfig",
+    "DPOConfig": "rlhf.config.preference:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
-    "GRPOConfig": "rlhf.config.training:GRPOConfig",
+    "GRPOConfig": "rlhf.config.groups:GRPOConfig",
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
+    "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",
     "LearnedReward": "rlhf.rewards.learned:LearnedReward",
-    "PPOConfig": "rlhf.config.training:PPOConfig",
+    "ORPOConfig": "rlhf.config.preference:ORPOConfig",
+    "PPOConfig": "rlhf.config.policy:PPOConfig",
     "PPOTrainer": "rlhf.training.ppo:PPOTrainer",
     "Pipeline": "rlhf.pipeline.run:Pipeline",
     "PolicyModel": "rlhf.models.policy:PolicyModel",
     "PreferenceDataset": "rlhf.data.datasets:PreferenceDataset",
     "PreferenceSample": "rlhf.data.contracts:PreferenceSample",
+    "ProcessRewardModelConfig": "rlhf.config.reward_model:ProcessRewardModelConfig",
     "REWARDS": "rlhf.rewards.factory:REWARDS",
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
+    "RLOOConfig": "rlhf.config.groups:RLOOConfig",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",
     "RewardFunctionFactory": "rlhf.rewards.factory:RewardFunctionFactory",
     "RewardModel": "rlhf.models.reward:RewardModel",
-    "RewardModelConfig": "rlhf.config.training:RewardModelConfig",
+    "RewardModelConfig": "rlhf.config.reward_model:RewardModelConfig",
     "RewardModelTrainer": "rlhf.training.reward:RewardModelTrainer",
     "RuleBasedReward": "rlhf.rewards.rules:RuleBasedReward",
-    "SFTConfig": "rlhf.config.training:SFTConfig",
+    "SFTConfig": "rlhf.config.sft:SFTConfig",
     "SFTDataset": "rlhf.data.datasets:SFTDataset",
     "SFTTrainer": "rlhf.training.sft:SFTTrainer",
+    "SimPOConfig": "rlhf.config.preference:SimPOConfig",
     "StreamingGRPODataset": "rlhf.data.streaming:StreamingGRPODataset",
     "StreamingKTODataset": "rlhf.data.streaming:StreamingKTODataset",
     "StreamingPreferenceDataset": "rlhf.data.streaming:StreamingPreferenceDataset",

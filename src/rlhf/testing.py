@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RLHFError
 from rlhf.rewards.types import Scorer

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf import cli
 from rlhf.config.model import ModelConfig
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.chat import chat_format, check_has_template
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import SFTDataset

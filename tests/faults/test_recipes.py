@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from rlhf import cli
-from rlhf.config import model, recipe, rewards, training
-from rlhf.config.recipe import FILE_STAGES, MODEL_STAGES, load_recipe
+from rlhf.config.recipe import load_recipe
 from rlhf.config.schema import stage_classes
+from rlhf.config.stages import FILE_STAGES, MODEL_STAGES
 from rlhf.config.theirs import REMARKS, THEIRS
 from rlhf.errors import ConfigError
+from tests.fixtures.settings import config_classes
 
 RECIPE = """\
 name: mine
@@ -306,13 +306,7 @@ def test_what_is_otherwise_here_is_said_beside_the_key_or_in_its_place(key, word
 
 
 def test_every_key_that_is_suggested_exists():
-    classes = [
-        item
-        for module in (model, recipe, rewards, training)
-        for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, BaseModel)
-    ]
-    known = {name for cls in classes for name in cls.model_fields}
+    known = {name for cls in config_classes() for name in cls.model_fields}
     suggested = {part for ours in THEIRS.values() for name in ours for part in name.split(".")}
     suggested |= {key for remarks in REMARKS.values() for _, key in remarks if key is not None}
     assert suggested <= known

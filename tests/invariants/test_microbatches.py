@@ -28,7 +28,7 @@ CASES = {
     },
     "grpo sequence": {"aggregation": "sequence"},
     "grpo token": {"aggregation": "token", "entropy_coef": 0.01},
-    "grpo constant": {"aggregation": "constant", "divide_by_std": False},
+    "grpo constant": {"aggregation": "constant", "advantage": "group_mean"},
     "grpo, penalty in the reward": {"kl": {"where": "reward", "estimator": "k1"}},
 }
 

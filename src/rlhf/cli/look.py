@@ -35,7 +35,7 @@ def generate(
 ) -> None:
     """Sample completions; one JSON object a line on standard output."""
     _refuse_run(Path(model))
-    from rlhf.config.training import SamplingConfig
+    from rlhf.config.policy import SamplingConfig
     from rlhf.data.datasets import GRPODataset
     from rlhf.models.policy import PolicyModel
     from rlhf.rollout.local import LocalEngine

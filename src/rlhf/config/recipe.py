@@ -10,16 +10,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlhf.config.base import Config, FunctionName, InputPath, apply_overrides, named_things, read_yaml, refusal
+from rlhf.config.base import Config, apply_overrides, named_things, read_yaml, refusal
 from rlhf.config.complaints import TAG
-from rlhf.config.model import ModelConfig
 from rlhf.config.overrides import blame_overrides
-from rlhf.config.rewards import RewardSpec, RewardSpecs
-from rlhf.config.training import DPOConfig, GRPOConfig, PPOConfig, RewardModelConfig, SamplingConfig, SFTConfig
+from rlhf.config.stages import FILE_STAGES, Stage
 from rlhf.errors import ConfigError, did_you_mean
 
 STAGE = re.compile(r"^stage:(?P<name>[A-Za-z0-9_-]+)(?:/(?P<file>.+))?\Z")
@@ -31,158 +29,6 @@ ASSETS = "RLHF_ASSETS"
 DEFAULT_ASSETS = "../shared/assets"
 Input = tuple[str, str]
 """Dotted place inside a stage, and the text that stands there."""
-
-
-class DataInputs(Config):
-    """Rows to learn from and rows to look at."""
-
-    data: InputPath | list[InputPath]
-    """Training rows: JSONL, JSON, CSV, Parquet or Arrow files, a folder of `datasets`, or a hub name."""
-    eval_data: InputPath | list[InputPath] | None = None
-    """Held-out rows."""
-    eval_frac: float = Field(0.0, ge=0, lt=1)
-    """Without `eval_data`: hold this share of the rows out."""
-    columns: dict[str, str | None] | None = None
-    """Other names for columns, theirs to ours, as in `question: prompt`; null drops a column."""
-    limit: int | None = Field(None, ge=1)
-    """Use only this many rows."""
-    streaming: bool = False
-    """Read rows as they are needed instead of loading the file; needs `max_steps`."""
-    shuffle_buffer: int = Field(10_000, ge=0)
-    """Rows of a stream that are shuffled together; 0 keeps the order of the file."""
-    on_bad_row: Literal["error", "skip"] = "error"
-    """Stop at a bad row, or count and list it."""
-
-
-class WorldStage(Config):
-    """Build the embedded world: facts, demonstrations, prompts, held-out prompts."""
-
-    kind: Literal["world"]
-    split_seed: int = Field(0, ge=0)
-    """Seeds which prompts and facts are held out."""
-    seed: int | None = Field(None, ge=0)
-    """Seeds demonstrations and documents; the recipe's by default."""
-    num_documents: int = Field(0, ge=0)
-    """Pre-training documents for a new base model (pretrain.jsonl); 0 where the base model is there already."""
-    vocab_size: int | None = Field(None, ge=300)
-    """Train a tokenizer of this many entries on the documents and write it to `tokenizer/`."""
-
-
-class PreferencesStage(Config):
-    """Sample completions and have an annotator compare them: preference pairs."""
-
-    kind: Literal["preferences"]
-    model: ModelConfig
-    """Who is asked."""
-    prompts: InputPath
-    """What is asked, for training pairs."""
-    test_prompts: InputPath | None = None
-    """What is asked for held-out pairs, labelled without noise."""
-    annotator: FunctionName = "rlhf.data.world.pairs:annotate"
-    """`package.module:function` that turns samples into pairs."""
-    noise: float = Field(0.1, ge=0, le=0.5)
-    """Share of training pairs that the annotator labels the wrong way round."""
-    num_pairs: int = Field(2500, ge=1)
-    """Training pairs wanted; prompts are asked in shuffled order until there are as many."""
-    num_test_pairs: int = Field(400, ge=1)
-    """Held-out pairs wanted."""
-    completions_per_prompt: int = Field(4, ge=2)
-    """Samples among which the annotator picks the best and the worst."""
-    sampling: SamplingConfig = SamplingConfig()
-    """How they are drawn."""
-    seed: int | None = Field(None, ge=0)
-    """The recipe's by default."""
-
-
-class SFTStage(SFTConfig, DataInputs):
-    """Supervised fine-tuning."""
-
-    kind: Literal["sft"]
-    model: ModelConfig
-    """Where to start."""
-
-
-class RewardStage(RewardModelConfig, DataInputs):
-    """Train a reward model."""
-
-    kind: Literal["reward"]
-    model: ModelConfig
-    """Whose backbone to start from."""
-
-
-class DPOStage(DPOConfig, DataInputs):
-    """Direct preference optimisation."""
-
-    kind: Literal["dpo"]
-    model: ModelConfig
-    """Where to start; also the reference."""
-
-
-class RLInputs(Config):
-    """What a policy stage asks and who judges."""
-
-    model: ModelConfig
-    """Where to start."""
-    reference: ModelConfig | None = None
-    """What the KL penalty pulls towards; the starting policy by default."""
-    prompts: InputPath | list[InputPath]
-    """What to ask."""
-    eval_prompts: InputPath | list[InputPath] | None = None
-    """Held-out prompts, asked and judged by the same reward at each evaluation; early stopping can watch `eval/score_mean`."""
-    reward: RewardSpecs
-    """Who judges: a reward model, a built-in rule, a Python function, or a weighted list of them."""
-    limit: int | None = Field(None, ge=1)
-    """Use only this many prompts."""
-
-
-class PPOStage(PPOConfig, RLInputs):
-    """Proximal policy optimisation."""
-
-    kind: Literal["ppo"]
-
-
-class GRPOStage(GRPOConfig, RLInputs):
-    """Group-relative policy optimisation."""
-
-    kind: Literal["grpo"]
-
-
-class EvaluateStage(Config):
-    """Compare a policy with where it started, on prompts nobody trained on."""
-
-    kind: Literal["evaluate"]
-    policy: ModelConfig
-    """The policy after."""
-    baseline: ModelConfig
-    """The policy before."""
-    prompts: InputPath | list[InputPath]
-    """Held-out prompts."""
-    judge: RewardSpec
-    """Ground truth that no policy stage was trained against: a function, a rule, a lexicon or a reward model."""
-    reward_model: InputPath | None = None
-    """The proxy that the policy was trained against: measured before and after, and on `pairs`."""
-    pairs: InputPath | None = None
-    """Held-out preference pairs, for the reward model's accuracy and calibration."""
-    rollouts: InputPath | None = None
-    """`rollouts.jsonl` of a policy stage: judged after the fact for the curve of proxy against truth."""
-    max_prompt_length: int | None = Field(None, ge=1)
-    """Longest prompt in tokens; longer ones are left out and counted."""
-    limit: int | None = Field(None, ge=1)
-    """Use only this many prompts."""
-    samples_per_prompt: int = Field(1, ge=1)
-    """Completions of each policy for each prompt."""
-    sampling: SamplingConfig = SamplingConfig()
-    """How they are drawn."""
-    seed: int | None = Field(None, ge=0)
-    """The recipe's by default."""
-
-
-Stage = Annotated[
-    WorldStage | PreferencesStage | SFTStage | RewardStage | DPOStage | PPOStage | GRPOStage | EvaluateStage,
-    Field(discriminator="kind"),
-]
-MODEL_STAGES = ("sft", "reward", "dpo", "ppo", "grpo")
-FILE_STAGES = ("world", "preferences", "evaluate")
 
 
 class RecipeConfig(Config):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.errors import DataError

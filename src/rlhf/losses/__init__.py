@@ -59,7 +59,7 @@ from rlhf.losses.importance import (
 )
 from rlhf.losses.kl import KL_ESTIMATORS, exact_kl, kl_abs, kl_k1, kl_k2, kl_k3, kl_overflows
 from rlhf.losses.pair_tokens import chosen_nll, length_desensitised_logprobs, log_collision_probs, wpo_weights
-from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES, PREFERENCE_LOSSES, WHOLE_STEP_LOSSES
+from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
 from rlhf.losses.policy import (
     MAX_LOG_RATIO,
     RatioStatistics,
@@ -140,7 +140,6 @@ __all__ = [
     "MARGIN_LOSSES",
     "MAX_LOG_RATIO",
     "PAIR_LOSSES",
-    "PREFERENCE_LOSSES",
     "SEQUENCE_RATIOS",
     "STEP_AGGREGATIONS",
     "WHOLE_STEP_LOSSES",

@@ -34,9 +34,6 @@ PAIR_LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 """Losses that share ``dpo_loss``'s four tensors and ``beta``; what else one takes is in its signature, by keyword."""
 
-PREFERENCE_LOSSES: dict[str, Callable[..., Tensor]] = {name: PAIR_LOSSES[name] for name in ("sigmoid", "hinge", "ipo")}
-"""Those of them that ``DPOConfig.loss`` offers."""
-
 MARGIN_LOSSES = frozenset({"sigmoid", "hinge", "ipo", "robust", "exo", "discopop"})
 """Those that see a pair only by its margin: the ones for which ``divergence_scores`` may stand for log-ratios."""
 

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from rlhf.config.base import Config, read_yaml
 from rlhf.config.recipe import RecipeConfig, stage_references
+from rlhf.config.stages import POLICY_KINDS
 from rlhf.errors import ConfigError
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
@@ -84,10 +85,6 @@ class RLHFConfig(Config):
     """Share of the pairs held out to measure the reward model."""
     seed: int = Field(0, ge=0)
     """Seeds everything."""
-
-
-POLICIES = ("sft", "dpo", "ppo", "grpo")
-"""Kinds of stages that leave a policy."""
 
 
 class RLHFTrainer:
@@ -257,7 +254,7 @@ class RLHFTrainer:
         made = {
             name: artifact.finished
             for name, stage in self.stages.items()
-            if stage["kind"] in POLICIES and (artifact := Artifact.read(self.run_dir / name)) is not None
+            if stage["kind"] in POLICY_KINDS and (artifact := Artifact.read(self.run_dir / name)) is not None
         }
         return max(reversed(made), key=lambda name: made[name], default=None)
 

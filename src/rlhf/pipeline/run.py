@@ -13,7 +13,8 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from rlhf.config.recipe import EvaluateStage, RecipeConfig, stage_references
+from rlhf.config.recipe import RecipeConfig, stage_references
+from rlhf.config.stages import EvaluateStage
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.pipeline import previous

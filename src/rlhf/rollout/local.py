@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, DataError, TrainingError
 from rlhf.models.score import ScorePath, base_model, evaluating

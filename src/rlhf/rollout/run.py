@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.errors import TrainingError
 from rlhf.rollout.sampling import draw, has_filters, uniforms
 from rlhf.rollout.stopping import StopTexts, completion_texts, eos_ids

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 / golden ratio, odd: the step of SplitMix64's counter."""

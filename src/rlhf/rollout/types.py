@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 
 FinishReason = Literal["eos", "stop", "length"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf.data.pack import PackedBatch
 from rlhf.training.metrics import Metrics
-from rlhf.training.optim import TrainedModule
+from rlhf.training.optim import Optimizer, TrainedModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,17 @@ class SelfCheck:
     """What is wrong where the value is above the limit, and what to do."""
 
 
+class Penalty(Protocol):
+    """A term of the loss that is a function of the weights alone: L2 to the start, elastic weight consolidation."""
+
+    name: str
+    """Names its metric, ``loss/<name>``."""
+
+    def __call__(self) -> Tensor:
+        """0-dimensional, its weight included, with the graph of the weights as they are."""
+        ...
+
+
 class Algorithm(Protocol):
     """What the loop needs from SFT, reward modelling, DPO, PPO, GRPO ..."""
 
@@ -82,6 +93,19 @@ class Algorithm(Protocol):
 
     def steps(self, phase: int, experience: Any) -> Iterator[Sequence[PackedBatch]]:
         """The micro-batches of each optimiser step, the same ones every time it is called."""
+        ...
+
+    @property
+    def penalties(self) -> Sequence[Penalty]:
+        """Terms of the loss that are functions of the weights alone."""
+        ...
+
+    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
+        """Measure, without gradient, what the losses of a step's micro-batches need to know of the whole step."""
+        ...
+
+    def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
+        """Change the weights by the gradients that are there; what the optimiser reports, and whatever else is worth it."""
         ...
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:

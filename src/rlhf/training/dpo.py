@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.config.training import DPOConfig
+from rlhf.config.preference import DPOConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.losses import (
-    PREFERENCE_LOSSES,
+    PAIR_LOSSES,
     implicit_rewards,
     nll_loss,
     segment_count,
@@ -144,7 +144,7 @@ class DPOTrainer(OfflineTrainer):
         if config.ipo_per_token:
             lengths = segment_count(batch.score_seq, batch.num_sequences)
             options["chosen_lengths"], options["rejected_lengths"] = split_pairs(lengths)
-        return PREFERENCE_LOSSES[config.loss](*split_pairs(logprobs), *split_pairs(ref), **options)
+        return PAIR_LOSSES[config.loss](*split_pairs(logprobs), *split_pairs(ref), **options)
 
     def _score_reference(self, data: MapData) -> Tensor:
         """[rows, 2] summed log-probabilities, scored in order of length and put back in order."""

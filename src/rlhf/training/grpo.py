@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rlhf.config.training import GRPOConfig
+from rlhf.config.groups import GRPOConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import KL_ESTIMATORS, aggregate, group_advantages, segment_sum
@@ -71,7 +71,7 @@ class GRPOTrainer(OnlineTrainer):
             scores = scores - self.controller.coef * segment_sum(
                 penalty, experience.score_seq, experience.num_sequences
             )
-        advantages = group_advantages(scores, experience.group, divide_by_std=config.divide_by_std)
+        advantages = group_advantages(scores, experience.group, divide_by_std=config.advantage == "group")
         metrics.mean("grpo/reward_mean", scores)
         by_group = scores.view(-1, config.group_size)
         metrics.mean("grpo/reward_std", by_group.std(dim=1))

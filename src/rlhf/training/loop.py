@@ -34,6 +34,7 @@ from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors, mixed_precision
+from rlhf.training.penalties import distance_from_start
 from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
 from rlhf.training.watch import Watch, rows_not_finite
@@ -111,6 +112,7 @@ class Loop:
         self.checkpoints = self._store(checkpoint_dir) if checkpoint_dir is not None else None
         self.modules = algorithm.modules()
         self.optimizer = Optimizer(self.modules, config, total_steps=self.total_steps, name=self.name)
+        self.penalties = [*algorithm.penalties, *distance_from_start(self.modules, config.l2_coef)]
         self.average = (
             WeightAverage(self.optimizer.parameters, decay=config.ema_decay) if config.ema_decay is not None else None
         )
@@ -232,6 +234,7 @@ class Loop:
         for trained in self.modules:
             trained.module.train()
         wrong: tuple[str, float] | None = None
+        self._before_step(batches, metrics)
         for batch in batches:
             loss = self._loss(batch, totals, metrics)
             if not torch.isfinite(loss):
@@ -240,7 +243,8 @@ class Loop:
             self.optimizer.backward(loss)
         found: dict[str, float] = {}
         if wrong is None:
-            found = self.optimizer.step(self.at.step)
+            self._add_penalties(metrics)
+            found = self.algorithm.take_step(self.optimizer, self.at.step, batches)
             if not math.isfinite(found["grad_norm"]) and not self.optimizer.searches_scale:
                 wrong = ("the norm of the gradient", found["grad_norm"])
         if wrong is not None:
@@ -252,12 +256,24 @@ class Loop:
             self.average.update()
         return metrics.result() | found | {"tokens": float(sum(b.num_tokens for b in batches))}
 
+    def _before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
+        with torch.no_grad(), mixed_precision(self.config.autocast, self.optimizer.device):
+            self.algorithm.before_step(batches, metrics)
+
+    def _add_penalties(self, metrics: Metrics) -> None:
+        """Terms of the weights alone, once a step, however many micro-batches it has."""
+        for penalty in self.penalties:
+            loss = penalty()
+            metrics.total(f"loss/{penalty.name}", loss)
+            self.optimizer.backward(loss)
+
     def _loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         with mixed_precision(self.config.autocast, self.optimizer.device):
             return self.algorithm.loss(batch, totals, metrics)
 
     def _is_finite(self, row: PackedBatch) -> bool:
         """Whether a row has a finite loss and a finite gradient by itself."""
+        self._before_step([row], Metrics())
         loss = self._loss(row, Totals.of([row]), Metrics())
         if not torch.isfinite(loss):
             return False

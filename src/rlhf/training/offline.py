@@ -12,11 +12,11 @@ from torch import Tensor
 from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.errors import ConfigError
-from rlhf.training.algorithm import SelfCheck, Totals
+from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.log import RunLog
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
-from rlhf.training.optim import TrainedModule, mixed_precision
+from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.rows import MapData, Rows, StreamData, build_rows
 
 
@@ -62,6 +62,8 @@ class OfflineTrainer(ABC):
         self.num_phases = self.rows.num_steps
         self.log = log
         self.checkpoint_dir = checkpoint_dir
+        self.penalties: list[Penalty] = []
+        """Terms of the loss beside the rows'; to be appended to before training."""
 
     def train(self) -> TrainResult:
         """Train to the end, from the newest checkpoint where there is one."""
@@ -70,6 +72,13 @@ class OfflineTrainer(ABC):
     @abstractmethod
     def modules(self) -> Sequence[TrainedModule]:
         """What is trained."""
+
+    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:  # noqa: B027 (most have none)
+        """Nothing: most losses know no more than their own rows."""
+
+    def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
+        """AdamW's."""
+        return optimizer.step(step)
 
     @abstractmethod
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:

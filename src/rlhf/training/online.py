@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.config.training import RLConfig
+from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ConfigError, DataError, TrainingError
@@ -24,13 +24,13 @@ from rlhf.rewards.types import Scorer
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine
 from rlhf.seeds import derive_seed
-from rlhf.training.algorithm import SelfCheck, Totals
+from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.control import AdaptiveKLController
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.log import RunLog
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
-from rlhf.training.optim import TrainedModule, mixed_precision
+from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.rollouts import Rollout, judge_rollout, measure_rollout
 from rlhf.training.rows import Cycle, permutation
 
@@ -92,6 +92,8 @@ class OnlineTrainer(ABC):
         self.engine = engine or LocalEngine(policy, autocast=config.autocast)
         self.log = log or RunLog()
         self.checkpoint_dir = checkpoint_dir
+        self.penalties: list[Penalty] = []
+        """Terms of the loss beside the completions'; to be appended to before training."""
         self.controller = AdaptiveKLController(config.kl.coef, target=config.kl.target, horizon=config.kl.horizon)
         self.order = Cycle(len(prompts), seed=config.seed, name="prompts")
         self.num_phases = config.rollouts
@@ -121,6 +123,13 @@ class OnlineTrainer(ABC):
     @abstractmethod
     def modules(self) -> Sequence[TrainedModule]:
         """What is trained."""
+
+    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:  # noqa: B027 (most have none)
+        """Nothing: most losses know no more than their own rows."""
+
+    def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
+        """AdamW's."""
+        return optimizer.step(step)
 
     @abstractmethod
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf.config.training import PPOConfig
+from rlhf.config.policy import PPOConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ConfigError

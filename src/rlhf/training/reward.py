@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.config.training import RewardModelConfig
+from rlhf.config.reward_model import RewardModelConfig
 from rlhf.data.pack import Group, PackedBatch, pack
 from rlhf.errors import DataError
 from rlhf.losses import bradley_terry_loss, centring_penalty

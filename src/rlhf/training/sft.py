@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlhf.config.training import SFTConfig
+from rlhf.config.sft import SFTConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import nll_loss, token_mean
 from rlhf.models.policy import PolicyModel

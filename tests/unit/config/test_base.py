@@ -5,8 +5,9 @@ import textwrap
 import pytest
 
 from rlhf.config.base import apply_overrides, read_yaml
+from rlhf.config.policy import PPOConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.training import PPOConfig, SFTConfig
+from rlhf.config.sft import SFTConfig
 from rlhf.errors import ConfigError
 
 

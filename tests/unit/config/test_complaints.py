@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlhf.config.groups import GRPOConfig
+from rlhf.config.policy import KLConfig, PPOConfig
+from rlhf.config.preference import DPOConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.training import DPOConfig, GRPOConfig, KLConfig, PPOConfig
 from rlhf.errors import ConfigError
 
 RECIPE: dict[str, Any] = {

@@ -27,7 +27,7 @@ def test_types_ranges_and_defaults_read_as_people_write_them():
     lines = describe_settings(settings_class("ppo")).splitlines()
     for line in (
         "learning_rate: float > 0  (default 1e-06)",
-        "clip_low: float >= 0, < 1  (default 0.2)",
+        "clip_low: float >= 0, <= 1  (default 0.2)",
         "value_model: separate | shared  (default 'separate')",
         "prompts: str | list of str  (required)",
         "kl: KLConfig  (default as below)",

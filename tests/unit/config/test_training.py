@@ -1,22 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel
 
-from rlhf.config import model, recipe, rewards, training
+from rlhf.config import groups, policy, preference, sft, training
 from rlhf.config.base import Config
 from rlhf.config.complaints import TAG
+from tests.fixtures.settings import config_classes
 
-MODULES = (model, recipe, rewards, training)
-CLASSES = sorted(
-    {
-        item
-        for module in MODULES
-        for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, BaseModel) and item is not Config
-    },
-    key=lambda cls: cls.__name__,
-)
+CLASSES = config_classes()
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
@@ -34,30 +25,30 @@ def test_every_config_class_is_strict_and_immutable(cls):
 
 
 def test_a_part_of_grpos_penalty_keeps_the_rest_as_the_paper_has_it():
-    config = training.GRPOConfig.of({"kl": {"coef": 0.01}})
+    config = groups.GRPOConfig.of({"kl": {"coef": 0.01}})
     assert (config.kl.where, config.kl.estimator, config.kl.coef) == ("loss", "k3", 0.01)
-    assert (training.PPOConfig().kl.where, training.PPOConfig().kl.estimator) == ("reward", "k1")
+    assert (policy.PPOConfig().kl.where, policy.PPOConfig().kl.estimator) == ("reward", "k1")
 
 
 @pytest.mark.parametrize("name", ["epochs", "max_steps", "rows_per_step", "tokens_per_step"])
 def test_settings_that_an_online_trainer_would_not_read_are_refused(name):
-    assert name in training.SFTConfig.model_fields
-    assert name not in training.PPOConfig.model_fields
-    assert name not in training.GRPOConfig.model_fields
+    assert name in sft.SFTConfig.model_fields
+    assert name not in policy.PPOConfig.model_fields
+    assert name not in groups.GRPOConfig.model_fields
 
 
 def test_choices_are_the_keys_of_the_tables_that_serve_them():
     from typing import get_args
 
-    from rlhf.losses import AGGREGATIONS, KL_ESTIMATORS, PREFERENCE_LOSSES
+    from rlhf.losses import AGGREGATIONS, KL_ESTIMATORS, PAIR_LOSSES
     from rlhf.training.trackers import TRACKERS
 
     def choices(cls: type[Config], field: str) -> set[str]:
         return set(get_args(cls.model_fields[field].annotation))
 
-    assert choices(training.DPOConfig, "loss") == PREFERENCE_LOSSES.keys()
-    assert choices(training.KLConfig, "estimator") == KL_ESTIMATORS.keys()
-    assert choices(training.GRPOKLConfig, "estimator") == KL_ESTIMATORS.keys()
-    assert choices(training.GRPOConfig, "aggregation") == set(AGGREGATIONS)
+    assert choices(preference.DPOConfig, "loss") == PAIR_LOSSES.keys()
+    assert choices(policy.KLConfig, "estimator") == {*KL_ESTIMATORS, "exact"}
+    assert choices(groups.GRPOKLConfig, "estimator") == {*KL_ESTIMATORS, "exact"}
+    assert choices(groups.GRPOConfig, "aggregation") == set(AGGREGATIONS)
     (tracker,) = get_args(training.TrainConfig.model_fields["log_to"].annotation)
     assert set(get_args(tracker)) == TRACKERS.keys()

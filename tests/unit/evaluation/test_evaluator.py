@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import DataError, RewardError

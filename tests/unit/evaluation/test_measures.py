@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.evaluation.measures import distinct_n, token_measures, why_no_kl
 from rlhf.models.policy import PolicyModel

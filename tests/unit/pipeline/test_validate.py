@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.recipe import GRPOStage, RecipeConfig
+from rlhf.config.recipe import RecipeConfig
+from rlhf.config.stages import GRPOStage
 from rlhf.data.contracts import Kind
 from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError, ModelError, RewardError, RunBusyError, StorageError

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.pack import Branch, Group, pack

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chi2
 
 from rlhf.config.model import LoRAConfig
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, DataError, TrainingError

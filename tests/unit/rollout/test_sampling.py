@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rlhf.config.training import SamplingConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.rollout.sampling import BLOCK, draw, invert_cdf, penalise, threshold, uniforms
 
 

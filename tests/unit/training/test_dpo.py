@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf.config.training import DPOConfig
+from rlhf.config.preference import DPOConfig
 from rlhf.data.pack import pack
 from rlhf.losses import segment_sum
 from rlhf.models.reference import ReferenceModel

@@ -38,7 +38,7 @@ def test_a_group_of_equal_scores_teaches_nothing():
 
 def test_every_token_of_a_completion_has_its_advantage_over_its_siblings():
     metrics = Metrics()
-    trainer = toy.build_trainer("grpo", scorer=Given(SCORES), divide_by_std=False)
+    trainer = toy.build_trainer("grpo", scorer=Given(SCORES), advantage="group_mean")
     experience = trainer.collect(0, metrics)
     # less the means of each three: 3, 1, 5 and 1/3
     expected = torch.tensor([-2.0, -1.0, 3.0, -1.0, -1.0, 2.0, 0.0, 0.0, 0.0, 2 / 3, -1 / 3, -1 / 3])
@@ -59,7 +59,7 @@ def test_dividing_by_the_deviation_makes_groups_alike():
 
 def test_a_penalty_in_the_reward_is_paid_by_the_whole_completion():
     trainer = toy.build_trainer(
-        "grpo", scorer=toy.Constant(0.0), divide_by_std=False, kl={"where": "reward", "estimator": "k1", "coef": 0.5}
+        "grpo", scorer=toy.Constant(0.0), advantage="group_mean", kl={"where": "reward", "estimator": "k1", "coef": 0.5}
     )
     toy.change_weights(trainer.policy.model, by=0.2)
     experience = trainer.collect(0, Metrics())
@@ -72,7 +72,7 @@ def test_a_penalty_in_the_reward_is_paid_by_the_whole_completion():
 
 @pytest.mark.parametrize("how", ["token", "sequence", "constant"])
 def test_the_loss_is_brought_to_one_number_as_asked(how):
-    trainer = toy.build_trainer("grpo", scorer=Given(SCORES), aggregation=how, kl={"coef": 0.0}, divide_by_std=False)
+    trainer = toy.build_trainer("grpo", scorer=Given(SCORES), aggregation=how, kl={"coef": 0.0}, advantage="group_mean")
     experience = trainer.collect(0, Metrics())
     # cut some completions short, so that the three ways differ
     for number, group in enumerate(experience.groups):

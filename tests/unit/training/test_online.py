@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlhf.config.training import PPOConfig
+from rlhf.config.policy import PPOConfig
 from rlhf.errors import DataError, RewardError, TrainingError
 from rlhf.losses import segment_sum
 from rlhf.rewards.types import ScoreResult

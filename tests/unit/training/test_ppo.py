@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf.config.training import PPOConfig
+from rlhf.config.policy import PPOConfig
 from rlhf.errors import ConfigError
 from rlhf.losses import kl_k1
 from rlhf.models.value import ValueModel

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf.config.training import RewardModelConfig
+from rlhf.config.reward_model import RewardModelConfig
 from rlhf.data.pack import Group, pack
 from rlhf.errors import DataError
 from rlhf.models.reward import RewardModel

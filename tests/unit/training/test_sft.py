@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf.config.training import SFTConfig
+from rlhf.config.sft import SFTConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.training.algorithm import Totals
 from rlhf.training.metrics import Metrics

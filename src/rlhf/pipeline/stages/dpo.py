@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.recipe import DPOStage
+from rlhf.config.stages import DPOStage
 from rlhf.data.datasets import PreferenceDataset
 from rlhf.data.words import counted
 from rlhf.models.load import disable_dropout

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from rlhf.config.recipe import EvaluateStage
 from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
+from rlhf.config.stages import EvaluateStage
 from rlhf.data.datasets import PreferenceDataset
 from rlhf.evaluation.evaluator import evaluate_policies
 from rlhf.evaluation.judges import Judge, load_judge

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.config.recipe import GRPOStage
+from rlhf.config.stages import GRPOStage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.rl import finish_rl, open_rl_inputs, read_eval_prompts
 from rlhf.training.grpo import GRPOTrainer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf.config.recipe import PPOStage
 from rlhf.config.rewards import RewardSpec
+from rlhf.config.stages import PPOStage
 from rlhf.errors import ConfigError
 from rlhf.models.load import disable_dropout
 from rlhf.models.reward import RewardModel

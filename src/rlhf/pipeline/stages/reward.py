@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.recipe import RewardStage
+from rlhf.config.stages import RewardStage
 from rlhf.data.datasets import PreferenceDataset
 from rlhf.data.streaming import StreamingPreferenceDataset
 from rlhf.data.words import counted

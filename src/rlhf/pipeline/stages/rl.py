@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.recipe import GRPOStage, PPOStage
+from rlhf.config.stages import PolicyStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.data.words import counted
@@ -27,7 +27,7 @@ from rlhf.training.loop import TrainResult
 
 
 def open_rl_inputs(
-    stage: PPOStage | GRPOStage, at: StageContext, *, seed: int
+    stage: PolicyStage, at: StageContext, *, seed: int
 ) -> tuple[PolicyModel, list[Prompt], Scorer, Reference]:
     """The policy, what it is asked, who judges, and what it is held to."""
     policy = load_for_training(stage.model, at, seed=seed)
@@ -47,7 +47,7 @@ def open_rl_inputs(
     return policy, prompts, scorer, build_reference(policy)
 
 
-def read_eval_prompts(stage: PPOStage | GRPOStage, policy: PolicyModel, at: StageContext) -> list[Prompt]:
+def read_eval_prompts(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> list[Prompt]:
     """Held-out prompts; none where none were given."""
     if stage.eval_prompts is None:
         return []

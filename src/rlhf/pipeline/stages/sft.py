@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlhf.config.recipe import SFTStage
+from rlhf.config.stages import SFTStage
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.streaming import StreamingSFTDataset
 from rlhf.data.words import counted

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, model_validator
 
-from rlhf.config.recipe import RecipeConfig, Stage
+from rlhf.config.recipe import RecipeConfig
+from rlhf.config.stages import Stage
 from rlhf.errors import ConfigError
 
 STAGE_ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)

@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.config.recipe import EvaluateStage, GRPOStage, PPOStage, PreferencesStage, Stage
 from rlhf.config.rewards import FunctionRewardConfig
+from rlhf.config.stages import EvaluateStage, PolicyStage, PreferencesStage, Stage
 from rlhf.data.expand import prompt_of
 from rlhf.errors import ConfigError, RewardError
 from rlhf.pipeline.validate.inputs import functions, rewards, rows_inputs
@@ -127,7 +127,7 @@ def _look_once(review: Review, function: str) -> Parameters:
 
 
 def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardConfig, found: Parameters) -> None:
-    assert isinstance(stage, PPOStage | GRPOStage | EvaluateStage)
+    assert isinstance(stage, PolicyStage | EvaluateStage)
     place = key.removesuffix(".function")
     taken = sorted(ALWAYS_GIVEN & spec.arguments.keys())
     if taken:

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlhf.config.recipe import STAGE, EvaluateStage, GRPOStage, PPOStage, Stage
+from rlhf.config.recipe import STAGE
 from rlhf.config.rewards import LearnedRewardConfig, RewardBase
+from rlhf.config.stages import EvaluateStage, PolicyStage, Stage
 from rlhf.pipeline.validate.inputs import rewards, rows_inputs, trained_prompts
 
 STAGE_ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
@@ -103,7 +104,7 @@ def seen_in_recipe(recipe: Mapping[str, Any], name: str) -> Seen | None:
 
 def trains_against(stage: Stage, judge: RewardBase) -> bool:
     """Whether a stage's reward, or a part of it, gives the same verdicts as a judge."""
-    return isinstance(stage, PPOStage | GRPOStage) and any(_is_same(spec, judge) for _, spec in rewards(stage))
+    return isinstance(stage, PolicyStage) and any(_is_same(spec, judge) for _, spec in rewards(stage))
 
 
 def named(stages: tuple[str, ...]) -> str:

@@ -6,40 +6,39 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import rlhf
 from rlhf.config.base import Names, named_things
 from rlhf.config.model import ModelConfig
-from rlhf.config.recipe import (
-    REFERENCE,
-    STAGE,
+from rlhf.config.recipe import REFERENCE, STAGE
+from rlhf.config.rewards import LearnedRewardConfig, RewardBase
+from rlhf.config.stages import (
+    MODEL_STAGES,
     DataInputs,
-    DPOStage,
     EvaluateStage,
-    GRPOStage,
-    PPOStage,
+    OfflineStage,
+    PolicyStage,
     PreferencesStage,
+    PromptInputs,
     RewardStage,
-    SFTStage,
+    RowsFor,
     Stage,
     WorldStage,
 )
-from rlhf.config.rewards import LearnedRewardConfig, RewardBase
 
-RowsFor = Literal["sft", "preference", "grpo"]
-"""A name in ``rlhf.data.plans.PLANS``, which says what kinds of row are taken."""
-
-ROWS_WANTED: Mapping[RowsFor, str] = {"sft": "demonstrations", "preference": "pairs", "grpo": "prompts"}
+ROWS_WANTED: Mapping[RowsFor, str] = {
+    "sft": "demonstrations",
+    "preference": "pairs",
+    "kto": "completions with a verdict",
+    "grpo": "prompts",
+}
 ROWS_TAKEN: Mapping[RowsFor, frozenset[str]] = {
     "sft": frozenset({"completion", "text", "preference"}),
     "preference": frozenset({"preference"}),
+    "kto": frozenset({"preference"}),
     "grpo": frozenset({"prompt", "completion", "preference"}),
 }
 """Of the kinds of row that stages write, the ones that each use can take; a test compares it with ``PLANS``."""
-
-POLICY_STAGES = ("sft", "dpo", "ppo", "grpo")
-TRAINABLE = ("sft", "reward", "dpo", "ppo", "grpo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,14 @@ class RowsInput:
 
 def rows_inputs(stage: Stage) -> list[RowsInput]:
     """All rows that a stage reads, those that it learns from first."""
-    if isinstance(stage, SFTStage | RewardStage | DPOStage):
-        wanted: RowsFor = "sft" if isinstance(stage, SFTStage) else "preference"
-        plain = RowsInput("data", _listed(stage.data), wanted, stage.columns, stage.on_bad_row == "skip", stage.limit)
+    if isinstance(stage, OfflineStage):
+        plain = RowsInput(
+            "data", _listed(stage.data), stage.rows_for, stage.columns, stage.on_bad_row == "skip", stage.limit
+        )
         if stage.eval_data is None:
             return [plain]
         return [plain, replace(plain, key="eval_data", sources=_listed(stage.eval_data), limit=None)]
-    if isinstance(stage, PPOStage | GRPOStage):
+    if isinstance(stage, PromptInputs):
         found = [RowsInput("prompts", _listed(stage.prompts), "grpo", limit=stage.limit)]
         if stage.eval_prompts is not None:
             found.append(RowsInput("eval_prompts", _listed(stage.eval_prompts), "grpo"))
@@ -89,7 +89,7 @@ def policies(stage: Stage) -> list[tuple[str, ModelConfig]]:
 
 def rewards(stage: Stage) -> list[tuple[str, RewardBase]]:
     """Key and settings of every judge of completions."""
-    if isinstance(stage, PPOStage | GRPOStage):
+    if isinstance(stage, PolicyStage):
         return [(f"reward.{place}", spec) for place, spec in enumerate(stage.reward)]
     return [("judge", stage.judge)] if isinstance(stage, EvaluateStage) else []
 
@@ -125,7 +125,7 @@ def outputs(stage: Stage) -> dict[str, str | None]:
     if isinstance(stage, EvaluateStage):
         return {"evaluation.json": None}
     written = {"model/": None}
-    if isinstance(stage, PPOStage | GRPOStage):
+    if isinstance(stage, PromptInputs):
         written["rollouts.jsonl"] = "completion"
     if isinstance(stage, RewardStage) and has_held_out(stage):
         written["evaluation.json"] = None
@@ -136,7 +136,7 @@ def has_held_out(stage: Stage) -> bool:
     """Whether a stage that trains has anything to evaluate on."""
     if isinstance(stage, DataInputs):
         return stage.eval_data is not None or stage.eval_frac > 0
-    return isinstance(stage, PPOStage | GRPOStage) and stage.eval_prompts is not None
+    return isinstance(stage, PromptInputs) and stage.eval_prompts is not None
 
 
 def root_model(stages: Mapping[str, Stage], config: ModelConfig) -> ModelConfig | None:
@@ -145,10 +145,10 @@ def root_model(stages: Mapping[str, Stage], config: ModelConfig) -> ModelConfig 
     while config.path is not None and (match := STAGE.match(config.path)):
         name = match["name"]
         parent = stages.get(name)
-        if parent is None or name in seen or parent.kind not in TRAINABLE:
+        if parent is None or name in seen or parent.kind not in MODEL_STAGES:
             return None
         seen.add(name)
-        config = parent.model  # type: ignore[union-attr]  # every kind of TRAINABLE has one
+        config = parent.model  # type: ignore[union-attr]  # every kind of MODEL_STAGES has one
     return config
 
 
@@ -156,7 +156,7 @@ def trained_prompts(stages: Mapping[str, Stage], config: ModelConfig) -> Iterato
     """Training rows of every stage that a model went through, newest first."""
     while config.path is not None and (match := STAGE.match(config.path)):
         parent = stages.get(match["name"])
-        if parent is None or parent.kind not in TRAINABLE:
+        if parent is None or parent.kind not in MODEL_STAGES:
             return
         yield match["name"], parent, rows_inputs(parent)[0]
         config = parent.model  # type: ignore[union-attr]

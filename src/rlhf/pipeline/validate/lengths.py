@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.recipe import DataInputs, EvaluateStage, GRPOStage, PPOStage, PreferencesStage, Stage
+from rlhf.config.stages import DataInputs, EvaluateStage, PolicyStage, PreferencesStage, Stage
 from rlhf.data.contracts import Row
 from rlhf.data.plans import PLANS, Item
 from rlhf.data.report import TokenizationReport
@@ -137,7 +137,7 @@ def _check_context(review: Review, stage: Any, rows: RowsInput, longest: int) ->
 
 def _check_room(review: Review, stage: Stage) -> None:
     """Prompt and completion together have to fit into the context: the sampler refuses a prompt that may outgrow it."""
-    if not isinstance(stage, PPOStage | GRPOStage | PreferencesStage | EvaluateStage):
+    if not isinstance(stage, PolicyStage | PreferencesStage | EvaluateStage):
         return
     key, config = policies(stage)[0]
     facts = facts_of(review, config)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import get_args
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.recipe import EvaluateStage, Stage
 from rlhf.config.rewards import LexiconRewardConfig, RewardSpec
+from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.data.sources import open_source
 from rlhf.errors import ConfigError, DataError, ModelError, RLHFError, did_you_mean, did_you_mean_file
 from rlhf.pipeline.doctor.probes import is_hub_offline

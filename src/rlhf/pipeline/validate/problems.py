@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlhf.config.recipe import RecipeConfig, Stage
+from rlhf.config.recipe import RecipeConfig
+from rlhf.config.stages import Stage
 from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError, RLHFError
 

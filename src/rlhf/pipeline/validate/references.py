@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlhf.config.recipe import STAGE, Stage, stage_references
+from rlhf.config.recipe import STAGE, stage_references
+from rlhf.config.stages import POLICY_KINDS, Stage
 from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
-    POLICY_STAGES,
     ROWS_TAKEN,
     ROWS_WANTED,
     outputs,
@@ -61,12 +61,12 @@ def _check_models(review: Review, stage: Stage) -> None:
             review.error(
                 key,
                 f"stage:{parent} trains a reward model, which gives scores and no words; a policy is wanted here "
-                f"({_of_kind(review, POLICY_STAGES)}).",
+                f"({_of_kind(review, POLICY_KINDS)}).",
                 ModelError,
             )
     for key, source in reward_models(stage):
         parent = _parent(review, source)
-        if parent is not None and stages[parent].kind in POLICY_STAGES:
+        if parent is not None and stages[parent].kind in POLICY_KINDS:
             review.error(
                 key,
                 f"stage:{parent} is a {stages[parent].kind} stage, which trains a policy; a reward model is wanted here "

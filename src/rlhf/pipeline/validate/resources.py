@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.recipe import GRPOStage, PPOStage, RewardStage, Stage
 from rlhf.config.rewards import LearnedRewardConfig
+from rlhf.config.stages import PolicyStage, PPOStage, RewardStage, Stage
 from rlhf.config.training import TrainConfig
 from rlhf.errors import (
     MemoryLimitError,
@@ -64,7 +64,7 @@ def memory_needed(review: Review, stage: Stage) -> int | None:
     if isinstance(stage, RewardStage):
         return trained * stage.num_models
     needed = trained
-    if isinstance(stage, PPOStage | GRPOStage):
+    if isinstance(stage, PolicyStage):
         needed += 0 if model.lora is not None else weights  # the reference; an adapter switched off is one
         needed += weights * sum(isinstance(spec, LearnedRewardConfig) for spec in stage.reward)
     if isinstance(stage, PPOStage) and stage.value_model == "separate":

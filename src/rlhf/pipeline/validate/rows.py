@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rlhf.config.recipe import (
-    DPOStage,
-    EvaluateStage,
-    GRPOStage,
-    PPOStage,
-    PreferencesStage,
-    RewardStage,
-    SFTStage,
-    Stage,
-)
+from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, PreferencesStage, RewardStage, Stage
 from rlhf.data.expand import prompt_key
 from rlhf.data.words import counted
 from rlhf.errors import DataError
@@ -31,7 +22,7 @@ MANY_PASSES = 100
 def check_rows(review: Review) -> None:
     """Read what every stage will read, as far as it is there already."""
     for _, stage in review.each_stage():
-        if isinstance(stage, PPOStage | GRPOStage):
+        if isinstance(stage, PolicyStage):
             _note_rollouts(review, stage)
         for rows in rows_inputs(stage):
             found = read_once(review, rows)
@@ -72,7 +63,7 @@ def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
     review.error(rows.key, f"{text} Mend them{way_out}; `rlhf data check` lists all of them.", DataError)
 
 
-def _note_rollouts(review: Review, stage: PPOStage | GRPOStage) -> None:
+def _note_rollouts(review: Review, stage: PolicyStage) -> None:
     groups_per_step = stage.sequences_per_step // stage.group_size
     steps = stage.rollouts * stage.epochs_per_rollout * math.ceil(stage.prompts_per_rollout / groups_per_step)
     completions = stage.rollouts * stage.prompts_per_rollout * stage.group_size
@@ -82,13 +73,13 @@ def _note_rollouts(review: Review, stage: PPOStage | GRPOStage) -> None:
 def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
     """Whether there are rows enough for a step or a rollout, and how many steps there will be."""
     count = len(found.rows)
-    if isinstance(stage, PPOStage | GRPOStage) and found.complete and count < stage.prompts_per_rollout:
+    if isinstance(stage, PolicyStage) and found.complete and count < stage.prompts_per_rollout:
         review.warn(
             "prompts_per_rollout",
             f"The {counted(count, 'prompt')} here must do for the {stage.prompts_per_rollout:,} of a rollout: some will be asked more "
             "than once in each.",
         )
-    if not isinstance(stage, SFTStage | RewardStage | DPOStage) or not found.complete or stage.streaming:
+    if not isinstance(stage, OfflineStage) or not found.complete or stage.streaming:
         return
     if stage.eval_data is None and stage.eval_frac:
         count -= max(1, round(stage.eval_frac * count))

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf.config.recipe import (
-    DataInputs,
-    DPOStage,
-    EvaluateStage,
-    GRPOStage,
-    PPOStage,
-    RewardStage,
-    SFTStage,
-)
+from rlhf.config.policy import RLConfig
 from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig
-from rlhf.config.training import RLConfig, TrainConfig
+from rlhf.config.stages import DataInputs, DPOStage, EvaluateStage, OfflineStage, PolicyStage, PPOStage
+from rlhf.config.training import TrainConfig
 from rlhf.errors import RewardError, did_you_mean
 from rlhf.pipeline.validate.independence import trains_against
 from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards, trained_prompts
@@ -28,10 +21,9 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     "sft": ("eval/loss", "eval/perplexity"),
     "reward": ("eval/loss", "eval/accuracy", "eval/margin"),
     "dpo": ("eval/loss", "eval/accuracy", "eval/reward_margin", "eval/chosen_reward", "eval/rejected_reward"),
-    "ppo": POLICY_METRICS,
-    "grpo": POLICY_METRICS,
 }
-"""Stage kind -> metrics of its evaluation, which early stopping can watch; a test compares it with what trainers measure."""
+"""Stage kind -> metrics of its evaluation, which early stopping can watch; ``POLICY_METRICS`` of all that ask a policy. A test
+compares them with what trainers measure."""
 HIGHER_IS_BETTER = frozenset({"eval/accuracy", "eval/margin", "eval/reward_margin", "eval/score_mean"})
 LOWER_IS_BETTER = frozenset({"eval/loss", "eval/perplexity"})
 
@@ -81,7 +73,7 @@ def _check_evaluation(review: Review, stage: TrainConfig) -> None:
     if stage.early_stopping is None:
         return
     metric, mode = stage.early_stopping.metric, stage.early_stopping.mode
-    known = MEASURED[kind]
+    known = MEASURED.get(kind, POLICY_METRICS)
     if metric not in known:
         review.error(
             "early_stopping.metric",
@@ -113,7 +105,7 @@ def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
 
 def _check_rows(review: Review, stage: DataInputs) -> None:
     given = stage.model_fields_set
-    assert isinstance(stage, SFTStage | RewardStage | DPOStage)
+    assert isinstance(stage, OfflineStage)
     if stage.streaming:
         if isinstance(stage, DPOStage):
             review.error(
@@ -133,7 +125,7 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
         review.warn("rows_per_step", f"It does nothing: tokens_per_step ({stage.tokens_per_step}) decides the size.")
 
 
-def _check_policy_stage(review: Review, stage: PPOStage | GRPOStage) -> None:
+def _check_policy_stage(review: Review, stage: PolicyStage) -> None:
     per_rollout = stage.prompts_per_rollout * stage.group_size
     if stage.sequences_per_step > per_rollout:
         review.warn(
@@ -165,7 +157,7 @@ def _check_critic(review: Review, stage: PPOStage) -> None:
         review.error("value_init", "It is `reward`, but no reward of this stage is a learned one; use `policy`.")
 
 
-def _why_constant(stage: PPOStage | GRPOStage) -> str | None:
+def _why_constant(stage: PolicyStage) -> str | None:
     """Why all completions of a prompt will get one score; None where nothing says so."""
     if stage.sampling.top_k == 1:
         return "sampling.top_k is 1, so all completions of a prompt are the same" if stage.group_size > 1 else None

@@ -1,0 +1,48 @@
+"""Settings of methods that learn from the policy's own completions, but not by a policy gradient."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf.config.policy import KLConfig, RLConfig
+from rlhf.config.preference import SEES_MARGIN_ONLY
+
+
+class OnlineDPOConfig(RLConfig):
+    """Online DPO (Guo et al. 2024, arXiv:2402.04792): pairs from the policy's own completions, chosen by the reward.
+
+    Of each prompt's completions the best and the worst are a pair; a prompt whose completions score alike teaches nothing.
+    """
+
+    group_size: int = Field(2, ge=2)
+    """Completions sampled for each prompt, of which the best and the worst are compared."""
+    beta: float = Field(0.1, gt=0)
+    """Strength of the pull towards the reference policy."""
+    loss: Literal["sigmoid", "hinge", "ipo", "robust", "exo", "discopop"] = "sigmoid"
+    """See `loss` of DPO."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs believed to be judged the wrong way round; for `sigmoid`, `robust` and `exo`."""
+    kl: KLConfig = KLConfig(where="none", coef=0.0)
+    """The pull is DPO's own; the KL is only measured."""
+
+    @model_validator(mode="after")
+    def _options_of_the_loss(self) -> Self:
+        assert set(SEES_MARGIN_ONLY) >= {self.loss}
+        if self.label_smoothing and self.loss not in ("sigmoid", "robust", "exo"):
+            raise ValueError(f"label_smoothing belongs to `sigmoid`, `robust` and `exo`; the loss is {self.loss!r}")
+        if self.kl.where != "none":
+            raise ValueError("online DPO pulls towards the reference by `beta`; leave kl.where at `none`")
+        return self
+
+
+class DistillConfig(RLConfig):
+    """On-policy distillation (GKD, Agarwal et al. 2023, arXiv:2306.13649): a teacher's distributions on the student's own texts."""
+
+    divergence_beta: float = Field(1.0, ge=0, le=1)
+    """Generalised Jensen-Shannon divergence from the teacher: 0 is the forward KL, 1 the reverse KL, between them a mixture."""
+    on_policy_frac: float = Field(1.0, ge=0, le=1)
+    """Share of a rollout's prompts that the student completes itself; the others come with the completions of `data`."""
+    kl: KLConfig = KLConfig(where="none", coef=0.0)
+    """The KL to where the student began; only measured unless asked for."""

@@ -1,0 +1,239 @@
+"""Settings of learning from rewards: what every method shares, and those with a critic."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf.config.base import Config
+from rlhf.config.training import TrainConfig, Truncation
+
+PolicyLoss = Literal["clip", "sequence", "sequence_token", "cispo", "sapo", "reinforce"]
+Aggregation = Literal["token", "sequence", "constant"]
+KLPlace = Literal["reward", "loss", "none"]
+KLEstimator = Literal["k1", "k2", "k3", "abs", "mse", "exact"]
+
+
+class SamplingConfig(Config):
+    """How completions are drawn."""
+
+    max_new_tokens: int = Field(64, ge=1)
+    """Longest completion in tokens, EOS included."""
+    temperature: float = Field(1.0, ge=0)
+    """Divides the logits; 0 is greedy. Training needs 1 unless you know why not."""
+    top_k: int | None = Field(None, ge=1)
+    """Sample among this many most likely tokens."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample among the most likely tokens that together hold this share."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Drop tokens less likely than this share of the most likely one."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Divides positive and multiplies negative logits of tokens seen before (Keskar et al. 2019, arXiv:1909.05858)."""
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end a completion; they stay in it."""
+
+
+class KLConfig(Config):
+    """The penalty for moving away from the reference policy."""
+
+    where: KLPlace = "reward"
+    """Subtracted from each token's reward, added to the loss, or only measured."""
+    estimator: KLEstimator = "k1"
+    """Per-token estimate (Schulman 2020, "Approximating KL divergence"): k1 in the reward, k3 or k2 in the loss; `exact` is
+    the divergence itself, summed over the vocabulary at every token."""
+    coef: float = Field(0.1, ge=0)
+    """Weight."""
+    target: float | None = Field(None, gt=0)
+    """Adapt the weight to this KL, nats per sequence; null for a fixed weight."""
+    controller: Literal["proportional", "doubling", "constraint"] = "proportional"
+    """How the weight is adapted: in proportion to the error (Ziegler et al. 2019, section 2.2, arXiv:1909.08593); doubled beyond
+    1.5 times the target and halved below it by as much (Schulman et al. 2017, section 4); or as the multiplier of the
+    constraint KL <= target, 0 while it holds (arXiv:2310.12773)."""
+    horizon: int = Field(10_000, ge=1)
+    """Sequences over which the adaptive weight changes by at most about a fifth; for `proportional`."""
+
+    @model_validator(mode="after")
+    def _can_pull(self) -> Self:
+        if self.where == "loss" and self.estimator == "k1":
+            raise ValueError("k1 pulls nowhere as a loss (its gradient is 0 on average); use `estimator: k3` or `k2`")
+        if self.target is None and self.controller != "proportional":
+            raise ValueError(f"kl.controller {self.controller!r} adapts the weight to `kl.target`, and there is none")
+        return self
+
+
+class ImportanceConfig(Config):
+    """Correction for a sampler that is not quite the policy: another engine's kernels, rounding, or older weights."""
+
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """Whose ratio of trainer to sampler: each token's (arXiv:2510.18855; Yao et al. 2025), the whole completion's, or its
+    mean per token."""
+    bound: Literal["truncate", "mask"] = "truncate"
+    """A ratio out of bounds is cut to them, or its tokens are left out."""
+    low: float = Field(0.0, ge=0, le=1)
+    """Smallest ratio allowed."""
+    high: float = Field(2.0, ge=1)
+    """Largest ratio allowed."""
+
+
+class OverlongConfig(Config):
+    """Soft punishment of completions that come near the length limit (DAPO, eq. 13, arXiv:2503.14476)."""
+
+    buffer_tokens: int = Field(ge=1)
+    """Tokens before `sampling.max_new_tokens` over which the penalty grows from 0 to its weight."""
+    weight: float = Field(1.0, gt=0)
+    """Subtracted from the score at the limit."""
+
+
+class RLConfig(TrainConfig):
+    """What all methods that learn from rewards share: ask, judge, give credit, learn."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate of the policy."""
+    warmup_frac: float = Field(0.05, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises from 0."""
+    rollouts: int = Field(100, ge=1)
+    """How many times the policy is asked; each rollout is followed by `epochs_per_rollout` passes over it."""
+    prompts_per_rollout: int = Field(64, ge=1)
+    """Prompts asked each time."""
+    group_size: int = Field(1, ge=1)
+    """Completions sampled for each prompt."""
+    epochs_per_rollout: int = Field(1, ge=1)
+    """Passes over each rollout."""
+    sequences_per_step: int = Field(64, ge=1)
+    """Completions in one optimiser step."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How completions are drawn."""
+    policy_loss: PolicyLoss = "clip"
+    """What an advantage does to a token: PPO's clipped ratio; one ratio for the whole completion (GSPO, arXiv:2507.18071), or
+    its form for advantages by token; a clipped weight (CISPO, 2506.13585); a soft gate (SAPO, 2511.20347); or the plain
+    policy gradient."""
+    aggregation: Aggregation = "token"
+    """Mean over all tokens of the step; over sequences of token means (a long completion counts less a token); or the sum
+    divided by sequences times `max_new_tokens`."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """Ratio is not rewarded below 1 - clip_low; 1 for no lower bound."""
+    clip_high: float = Field(0.2, ge=0)
+    """Ratio is not rewarded above 1 + clip_high; larger than clip_low is DAPO's clip-higher (arXiv:2503.14476)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bounds the loss of bad completions whose ratio grew (Ye et al. 2019, eq. 5, arXiv:1912.09729)."""
+    importance: ImportanceConfig | None = None
+    """Correct for differences between sampler and trainer; null where the sampler is this process's own."""
+    kl: KLConfig = KLConfig()
+    """Penalty for moving away from the reference."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus, exact over the vocabulary."""
+    missing_eos_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the score of a completion that was cut by the length limit."""
+    overlong: OverlongConfig | None = None
+    """Soft punishment near the length limit; null for none."""
+    clip_score: float | None = Field(None, gt=0)
+    """Scores are limited to plus and minus this."""
+    max_unscored_frac: float = Field(0.05, ge=0, lt=1)
+    """Share of a rollout's prompts that may be left out because the reward gave no number for one of their completions,
+    each time with an alarm that names them; more than this many stop the run."""
+    stop_at_kl: float | None = Field(None, gt=0)
+    """End a rollout's passes early once the mean per-token KL to the sampling policy exceeds this."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Longest prompt in tokens."""
+    truncation: Truncation = "drop"
+    """What happens to longer prompts."""
+
+    @model_validator(mode="after")
+    def _can_be_learned_from(self) -> Self:
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0, but greedy completions have no ratio; give a number above 0")
+        if self.sequences_per_step % self.group_size:
+            raise ValueError(
+                f"sequences_per_step ({self.sequences_per_step}) must be a multiple of group_size ({self.group_size})"
+            )
+        if self.dual_clip is not None and self.policy_loss not in ("clip", "sequence", "sequence_token"):
+            raise ValueError(f"dual_clip belongs to clipped ratios; policy_loss is {self.policy_loss!r}")
+        if self.overlong is not None and self.overlong.buffer_tokens > self.sampling.max_new_tokens:
+            raise ValueError(
+                f"overlong.buffer_tokens ({self.overlong.buffer_tokens}) must be at most sampling.max_new_tokens "
+                f"({self.sampling.max_new_tokens})"
+            )
+        return self
+
+
+class PPOConfig(RLConfig):
+    """Proximal policy optimisation with a critic.
+
+    Schulman et al. 2017, arXiv:1707.06347; for language models Ouyang et al. 2022, arXiv:2203.02155.
+    """
+
+    epochs_per_rollout: int = Field(4, ge=1)
+    """Passes over each rollout."""
+    value_learning_rate: float | None = Field(None, gt=0)
+    """Peak learning rate of the critic; the policy's by default."""
+    value_model: Literal["separate", "shared"] = "separate"
+    """A critic with its own backbone, or a head on the policy's."""
+    value_init: Literal["reward", "policy"] = "policy"
+    """Where a separate critic's backbone starts: the (first) learned reward model, or the policy."""
+    value_coef: float = Field(0.5, ge=0)
+    """Weight of the value loss."""
+    clip_value: float | None = Field(0.2, gt=0)
+    """New values are kept this close to the old ones in the loss; null for no limit."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """GAE's lambda (Schulman et al. 2015, arXiv:1506.02438)."""
+    critic_lam: float | None = Field(None, ge=0, le=1)
+    """The critic's own lambda (decoupled GAE, VAPO, arXiv:2504.05118); the same by default."""
+    length_adaptive_alpha: float | None = Field(None, gt=0)
+    """Set the policy's lambda by each completion's length l, to 1 - 1 / (alpha l), in place of `lam` (VAPO: 0.05)."""
+    value_warmup_rollouts: int = Field(0, ge=0)
+    """In so many rollouts at the start only the critic learns (value pre-training, arXiv:2503.01491)."""
+    positive_nll_coef: float = Field(0.0, ge=0)
+    """Weight of the negative log-likelihood of completions whose score is above `positive_score` (VAPO: 0.1)."""
+    positive_score: float = 0.0
+    """Above it a completion counts as good, for `positive_nll_coef`."""
+    bootstrap_truncated: bool = False
+    """After a completion that was cut by the length limit, the critic's estimate stands for what it would still have
+    earned (Pardo et al. 2017, arXiv:1712.00378). By default a cut completion counts as ended: its score is that of the
+    text as it is, and `missing_eos_penalty` says what being cut costs."""
+    whiten_advantages: bool = True
+    """Shift and scale advantages to mean 0 and deviation 1 over the rollout."""
+    whiten_rewards: bool = False
+    """Scale rewards to deviation 1 over the rollout, keeping their mean."""
+
+
+class VAPOConfig(PPOConfig):
+    """PPO for long reasoning (Yue et al. 2025, arXiv:2504.05118): a pre-trained critic and lambdas for each side."""
+
+    epochs_per_rollout: int = Field(1, ge=1)
+    """Passes over each rollout."""
+    group_size: int = Field(16, ge=1)
+    """Completions sampled for each prompt."""
+    clip_high: float = Field(0.28, ge=0)
+    """Ratio is not rewarded above 1 + clip_high."""
+    kl: KLConfig = KLConfig(where="none", coef=0.0)
+    """Penalty for moving away from the reference."""
+    critic_lam: float | None = Field(1.0, ge=0, le=1)
+    """The critic's own lambda."""
+    length_adaptive_alpha: float | None = Field(0.05, gt=0)
+    """Set the policy's lambda by each completion's length l, to 1 - 1 / (alpha l)."""
+    value_warmup_rollouts: int = Field(50, ge=0)
+    """In so many rollouts at the start only the critic learns."""
+    positive_nll_coef: float = Field(0.1, ge=0)
+    """Weight of the negative log-likelihood of completions whose score is above `positive_score`."""
+
+
+class TRPOConfig(PPOConfig):
+    """Trust-region policy optimisation (Schulman et al. 2015, arXiv:1502.05477): one natural-gradient step a rollout.
+
+    The policy steps once with all completions of a rollout, as far as the exact KL to itself allows; `learning_rate`, clips
+    and `stop_at_kl` do nothing for it. The critic learns as in PPO.
+    """
+
+    max_kl: float = Field(0.01, gt=0)
+    """Nats per token that a step may cost, KL(old || new), exact over the vocabulary."""
+    damping: float = Field(0.1, ge=0)
+    """Added to the diagonal of the Fisher matrix."""
+    cg_iterations: int = Field(10, ge=1)
+    """Steps of the conjugate-gradient solver."""
+    line_search_tries: int = Field(10, ge=1)
+    """How often a step is halved before it is given up."""
+    fisher_frac: float = Field(1.0, gt=0, le=1)
+    """Share of a rollout's completions that the Fisher matrix is measured on; the paper uses 0.1."""

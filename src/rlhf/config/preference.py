@@ -1,0 +1,147 @@
+"""Settings of learning from preferences without a reward model: DPO and its kin on pairs, KTO on single completions."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf.config.training import OfflineConfig, Truncation
+
+PairLoss = Literal[
+    "sigmoid", "hinge", "ipo", "robust", "exo", "discopop", "nca", "bco", "sppo", "apo_zero", "apo_down", "aot",
+    "aot_unpaired",
+]  # fmt: skip
+"""Names of ``rlhf.losses.PAIR_LOSSES``."""
+SEES_MARGIN_ONLY = ("sigmoid", "hinge", "ipo", "robust", "exo", "discopop")
+"""Those that see a pair only by its margin (``rlhf.losses.MARGIN_LOSSES``)."""
+
+
+class PairsConfig(OfflineConfig):
+    """What every method on pairs has."""
+
+    learning_rate: float = Field(5e-7, gt=0)
+    """Peak learning rate; larger ones move far from the start quickly."""
+    epochs: float | None = Field(1, gt=0)
+    """Passes over the pairs."""
+    sft_coef: float = Field(0.0, ge=0)
+    """Weight of the chosen completions' token-mean negative log-likelihood (RPO, arXiv:2404.19733)."""
+    max_length: int | None = Field(1024, ge=2)
+    """Longest sequence in tokens."""
+    truncation: Truncation = "drop"
+    """What happens to longer pairs."""
+
+
+class DPOConfig(PairsConfig):
+    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and the losses that share its margin."""
+
+    beta: float = Field(0.1, gt=0)
+    """Strength of the pull towards the reference policy."""
+    loss: PairLoss = "sigmoid"
+    """DPO's own; the hinge of SLiC-HF and RSO (arXiv:2309.06657); IPO (2310.12036); robust DPO (2403.00409); EXO (2402.00856);
+    DiscoPOP (2406.08414); NCA (2402.05369); BCO (2404.04656); SPPO (2405.00675); APO-zero and APO-down (2408.06266); AOT on
+    pairs and unpaired (2406.05882)."""
+    ipo_per_token: bool = False
+    """IPO with log-ratios per token, as its authors' code has them, instead of the paper's per completion."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs believed to be labelled the wrong way round; for `sigmoid` (cDPO), `robust` and `exo`."""
+    discopop_temperature: float = Field(0.05, gt=0)
+    """Where DiscoPOP turns from its logistic to its exponential part."""
+    divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
+    """What holds the policy to the reference (f-DPO, Wang et al. 2023, arXiv:2309.16240); for losses on the margin."""
+    divergence_alpha: float | None = Field(None, gt=0, lt=1)
+    """Of the `alpha` divergence, between forward KL at 1 and reverse KL at 0."""
+    length_normalised: bool = False
+    """Log-ratios per token in place of per completion (arXiv:2310.05344 and TÜLU 3, 2411.15124); `beta` is then about ten times larger."""
+    length_alpha: float | None = Field(None, ge=0, le=1)
+    """What tokens beyond the shorter completion's length count (LD-DPO, arXiv:2409.06411); 1 is DPO, 0 cuts both to one length."""
+    weight_by_policy: bool = False
+    """Pairs that the policy could have written itself count more (WPO, arXiv:2406.11827)."""
+    reference_free: bool = False
+    """No reference: log-probabilities in place of log-ratios."""
+
+    @model_validator(mode="after")
+    def _options_of_the_loss(self) -> Self:
+        owners = {
+            "label_smoothing": ("sigmoid", "robust", "exo"),
+            "ipo_per_token": ("ipo",),
+            "discopop_temperature": ("discopop",),
+            "divergence": SEES_MARGIN_ONLY,
+            "length_normalised": ("sigmoid",),
+            "reference_free": SEES_MARGIN_ONLY,
+        }
+        for name, losses in owners.items():
+            if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
+                listed = " or ".join(f"`{loss}`" for loss in losses)
+                raise ValueError(f"{name} belongs to the loss {listed}; the loss is {self.loss!r}")
+        if (self.divergence == "alpha") != (self.divergence_alpha is not None):
+            raise ValueError("divergence: alpha and divergence_alpha go together; give both or none")
+        if self.length_alpha is not None and (self.length_normalised or self.ipo_per_token):
+            raise ValueError("length_alpha weighs sums of tokens; take it or log-ratios per token, not both")
+        return self
+
+
+class SimPOConfig(PairsConfig):
+    """SimPO (Meng et al. 2024, arXiv:2405.14734): the mean log-probability is the reward, and wins by a margin; no reference."""
+
+    beta: float = Field(2.0, gt=0)
+    """Reward per nat per token; the paper has 2 to 10."""
+    target_margin: float = Field(1.0, ge=0)
+    """By how much the chosen completion's reward is to win (gamma); the paper has 0.3 to 1.6."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs believed to be labelled the wrong way round."""
+
+
+class CPOConfig(PairsConfig):
+    """Contrastive preference optimisation (Xu et al. 2024, arXiv:2401.08417): DPO with a uniform reference, and a likelihood term."""
+
+    beta: float = Field(0.1, gt=0)
+    """Reward per nat of a whole completion."""
+    sft_coef: float = Field(1.0, ge=0)
+    """Weight of the chosen completions' token-mean negative log-likelihood; the paper's loss has it at 1."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs believed to be labelled the wrong way round."""
+
+
+class ORPOConfig(PairsConfig):
+    """ORPO (Hong et al. 2024, arXiv:2403.07691): fine-tuning and preference in one loss, straight from a base model."""
+
+    learning_rate: float = Field(8e-6, gt=0)
+    """Peak learning rate; the likelihood term allows larger ones than DPO's."""
+    odds_coef: float = Field(0.1, ge=0)
+    """Weight of the odds ratio (the paper's lambda, TRL's beta); the paper has 0.1 to 1."""
+    sft_coef: float = Field(1.0, ge=0)
+    """Weight of the chosen completions' token-mean negative log-likelihood; the paper's loss has it at 1."""
+
+
+class KTOConfig(OfflineConfig):
+    """Learning from single completions, each good or bad: KTO (Ethayarajh et al. 2024, arXiv:2402.01306) and unpaired BCO."""
+
+    learning_rate: float = Field(5e-7, gt=0)
+    """Peak learning rate; larger ones move far from the reference quickly."""
+    epochs: float | None = Field(1, gt=0)
+    """Passes over the completions."""
+    loss: Literal["kto", "bco"] = "kto"
+    """KTO's own, or the binary classifier of BCO (Jung et al. 2024, arXiv:2404.04656)."""
+    beta: float = Field(0.1, gt=0)
+    """Strength of the pull towards the reference policy."""
+    desirable_weight: float = Field(1.0, ge=0)
+    """Weight of good completions; the paper keeps (weight times rows) of good over bad between 1 and 4/3. For `kto`."""
+    undesirable_weight: float = Field(1.0, ge=0)
+    """Weight of bad completions. For `kto`."""
+    reference_point: Literal["step", "running", "zero"] = "step"
+    """KTO's z0: measured on mismatched completions of the whole step (the paper; one more forward), a running average of
+    the step's own log-ratios, or 0 (APO-zero, unpaired). BCO has a running average of its own."""
+    reference_point_decay: float = Field(0.9, ge=0, lt=1)
+    """Of the running average, for `running` and `bco`."""
+    max_length: int | None = Field(1024, ge=2)
+    """Longest sequence in tokens."""
+    truncation: Truncation = "drop"
+    """What happens to longer rows."""
+
+    @model_validator(mode="after")
+    def _options_of_the_loss(self) -> Self:
+        for name in ("desirable_weight", "undesirable_weight", "reference_point"):
+            if self.loss == "bco" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} belongs to the loss `kto`; the loss is 'bco'")
+        return self

@@ -1,0 +1,102 @@
+"""Settings of models that judge: reward models of whole completions, and of the steps of solutions."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf.config.training import OfflineConfig, Truncation
+
+
+class RewardModelConfig(OfflineConfig):
+    """A reward model from pairs, rankings, ratings or verdicts (Bradley-Terry on pairs by default)."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+    epochs: float | None = Field(1, gt=0)
+    """Passes over the pairs; a second one often overfits large models."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay on matrices."""
+    loss: Literal["bradley_terry", "hinge", "graded", "rao_kupper", "davidson", "plackett_luce", "rating", "binary"] = (
+        "bradley_terry"
+    )
+    """What the scores are to explain. Pairs: `bradley_terry` (arXiv:2203.02155, eq. 1), `hinge`; with strengths, `graded`
+    (a learned margin for each); with ties, `rao_kupper` (1967) or `davidson` (1970). Rankings: `plackett_luce`. Single
+    completions: `rating` (squared error), `binary` (good or bad)."""
+    hinge_margin: float = Field(1.0, gt=0)
+    """Difference of scores that `hinge` asks for."""
+    use_confidence: bool = False
+    """The column `confidence`, 0 to 1, is how likely the label is right: a soft label in place of `label_smoothing`."""
+    top_ranks: int | None = Field(None, ge=1)
+    """`plackett_luce` learns only who took the first so many places; null for the whole ranking."""
+    head: Literal["linear", "mlp"] = "linear"
+    """`linear` is what transformers calls sequence classification; `mlp` has a hidden GELU layer."""
+    head_dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout before the head."""
+    num_models: int = Field(1, ge=1)
+    """An ensemble of this many backbones, each with a head drawn from its own seed, trained side by side."""
+    num_heads: int = Field(1, ge=1)
+    """An ensemble of heads on each backbone: cheaper than backbones, and less independent."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs believed to be labelled the wrong way round."""
+    center_coef: float = Field(0.0, ge=0)
+    """Weight of (chosen + rejected)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244: 0.01)."""
+    use_margin: bool = False
+    """Ask for a difference of scores of at least the column `margin` (Touvron et al. 2023, arXiv:2307.09288)."""
+    normalize: bool = True
+    """After training, shift and scale scores to mean 0 and deviation 1 over the training completions."""
+    max_length: int | None = Field(512, ge=2)
+    """Longest sequence in tokens."""
+    truncation: Truncation = "drop"
+    """What happens to longer pairs."""
+
+    @model_validator(mode="after")
+    def _options_of_the_loss(self) -> Self:
+        owners = {
+            "label_smoothing": ("bradley_terry",),
+            "use_confidence": ("bradley_terry",),
+            "use_margin": ("bradley_terry", "hinge"),
+            "center_coef": ("bradley_terry", "hinge", "graded", "rao_kupper", "davidson"),
+            "hinge_margin": ("hinge",),
+            "top_ranks": ("plackett_luce",),
+        }
+        for name, losses in owners.items():
+            if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
+                listed = " or ".join(f"`{loss}`" for loss in losses)
+                raise ValueError(f"{name} belongs to the loss {listed}; the loss is {self.loss!r}")
+        if self.use_confidence and self.label_smoothing:
+            raise ValueError("use_confidence says how likely each label is right; leave label_smoothing out")
+        return self
+
+
+class ProcessRewardModelConfig(OfflineConfig):
+    """A model that judges each step of a solution (Lightman et al. 2023, arXiv:2305.20050)."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+    epochs: float | None = Field(1, gt=0)
+    """Passes over the solutions."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay on matrices."""
+    loss: Literal["steps", "pairs"] = "steps"
+    """`steps`: cross-entropy of each step's label. `pairs`: Bradley-Terry on pairs of whole solutions, each scored by its
+    steps brought together as `aggregate` says: labels of outcomes only."""
+    until_first_error: bool = False
+    """Learn from each solution's steps up to its first wrong one, as PRM800K is labelled; else from all."""
+    wrong_weight: float = Field(1.0, gt=0)
+    """Weight of a wrong step against a right one."""
+    aggregate: Literal["min", "product", "mean", "last"] = "product"
+    """How the scores of steps become that of a solution, in `pairs`, at evaluation and as a reward."""
+    step_separator: str = "\n"
+    """Ends a step; a step's score is read at its last token. Written behind steps that do not end with it."""
+    extra_layers: int = Field(0, ge=0)
+    """Transformer layers of its own, with fresh weights, between the backbone and the head."""
+    head_dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout before the head."""
+    lm_coef: float = Field(0.0, ge=0)
+    """Weight of the language-model loss on the tokens of steps labelled right, which keeps the backbone's knowledge."""
+    max_length: int | None = Field(1024, ge=2)
+    """Longest solution in tokens, prompt included."""
+    truncation: Truncation = "drop"
+    """What happens to longer solutions."""
