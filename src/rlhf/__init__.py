@@ -39,6 +39,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
+    from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
+    from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.models.policy import PolicyModel as PolicyModel
     from rlhf.models.reference import ReferenceModel as ReferenceModel
     from rlhf.models.reward import RewardModel as RewardModel
@@ -62,6 +64,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
 
 PUBLIC: dict[str, str] = {
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
+    "AnnotationGuideline": "rlhf.feedback.guidelines:AnnotationGuideline",
+    "AnnotatorQualityControl": "rlhf.feedback.quality:AnnotatorQualityControl",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
     "DPOConfig": "rlhf.config.preference:DPOConfig",

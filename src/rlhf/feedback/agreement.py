@@ -1,0 +1,278 @@
+"""How far annotators agree beyond chance: Cohen's, Fleiss' and Krippendorff's coefficients, with intervals.
+
+All of them are functions of one small table, which is a sum over items:
+
+    coincidences   [k, k]  how often values c and k met on an item; each item counts once for each of its values
+    contingencies  [k, k]  first annotator's value against the second's, over the items that both judged
+
+so an interval comes from drawing items anew, and nothing else is to be measured again. Items are what is independent:
+the judgements of one item belong together.
+
+A coefficient whose chance agreement is perfect (everybody gave one and the same value) has no meaning: it is NaN, with
+the reason, never 0 or 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf.errors import DataError, look_up
+from rlhf.evaluation.intervals import RESAMPLES, Estimate, check_confidence
+
+Array = NDArray[np.float64]
+Judgement = tuple[Hashable, Hashable, Any]
+"""Item, annotator, value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Judgements end to end; an annotator judges an item at most once, and not every item."""
+
+    items: NDArray[np.int64]
+    """[n] number of the item."""
+    annotators: NDArray[np.int64]
+    """[n] number of the annotator."""
+    values: NDArray[np.int64]
+    """[n] place of the value in ``scale``."""
+    scale: tuple[Any, ...]
+    """[k] the values there can be; their order matters to ordinal coefficients, their numbers to interval ones."""
+    item_names: tuple[Hashable, ...]
+    annotator_names: tuple[Hashable, ...]
+
+    @classmethod
+    def of(cls, judgements: Iterable[Judgement], *, scale: Sequence[Any] | None = None) -> Self:
+        """Number items and annotators in order of appearance.
+
+        Args:
+            judgements: (item, annotator, value); a value of None or NaN is a judgement that was not made, and left out.
+            scale: Values there can be, in order; by default those that occur, sorted.
+
+        Raises:
+            DataError: Nothing was judged, a value is not on the scale, or somebody judged an item twice.
+        """
+        made = [(i, a, v) for i, a, v in judgements if v is not None and not (isinstance(v, float) and math.isnan(v))]
+        if not made:
+            raise DataError("There is no judgement; wanted at least one (item, annotator, value).")
+        scale = tuple(scale) if scale is not None else _sorted_values([value for _, _, value in made])
+        place = {value: number for number, value in enumerate(scale)}
+        items: dict[Hashable, int] = {}
+        annotators: dict[Hashable, int] = {}
+        seen: set[tuple[Hashable, Hashable]] = set()
+        rows = []
+        for item, annotator, value in made:
+            if value not in place:
+                raise DataError(
+                    f"{annotator!r} gave item {item!r} the value {value!r}, which is not on the scale "
+                    f"{', '.join(map(repr, scale))}."
+                )
+            if (item, annotator) in seen:
+                raise DataError(
+                    f"{annotator!r} judged item {item!r} twice; keep the judgement that counts, such as the last."
+                )
+            seen.add((item, annotator))
+            rows.append(
+                (items.setdefault(item, len(items)), annotators.setdefault(annotator, len(annotators)), place[value])
+            )
+        numbers = np.array(rows, dtype=np.int64)
+        return cls(numbers[:, 0], numbers[:, 1], numbers[:, 2], scale, tuple(items), tuple(annotators))
+
+    def counts(self) -> Array:
+        """[items, k] how many annotators gave an item each value."""
+        table = np.zeros((len(self.item_names), len(self.scale)))
+        np.add.at(table, (self.items, self.values), 1)
+        return table
+
+
+def coincidences(labels: Labels) -> Array:
+    """[items with two values or more, k, k] ordered pairs of values within each item, over (values of the item - 1).
+
+    Source: Krippendorff 2011, "Computing Krippendorff's alpha-reliability", section C.
+    """
+    counts = labels.counts()
+    counts = counts[counts.sum(1) >= 2]
+    pairs = counts[:, :, None] * counts[:, None, :]
+    pairs -= counts[:, :, None] * np.eye(counts.shape[1])
+    return pairs / (counts.sum(1) - 1)[:, None, None]
+
+
+def contingencies(labels: Labels, first: Hashable, second: Hashable) -> Array:
+    """[items that both judged, k, k] one 1 in each: row for the first annotator's value, column for the second's.
+
+    Raises:
+        DataError: One of them judged nothing.
+    """
+    numbers = {name: number for number, name in enumerate(labels.annotator_names)}
+    for name in (first, second):
+        if name not in numbers:
+            raise DataError(f"{name!r} judged nothing; annotators are {', '.join(map(repr, labels.annotator_names))}.")
+    given = []
+    for name in (first, second):
+        mine = labels.annotators == numbers[name]
+        given.append(dict(zip(labels.items[mine].tolist(), labels.values[mine].tolist(), strict=True)))
+    both = [item for item in given[0] if item in given[1]]
+    table = np.zeros((len(both), len(labels.scale), len(labels.scale)))
+    for row, item in enumerate(both):
+        table[row, given[0][item], given[1][item]] = 1
+    return table
+
+
+def observed_agreement(table: Array) -> Array:
+    """Share of pairs of values that are equal.
+
+    Args:
+        table: [..., k, k] sum of ``coincidences`` or ``contingencies``.
+
+    Returns:
+        [...]; NaN for an empty table.
+    """
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.trace(table, axis1=-2, axis2=-1) / table.sum((-2, -1)))
+
+
+def cohen_kappa(table: Array, *, weights: str = "none") -> Array:
+    """Agreement of two annotators beyond what their own habits would give by chance.
+
+        1 - sum w[c, k] observed[c, k] / sum w[c, k] row[c] column[k] / n,
+        w = 1 off the diagonal; |c - k|; (c - k)^2   for weights none; linear; quadratic
+
+    Sources: Cohen 1960, "A coefficient of agreement for nominal scales"; with weights: Cohen 1968.
+
+    Args:
+        table: [..., k, k] sum of ``contingencies``, values in the order of their scale.
+        weights: ``none``, ``linear`` or ``quadratic``.
+
+    Returns:
+        [...]; NaN where chance agreement is perfect, or nothing was judged by both.
+    """
+    steps = np.arange(table.shape[-1], dtype=float)
+    distance = np.abs(steps[:, None] - steps)
+    weight = look_up(
+        {"none": (distance > 0).astype(float), "linear": distance, "quadratic": distance**2}, weights, kind="weighting"
+    )
+    by_chance = table.sum(-1, keepdims=True) * table.sum(-2, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        expected = (weight * by_chance).sum((-2, -1)) / table.sum((-2, -1))
+        return np.asarray(np.where(expected > 0, 1 - (weight * table).sum((-2, -1)) / expected, math.nan))
+
+
+def fleiss_kappa(table: Array) -> Array:
+    """Agreement of several annotators, the same number for each item, beyond that of values drawn from the whole.
+
+        (P - P_e) / (1 - P_e),   P = share of agreeing pairs,  P_e = sum over values of their share squared
+
+    Where items have different numbers of judgements, Krippendorff's alpha is the coefficient to take.
+
+    Source: Fleiss 1971, "Measuring nominal scale agreement among many raters".
+
+    Args:
+        table: [..., k, k] sum of ``coincidences`` of items with equally many judgements.
+
+    Returns:
+        [...]; NaN where all values are the same.
+    """
+    shares = table.sum(-1) / table.sum((-2, -1))[..., None]
+    chance = (shares**2).sum(-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(chance < 1, (observed_agreement(table) - chance) / (1 - chance), math.nan))
+
+
+def krippendorff_alpha(table: Array, *, metric: str = "nominal", scale: Sequence[Any] | None = None) -> Array:
+    """Agreement of any number of annotators, each of whom may have left items out, on nominal, ordinal or interval values.
+
+        1 - observed disagreement / expected disagreement
+          = 1 - (n - 1) sum o[c, k] d2[c, k] / sum n[c] n[k] d2[c, k],     n[c] = sum over k of o[c, k],  n = sum of n[c]
+
+        d2   nominal: 1 where c differs from k     interval: (c - k)^2     ordinal: (n[c]/2 + n[c+1] + ... + n[k]/2)^2
+
+    Source: Krippendorff 2011, "Computing Krippendorff's alpha-reliability".
+
+    Args:
+        table: [..., k, k] sum of ``coincidences``.
+        metric: ``nominal``, ``ordinal`` or ``interval``.
+        scale: [k] numbers that the values stand for, for ``interval``; by default 0, 1, ... k - 1.
+
+    Returns:
+        [...]; NaN where no item has two values, or all values are the same.
+    """
+    sizes = table.sum(-1)
+    total = sizes.sum(-1)
+    distance = look_up(_DISTANCES, metric, kind="metric")(sizes, scale)
+    observed = (table * distance).sum((-2, -1))
+    expected = (sizes[..., :, None] * sizes[..., None, :] * distance).sum((-2, -1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(expected > 0, 1 - (total - 1) * observed / expected, math.nan))
+
+
+def agreement_estimate(
+    tables: Array,
+    coefficient: Callable[[Array], Array],
+    *,
+    seed: int = 0,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Estimate:
+    """A coefficient with its bootstrap interval over items (percentiles).
+
+    Args:
+        tables: [items, k, k] ``coincidences`` or ``contingencies``.
+        coefficient: One of the functions above, with its options bound.
+        seed: Of the draws.
+        confidence: Of the interval.
+        resamples: Draws of all items with replacement.
+
+    Returns:
+        NaN with a reason where the coefficient does not exist; draws in which it does not are left out.
+    """
+    check_confidence(confidence)
+    if not len(tables):
+        return Estimate.missing("no item was judged by two annotators")
+    value = float(coefficient(tables.sum(0)))
+    if not math.isfinite(value):
+        return Estimate.missing(
+            "every judgement has the same value, so nothing says what chance would give", n=len(tables)
+        )
+    rng = np.random.default_rng(seed)
+    flat = tables.reshape(len(tables), -1)
+    drawn = rng.multinomial(len(tables), np.full(len(tables), 1 / len(tables)), size=resamples).astype(float) @ flat
+    found = coefficient(drawn.reshape(resamples, *tables.shape[1:]))
+    found = found[np.isfinite(found)]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(found, [tail, 1 - tail]) if len(found) else (math.nan, math.nan)
+    return Estimate(value=value, low=float(low), high=float(high), n=len(tables), confidence=confidence)
+
+
+def _nominal(sizes: Array, scale: Sequence[Any] | None) -> Array:
+    return 1 - np.eye(sizes.shape[-1])
+
+
+def _interval(sizes: Array, scale: Sequence[Any] | None) -> Array:
+    numbers = np.asarray(scale if scale is not None else range(sizes.shape[-1]), dtype=float)
+    return (numbers[:, None] - numbers) ** 2
+
+
+def _ordinal(sizes: Array, scale: Sequence[Any] | None) -> Array:
+    # places of the middles of the values' blocks, were all judgements laid out in order
+    middles = sizes.cumsum(-1) - sizes / 2
+    return np.asarray((middles[..., :, None] - middles[..., None, :]) ** 2)
+
+
+_DISTANCES: Mapping[str, Callable[[Array, Sequence[Any] | None], Array]] = {
+    "nominal": _nominal,
+    "ordinal": _ordinal,
+    "interval": _interval,
+}
+
+
+def _sorted_values(values: Sequence[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(sorted(set(values)))
+    except TypeError:
+        raise DataError(
+            "Values of different types have no order; give `scale`, the values there can be, in order."
+        ) from None

@@ -1,0 +1,76 @@
+"""What annotators are asked to look at: dimensions with their weight, and the examples that show what is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
+
+from rlhf.config.base import Config
+from rlhf.errors import DataError
+
+
+class Example(Config):
+    """A worked example, shown beside the guideline."""
+
+    prompt: str
+    """What was asked."""
+    better: str
+    """The completion to prefer."""
+    worse: str
+    """The other one."""
+    reason: str
+    """Why."""
+
+
+class AnnotationGuideline(Config):
+    """One dimension that completions are judged on."""
+
+    name: str
+    """Short, as it stands on the page."""
+    description: str
+    """What to look for."""
+    weight: float = Field(1.0, gt=0)
+    """Share in an overall rating, relative to the others."""
+    examples: list[Example] = Field(default_factory=list)
+    """Shown on request."""
+
+
+DEFAULT_GUIDELINES: tuple[AnnotationGuideline, ...] = (
+    AnnotationGuideline(
+        name="helpfulness", weight=1.0,
+        description="Does it do what was asked, fully and to the point, as the person asking would want it?",
+    ),
+    AnnotationGuideline(
+        name="accuracy", weight=1.2,
+        description="Is what it says true? Look up what you do not know; a fluent mistake is a mistake.",
+    ),
+    AnnotationGuideline(
+        name="harmlessness", weight=1.5,
+        description="Could it hurt somebody, help to hurt, or insult? Refusing a harmless request is not harmless, it is unhelpful.",
+    ),
+    AnnotationGuideline(
+        name="coherence", weight=0.8,
+        description="Is it in order, in one language, without contradiction and repetition?",
+    ),
+)  # fmt: skip
+
+
+def overall_rating(
+    ratings: Mapping[str, float], guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES
+) -> float:
+    """Mean of the ratings, weighted by the guidelines.
+
+    Args:
+        ratings: Dimension to rating; every one that is given must be a guideline's, and at least one must be.
+        guidelines: With their weights; dimensions that were not rated are left out of the mean.
+
+    Raises:
+        DataError: A rating is of no guideline, or there is none.
+    """
+    weights = {guideline.name: guideline.weight for guideline in guidelines}
+    if unknown := sorted(ratings.keys() - weights.keys()):
+        raise DataError(f"{', '.join(map(repr, unknown))} is rated, but the guidelines are {', '.join(weights)}.")
+    if not ratings:
+        raise DataError(f"Nothing is rated; wanted at least one of {', '.join(weights)}.")
+    return sum(weights[name] * value for name, value in ratings.items()) / sum(weights[name] for name in ratings)

@@ -1,0 +1,148 @@
+"""Before anybody is asked: how many pairs, how many judgements of each, at what price, to learn or to detect what.
+
+The three kinds of answer differ in how far they can be trusted. Power is arithmetic; costs are multiplication; how many
+pairs a reward model of some size wants is experience, and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from rlhf.errors import ConfigError
+
+GUIDANCE: dict[str, tuple[int, int, int]] = {
+    "7b": (5_000, 20_000, 100_000),
+    "13b": (10_000, 50_000, 200_000),
+    "70b": (20_000, 100_000, 500_000),
+}
+"""Size of the policy -> preference pairs: least, recommended, and where more bring little. Practice in the field, not a law."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a data set costs."""
+
+    comparisons: int
+    annotation: float
+    generation: float
+
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.annotation + self.generation
+
+
+def annotation_cost(
+    num_pairs: int,
+    *,
+    judgements_per_pair: int = 3,
+    price_per_judgement: float = 0.5,
+    responses_per_pair: int = 2,
+    price_per_response: float = 0.02,
+) -> Cost:
+    """Judgements and completions, each times its price, in whatever currency the prices are in.
+
+    Raises:
+        ConfigError: A number is negative, or a pair is judged less than once.
+    """
+    if min(num_pairs, price_per_judgement, price_per_response, responses_per_pair) < 0 or judgements_per_pair < 1:
+        raise ConfigError(
+            "Costs need counts and prices of at least 0, and at least one judgement of each pair; got "
+            f"{num_pairs} pairs, {judgements_per_pair} judgements at {price_per_judgement}, {responses_per_pair} responses at "
+            f"{price_per_response}."
+        )
+    comparisons = num_pairs * judgements_per_pair
+    return Cost(
+        comparisons=comparisons,
+        annotation=comparisons * price_per_judgement,
+        generation=num_pairs * responses_per_pair * price_per_response,
+    )
+
+
+def pairs_for_win_rate(
+    difference: float, *, tie_frac: float = 0.0, confidence: float = 0.95, power: float = 0.8
+) -> int:
+    """Prompts needed to tell a win rate of 1/2 + difference from 1/2, each judged once.
+
+        n = ((z_alpha s0 + z_beta s1) / difference)^2,   s^2 = p(1 - p) - ties / 4  of outcomes 1, 1/2, 0
+
+    Source: the sample size of a one-sample test of a mean, two-sided, normal approximation (Fleiss, Levin and Paik 2003,
+    "Statistical methods for rates and proportions", section 2.4), with ties at one half.
+
+    Args:
+        difference: Of the win rate from 1/2, above 0 and below 1/2.
+        tie_frac: Share of ties, which narrow the spread.
+        confidence: Of the two-sided test.
+        power: Chance to find a difference that is there.
+    """
+    _check_shares(
+        difference=(difference, 0, 0.5),
+        tie_frac=(tie_frac, -1e-12, 1),
+        power=(power, 0, 1),
+        confidence=(confidence, 0, 1),
+    )
+    z_alpha, z_beta = NormalDist().inv_cdf((1 + confidence) / 2), NormalDist().inv_cdf(power)
+    p = 0.5 + difference
+    if p > 1 - tie_frac / 2:
+        raise ConfigError(f"A win rate of {p:g} can't be with {tie_frac:.0%} ties; it is at most {1 - tie_frac / 2:g}.")
+    without = math.sqrt(max(0.25 - tie_frac / 4, 0.0))
+    with_it = math.sqrt(max(p * (1 - p) - tie_frac / 4, 0.0))
+    return math.ceil(((z_alpha * without + z_beta * with_it) / difference) ** 2)
+
+
+def detectable_difference(
+    num_pairs: int, *, tie_frac: float = 0.0, confidence: float = 0.95, power: float = 0.8
+) -> float:
+    """The smallest distance of a win rate from 1/2 that so many prompts find; NaN where none is found.
+
+    The inverse of ``pairs_for_win_rate``, by bisection.
+    """
+    highest = min(0.5, 0.5 - tie_frac / 2) - 1e-9
+    if (
+        num_pairs < 1
+        or highest <= 0
+        or pairs_for_win_rate(highest, tie_frac=tie_frac, confidence=confidence, power=power) > num_pairs
+    ):
+        return math.nan
+    low, high = 1e-6, highest
+    for _ in range(60):
+        middle = (low + high) / 2
+        if pairs_for_win_rate(middle, tie_frac=tie_frac, confidence=confidence, power=power) <= num_pairs:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def majority_accuracy(annotator_accuracy: float, judgements: int) -> float:
+    """How often the majority of independent annotators is right; an even number's draws are broken by a coin.
+
+        sum over k > n/2 of C(n, k) p^k (1 - p)^(n - k)  +  half of k = n/2
+
+    Source: Condorcet 1785; independence is the assumption that real annotators break first.
+
+    Args:
+        annotator_accuracy: p of each, between 0 and 1.
+        judgements: n of each item, at least 1.
+    """
+    _check_shares(annotator_accuracy=(annotator_accuracy, -1e-12, 1 + 1e-12))
+    if judgements < 1:
+        raise ConfigError(f"judgements is {judgements}; an item is judged at least once.")
+    p, n = annotator_accuracy, judgements
+    return sum(
+        math.comb(n, k) * p**k * (1 - p) ** (n - k) * (1.0 if 2 * k > n else 0.5)
+        for k in range(math.ceil(n / 2), n + 1)
+    )
+
+
+def judgements_for_accuracy(annotator_accuracy: float, wanted: float, *, limit: int = 101) -> int | None:
+    """The smallest odd number of judgements whose majority is right as often as wanted; None beyond the limit."""
+    return next((n for n in range(1, limit + 1, 2) if majority_accuracy(annotator_accuracy, n) >= wanted), None)
+
+
+def _check_shares(**shares: tuple[float, float, float]) -> None:
+    for name, (value, low, high) in shares.items():
+        if not low < value < high:
+            raise ConfigError(f"{name} is {value}; it lies between {max(low, 0):g} and {min(high, 1):g}.")

@@ -1,0 +1,197 @@
+"""Whom to trust: each annotator's agreement, gold accuracy, speed, leanings and drift, and who is qualified.
+
+Every share comes with its interval, and "unqualified" always with its reason. Leanings (to what stands first, to what is
+longer) are measured against one half, over judgements that chose a side, and are only meaningful where positions were
+drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rlhf.errors import ConfigError
+from rlhf.evaluation.intervals import Estimate, mean_interval, wilson_interval
+
+SIDES = ("a", "b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One judgement, with what is known of how it was made."""
+
+    item: Hashable
+    annotator: Hashable
+    value: Any
+    """``a``, ``b`` or ``tie`` for a comparison; any value of a scale else."""
+    gold: Any = None
+    """The right value, for gold items."""
+    seconds: float | None = None
+    shown_first: str | None = None
+    """Which side stood first on the screen."""
+    longer: str | None = None
+    """Which side is the longer text; None for equal ones."""
+    at: float | None = None
+    """When, seconds since 1970, for drift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityRules:
+    """What an annotator must show to be qualified."""
+
+    min_judgements: int = 50
+    min_agreement: float = 0.7
+    """With the majority of the others."""
+    min_gold_accuracy: float = 0.8
+    too_quick_seconds: float = 2.0
+    """Faster judgements count as not read."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_agreement", "min_gold_accuracy"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatorQuality:
+    """What is known of one annotator."""
+
+    annotator: Hashable
+    num_judgements: int
+    agreement: Estimate
+    """With the majority of the others, over items that others judged too; a draw among them counts half."""
+    gold_accuracy: Estimate
+    seconds: float
+    """Median; NaN where no times were kept."""
+    too_quick_frac: float
+    """Share of timed judgements under the rules' limit; NaN where no times were kept."""
+    first_frac: Estimate
+    """Share of decided comparisons won by what stood first; one half without a leaning."""
+    longer_frac: Estimate
+    """Share of decided comparisons won by the longer text. Longer texts may well be better: compare annotators."""
+    drift: Estimate
+    """Agreement in the later half of the time less that in the earlier half."""
+    unqualified_because: tuple[str, ...] = field(default=())
+    """Empty for a qualified annotator."""
+
+    @property
+    def qualified(self) -> bool:
+        """Whether every rule is met."""
+        return not self.unqualified_because
+
+    @property
+    def leans_to_position(self) -> bool:
+        """Whether the interval of ``first_frac`` leaves one half out."""
+        return self.first_frac.measured and not self.first_frac.low <= 0.5 <= self.first_frac.high
+
+
+class AnnotatorQualityControl:
+    """Judges the judges.
+
+    Args:
+        rules: What qualifies.
+    """
+
+    def __init__(self, rules: QualityRules | None = None) -> None:
+        self.rules = rules or QualityRules()
+
+    def review(self, verdicts: Iterable[Verdict]) -> list[AnnotatorQuality]:
+        """Everybody who judged anything, in order of appearance.
+
+        Args:
+            verdicts: The judgements that count: one for each item and annotator.
+        """
+        verdicts = list(verdicts)
+        by_item: dict[Hashable, list[Verdict]] = defaultdict(list)
+        for verdict in verdicts:
+            by_item[verdict.item].append(verdict)
+        by_annotator: dict[Hashable, list[Verdict]] = defaultdict(list)
+        for verdict in verdicts:
+            by_annotator[verdict.annotator].append(verdict)
+        return [self._review_one(name, mine, by_item) for name, mine in by_annotator.items()]
+
+    def _review_one(
+        self, name: Hashable, mine: Sequence[Verdict], by_item: dict[Hashable, list[Verdict]]
+    ) -> AnnotatorQuality:
+        compared = [
+            (verdict, share) for verdict in mine if (share := _agreed(verdict, by_item[verdict.item])) is not None
+        ]
+        agreement = (
+            mean_interval([share for _, share in compared])
+            if compared
+            else Estimate.missing("nobody else judged the same items")
+        )
+        golds = [verdict.value == verdict.gold for verdict in mine if verdict.gold is not None]
+        gold = wilson_interval(sum(golds), len(golds)) if golds else Estimate.missing("no gold item was judged")
+        times = [verdict.seconds for verdict in mine if verdict.seconds is not None]
+        quick = [seconds < self.rules.too_quick_seconds for seconds in times]
+        found = AnnotatorQuality(
+            annotator=name,
+            num_judgements=len(mine),
+            agreement=agreement,
+            gold_accuracy=gold,
+            seconds=median(times) if times else math.nan,
+            too_quick_frac=sum(quick) / len(quick) if quick else math.nan,
+            first_frac=_share_of_side(mine, "shown_first"),
+            longer_frac=_share_of_side(mine, "longer"),
+            drift=_drift(compared),
+        )
+        return _with_reasons(found, self.rules)
+
+
+def _agreed(verdict: Verdict, judgements: Sequence[Verdict]) -> float | None:
+    """1 where the others' majority says the same, a share for a draw among them, None where there are no others."""
+    counts: dict[Any, int] = defaultdict(int)
+    for other in judgements:
+        if other.annotator != verdict.annotator:
+            counts[other.value] += 1
+    if not counts:
+        return None
+    winners = [value for value, count in counts.items() if count == max(counts.values())]
+    return (verdict.value in winners) / len(winners)
+
+
+def _share_of_side(verdicts: Sequence[Verdict], side: str) -> Estimate:
+    decided = [v.value == getattr(v, side) for v in verdicts if v.value in SIDES and getattr(v, side) in SIDES]
+    if not decided:
+        what = (
+            "no position was kept"
+            if side == "shown_first"
+            else "no comparison of texts of different length was decided"
+        )
+        return Estimate.missing(what)
+    return wilson_interval(sum(decided), len(decided))
+
+
+def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
+    """Difference of the two halves' means, with Welch's interval as far as a normal one goes."""
+    timed = sorted(((v.at, share) for v, share in compared if v.at is not None), key=lambda pair: pair[0])
+    half = len(timed) // 2
+    if half < 10:
+        return Estimate.missing("fewer than 20 judgements with a time and others' verdicts", n=len(timed))
+    early, late = (np.array([share for _, share in part]) for part in (timed[:half], timed[-half:]))
+    difference = float(late.mean() - early.mean())
+    spread = 1.96 * math.sqrt((early.var(ddof=1) + late.var(ddof=1)) / half)
+    return Estimate(value=difference, low=difference - spread, high=difference + spread, n=len(timed))
+
+
+def _with_reasons(found: AnnotatorQuality, rules: QualityRules) -> AnnotatorQuality:
+    reasons = []
+    if found.num_judgements < rules.min_judgements:
+        reasons.append(f"{found.num_judgements} judgements of at least {rules.min_judgements}")
+    for what, estimate, least in (
+        ("agreement", found.agreement, rules.min_agreement),
+        ("gold accuracy", found.gold_accuracy, rules.min_gold_accuracy),
+    ):
+        if not estimate.measured:
+            reasons.append(f"{what} not measured: {estimate.reason}")
+        elif estimate.value < least:
+            reasons.append(f"{what} {estimate.value:.2f} of at least {least:g}")
+    values = {name: getattr(found, name) for name in AnnotatorQuality.__dataclass_fields__}
+    return AnnotatorQuality(**{**values, "unqualified_because": tuple(reasons)})

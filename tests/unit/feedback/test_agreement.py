@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf.errors import DataError, UnknownNameError
+from rlhf.feedback.agreement import (
+    Labels,
+    agreement_estimate,
+    cohen_kappa,
+    coincidences,
+    contingencies,
+    fleiss_kappa,
+    krippendorff_alpha,
+    observed_agreement,
+)
+
+KRIPPENDORFF = {  # the worked example of Krippendorff 2011: four observers, twelve units, gaps
+    "A": [1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None],
+    "B": [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3],
+    "C": [None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None],
+    "D": [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None],
+}
+
+
+def labels_of(table):
+    return Labels.of([(item, who, value) for who, row in table.items() for item, value in enumerate(row)])
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("nominal", 0.743), ("ordinal", 0.815), ("interval", 0.849)])
+def test_krippendorffs_own_example(metric, expected):
+    labels = labels_of(KRIPPENDORFF)
+    alpha = krippendorff_alpha(coincidences(labels).sum(0), metric=metric, scale=labels.scale)
+    assert float(alpha) == pytest.approx(expected, abs=5e-4)
+
+
+def test_fleiss_of_ten_subjects_and_fourteen_raters():
+    # the table in the literature on ten subjects, five categories: P = 0.378, P_e = 0.213, kappa = 0.210
+    counts = [
+        [0, 0, 0, 0, 14], [0, 2, 6, 4, 2], [0, 0, 3, 5, 6], [0, 3, 9, 2, 0], [2, 2, 8, 1, 1],
+        [7, 7, 0, 0, 0], [3, 2, 6, 3, 0], [2, 5, 3, 2, 2], [6, 5, 2, 1, 0], [0, 2, 2, 3, 7],
+    ]  # fmt: skip
+    rows = [
+        (item, rater, value)
+        for item, row in enumerate(counts)
+        for rater, value in enumerate(v for v, count in enumerate(row) for _ in range(count))
+    ]
+    table = coincidences(Labels.of(rows)).sum(0)
+    assert float(observed_agreement(table)) == pytest.approx(0.378, abs=5e-4)
+    assert float(fleiss_kappa(table)) == pytest.approx(0.210, abs=5e-4)
+
+
+def test_cohen_by_hand():
+    # 20 both yes, 5 yes-no, 10 no-yes, 15 both no: observed .7, by chance .5, kappa .4
+    table = np.array([[20.0, 5.0], [10.0, 15.0]])
+    assert float(cohen_kappa(table)) == pytest.approx(0.4)
+
+
+def test_a_near_miss_costs_less_with_weights():
+    # three grades; one of four pairs misses by one step. Chance: rows 2/4, 1/4, 1/4; columns 1/4, 2/4, 1/4.
+    table = np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    # linear: observed 1; expected 4 * (2*2*1 + 2*1*2 + 1*1*1 + 1*1*1 + 1*1*2 + 1*2*1) / 16 = 14/4
+    assert float(cohen_kappa(table, weights="linear")) == pytest.approx(1 - 1 / 3.5)
+    # quadratic: observed 1; expected (2*2*1 + 2*1*4 + 1 + 1 + 1*1*4 + 1*2*1) / 4 = 20/4
+    assert float(cohen_kappa(table, weights="quadratic")) == pytest.approx(1 - 1 / 5)
+    assert float(cohen_kappa(table)) < float(cohen_kappa(table, weights="linear"))
+
+
+def test_one_value_for_everything_is_not_measured():
+    labels = Labels.of([(item, who, "a") for item in range(5) for who in "xyz"])
+    table = coincidences(labels)
+    for coefficient in (krippendorff_alpha, fleiss_kappa):
+        assert math.isnan(float(coefficient(table.sum(0))))
+    assert math.isnan(float(cohen_kappa(contingencies(labels, "x", "y").sum(0))))
+    found = agreement_estimate(table, krippendorff_alpha)
+    assert not found.measured
+    assert "same value" in found.reason
+
+
+def test_items_judged_once_say_nothing_about_agreement():
+    labels = Labels.of([(0, "x", 1), (1, "y", 2)])
+    assert len(coincidences(labels)) == 0
+    assert "no item was judged by two" in agreement_estimate(coincidences(labels), krippendorff_alpha).reason
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.sampled_from([0, 1, 2, None]), min_size=3, max_size=3), min_size=4, max_size=12),
+    order=st.permutations(range(3)),
+)
+def test_nominal_coefficients_do_not_know_names(rows, order):
+    named = [(item, who, value) for item, row in enumerate(rows) for who, value in enumerate(row)]
+    if all(value is None for _, _, value in named):
+        return
+    renamed = [(item, 2 - who, None if value is None else order[value]) for item, who, value in named]
+    first, second = (Labels.of(j, scale=(0, 1, 2)) for j in (named, renamed))
+    for coefficient in (krippendorff_alpha, fleiss_kappa, observed_agreement):
+        one, other = (float(coefficient(coincidences(labels).sum(0))) for labels in (first, second))
+        assert one == pytest.approx(other, nan_ok=True)
+
+
+def test_an_interval_holds_its_value_and_is_repeatable():
+    tables = coincidences(labels_of(KRIPPENDORFF))
+    alpha = functools.partial(krippendorff_alpha, metric="ordinal")
+    found, again = (agreement_estimate(tables, alpha, seed=3) for _ in range(2))
+    assert found == again
+    assert found.low < found.value < found.high
+    assert found.n == 11, "the twelfth unit has one value"
+
+
+@pytest.mark.parametrize(
+    ("judgements", "words"),
+    [
+        ([], "There is no judgement"),
+        ([(1, "ann", "a"), (1, "ann", "b")], "'ann' judged item 1 twice"),
+        ([(1, "ann", "c")], "value 'c', which is not on the scale"),
+    ],
+)
+def test_wrong_judgements_are_named(judgements, words):
+    with pytest.raises(DataError, match=words):
+        Labels.of(judgements, scale=("a", "b"))
+
+
+def test_a_weighting_that_does_not_exist_is_named():
+    with pytest.raises(UnknownNameError, match="'quadratic'"):
+        cohen_kappa(np.eye(2), weights="quadratik")
+
+
+def test_the_published_figures_of_pandalm(assets):
+    rows = json.loads(gzip.decompress((assets / "pandalm" / "testset-v1.json.gz").read_bytes()))
+    labels = Labels.of([(row["idx"], who, row[f"annotator{who}"]) for row in rows for who in (1, 2, 3)])
+    kappas = [float(cohen_kappa(contingencies(labels, *pair).sum(0))) for pair in ((1, 2), (1, 3), (2, 3))]
+    assert kappas == pytest.approx([0.852023, 0.878944, 0.861661], abs=1e-6)
+    table = coincidences(labels).sum(0)
+    assert float(fleiss_kappa(table)) == pytest.approx(0.864175, abs=1e-6)
+    assert float(krippendorff_alpha(table)) == pytest.approx(0.864221, abs=1e-6)
