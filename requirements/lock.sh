@@ -21,7 +21,12 @@ dependencies() {  # of one section of pyproject.toml, one a line
 import sys, tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
-print("\n".join(project["dependencies"] if sys.argv[1] == "core" else project["optional-dependencies"][sys.argv[1]]))
+extras = project["optional-dependencies"]
+def expanded(names):  # "rlhf[web,postgres]" stands for those extras' own lists
+    for name in names:
+        own = name.startswith(project["name"] + "[")
+        yield from (part for extra in name[len(project["name"]) + 1 : -1].split(",") for part in expanded(extras[extra])) if own else [name]
+print("\n".join(project["dependencies"] if sys.argv[1] == "core" else expanded(extras[sys.argv[1]])))
 PYTHON
 }
 

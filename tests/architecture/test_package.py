@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,6 +20,8 @@ from tests.fixtures.source import ROOT, SOURCE
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+NEEDS_EXTRA = {"PreferenceStore"}
+"""Public names that only an extra brings; without it they say which."""
 NOT_IN_ALL = {"all", "dev", "vllm", "deepspeed"}
 
 
@@ -35,9 +38,19 @@ def pins(name: str) -> dict[str, str]:
     return found
 
 
+def expanded(requirements: list[str]) -> Iterator[str]:
+    """``rlhf[web,postgres]`` stands for those extras' own lists."""
+    for text in requirements:
+        found = Requirement(text)
+        if found.name != PROJECT["name"]:
+            yield text
+        for extra in sorted(found.extras) if found.name == PROJECT["name"] else ():
+            yield from expanded(EXTRAS[extra])
+
+
 @pytest.mark.parametrize(
     ("lock", "requirements"),
-    [("core.txt", PROJECT["dependencies"]), ("dev.txt", EXTRAS["dev"])],
+    [("core.txt", PROJECT["dependencies"]), ("dev.txt", list(expanded(EXTRAS["dev"])))],
     ids=["core", "dev"],
 )
 def test_the_lock_holds_every_dependency_within_its_bounds(lock, requirements):
@@ -91,11 +104,14 @@ class Bare(PathFinder):
         return None if name.partition(".")[0] in {set(foreign)!r} else PathFinder.find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
-import rlhf
+import rlhf, rlhf.errors
 for room in {rooms!r}:
     importlib.import_module(room)
 for name in rlhf.PUBLIC:
-    getattr(rlhf, name)
+    try:
+        getattr(rlhf, name)
+    except rlhf.errors.MissingExtraError as err:
+        assert name in {sorted(NEEDS_EXTRA)!r} and "pip install 'rlhf[" in str(err), (name, err)
 """
     assert "trl" in foreign, "the development environment has TRL; without it this test would prove nothing"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -16,7 +16,9 @@ MAX_FUNCTION_LINES = 120
 
 LARGE_FILES: dict[str, str] = {}
 """Path inside src/rlhf -> why it stays whole."""
-LONG_FUNCTIONS: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {
+    "feedback/store/migrations/versions/0001_the_first_tables.py:upgrade": "a list of tables, made by alembic",
+}
 """path:function -> why it stays whole."""
 
 

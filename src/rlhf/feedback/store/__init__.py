@@ -1,0 +1,25 @@
+"""Where judgements lie: SQLite by default, PostgreSQL by giving a URL. Nothing that was acknowledged is ever lost or changed."""
+
+from __future__ import annotations
+
+from rlhf.errors import require
+
+for _module in ("sqlalchemy", "alembic"):
+    require(_module, extra="web", needed_for="The preference store")
+
+from rlhf.feedback.store.assign import AssignmentRules  # noqa: E402 (only where the packages are there)
+from rlhf.feedback.store.store import Assignment, Judgement, PreferenceStore, Progress, Submission  # noqa: E402
+from rlhf.feedback.store.values import Response, Task, TaskKind, check_value  # noqa: E402
+
+__all__ = [
+    "Assignment",
+    "AssignmentRules",
+    "Judgement",
+    "PreferenceStore",
+    "Progress",
+    "Response",
+    "Submission",
+    "Task",
+    "TaskKind",
+    "check_value",
+]

@@ -1,0 +1,120 @@
+"""Who judges what next. All of it happens in one transaction, and the table's own indices refuse a slot to a second taker."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from pydantic import Field
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import Session
+
+from rlhf.config.base import Config
+from rlhf.errors import StorageError
+from rlhf.feedback.store.engine import writing
+from rlhf.feedback.store.tables import DONE, EXPIRED, LIVE, OPEN, AnnotatorRow, AssignmentRow, TaskRow
+from rlhf.seeds import derive_seed
+
+MAX_TRIES = 50
+"""Lost races for a slot before giving up; each lost one is one that somebody else won."""
+
+
+class AssignmentRules(Config):
+    """How tasks are handed out."""
+
+    overlap: int = Field(1, ge=1)
+    """Independent judgements wanted of each task."""
+    gold_frac: float = Field(0.0, ge=0, lt=1)
+    """Share of an annotator's tasks that are gold items, as long as there are gold items that they have not seen."""
+    timeout_minutes: float = Field(30.0, gt=0)
+    """After so long without a judgement a task goes back to the queue."""
+    max_judgements: int | None = Field(None, ge=1)
+    """Of each annotator, unless the annotator has a number of their own."""
+    batch: str | None = None
+    """Hand out only tasks of this batch."""
+
+
+def take_task(engine: Engine, annotator: int, *, rules: AssignmentRules, seed: int, now: datetime) -> int | None:
+    """The number of the assignment that an annotator works on next, or None where nothing is left for them.
+
+    An open one of their own comes first, so that a reload shows the same task. Then, with the probability of
+    ``gold_frac``, a gold item; then the task of highest priority that wants judgements and that they have not seen.
+    """
+    for _ in range(MAX_TRIES):
+        try:
+            with writing(engine) as session:
+                return _take(session, annotator, rules, seed, now)
+        except sa.exc.IntegrityError:
+            continue  # somebody else took that slot between our look and our step (not on SQLite, which has one writer)
+    raise StorageError(f"No slot could be taken in {MAX_TRIES} tries, so many ask at once; try again.")
+
+
+def _take(session: Session, annotator: int, rules: AssignmentRules, seed: int, now: datetime) -> int | None:
+    session.execute(
+        sa.update(AssignmentRow)
+        .where(AssignmentRow.state == OPEN, AssignmentRow.expires_at < now, AssignmentRow.annotator != annotator)
+        .values(state=EXPIRED)
+    )
+    mine = sa.select(AssignmentRow).where(AssignmentRow.annotator == annotator)
+    held = session.scalar(mine.where(AssignmentRow.state == OPEN).order_by(AssignmentRow.number))
+    expires = now + timedelta(minutes=rules.timeout_minutes)
+    if held is not None:
+        held.expires_at = expires
+        return held.number
+    row = session.get_one(AnnotatorRow, annotator)
+    done = session.scalar(
+        sa.select(sa.func.count())
+        .select_from(AssignmentRow)
+        .where(AssignmentRow.annotator == annotator, AssignmentRow.state == DONE)
+    )
+    limit = row.max_judgements or rules.max_judgements
+    if limit is not None and (done or 0) >= limit:
+        return None
+    number = (
+        session.scalar(
+            sa.select(sa.func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator == annotator)
+        )
+        or 0
+    )
+    rng = random.Random(derive_seed(seed, "assignment", row.name, number))
+    wants_gold = rng.random() < rules.gold_frac
+    task, slot = (_gold_task(session, annotator, rules), None) if wants_gold else (None, None)
+    if task is None:
+        task, slot = _plain_task(session, annotator, rules)
+    if task is None:
+        return None
+    order = list(range(len(task.responses)))
+    random.Random(derive_seed(seed, "position", row.name, task.id)).shuffle(order)
+    assignment = AssignmentRow(
+        task=task.number, annotator=annotator, slot=slot, order=order, state=OPEN, assigned_at=now, expires_at=expires
+    )
+    session.add(assignment)
+    session.flush()
+    return assignment.number
+
+
+def _unseen(annotator: int, rules: AssignmentRules) -> sa.Select[TaskRow]:
+    """Tasks that an annotator has not judged, skipped or let go, most urgent first."""
+    seen = sa.exists().where(AssignmentRow.task == TaskRow.number, AssignmentRow.annotator == annotator)
+    query = sa.select(TaskRow).where(~seen).order_by(TaskRow.priority.desc(), TaskRow.number)
+    return query if rules.batch is None else query.where(TaskRow.batch == rules.batch)
+
+
+def _gold_task(session: Session, annotator: int, rules: AssignmentRules) -> TaskRow | None:
+    return session.scalar(_unseen(annotator, rules).where(TaskRow.gold.is_not(None)).limit(1))
+
+
+def _plain_task(session: Session, annotator: int, rules: AssignmentRules) -> tuple[TaskRow | None, int | None]:
+    taken = (
+        sa.select(sa.func.count())
+        .where(AssignmentRow.task == TaskRow.number, LIVE)
+        .correlate(TaskRow)
+        .scalar_subquery()
+    )
+    query = _unseen(annotator, rules).where(TaskRow.gold.is_(None), taken < rules.overlap).limit(1)
+    task = session.scalar(query.with_for_update(skip_locked=True, of=TaskRow))
+    if task is None:
+        return None, None
+    slots = set(session.scalars(sa.select(AssignmentRow.slot).where(AssignmentRow.task == task.number, LIVE)))
+    return task, next(slot for slot in range(rules.overlap) if slot not in slots)

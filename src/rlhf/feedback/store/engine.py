@@ -1,0 +1,112 @@
+"""Opening the database: SQLite in WAL mode with every commit on disk, or whatever else SQLAlchemy can reach."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.orm import Session
+
+from rlhf.errors import ConfigError, MissingExtraError, StorageError
+
+READ_ONLY = "rlhf_read_only"
+BUSY_SECONDS = 30
+"""How long a writer waits for another before it gives up."""
+SCHEME = re.compile(r"^[a-z][a-z0-9+]*://")
+
+
+def open_engine(place: str | Path) -> Engine:
+    """An engine for a file (SQLite) or a database URL such as ``postgresql://user@host/name``.
+
+    Raises:
+        ConfigError: The URL can't be read, or names a database without a driver here.
+        StorageError: The file's folder can't be made.
+    """
+    text = str(place)
+    if SCHEME.match(text):
+        try:
+            url = make_url(text)
+        except (sa.exc.ArgumentError, ValueError) as err:
+            raise ConfigError(
+                f"{text!r} is no database URL ({err}); write postgresql://USER@HOST/NAME, or a file."
+            ) from None
+        if url.drivername in ("postgresql", "postgres"):
+            url = url.set(drivername="postgresql+psycopg")
+    else:
+        path = Path(text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise StorageError(f"The folder {path.parent} can't be made ({err.strerror}); name another file.") from None
+        url = make_url(f"sqlite:///{path.absolute()}")
+    try:
+        engine = sa.create_engine(url, pool_pre_ping=True)
+    except ModuleNotFoundError as err:
+        extra = "postgres" if "psycopg" in str(err) else "web"
+        raise MissingExtraError(
+            f"{url.drivername} needs the package {err.name!r}. Install it with: pip install 'rlhf[{extra}]'"
+        ) from None
+    if engine.dialect.name == "sqlite":
+        _make_safe(engine)
+    return engine
+
+
+def _make_safe(engine: Engine) -> None:
+    """SQLite as a server would be: readers beside one writer, commits synced, foreign keys kept."""
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # BEGIN is ours, below: the driver's own begins too late to be atomic
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            f"busy_timeout={BUSY_SECONDS * 1000}",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        # a writer takes its turn at the door; one that began as a reader could not become a writer behind another's back
+        connection.exec_driver_sql("BEGIN" if connection.get_execution_options().get(READ_ONLY) else "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Session]:
+    """A transaction: all of it is on disk when the block is left, or none of it.
+
+    Raises:
+        StorageError: The database can't be written to.
+    """
+    try:
+        with Session(engine, expire_on_commit=False) as session, session.begin():
+            yield session
+    except sa.exc.OperationalError as err:
+        raise _storage_error(engine, err) from err
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Session]:
+    """One consistent view, which keeps no writer waiting."""
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection, Session(connection) as session:
+            yield session
+    except sa.exc.OperationalError as err:
+        raise _storage_error(engine, err) from err
+
+
+def _storage_error(engine: Engine, err: sa.exc.OperationalError) -> StorageError:
+    place = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(hide_password=True)
+    reason = str(err.orig).strip().splitlines()[0]
+    return StorageError(
+        f"The store {place} can't be used: {reason}. Nothing that was acknowledged is lost; is the disk full, or another "
+        "program holding it?"
+    )

@@ -1,0 +1,51 @@
+"""Bringing a database to the tables of this version, one numbered step after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy.engine import Connection, Engine
+
+from rlhf.errors import StorageError
+
+SCRIPTS = Path(__file__).with_name("migrations")
+
+
+def alembic_config(connection: Connection) -> Config:
+    """Settings for alembic's commands on an open connection."""
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def upgrade(engine: Engine) -> None:
+    """Make the tables, or change older ones into today's; nothing where they are today's.
+
+    Raises:
+        StorageError: The database was made by a newer version, or can't be opened.
+    """
+    try:
+        with engine.begin() as connection:
+            config = alembic_config(connection)
+            scripts = ScriptDirectory.from_config(config)
+            current = MigrationContext.configure(connection).get_current_revision()
+            if current == scripts.get_current_head():
+                return
+            if current is not None and current not in {script.revision for script in scripts.walk_revisions()}:
+                raise StorageError(
+                    f"The store {engine.url.render_as_string(hide_password=True)} was made by a newer version of rlhf (its tables "
+                    f"are at {current!r}); update rlhf, or name another file."
+                )
+            command.upgrade(config, "head")
+    except (sa.exc.DatabaseError, CommandError) as err:
+        reason = str(getattr(err, "orig", None) or err).strip().splitlines()[0]
+        raise StorageError(
+            f"The store {engine.url.render_as_string(hide_password=True)} can't be opened: {reason}."
+        ) from None

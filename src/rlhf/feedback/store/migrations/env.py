@@ -1,0 +1,25 @@
+"""What alembic runs: our tables on the connection that it is given."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from alembic import context
+
+from rlhf.feedback.store.tables import Base, Moment
+
+
+def render_item(kind: str, item: Any, _context: Any) -> str | Literal[False]:
+    """A migration must not change when our types do: it names the database's."""
+    return "sa.DateTime(timezone=True)" if kind == "type" and isinstance(item, Moment) else False
+
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    render_as_batch=True,  # SQLite changes a column only by copying its table
+    compare_type=True,
+    render_item=render_item,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,467 @@
+"""The preference store: tasks in, judgements out, nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, aliased
+
+from rlhf.errors import ConfigError, DataError
+from rlhf.feedback.store.assign import AssignmentRules, take_task
+from rlhf.feedback.store.engine import open_engine, reading, writing
+from rlhf.feedback.store.migrate import upgrade
+from rlhf.feedback.store.tables import (
+    DONE,
+    OPEN,
+    SKIPPED,
+    AnnotatorRow,
+    AssignmentRow,
+    EventRow,
+    JudgementRow,
+    ResponseRow,
+    SettingRow,
+    TaskRow,
+)
+from rlhf.feedback.store.values import MAX_TEXT, Response, Task, TaskKind, check_value
+
+EVENT_KINDS = ("thumbs", "edit", "regenerate", "vote")
+"""What users of a served model do."""
+FLAGS = ("unsafe", "unclear", "broken", "personal_data")
+"""What an annotator can say of an item beside judging it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A task in somebody's hands."""
+
+    number: int
+    task: Task
+    order: Sequence[int]
+    """Places of the task's completions as they stand on the screen."""
+    expires_at: datetime
+    is_gold: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What somebody said of a task, as it counts now."""
+
+    number: int
+    task: Task
+    annotator: str
+    value: Mapping[str, Any]
+    order: Sequence[int]
+    comment: str
+    flags: Sequence[str]
+    spans: Sequence[Mapping[str, Any]]
+    confidence: float | None
+    seconds: float | None
+    made_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far somebody, or everybody, has come."""
+
+    num_tasks: int
+    num_wanted: int
+    """Judgements that the overlap asks for, gold items apart."""
+    num_done: int
+    num_mine: int = 0
+    """Of one annotator, gold items and all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a page sends."""
+
+    assignment: int
+    key: str
+    """Made by the page, once for each submission."""
+    value: Mapping[str, Any]
+    comment: str = ""
+    flags: Sequence[str] = ()
+    spans: Sequence[Mapping[str, Any]] = ()
+    confidence: float | None = None
+    seconds: float | None = None
+
+
+class PreferenceStore:
+    """Tasks, annotators, assignments, judgements and events in one database.
+
+    Args:
+        place: A file for SQLite, made if it is not there, or a database URL.
+        rules: How tasks are handed out; by default those the store was made with.
+        seed: Of positions and gold items.
+    """
+
+    def __init__(self, place: str | Path, *, rules: AssignmentRules | None = None, seed: int | None = None) -> None:
+        self.engine = open_engine(place)
+        upgrade(self.engine)
+        if rules is not None:
+            self.set_setting("rules", rules.model_dump(mode="json"))
+        kept = self.setting("rules")
+        self.rules = rules or (AssignmentRules.of(kept) if kept is not None else AssignmentRules())
+        if seed is not None:
+            self.set_setting("seed", seed)
+        self.seed = int(self.setting("seed", 0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the database back."""
+        self.engine.dispose()
+
+    # ------------------------------------------------------------------------------------------------- settings
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A decision of the owner's."""
+        with reading(self.engine) as session:
+            row = session.get(SettingRow, name)
+            return default if row is None else row.value
+
+    def set_setting(self, name: str, value: Any) -> None:
+        """Keep a decision of the owner's."""
+        with writing(self.engine) as session:
+            session.merge(SettingRow(name=name, value=value))
+
+    # ---------------------------------------------------------------------------------------------------- tasks
+
+    def add_tasks(self, tasks: Iterable[Task], *, on_known: str = "error") -> int:
+        """Add tasks, all or none.
+
+        Args:
+            tasks: In the order they are to be asked, priorities being equal.
+            on_known: What happens to an id that is there already: ``error`` or ``skip``.
+
+        Returns:
+            How many were added.
+
+        Raises:
+            DataError: An id is there already, or comes twice.
+        """
+        added = 0
+        now = _now()
+        with writing(self.engine) as session:
+            known = set(session.scalars(sa.select(TaskRow.id)))
+            for task in tasks:
+                if task.id in known:
+                    if on_known == "skip":
+                        continue
+                    raise DataError(
+                        f"A task with the id {task.id!r} is there already; give each its own, or skip known ones."
+                    )
+                known.add(task.id)
+                session.add(_row_of(task, now))
+                added += 1
+        return added
+
+    def tasks(self) -> Iterator[Task]:
+        """All, in order."""
+        with reading(self.engine) as session:
+            for row in session.scalars(sa.select(TaskRow).order_by(TaskRow.number)):
+                yield _task_of(row)
+
+    def set_priorities(self, priorities: Mapping[str, float]) -> None:
+        """Ask some tasks sooner: ``rlhf.feedback`` sets these from a reward ensemble's disagreement.
+
+        Raises:
+            DataError: An id is not there.
+        """
+        with writing(self.engine) as session:
+            for name, priority in priorities.items():
+                changed = session.execute(sa.update(TaskRow).where(TaskRow.id == name).values(priority=float(priority)))
+                if not changed.rowcount:  # type: ignore[attr-defined]
+                    raise DataError(f"There is no task {name!r} to set a priority of.")
+
+    # ----------------------------------------------------------------------------------------------- annotators
+
+    def add_annotator(
+        self, name: str, *, role: str = "annotator", secret_hash: str | None = None, max_judgements: int | None = None
+    ) -> int:
+        """Make somebody known, or change what is known of them; returns their number."""
+        if role not in ("annotator", "owner"):
+            raise ConfigError(f"A role is `annotator` or `owner`; got {role!r} for {name!r}.")
+        if not name.strip() or len(name) > 64:
+            raise ConfigError(f"An annotator's name has 1 to 64 characters; got {name!r}.")
+        with writing(self.engine) as session:
+            row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name))
+            if row is None:
+                row = AnnotatorRow(name=name, added_at=_now())
+                session.add(row)
+            row.role, row.max_judgements = role, max_judgements
+            row.secret_hash = secret_hash if secret_hash is not None else row.secret_hash
+            session.flush()
+            return row.number
+
+    def annotators(self) -> list[AnnotatorRow]:
+        """Everybody, in the order they came."""
+        with reading(self.engine) as session:
+            return list(session.scalars(sa.select(AnnotatorRow).order_by(AnnotatorRow.number)))
+
+    # --------------------------------------------------------------------------------------------------- judging
+
+    def next_task(self, annotator: str, *, now: datetime | None = None) -> Assignment | None:
+        """What somebody is to judge next: what they have open, or a new one; None where nothing is left for them.
+
+        Two annotators never get the same slot, however many ask at once; a slot whose holder went silent comes back.
+        """
+        now = now or _now()
+        number = take_task(self.engine, self._number_of(annotator), rules=self.rules, seed=self.seed, now=now)
+        return None if number is None else self.assignment(number)
+
+    def assignment(self, number: int) -> Assignment:
+        """One assignment."""
+        with reading(self.engine) as session:
+            row = session.get(AssignmentRow, number)
+            if row is None:
+                raise DataError(f"There is no assignment {number}.")
+            task = session.get_one(TaskRow, row.task)
+            return Assignment(
+                number=row.number, task=_task_of(task), order=list(row.order), expires_at=row.expires_at,
+                is_gold=task.gold is not None,
+            )  # fmt: skip
+
+    def submit(self, annotator: str, sent: Submission, *, now: datetime | None = None) -> int:
+        """Keep a judgement; when this returns, it is on disk.
+
+        Sending the same key again changes nothing and returns the same number. A second judgement of an assignment
+        replaces the first, which stays in the table.
+
+        Returns:
+            The judgement's number.
+
+        Raises:
+            DataError: The value is not one of the task's kind, or the assignment is somebody else's or was given to
+                somebody else since.
+        """
+        now = now or _now()
+        with writing(self.engine) as session:
+            known = session.scalar(sa.select(JudgementRow).where(JudgementRow.key == sent.key))
+            if known is not None:
+                if known.assignment != sent.assignment:
+                    raise DataError("A key names one submission; this one was used for another assignment.")
+                return known.number
+            row = self._own_assignment(session, annotator, sent.assignment)
+            task = session.get_one(TaskRow, row.task)
+            value = check_value(
+                task.kind, sent.value, num_responses=len(task.responses), dimensions=self._dimensions(session)
+            )
+            self._take_back_slot(session, row)
+            row.state = DONE
+            judgement = JudgementRow(
+                assignment=row.number, task=row.task, annotator=row.annotator, key=sent.key, value=value, made_at=now,
+                replaces=_last(session, row.number), **_extras(sent),
+            )  # fmt: skip
+            session.add(judgement)
+            session.flush()
+            return judgement.number
+
+    def undo(self, annotator: str, *, now: datetime | None = None) -> Assignment | None:
+        """Take back the last judgement that somebody made; it is theirs again. None where there is none to take back."""
+        now = now or _now()
+        number = self._number_of(annotator)
+        with writing(self.engine) as session:
+            row = session.scalar(
+                sa.select(JudgementRow)
+                .where(JudgementRow.annotator == number, JudgementRow.value.is_not(None), _is_current())
+                .order_by(JudgementRow.number.desc())
+                .limit(1)
+            )
+            if row is None:
+                return None
+            assignment = session.get_one(AssignmentRow, row.assignment)
+            assignment.state = OPEN
+            assignment.expires_at = now + timedelta(minutes=self.rules.timeout_minutes)
+            session.add(
+                JudgementRow(
+                    assignment=row.assignment,
+                    task=row.task,
+                    annotator=number,
+                    key=f"undo-{row.number}",
+                    value=None,
+                    replaces=row.number,
+                    made_at=now,
+                )
+            )
+        return self.assignment(assignment.number)
+
+    def skip(self, annotator: str, number: int) -> None:
+        """Give a task back without judging it; somebody else gets it."""
+        with writing(self.engine) as session:
+            row = self._own_assignment(session, annotator, number)
+            if row.state == DONE:
+                raise DataError("This task is judged already; undo the judgement first.")
+            row.state = SKIPPED
+
+    def progress(self, annotator: str | None = None) -> Progress:
+        """How far the set is, and one annotator in it."""
+        with reading(self.engine) as session:
+            plain = TaskRow.gold.is_(None)
+            num_tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(plain)) or 0
+            done = (
+                sa.select(sa.func.count()).select_from(AssignmentRow).join(TaskRow, TaskRow.number == AssignmentRow.task)
+                .where(AssignmentRow.state == DONE)
+            )  # fmt: skip
+            num_done = session.scalar(done.where(plain)) or 0
+            num_mine = 0
+            if annotator is not None:
+                who = session.scalar(sa.select(AnnotatorRow.number).where(AnnotatorRow.name == annotator))
+                num_mine = session.scalar(done.where(AssignmentRow.annotator == who)) or 0
+        return Progress(
+            num_tasks=num_tasks, num_wanted=num_tasks * self.rules.overlap, num_done=num_done, num_mine=num_mine
+        )
+
+    def judgements(self, annotator: str | None = None) -> list[Judgement]:
+        """Those that count: not replaced, not taken back; in the order they were made."""
+        with reading(self.engine) as session:
+            query = (
+                sa.select(JudgementRow, AssignmentRow, AnnotatorRow, TaskRow)
+                .join(AssignmentRow, AssignmentRow.number == JudgementRow.assignment)
+                .join(AnnotatorRow, AnnotatorRow.number == JudgementRow.annotator)
+                .join(TaskRow, TaskRow.number == JudgementRow.task)
+                .where(JudgementRow.value.is_not(None), _is_current())
+                .order_by(JudgementRow.number)
+            )
+            if annotator is not None:
+                query = query.where(AnnotatorRow.name == annotator)
+            return [
+                Judgement(
+                    number=row.number, task=_task_of(task), annotator=who.name, value=row.value or {}, order=held.order,
+                    comment=row.comment, flags=row.flags, spans=row.spans, confidence=row.confidence,
+                    seconds=row.seconds, made_at=row.made_at,
+                )
+                for row, held, who, task in session.execute(query).all()
+            ]  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------------------- events
+
+    def add_event(
+        self,
+        kind: str,
+        content: Mapping[str, Any],
+        *,
+        key: str,
+        completion_id: str | None = None,
+        model: str | None = None,
+    ) -> int:
+        """Keep what a user of a served model did; the same key is kept once."""
+        if kind not in EVENT_KINDS:
+            raise DataError(f"An event is one of {', '.join(EVENT_KINDS)}; got {kind!r}.")
+        with writing(self.engine) as session:
+            known = session.scalar(sa.select(EventRow.number).where(EventRow.key == key))
+            if known is not None:
+                return known
+            row = EventRow(
+                key=key, kind=kind, completion_id=completion_id, model=model, content=dict(content), made_at=_now()
+            )
+            session.add(row)
+            session.flush()
+            return row.number
+
+    def events(self) -> list[EventRow]:
+        """All, in the order they came."""
+        with reading(self.engine) as session:
+            return list(session.scalars(sa.select(EventRow).order_by(EventRow.number)))
+
+    # --------------------------------------------------------------------------------------------------- helpers
+
+    def _number_of(self, annotator: str) -> int:
+        with reading(self.engine) as session:
+            row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == annotator))
+        if row is None or not row.active:
+            raise DataError(f"Nobody called {annotator!r} may judge here; invite them first.")
+        return row.number
+
+    def _own_assignment(self, session: Session, annotator: str, number: int) -> AssignmentRow:
+        row = session.get(AssignmentRow, number, with_for_update=True)
+        owner = session.get_one(AnnotatorRow, row.annotator).name if row is not None else None
+        if row is None or owner != annotator:
+            raise DataError(f"Assignment {number} does not belong to {annotator!r}.")
+        return row
+
+    def _take_back_slot(self, session: Session, row: AssignmentRow) -> None:
+        """Somebody who comes late keeps their slot if nobody else has it."""
+        if row.state in (OPEN, DONE):
+            return
+        row.state = OPEN
+        try:
+            session.flush()
+        except sa.exc.IntegrityError:
+            raise DataError(
+                "This task took longer than its time and somebody else has it now; your judgement was not needed any more."
+            ) from None
+
+    def _dimensions(self, session: Session) -> list[str] | None:
+        row = session.get(SettingRow, "guidelines")
+        return None if row is None else [str(guideline["name"]) for guideline in row.value]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _row_of(task: Task, now: datetime) -> TaskRow:
+    return TaskRow(
+        id=task.id, kind=str(task.kind), prompt=_json(task.prompt), gold=task.gold, priority=task.priority,
+        batch=task.batch, columns=_json(dict(task.columns)), added_at=now,
+        responses=[
+            ResponseRow(place=place, text=_json(r.text), model=r.model, sampling=_json(dict(r.sampling)), columns=_json(dict(r.columns)))
+            for place, r in enumerate(task.responses)
+        ],
+    )  # fmt: skip
+
+
+def _task_of(row: TaskRow) -> Task:
+    return Task(
+        id=row.id, kind=TaskKind(row.kind), prompt=row.prompt, gold=row.gold, priority=row.priority, batch=row.batch,
+        columns=row.columns,
+        responses=[
+            Response(text=r.text, model=r.model, sampling=r.sampling, columns=r.columns) for r in row.responses
+        ],
+    )  # fmt: skip
+
+
+def _json(value: Any) -> Any:
+    """What JSON gives back is what went in, or an error now rather than a surprise later."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as err:
+        raise DataError(
+            f"A task holds something that JSON can't ({err}); wanted texts, numbers, lists and mappings."
+        ) from None
+
+
+def _extras(sent: Submission) -> dict[str, Any]:
+    if len(sent.comment) > MAX_TEXT:
+        raise DataError(f"The comment has {len(sent.comment):,} characters; at most {MAX_TEXT:,} are kept.")
+    if unknown := [flag for flag in sent.flags if flag not in FLAGS]:
+        raise DataError(f"There is no flag {unknown[0]!r}; flags are {', '.join(FLAGS)}.")
+    if sent.confidence is not None and not 0 <= sent.confidence <= 1:
+        raise DataError(f"confidence is {sent.confidence}; it lies between 0 and 1.")
+    if sent.seconds is not None and not sent.seconds >= 0:
+        raise DataError(f"seconds is {sent.seconds}; a time is at least 0.")
+    return {
+        "comment": sent.comment, "flags": list(sent.flags), "spans": _json(list(sent.spans)),
+        "confidence": sent.confidence, "seconds": sent.seconds,
+    }  # fmt: skip
+
+
+def _last(session: Session, assignment: int) -> int | None:
+    """The newest judgement of an assignment, which a new one replaces."""
+    return session.scalar(sa.select(sa.func.max(JudgementRow.number)).where(JudgementRow.assignment == assignment))
+
+
+def _is_current() -> sa.ColumnElement[bool]:
+    newer = aliased(JudgementRow)
+    return ~sa.exists().where(newer.replaces == JudgementRow.number)

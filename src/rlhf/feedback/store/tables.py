@@ -1,0 +1,150 @@
+"""The tables. Rows of `judgements` are only ever added: a correction is a row that names the one it replaces."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, DateTime, ForeignKey, Index, String, Text, TypeDecorator, UniqueConstraint, text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+OPEN, DONE, SKIPPED, EXPIRED = "open", "done", "skipped", "expired"
+LIVE = text("state IN ('open', 'done')")
+"""Assignments that take one of a task's slots."""
+
+
+class Moment(TypeDecorator[datetime]):
+    """A time with its zone; SQLite has none of its own, so it keeps UTC."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To the database."""
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """From the database."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    """Of all tables."""
+
+
+class SettingRow(Base):
+    """What the owner decided for the whole store: guidelines, overlap, rates."""
+
+    __tablename__ = "settings"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[Any] = mapped_column(JSON)
+
+
+class TaskRow(Base):
+    """Something to judge."""
+
+    __tablename__ = "tasks"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    """In the order they were added."""
+    id: Mapped[str] = mapped_column(String(255), unique=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    prompt: Mapped[Any] = mapped_column(JSON)
+    gold: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    priority: Mapped[float] = mapped_column(default=0.0)
+    batch: Mapped[str] = mapped_column(String(255), default="")
+    columns: Mapped[Any] = mapped_column(JSON, default=dict)
+    added_at: Mapped[datetime] = mapped_column(Moment)
+    responses: Mapped[list[ResponseRow]] = relationship(order_by="ResponseRow.place", lazy="selectin")
+
+    __table_args__ = (Index("tasks_by_priority", "priority", "number"),)
+
+
+class ResponseRow(Base):
+    """A completion to be judged."""
+
+    __tablename__ = "responses"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    task: Mapped[int] = mapped_column(ForeignKey("tasks.number"), index=True)
+    place: Mapped[int]
+    text: Mapped[Any] = mapped_column(JSON)
+    model: Mapped[str | None] = mapped_column(String(255))
+    sampling: Mapped[Any] = mapped_column(JSON, default=dict)
+    columns: Mapped[Any] = mapped_column(JSON, default=dict)
+
+    __table_args__ = (UniqueConstraint("task", "place"),)
+
+
+class AnnotatorRow(Base):
+    """Somebody who judges, or the owner."""
+
+    __tablename__ = "annotators"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    role: Mapped[str] = mapped_column(String(16), default="annotator")
+    secret_hash: Mapped[str | None] = mapped_column(String(255))
+    """Of a password or token; None for somebody who comes by link or file only."""
+    max_judgements: Mapped[int | None]
+    active: Mapped[bool] = mapped_column(default=True)
+    added_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class AssignmentRow(Base):
+    """A task in somebody's hands: it takes a slot until it is skipped or its time is over."""
+
+    __tablename__ = "assignments"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    task: Mapped[int] = mapped_column(ForeignKey("tasks.number"))
+    annotator: Mapped[int] = mapped_column(ForeignKey("annotators.number"))
+    slot: Mapped[int | None]
+    """Which of the task's judgements this will be; None for gold items, which everybody may get."""
+    order: Mapped[Any] = mapped_column(JSON)
+    """Places of the completions from left to right (or top to bottom) on this annotator's screen."""
+    state: Mapped[str] = mapped_column(String(16), default=OPEN)
+    assigned_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime] = mapped_column(Moment)
+
+    __table_args__ = (
+        # the database itself refuses a second taker: no code path, however it races, can give a slot twice
+        Index("one_live_assignment_a_slot", "task", "slot", unique=True, sqlite_where=LIVE, postgresql_where=LIVE),
+        Index(
+            "one_live_assignment_a_person", "task", "annotator", unique=True, sqlite_where=LIVE, postgresql_where=LIVE
+        ),
+        Index("assignments_of_annotator", "annotator", "state"),
+    )
+
+
+class JudgementRow(Base):
+    """What somebody said. Never changed, never deleted."""
+
+    __tablename__ = "judgements"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    assignment: Mapped[int] = mapped_column(ForeignKey("assignments.number"), index=True)
+    task: Mapped[int] = mapped_column(ForeignKey("tasks.number"), index=True)
+    annotator: Mapped[int] = mapped_column(ForeignKey("annotators.number"), index=True)
+    key: Mapped[str] = mapped_column(String(64), unique=True)
+    """Made by the page for each submission: one that is sent twice, over a poor connection, is kept once."""
+    value: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    """In the task's order of completions; None for a judgement that was taken back."""
+    comment: Mapped[str] = mapped_column(Text, default="")
+    flags: Mapped[Any] = mapped_column(JSON, default=list)
+    spans: Mapped[Any] = mapped_column(JSON, default=list)
+    confidence: Mapped[float | None]
+    seconds: Mapped[float | None]
+    replaces: Mapped[int | None] = mapped_column(ForeignKey("judgements.number"), unique=True)
+    made_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class EventRow(Base):
+    """What users of a served model did: thumbs, edits, regenerations, votes."""
+
+    __tablename__ = "events"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), unique=True)
+    kind: Mapped[str] = mapped_column(String(16), index=True)
+    completion_id: Mapped[str | None] = mapped_column(String(255), index=True)
+    model: Mapped[str | None] = mapped_column(String(255))
+    content: Mapped[Any] = mapped_column(JSON)
+    made_at: Mapped[datetime] = mapped_column(Moment)

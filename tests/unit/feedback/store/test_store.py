@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+
+from rlhf.errors import ConfigError, DataError, StorageError
+from rlhf.feedback.store import PreferenceStore, Task, TaskKind
+from rlhf.feedback.store.assign import AssignmentRules
+from rlhf.feedback.store.engine import open_engine, writing
+from rlhf.feedback.store.migrate import alembic_config
+from rlhf.feedback.store.store import Submission
+from rlhf.feedback.store.values import Response
+
+KEYS = (f"key-{n}" for n in itertools.count())
+
+
+def pair(name, **how):
+    responses = [Response(text=f"{name} A", model="one"), Response(text=f"{name} B", model="two")]
+    return Task(id=name, kind=TaskKind.PAIRWISE, prompt=f"Question {name}?", responses=responses, **how)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with PreferenceStore(tmp_path / "store.db", rules=AssignmentRules(overlap=2)) as store:
+        for name in ("ann", "bob", "cem"):
+            store.add_annotator(name)
+        yield store
+
+
+def answer(store, who, value="a", **how):
+    assignment = store.next_task(who)
+    assert assignment is not None
+    store.submit(who, Submission(assignment=assignment.number, key=next(KEYS), value={"preference": value}, **how))
+    return assignment.task.id
+
+
+def test_a_task_comes_back_as_it_went_in(store):
+    task = pair("x", columns={"source": "serving", "numbers": [1, 2.5]}, priority=2.0, batch="first")
+    assert store.add_tasks([task]) == 1
+    assert list(store.tasks()) == [task]
+
+
+def test_each_task_is_judged_as_often_as_wanted_and_never_twice_by_one(store):
+    store.add_tasks([pair(name) for name in "xyz"])
+    asked = {who: [] for who in ("ann", "bob", "cem")}
+    while any(store.next_task(who) for who in asked):
+        for who, done in asked.items():
+            if store.next_task(who):
+                done.append(answer(store, who))
+    counts = {name: sum(done.count(name) for done in asked.values()) for name in "xyz"}
+    assert counts == {"x": 2, "y": 2, "z": 2}
+    assert all(len(done) == len(set(done)) for done in asked.values())
+    assert store.progress("ann").num_done == store.progress().num_wanted == 6
+
+
+def test_what_is_open_is_shown_again_after_a_reload(store):
+    store.add_tasks([pair("x"), pair("y")])
+    first = store.next_task("ann")
+    assert store.next_task("ann").number == first.number
+    assert store.next_task("ann").order == first.order
+
+
+def test_urgent_tasks_come_first(store):
+    store.add_tasks([pair("x"), pair("y"), pair("z")])
+    store.set_priorities({"z": 0.9, "y": 0.5})
+    assert [answer(store, "ann") for _ in range(3)] == ["z", "y", "x"]
+    with pytest.raises(DataError, match="no task 'q'"):
+        store.set_priorities({"q": 1})
+
+
+def test_positions_are_drawn_for_each_annotator_and_kept(store):
+    store.add_tasks([pair(f"t{n}") for n in range(24)])
+    firsts = {"ann": [], "bob": []}
+    for who, shown in firsts.items():
+        for _ in range(24):
+            shown.append(store.next_task(who).order[0])
+            answer(store, who)
+    assert 4 < sum(firsts["ann"]) < 20
+    assert firsts["ann"] != firsts["bob"]
+    kept = {j.task.id: j.order[0] for j in store.judgements("ann")}
+    assert [kept[f"t{n}"] for n in range(24)] == firsts["ann"]
+
+
+def test_gold_items_are_mixed_in_and_everybody_gets_them(tmp_path):
+    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=1, gold_frac=0.6)) as store:
+        store.add_tasks(
+            [*(pair(f"t{n}") for n in range(20)), *(pair(f"g{n}", gold={"preference": "a"}) for n in range(5))]
+        )
+        done = {}
+        for who in ("ann", "bob"):
+            store.add_annotator(who)
+            done[who] = [answer(store, who) for _ in range(13)]
+        for asked in done.values():
+            assert {name for name in asked if name.startswith("g")} == {f"g{n}" for n in range(5)}
+        plain = [name for asked in done.values() for name in asked if name.startswith("t")]
+        assert len(plain) == len(set(plain)), "an overlap of 1 holds for the others"
+
+
+def test_a_lost_task_returns_after_its_time(store):
+    store.add_tasks([pair("x")])
+    start = datetime(2026, 11, 21, 9, tzinfo=UTC)
+    assert store.next_task("ann", now=start) is not None
+    assert store.next_task("bob", now=start) is not None
+    assert store.next_task("cem", now=start + timedelta(minutes=29)) is None, "both slots are held"
+    late = start + timedelta(minutes=31)
+    assert store.next_task("cem", now=late).task.id == "x"
+
+
+def test_who_comes_late_is_told_when_the_slot_is_gone_and_heard_when_not(store):
+    store.add_tasks([pair("x")])
+    start = datetime(2026, 11, 21, 9, tzinfo=UTC)
+    held = {who: store.next_task(who, now=start) for who in ("ann", "bob")}
+    late = start + timedelta(minutes=31)
+    taken = store.next_task("cem", now=late)  # ann's and bob's time is over; cem has one of the two slots
+    say = {who: Submission(assignment=a.number, key=next(KEYS), value={"preference": "a"}) for who, a in held.items()}
+    results = []
+    for who, sent in say.items():
+        try:
+            results.append(store.submit(who, sent, now=late))
+        except DataError as err:
+            results.append(str(err))
+    assert sum(isinstance(result, int) for result in results) == 1
+    assert any("somebody else has it now" in str(result) for result in results)
+    assert taken is not None
+
+
+def test_a_correction_is_added_and_nothing_is_changed(store):
+    store.add_tasks([pair("x")])
+    assignment = store.next_task("ann")
+    for value in ("a", "b"):
+        store.submit("ann", Submission(assignment=assignment.number, key=next(KEYS), value={"preference": value}))
+    assert [j.value["preference"] for j in store.judgements()] == ["b"]
+    with writing(store.engine) as session:
+        rows = session.execute(sa.text("SELECT value, replaces FROM judgements ORDER BY number")).all()
+    assert [tuple(row) for row in rows] == [('{"preference": "a"}', None), ('{"preference": "b"}', 1)]
+
+
+def test_undo_gives_the_last_one_back_and_remembers_it(store):
+    store.add_tasks([pair("x"), pair("y")])
+    for _ in range(2):
+        answer(store, "ann")
+    assert store.undo("ann").task.id == "y"
+    assert [j.task.id for j in store.judgements()] == ["x"]
+    assert store.next_task("ann").task.id == "y"
+    assert answer(store, "ann", "b") == "y"
+    assert [(j.task.id, j.value["preference"]) for j in store.judgements()] == [("x", "a"), ("y", "b")]
+    assert store.undo("bob") is None
+
+
+def test_a_skipped_task_goes_to_somebody_else(store):
+    store.add_tasks([pair("x")])
+    store.skip("ann", store.next_task("ann").number)
+    assert store.next_task("ann") is None
+    assert answer(store, "bob") == answer(store, "cem") == "x"
+
+
+def test_the_same_submission_twice_is_kept_once(store):
+    store.add_tasks([pair("x")])
+    sent = Submission(assignment=store.next_task("ann").number, key="once", value={"preference": "tie"}, seconds=3.5)
+    assert store.submit("ann", sent) == store.submit("ann", sent)
+    (kept,) = store.judgements()
+    assert (kept.value, kept.seconds) == ({"preference": "tie"}, 3.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"value": {"preference": "c"}}, "wanted `a`, `b` or `tie`"),
+        ({"value": {"grade": 1}}, "has the keys grade; a pairwise has `preference` alone"),
+        ({"flags": ["ugly"]}, "no flag 'ugly'"),
+        ({"seconds": -1}, "a time is at least 0"),
+        ({"comment": "x" * 10_001}, "10,001 characters"),
+        ({"confidence": 2}, "confidence is 2"),
+    ],
+)
+def test_what_cannot_be_a_judgement_is_refused_and_nothing_is_kept(store, change, words):
+    store.add_tasks([pair("x")])
+    sent = {"assignment": store.next_task("ann").number, "key": next(KEYS), "value": {"preference": "a"}, **change}
+    with pytest.raises(DataError, match=words):
+        store.submit("ann", Submission(**sent))
+    assert store.judgements() == []
+
+
+def test_nobody_judges_for_somebody_else(store):
+    store.add_tasks([pair("x")])
+    number = store.next_task("ann").number
+    with pytest.raises(DataError, match="does not belong to 'bob'"):
+        store.submit("bob", Submission(assignment=number, key=next(KEYS), value={"preference": "a"}))
+    with pytest.raises(DataError, match="Nobody called 'dan'"):
+        store.next_task("dan")
+
+
+def test_ids_are_their_own(store):
+    store.add_tasks([pair("x")])
+    with pytest.raises(DataError, match="id 'x' is there already"):
+        store.add_tasks([pair("y"), pair("x")])
+    assert [task.id for task in store.tasks()] == ["x"], "all or none"
+    assert store.add_tasks([pair("x"), pair("y")], on_known="skip") == 1
+
+
+def test_many_at_once_never_share_a_slot(tmp_path):
+    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=2)) as store:
+        people = [f"p{n}" for n in range(8)]
+        for who in people:
+            store.add_annotator(who)
+        store.add_tasks([pair(f"t{n}") for n in range(12)])
+
+        def work(who):
+            done = []
+            while store.next_task(who) is not None:
+                done.append(answer(store, who))
+            return done
+
+        with ThreadPoolExecutor(8) as pool:
+            done = [name for part in pool.map(work, people) for name in part]
+    assert sorted(done) == sorted(f"t{n}" for n in range(12) for _ in range(2))
+
+
+def test_a_limit_for_each_annotator_ends_their_work(tmp_path):
+    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(max_judgements=2)) as store:
+        store.add_annotator("ann")
+        store.add_annotator("bob", max_judgements=1)
+        store.add_tasks([pair(f"t{n}") for n in range(9)])
+        answer(store, "ann"), answer(store, "ann"), answer(store, "bob")
+        assert store.next_task("ann") is None
+        assert store.next_task("bob") is None
+
+
+def test_what_was_decided_is_there_when_the_store_is_opened_again(tmp_path):
+    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=3), seed=7):
+        pass
+    with PreferenceStore(tmp_path / "s.db") as store:
+        assert (store.rules.overlap, store.seed) == (3, 7)
+
+
+def test_acknowledged_judgements_survive_a_kill(tmp_path):
+    place = tmp_path / "s.db"
+    with PreferenceStore(place) as store:
+        store.add_annotator("ann")
+        store.add_tasks([pair(f"t{n}") for n in range(2000)])
+    code = textwrap.dedent(f"""
+        import sys
+        from rlhf.feedback.store import PreferenceStore
+        from rlhf.feedback.store.store import Submission
+        store = PreferenceStore({str(place)!r})
+        while True:
+            task = store.next_task("ann")
+            store.submit("ann", Submission(assignment=task.number, key=task.task.id, value={{"preference": "a"}}))
+            print(task.task.id, flush=True)
+    """)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        acknowledged = [next(process.stdout).strip() for _ in range(25)]
+        process.kill()
+        acknowledged += process.stdout.read().split()
+    with PreferenceStore(place) as store:
+        kept = [judgement.task.id for judgement in store.judgements()]
+    assert kept[: len(acknowledged)] == acknowledged
+    assert len(kept) - len(acknowledged) in (0, 1), "one may be on disk whose acknowledgement was never read"
+
+
+def test_the_tables_are_those_of_the_migrations(tmp_path):
+    with PreferenceStore(tmp_path / "s.db") as store, store.engine.begin() as connection:
+        command.check(alembic_config(connection))
+        command.downgrade(alembic_config(connection), "base")
+        command.upgrade(alembic_config(connection), "head")
+
+
+def test_a_store_of_a_newer_version_is_not_touched(tmp_path):
+    with PreferenceStore(tmp_path / "s.db") as store, writing(store.engine) as session:
+        session.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StorageError, match="made by a newer version of rlhf"):
+        PreferenceStore(tmp_path / "s.db")
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path):
+    (tmp_path / "s.db").write_text("not a database at all, " * 100)
+    with pytest.raises(StorageError, match=r"s\.db can't be opened: file is not a database"):
+        PreferenceStore(tmp_path / "s.db")
+    with pytest.raises(ConfigError, match="no database URL"):
+        open_engine("postgresql://:::")
+
+
+def test_events_are_kept_once(store):
+    numbers = [store.add_event("thumbs", {"up": True}, key="k1", completion_id="c1", model="m") for _ in range(2)]
+    assert numbers[0] == numbers[1]
+    assert [(row.kind, row.content) for row in store.events()] == [("thumbs", {"up": True})]
+    with pytest.raises(DataError, match="An event is one of thumbs"):
+        store.add_event("like", {}, key="k2")
