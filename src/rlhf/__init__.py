@@ -41,7 +41,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
     from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
+    from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
     from rlhf.models.policy import PolicyModel as PolicyModel
+    from rlhf.models.process import ProcessRewardModel as ProcessRewardModel
     from rlhf.models.reference import ReferenceModel as ReferenceModel
     from rlhf.models.reward import RewardModel as RewardModel
     from rlhf.models.value import ValueModel as ValueModel
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.pipeline.api import RLHFTrainer as RLHFTrainer
     from rlhf.pipeline.run import Pipeline as Pipeline
     from rlhf.rewards.composite import CompositeReward as CompositeReward
+    from rlhf.rewards.ensemble import EnsembleReward as EnsembleReward
     from rlhf.rewards.factory import REWARDS as REWARDS
     from rlhf.rewards.factory import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rewards.learned import LearnedReward as LearnedReward
@@ -57,7 +60,13 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.control import EarlyStopping as EarlyStopping
     from rlhf.training.dpo import DPOTrainer as DPOTrainer
     from rlhf.training.grpo import GRPOTrainer as GRPOTrainer
+    from rlhf.training.grpo import RLOOTrainer as RLOOTrainer
+    from rlhf.training.kto import KTOTrainer as KTOTrainer
+    from rlhf.training.penalties import ElasticWeightConsolidation as ElasticWeightConsolidation
     from rlhf.training.ppo import PPOTrainer as PPOTrainer
+    from rlhf.training.process import ProcessRewardModelTrainer as ProcessRewardModelTrainer
+    from rlhf.training.reference_free import ORPOTrainer as ORPOTrainer
+    from rlhf.training.reference_free import SimPOTrainer as SimPOTrainer
     from rlhf.training.reward import RewardModelTrainer as RewardModelTrainer
     from rlhf.training.sft import SFTTrainer as SFTTrainer
 
@@ -71,25 +80,33 @@ PUBLIC: dict[str, str] = {
     "DPOConfig": "rlhf.config.preference:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
+    "ElasticWeightConsolidation": "rlhf.training.penalties:ElasticWeightConsolidation",
+    "EnsembleReward": "rlhf.rewards.ensemble:EnsembleReward",
     "GRPOConfig": "rlhf.config.groups:GRPOConfig",
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
     "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",
+    "KTOTrainer": "rlhf.training.kto:KTOTrainer",
     "LearnedReward": "rlhf.rewards.learned:LearnedReward",
     "ORPOConfig": "rlhf.config.preference:ORPOConfig",
+    "ORPOTrainer": "rlhf.training.reference_free:ORPOTrainer",
     "PPOConfig": "rlhf.config.policy:PPOConfig",
     "PPOTrainer": "rlhf.training.ppo:PPOTrainer",
     "Pipeline": "rlhf.pipeline.run:Pipeline",
     "PolicyModel": "rlhf.models.policy:PolicyModel",
     "PreferenceDataset": "rlhf.data.datasets:PreferenceDataset",
     "PreferenceSample": "rlhf.data.contracts:PreferenceSample",
+    "PreferenceStore": "rlhf.feedback.store.store:PreferenceStore",
+    "ProcessRewardModel": "rlhf.models.process:ProcessRewardModel",
     "ProcessRewardModelConfig": "rlhf.config.reward_model:ProcessRewardModelConfig",
+    "ProcessRewardModelTrainer": "rlhf.training.process:ProcessRewardModelTrainer",
     "REWARDS": "rlhf.rewards.factory:REWARDS",
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
     "RLOOConfig": "rlhf.config.groups:RLOOConfig",
+    "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",
     "RewardFunctionFactory": "rlhf.rewards.factory:RewardFunctionFactory",
@@ -101,6 +118,7 @@ PUBLIC: dict[str, str] = {
     "SFTDataset": "rlhf.data.datasets:SFTDataset",
     "SFTTrainer": "rlhf.training.sft:SFTTrainer",
     "SimPOConfig": "rlhf.config.preference:SimPOConfig",
+    "SimPOTrainer": "rlhf.training.reference_free:SimPOTrainer",
     "StreamingGRPODataset": "rlhf.data.streaming:StreamingGRPODataset",
     "StreamingKTODataset": "rlhf.data.streaming:StreamingKTODataset",
     "StreamingPreferenceDataset": "rlhf.data.streaming:StreamingPreferenceDataset",

@@ -32,12 +32,14 @@ def check_every_prompt_gets_its_samples_in_order(engine: RolloutEngine, prompts:
         assert [c.sample for c in group] == [0, 1, 2], "samples are numbered from 0 in order"
         for completion in group:
             assert 1 <= len(completion.tokens) <= SAMPLING.max_new_tokens, f"{len(completion.tokens)} tokens"
-            assert len(completion.logprobs) == len(completion.tokens), "one log-probability for each token"
+            own = completion.sampled_tokens
+            assert 1 <= len(completion.logprobs) == len(own), "one log-probability for each token that was sampled"
             assert all(math.isfinite(x) and x <= 1e-6 for x in completion.logprobs), "log-probabilities are at most 0"
             assert completion.weight_version == engine.weight_version, "a completion carries the weights' version"
             assert completion.sampling_logprobs is None, "nothing was filtered, so there is one distribution only"
             short = len(completion.tokens) < SAMPLING.max_new_tokens
-            assert not (short and completion.truncated), "only the length limit may cut a completion off"
+            cut_early = short and completion.truncated and completion.turns == 1
+            assert not cut_early, "only the length limit may cut a completion of one turn off"
 
 
 def check_a_sample_hangs_on_nothing_beside_it(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
@@ -81,6 +83,19 @@ def check_greedy_sampling_ignores_the_seed(engine: RolloutEngine, prompts: Seque
         assert _tokens(group) == [single.tokens] * 2, "greedy samples differ"
 
 
+def check_a_lower_limit_cuts_the_same_samples(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
+    """What is sampled does not depend on how much more may come."""
+    whole = engine.generate(prompts, num_samples=2, sampling=SAMPLING, seed=1, step=0)
+    limit = SAMPLING.max_new_tokens // 2
+    cut = engine.generate(prompts, num_samples=2, sampling=SAMPLING.updated(max_new_tokens=limit), seed=1, step=0)
+    for group, shorter in zip(whole, cut, strict=True):
+        for completion, begun in zip(group, shorter, strict=True):
+            assert len(begun.tokens) <= limit, f"{len(begun.tokens)} tokens under a limit of {limit}"
+            assert begun.tokens == completion.tokens[: len(begun.tokens)], "a lower limit gave another sample"
+            longer = len(completion.tokens) > len(begun.tokens)
+            assert not longer or begun.truncated, "a completion that was cut does not say so"
+
+
 def check_a_paused_engine_refuses(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
     """And says so; afterwards it answers as before."""
     before = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, step=0)
@@ -114,6 +129,7 @@ ENGINE_CHECKS: tuple[Callable[[RolloutEngine, Sequence[Prompt]], None], ...] = (
     check_the_seed_and_the_step_decide,
     check_the_samples_of_a_group_differ,
     check_greedy_sampling_ignores_the_seed,
+    check_a_lower_limit_cuts_the_same_samples,
     check_a_paused_engine_refuses,
     check_completions_carry_the_version_that_was_loaded,
 )

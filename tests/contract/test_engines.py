@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rlhf.models.policy import PolicyModel
+from rlhf.rollout.environments import Turn
+from rlhf.rollout.episodes import EpisodeEngine
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine
 from rlhf.testing import ENGINE_CHECKS
+from tests.fixtures.tiny import build_llama
 from tests.unit.rollout.helpers import build_family, build_prompts
 
 
@@ -23,8 +26,26 @@ def padded(tokenizer) -> RolloutEngine:
     return LocalEngine(PolicyModel(build_family("gpt_neo"), tokenizer))
 
 
+class Nodding:
+    """Nods twice, then ends the episode."""
+
+    def reset(self, prompt):
+        self.nods = 0
+
+    def step(self, text):
+        self.nods += 1
+        return Turn(" yes", done=self.nods > 2, reward=1.0)
+
+
+def in_episodes(tokenizer) -> RolloutEngine:
+    policy = PolicyModel(build_llama(vocab_size=len(tokenizer)), tokenizer)
+    return EpisodeEngine(LocalEngine(policy), Nodding, tokenizer, max_turn_tokens=3)
+
+
 @pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("build", [packed, packed_in_small_pieces, padded], ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    "build", [packed, packed_in_small_pieces, padded, in_episodes], ids=lambda build: build.__name__
+)
 def test_an_engine_keeps_the_contract(build, check, tiny_tokenizer):
     check(build(tiny_tokenizer), build_prompts((9, 2, 14, 5)))
 

@@ -8,16 +8,42 @@ import torch
 from rlhf.training.algorithm import Totals
 from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
+from tests.fixtures import toy
 from tests.fixtures.toy import build_trainer, largest_difference, weights_of
 
 CASES = {
     "sft": {},
     "sft by tokens": {"tokens_per_step": 40},
+    "sft smoothed": {"label_smoothing": 0.2},
+    "sft dft with noise": {"loss": "dft", "neftune_alpha": 10.0},
     "reward": {"head_dropout": 0.0},
     "reward ensemble": {"head_dropout": 0.0, "num_models": 2, "label_smoothing": 0.1, "center_coef": 0.01},
     "reward with margins": {"head_dropout": 0.0, "use_margin": True},
+    "reward by confidence": {"head_dropout": 0.0, "use_confidence": True},
+    "reward hinge": {"head_dropout": 0.0, "loss": "hinge"},
+    "reward graded": {"head_dropout": 0.0, "loss": "graded", "num_models": 2},
+    "reward rao_kupper": {"head_dropout": 0.0, "loss": "rao_kupper", "num_heads": 2, "center_coef": 0.1},
+    "reward davidson": {"head_dropout": 0.0, "loss": "davidson"},
+    "reward plackett_luce": {"head_dropout": 0.0, "loss": "plackett_luce"},
+    "reward rating": {"head_dropout": 0.0, "loss": "rating"},
+    "reward binary": {"head_dropout": 0.0, "loss": "binary"},
+    "prm": {"wrong_weight": 2.0},
+    "prm until the first error, beside the language": {
+        "until_first_error": True,
+        "lm_coef": 0.5,
+        "extra_layers": 1,
+    },
+    "prm pairs": {"loss": "pairs", "aggregate": "mean"},
     "dpo": {},
     "dpo ipo and sft": {"loss": "ipo", "ipo_per_token": True, "sft_coef": 0.5},
+    "dpo aot": {"loss": "aot", "label_smoothing": 0.1},
+    "dpo aot_unpaired": {"loss": "aot_unpaired"},
+    "simpo": {},
+    "cpo": {},
+    "orpo": {},
+    "kto": {},
+    "kto running": {"reference_point": "running"},
+    "kto bco": {"loss": "bco"},
     "ppo": {},
     "ppo, everything on": {
         "entropy_coef": 0.01,
@@ -26,10 +52,43 @@ CASES = {
         "bootstrap_truncated": True,
         "shared_value": True,
     },
+    "ppo, of good completions the likelihood": {
+        "positive_nll_coef": 0.3,
+        "positive_score": 0.4,
+        "aggregation": "sequence",
+    },
+    "ppo, exact KL in the loss": {"kl": {"where": "loss", "estimator": "exact", "coef": 0.1}},
+    "ppo, exact KL in the reward": {
+        "kl": {"where": "reward", "estimator": "exact", "coef": 0.1},
+        "epochs_per_rollout": 1,
+    },
+    "vapo": {"value_warmup_rollouts": 0},
+    "trpo": {"entropy_coef": 0.01},
+    "trpo, from some of the completions": {"fisher_frac": 0.5, "max_kl": 0.05},
+    "online_dpo": {},
+    "online_dpo ipo": {"loss": "ipo"},
+    "distill": {},
+    "distill, reverse, with what is in the loss": {
+        "divergence_beta": 1.0,
+        "aggregation": "sequence",
+        "entropy_coef": 0.01,
+        "kl": {"where": "loss", "estimator": "k3", "coef": 0.1},
+    },
+    "ppo in episodes": {"episodes": True, "bootstrap_truncated": True},
+    "grpo in episodes": {"episodes": True, "aggregation": "token"},
     "grpo sequence": {"aggregation": "sequence"},
     "grpo token": {"aggregation": "token", "entropy_coef": 0.01},
     "grpo constant": {"aggregation": "constant", "advantage": "group_mean"},
     "grpo, penalty in the reward": {"kl": {"where": "reward", "estimator": "k1"}},
+    "grpo, sampler corrected and exact KL": {
+        "importance": {"level": "geometric", "high": 1.5},
+        "kl": {"where": "loss", "estimator": "exact", "coef": 0.1},
+        "sampling": {"max_new_tokens": 5, "top_k": 20},
+    },
+    "grpo, one deviation for all": {"advantage": "batch_std", "kl": {"where": "reward", "estimator": "exact"}},
+    **{name: {} for name in toy.GROUPS},
+    "gspo by token": {"policy_loss": "sequence_token", "dual_clip": 1.01},
+    "reinforce_pp against siblings": {"baseline": "group", "group_size": 3, "prompts_per_rollout": 4},
 }
 
 
@@ -49,6 +108,8 @@ def gradients(trainer) -> tuple[dict[str, torch.Tensor], int]:
         first = batches
         break
     totals = Totals.of(first)
+    with torch.no_grad():
+        trainer.before_step(first, Metrics())
     for batch in first:
         trainer.loss(batch, totals, Metrics()).backward()
     found = {f"{m.name}.{k}": p.grad for m in trainer.modules() for k, p in m.module.named_parameters()}

@@ -11,8 +11,10 @@ import torch
 
 from rlhf.data.streaming import StreamingSFTDataset
 from rlhf.files import write_jsonl
+from rlhf.rewards.types import ScoreResult
 from rlhf.training.checkpoint import CheckpointStore
 from rlhf.training.log import RunLog
+from rlhf.training.penalties import ElasticWeightConsolidation
 from rlhf.training.sft import SFTTrainer
 from tests.fixtures import toy
 
@@ -24,7 +26,12 @@ EVERYTHING_ON: dict[str, Any] = {
     "eval_every": 2,
     "early_stopping": {"metric": "eval/loss", "patience": 3},
 }
-WATCHED = {"ppo": "eval/score_mean", "grpo": "eval/score_mean"}
+WATCHED = {
+    **dict.fromkeys(("vapo", "trpo", "online_dpo", *toy.GROUPS), "eval/score_mean"),
+    "distill": "eval/teacher_kl",
+    "ppo": "eval/score_mean",
+    "grpo": "eval/score_mean",
+}
 
 
 class KilledError(BaseException):
@@ -79,11 +86,20 @@ def ends_the_same(name: str, folder: Path, result: Any, weights: Any, expected: 
 CASES = {
     **{name: (name, {}) for name in toy.NAMES},
     "ppo with a shared critic": ("ppo", {"shared_value": True, "bootstrap_truncated": True}),
+    "ppo in episodes": ("ppo", {"episodes": True}),
+    "grpo with all that can be measured on held-out prompts": (
+        "grpo",
+        {"evaluation": {"samples": 2, "success_score": 0.5, "pass_k": [1, 2], "win_rate": True}},
+    ),
     "ppo that ends phases early": ("ppo", {"stop_at_kl": 1e-9}),
     "sft that stops early": ("sft", {"early_stopping": {"patience": 1, "min_delta": 1.0}, "epochs": 4}),
     "sft by tokens, without extras": (
         "sft",
         {"tokens_per_step": 30, "ema_decay": None, "early_stopping": None, "held_out": False, "dropout": 0.0},
+    ),
+    "sft smoothed, with noise, held to the start": (
+        "sft",
+        {"label_smoothing": 0.2, "neftune_alpha": 10.0, "l2_coef": 0.1},
     ),
     "reward ensemble": ("reward", {"num_models": 2}),
     "dpo in bfloat16": ("dpo", {"autocast": "bfloat16"}),
@@ -108,6 +124,34 @@ def test_a_run_killed_after_any_write_ends_with_the_same_bits(case, tmp_path):
         with pytest.raises(KilledError):
             build(name, folder, log=log, **settings).train()
         ends_the_same(name, folder, result, weights, tmp_path / "whole", **settings)
+
+
+class SomeTeach:
+    """Prompts of odd number score alike, whatever is said."""
+
+    name = "some_teach"
+
+    def score(self, prompts: Any, completions: Any) -> ScoreResult:
+        good = toy.ShareOfGood().score(prompts, completions).scores
+        return ScoreResult([1.0 if int(p.id) % 2 else score for p, score in zip(prompts, good, strict=True)])
+
+
+@pytest.mark.parametrize("name", toy.GROUPS)
+def test_grpos_family_killed_in_either_half_ends_with_the_same_bits(name, tmp_path):
+    # a cursor that prompts asked again have moved, greedy baselines, a weight that every rollout changes
+    settings = {"scorer": SomeTeach(), "rollouts": 3, "kl": {"target": 0.01, "controller": "doubling", "coef": 0.05}}
+    whole = KillingLog(tmp_path / "whole", stage="run")
+    trainer = build(name, tmp_path / "whole", log=whole, **settings)
+    result = trainer.train()
+    assert (trainer.asked_again > 0) == (name == "dapo")
+    writes = 10**9 - whole.writes_left
+    for number in (writes // 3, 2 * writes // 3):
+        folder = tmp_path / str(number)
+        log = KillingLog(folder, stage="run")
+        log.writes_left = number
+        with pytest.raises(KilledError):
+            build(name, folder, log=log, **settings).train()
+        ends_the_same(name, folder, result, toy.weights_of(trainer), tmp_path / "whole", **settings)
 
 
 @pytest.mark.parametrize("name", toy.NAMES)
@@ -150,6 +194,26 @@ def test_a_run_that_goes_on_with_other_microbatches_ends_the_same_up_to_rounding
     resumed = build(name, tmp_path / "killed", tokens_per_microbatch=20, **settings)
     resumed.train()
     assert toy.largest_difference(toy.weights_of(resumed), toy.weights_of(whole)) < 1e-4
+
+
+def test_what_a_run_should_not_forget_is_measured_again_at_the_same_start(tmp_path):
+    def run(folder: Path, log: RunLog) -> dict[str, torch.Tensor]:
+        trainer = build("sft", folder, log=log, save_every=1)
+        trainer.penalties.append(ElasticWeightConsolidation(trainer.policy, toy.rows(5, seed=7), coef=100.0))
+        trainer.train()
+        return toy.weights_of(trainer)
+
+    whole = run(tmp_path / "whole", RunLog(tmp_path / "whole", stage="run"))
+    log = KillingLog(tmp_path / "killed", stage="run")
+    log.writes_left = 6
+    with pytest.raises(KilledError):
+        run(tmp_path / "killed", log)
+    assert list((tmp_path / "killed" / "run").glob("checkpoint-*")), "it goes on, and does not begin again"
+    assert toy.largest_difference(run(tmp_path / "killed", RunLog(tmp_path / "killed", stage="run")), whole) == 0.0
+    assert logged(tmp_path / "killed") == logged(tmp_path / "whole")
+    free = build("sft", tmp_path / "free")
+    free.train()
+    assert toy.largest_difference(toy.weights_of(free), whole) > 0.0
 
 
 def test_two_kills_one_after_the_other(tmp_path):

@@ -23,9 +23,9 @@ from rlhf.losses.pair_tokens import (
     wpo_weights,
 )
 from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES
-from rlhf.losses.preference import length_normalised_dpo_loss, split_pairs
+from rlhf.losses.preference import length_normalised_dpo_loss
 from rlhf.losses.reference_free import cpo_loss, orpo_loss, simpo_loss
-from rlhf.losses.segments import segment_count, segment_mean, segment_sum
+from rlhf.losses.segments import segment_count, segment_mean, segment_sum, split_pairs
 from rlhf.losses.unpaired import kto_loss, kto_reference_point
 from tests.oracle.conftest import CHOSEN, PROMPTS, REJECTED, preference_rows
 

@@ -24,11 +24,30 @@ COMMANDS = {
     "run": "RECIPE OVERRIDES --from --until --force --ignore-code --dry-run --quiet",
     "sft": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
     "reward": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "prm": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
     "dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "simpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "cpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "orpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "kto": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
     "ppo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "vapo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "trpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
     "grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "dr_grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "dapo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "gspo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "cispo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "sapo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "rloo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "reinforce_pp": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "remax": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "online_dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "distill": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "best_of_n": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit",
+    "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --json",
     "doctor": "RUN_DIR --quick --json",
     "lineage": "PATH --runs --json",
@@ -217,3 +236,28 @@ def test_help_comes_in_a_second_from_a_fresh_process():
         assert result.returncode == 0
     assert "One stage" in result.stdout
     assert best < 1.0
+
+
+def test_methods_are_listed_by_family_with_a_line_each(call):
+    code, out, _ = call("methods")
+    assert code == 0
+    words = " ".join(out.split())
+    assert words.index("Learning from demonstrations") < words.index("sft") < words.index("Models that judge")
+    assert "simpo No reference: the mean log-probability is the reward" in words
+    code, out, _ = call("methods", "--json")
+    assert code == 0
+    assert {row["name"] for row in json.loads(out)} >= {"dpo", "ppo", "prm"}
+
+
+def test_a_method_tells_its_settings_and_where_its_recipe_is(call):
+    code, out, _ = call("methods", "fdpo")
+    assert code == 0
+    assert "kind: dpo, divergence: js" in out
+    assert "https://arxiv.org/abs/2309.16240" in out
+    assert "recipes/methods/fdpo.yaml" in out
+    code, out, _ = call("methods", "gspo", "--json")
+    found = json.loads(out)
+    assert next(row["default"] for row in found["options"] if row["name"] == "clip_low") == "0.0003"
+    code, _, err = call("methods", "dpoo")
+    assert code != 0
+    assert "No method is called 'dpoo'. Did you mean 'dpo'" in err

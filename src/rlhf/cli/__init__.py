@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rlhf import __version__
-from rlhf.cli import checks, config, data, look, runs
+from rlhf.cli import checks, config, data, look, methods, runs
 from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
 from rlhf.cli.options import SettingsCommand
 from rlhf.cli.run import OneStage, one_stage, run
@@ -48,6 +48,7 @@ for _kind in OneStage:
 app.command(rich_help_panel="Look")(look.report)
 app.command(rich_help_panel="Look")(runs.lineage)
 app.command(rich_help_panel="Look")(look.generate)
+app.command(rich_help_panel="Look")(methods.methods)
 app.command(cls=SettingsCommand, rich_help_panel="Look")(checks.validate)
 app.command(rich_help_panel="Look")(checks.doctor)
 app.add_typer(config.app, name="config")

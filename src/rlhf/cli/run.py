@@ -52,17 +52,53 @@ class OneStage(StrEnum):
 
     SFT = "sft"
     REWARD = "reward"
+    PRM = "prm"
     DPO = "dpo"
+    SIMPO = "simpo"
+    CPO = "cpo"
+    ORPO = "orpo"
+    KTO = "kto"
     PPO = "ppo"
+    VAPO = "vapo"
+    TRPO = "trpo"
     GRPO = "grpo"
+    DR_GRPO = "dr_grpo"
+    DAPO = "dapo"
+    GSPO = "gspo"
+    CISPO = "cispo"
+    SAPO = "sapo"
+    RLOO = "rloo"
+    REINFORCE_PP = "reinforce_pp"
+    REMAX = "remax"
+    ONLINE_DPO = "online_dpo"
+    DISTILL = "distill"
+    BEST_OF_N = "best_of_n"
 
 
 ABOUT = {
     OneStage.SFT: "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE",
     OneStage.REWARD: "Train a reward model on pairs: rlhf reward model=PATH data=FILE",
+    OneStage.PRM: "Train a judge of each step: rlhf prm model=PATH data=FILE",
     OneStage.DPO: "Learn from pairs directly: rlhf dpo model=PATH data=FILE",
+    OneStage.SIMPO: "Learn from pairs by mean log-probabilities, without a reference: rlhf simpo model=PATH data=FILE",
+    OneStage.CPO: "Learn from pairs and from the better completions at once: rlhf cpo model=PATH data=FILE",
+    OneStage.ORPO: "Fine-tune and learn from pairs in one stage: rlhf orpo model=PATH data=FILE",
+    OneStage.KTO: "Learn from single completions, good or bad: rlhf kto model=PATH data=FILE",
     OneStage.PPO: "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=PATH",
+    OneStage.VAPO: "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=PATH",
+    OneStage.TRPO: "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=PATH",
     OneStage.GRPO: "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=PKG.MOD:FN",
+    OneStage.DR_GRPO: "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=PATH",
+    OneStage.DAPO: "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=PATH",
+    OneStage.GSPO: "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=PATH",
+    OneStage.CISPO: "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=PATH",
+    OneStage.SAPO: "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=PATH",
+    OneStage.RLOO: "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=PATH",
+    OneStage.REINFORCE_PP: "REINFORCE with advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=PATH",
+    OneStage.REMAX: "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=PATH",
+    OneStage.ONLINE_DPO: "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=PATH",
+    OneStage.DISTILL: "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE",
+    OneStage.BEST_OF_N: "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=PATH",
 }
 
 

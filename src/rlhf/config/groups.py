@@ -12,6 +12,8 @@ Advantage = Literal["group", "group_mean", "leave_one_out", "batch_std", "batch"
 
 NEEDS_SIBLINGS = ("group", "group_mean", "leave_one_out", "batch_std")
 """Advantages that compare completions of one prompt."""
+MAX_SAMPLING_ROUNDS = 4
+"""A rollout's further rounds of asking, unless a recipe says otherwise."""
 
 
 class GRPOKLConfig(KLConfig):
@@ -47,7 +49,7 @@ class GRPOConfig(RLConfig):
     (DAPO), or sum divided by the sequences times `max_new_tokens` (Dr. GRPO)."""
     dynamic_sampling: bool = False
     """Ask further prompts in place of those whose completions all score alike (DAPO, arXiv:2503.14476)."""
-    max_sampling_rounds: int = Field(4, ge=1)
+    max_sampling_rounds: int = Field(MAX_SAMPLING_ROUNDS, ge=1)
     """How often a rollout asks again, for `dynamic_sampling`, before it goes on with the groups it has."""
 
     @model_validator(mode="after")
@@ -59,9 +61,21 @@ class GRPOConfig(RLConfig):
             )
         if self.baseline == "group" and self.advantage != "batch":
             raise ValueError(f"baseline belongs to the advantage `batch`; the advantage is {self.advantage!r}")
-        if self.dynamic_sampling and self.group_size < 2:
+        if self.dynamic_sampling and self.advantage not in NEEDS_SIBLINGS and self.baseline == "none":
             raise ValueError(
-                "dynamic_sampling looks for groups whose completions differ; give a group_size of 2 or more"
+                f"dynamic_sampling replaces groups that score alike, and the advantage {self.advantage!r} learns from those too; "
+                "leave it out"
+            )
+        if self.max_sampling_rounds != MAX_SAMPLING_ROUNDS and not self.dynamic_sampling:
+            raise ValueError("max_sampling_rounds does nothing without dynamic_sampling; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _credit_fits_the_loss(self) -> Self:
+        if self.policy_loss == "sequence" and self.advantage == "batch" and self.kl.where == "reward":
+            raise ValueError(
+                "policy_loss 'sequence' has one ratio and needs one advantage for a whole completion, and a penalty in the reward "
+                "gives each token its own; use `sequence_token`, or put the penalty elsewhere"
             )
         return self
 
@@ -96,6 +110,9 @@ class DAPOConfig(GRPOConfig):
 
 class GSPOConfig(GRPOConfig):
     """GSPO (Zheng et al. 2025, arXiv:2507.18071): one ratio for a whole completion."""
+
+    prompts_per_rollout: int = Field(64, ge=1)
+    """Prompts asked each time; with the other defaults a rollout is four steps, as in the paper's section 5.1."""
 
     policy_loss: PolicyLoss = "sequence"
     """What an advantage does to a token."""
@@ -147,6 +164,8 @@ class RLOOConfig(GRPOConfig):
 
     group_size: int = Field(4, ge=1)
     """Completions sampled for each prompt; the paper has 2 and 4."""
+    prompts_per_rollout: int = Field(32, ge=1)
+    """Prompts asked each time."""
     advantage: Advantage = "leave_one_out"
     """See GRPO."""
     policy_loss: PolicyLoss = "reinforce"

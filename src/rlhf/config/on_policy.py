@@ -6,8 +6,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.policy import KLConfig, RLConfig
-from rlhf.config.preference import SEES_MARGIN_ONLY
+from rlhf.config.policy import KLConfig, PolicyLoss, RLConfig
+from rlhf.config.preference import TAKES_SMOOTHING
+
+OF_POLICY_GRADIENTS = ("policy_loss", "dual_clip", "importance")
+"""What only a method with advantages has."""
 
 
 class OnlineDPOConfig(RLConfig):
@@ -23,15 +26,23 @@ class OnlineDPOConfig(RLConfig):
     loss: Literal["sigmoid", "hinge", "ipo", "robust", "exo", "discopop"] = "sigmoid"
     """See `loss` of DPO."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs believed to be judged the wrong way round; for `sigmoid`, `robust` and `exo`."""
+    """Share of pairs believed to be judged the wrong way round; for `sigmoid`, `robust` and `exo`, which needs one above 0."""
+    policy_loss: PolicyLoss = "reinforce"
+    """Nothing is clipped: there are no advantages."""
     kl: KLConfig = KLConfig(where="none", coef=0.0)
     """The pull is DPO's own; the KL is only measured."""
 
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
-        assert set(SEES_MARGIN_ONLY) >= {self.loss}
-        if self.label_smoothing and self.loss not in ("sigmoid", "robust", "exo"):
+        if self.label_smoothing and self.loss not in TAKES_SMOOTHING:
             raise ValueError(f"label_smoothing belongs to `sigmoid`, `robust` and `exo`; the loss is {self.loss!r}")
+        if self.loss == "exo" and not self.label_smoothing:
+            raise ValueError("loss 'exo' needs a label_smoothing above 0, such as 0.001")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        _check_unused(self, (*OF_POLICY_GRADIENTS, "aggregation", "entropy_coef"), "online DPO, whose loss is DPO's")
         if self.kl.where != "none":
             raise ValueError("online DPO pulls towards the reference by `beta`; leave kl.where at `none`")
         return self
@@ -43,6 +54,25 @@ class DistillConfig(RLConfig):
     divergence_beta: float = Field(1.0, ge=0, le=1)
     """Generalised Jensen-Shannon divergence from the teacher: 0 is the forward KL, 1 the reverse KL, between them a mixture."""
     on_policy_frac: float = Field(1.0, ge=0, le=1)
-    """Share of a rollout's prompts that the student completes itself; the others come with the completions of `data`."""
+    """Share of a rollout's prompts that the student completes itself; the others come with a completion of `data`, as far as
+    it has one."""
+    policy_loss: PolicyLoss = "reinforce"
+    """Nothing is clipped: there are no advantages."""
     kl: KLConfig = KLConfig(where="none", coef=0.0)
-    """The KL to where the student began; only measured unless asked for."""
+    """The KL to where the student began; only measured unless asked for in the loss."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        of_scores = ("missing_eos_penalty", "overlong", "clip_score", "max_unscored_frac", "evaluation")
+        _check_unused(self, (*OF_POLICY_GRADIENTS, *of_scores), "distillation, where nobody scores completions")
+        if self.kl.where == "reward":
+            raise ValueError(
+                "distillation has no reward that a KL could be subtracted from; kl.where is `loss` or `none`"
+            )
+        return self
+
+
+def _check_unused(config: RLConfig, keys: tuple[str, ...], method: str) -> None:
+    for key in keys:
+        if getattr(config, key) != type(config).model_fields[key].default:
+            raise ValueError(f"{key} does nothing for {method}; leave it out")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from rlhf.config.base import Config
+from rlhf.config.held_out import HeldOutConfig
 from rlhf.config.training import TrainConfig, Truncation
 
 PolicyLoss = Literal["clip", "sequence", "sequence_token", "cispo", "sapo", "reinforce"]
 Aggregation = Literal["token", "sequence", "constant"]
 KLPlace = Literal["reward", "loss", "none"]
 KLEstimator = Literal["k1", "k2", "k3", "abs", "mse", "exact"]
+CLIPPED_RATIOS = ("clip", "sequence", "sequence_token")
+"""Policy losses that stop at a bound on the ratio."""
+
+
+def _default(config: Config, key: str) -> object:
+    return type(config).model_fields[key].default
 
 
 class SamplingConfig(Config):
@@ -52,18 +59,33 @@ class KLConfig(Config):
     constraint KL <= target, 0 while it holds (arXiv:2310.12773)."""
     horizon: int = Field(10_000, ge=1)
     """Sequences over which the adaptive weight changes by at most about a fifth; for `proportional`."""
+    step_size: float = Field(0.01, gt=0)
+    """Change of the weight after a rollout whose KL is twice the target; for `constraint`."""
 
     @model_validator(mode="after")
     def _can_pull(self) -> Self:
         if self.where == "loss" and self.estimator == "k1":
             raise ValueError("k1 pulls nowhere as a loss (its gradient is 0 on average); use `estimator: k3` or `k2`")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_adapted(self) -> Self:
         if self.target is None and self.controller != "proportional":
             raise ValueError(f"kl.controller {self.controller!r} adapts the weight to `kl.target`, and there is none")
+        if self.controller == "doubling" and self.coef == 0:
+            raise ValueError("kl.controller 'doubling' multiplies the weight, and kl.coef is 0; give one above 0")
+        for key, controller in (("horizon", "proportional"), ("step_size", "constraint")):
+            if getattr(self, key) != _default(self, key) and self.controller != controller:
+                raise ValueError(f"kl.{key} belongs to kl.controller {controller!r}; it is {self.controller!r}")
         return self
 
 
 class ImportanceConfig(Config):
-    """Correction for a sampler that is not quite the policy: another engine's kernels, rounding, or older weights."""
+    """Correction for a sampler that is not quite the policy: another engine's kernels, rounding, older weights, or filters.
+
+    The ratio is that of the policy, as the trainer computes it, to the distribution that was drawn from, as the engine
+    reported it. It multiplies what an advantage does to a token, and nothing else.
+    """
 
     level: Literal["token", "sequence", "geometric"] = "token"
     """Whose ratio of trainer to sampler: each token's (arXiv:2510.18855; Yao et al. 2025), the whole completion's, or its
@@ -117,6 +139,8 @@ class RLConfig(TrainConfig):
     """Ratio is not rewarded above 1 + clip_high; larger than clip_low is DAPO's clip-higher (arXiv:2503.14476)."""
     dual_clip: float | None = Field(None, gt=1)
     """Bounds the loss of bad completions whose ratio grew (Ye et al. 2019, eq. 5, arXiv:1912.09729)."""
+    gate_temperatures: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.05)
+    """For `sapo`: how fast a token fades as its ratio leaves 1, where its advantage is above 0 and elsewhere."""
     importance: ImportanceConfig | None = None
     """Correct for differences between sampler and trainer; null where the sampler is this process's own."""
     kl: KLConfig = KLConfig()
@@ -138,6 +162,23 @@ class RLConfig(TrainConfig):
     """Longest prompt in tokens."""
     truncation: Truncation = "drop"
     """What happens to longer prompts."""
+    evaluation: HeldOutConfig = HeldOutConfig()
+    """What is measured on held-out prompts, beside the mean score."""
+
+    @model_validator(mode="after")
+    def _bounds_belong_to_the_loss(self) -> Self:
+        changed = {
+            key for key in ("clip_low", "clip_high", "gate_temperatures") if getattr(self, key) != _default(self, key)
+        }
+        if self.dual_clip is not None and self.policy_loss not in CLIPPED_RATIOS:
+            raise ValueError(f"dual_clip belongs to clipped ratios; policy_loss is {self.policy_loss!r}")
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip ({self.dual_clip:g}) must lie above 1 + clip_high ({1 + self.clip_high:g})")
+        if self.policy_loss in ("sapo", "reinforce") and (unused := changed - {"gate_temperatures"}):
+            raise ValueError(f"{min(unused)} does nothing where policy_loss is {self.policy_loss!r}; leave it out")
+        if "gate_temperatures" in changed and self.policy_loss != "sapo":
+            raise ValueError(f"gate_temperatures belong to policy_loss 'sapo'; it is {self.policy_loss!r}")
+        return self
 
     @model_validator(mode="after")
     def _can_be_learned_from(self) -> Self:
@@ -147,8 +188,6 @@ class RLConfig(TrainConfig):
             raise ValueError(
                 f"sequences_per_step ({self.sequences_per_step}) must be a multiple of group_size ({self.group_size})"
             )
-        if self.dual_clip is not None and self.policy_loss not in ("clip", "sequence", "sequence_token"):
-            raise ValueError(f"dual_clip belongs to clipped ratios; policy_loss is {self.policy_loss!r}")
         if self.overlong is not None and self.overlong.buffer_tokens > self.sampling.max_new_tokens:
             raise ValueError(
                 f"overlong.buffer_tokens ({self.overlong.buffer_tokens}) must be at most sampling.max_new_tokens "
@@ -180,15 +219,17 @@ class PPOConfig(RLConfig):
     lam: float = Field(0.95, ge=0, le=1)
     """GAE's lambda (Schulman et al. 2015, arXiv:1506.02438)."""
     critic_lam: float | None = Field(None, ge=0, le=1)
-    """The critic's own lambda (decoupled GAE, VAPO, arXiv:2504.05118); the same by default."""
+    """The critic's own lambda (decoupled GAE, VAPO, arXiv:2504.05118); the policy's by default."""
     length_adaptive_alpha: float | None = Field(None, gt=0)
-    """Set the policy's lambda by each completion's length l, to 1 - 1 / (alpha l), in place of `lam` (VAPO: 0.05)."""
+    """Set the policy's lambda by each completion's length l in tokens, to 1 - 1 / (alpha l), in place of `lam` (VAPO: 0.05). Up
+    to 1 / alpha tokens it is 0, so short completions want a larger alpha."""
     value_warmup_rollouts: int = Field(0, ge=0)
     """In so many rollouts at the start only the critic learns (value pre-training, arXiv:2503.01491)."""
     positive_nll_coef: float = Field(0.0, ge=0)
-    """Weight of the negative log-likelihood of completions whose score is above `positive_score` (VAPO: 0.1)."""
+    """Weight of the negative log-likelihood of completions whose score is above `positive_score`, a mean over all their tokens
+    in the step (VAPO: 0.1)."""
     positive_score: float = 0.0
-    """Above it a completion counts as good, for `positive_nll_coef`."""
+    """Above it a completion counts as good, for `positive_nll_coef`: its score after `missing_eos_penalty` and the like."""
     bootstrap_truncated: bool = False
     """After a completion that was cut by the length limit, the critic's estimate stands for what it would still have
     earned (Pardo et al. 2017, arXiv:1712.00378). By default a cut completion counts as ended: its score is that of the
@@ -197,6 +238,24 @@ class PPOConfig(RLConfig):
     """Shift and scale advantages to mean 0 and deviation 1 over the rollout."""
     whiten_rewards: bool = False
     """Scale rewards to deviation 1 over the rollout, keeping their mean."""
+
+    @model_validator(mode="after")
+    def _options_belong_together(self) -> Self:
+        if self.length_adaptive_alpha is not None and self.lam != _default(self, "lam"):
+            raise ValueError("lam does nothing where length_adaptive_alpha sets each completion's; give one of the two")
+        if self.positive_score != _default(self, "positive_score") and not self.positive_nll_coef:
+            raise ValueError("positive_score belongs to positive_nll_coef, which is 0; give it a weight such as 0.1")
+        if self.policy_loss == "sequence":
+            raise ValueError(
+                "policy_loss 'sequence' has one ratio and needs one advantage for a whole completion, and the critic gives each "
+                "token its own; use `sequence_token`"
+            )
+        if self.value_warmup_rollouts >= self.rollouts:
+            raise ValueError(
+                f"value_warmup_rollouts ({self.value_warmup_rollouts}) must be below rollouts ({self.rollouts}): in the warm-up "
+                "only the critic learns"
+            )
+        return self
 
 
 class VAPOConfig(PPOConfig):
@@ -223,10 +282,20 @@ class VAPOConfig(PPOConfig):
 class TRPOConfig(PPOConfig):
     """Trust-region policy optimisation (Schulman et al. 2015, arXiv:1502.05477): one natural-gradient step a rollout.
 
-    The policy steps once with all completions of a rollout, as far as the exact KL to itself allows; `learning_rate`, clips
-    and `stop_at_kl` do nothing for it. The critic learns as in PPO.
+    The policy takes one step with all completions of a rollout, as far as the exact KL to itself allows; there is nothing to
+    clip. Then the critic learns by AdamW: rates, decay, clipping of gradients and the like are all for it alone.
     """
 
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate of the critic, where `value_learning_rate` is null; the policy has none."""
+    epochs_per_rollout: int = Field(4, ge=1)
+    """Passes of the critic over each rollout."""
+    sequences_per_step: int = Field(64, ge=1)
+    """Completions in one optimiser step of the critic; the policy's step has those of the whole rollout."""
+    clip_low: float = Field(1.0, ge=0, le=1)
+    """1: ratios have no lower bound. The trust region takes the place of clips."""
+    clip_high: float = Field(1e9, ge=0)
+    """So large that ratios have no upper bound."""
     max_kl: float = Field(0.01, gt=0)
     """Nats per token that a step may cost, KL(old || new), exact over the vocabulary."""
     damping: float = Field(0.1, ge=0)
@@ -234,6 +303,19 @@ class TRPOConfig(PPOConfig):
     cg_iterations: int = Field(10, ge=1)
     """Steps of the conjugate-gradient solver."""
     line_search_tries: int = Field(10, ge=1)
-    """How often a step is halved before it is given up."""
+    """How often a step is tried, each half of the one before, until it is given up."""
     fisher_frac: float = Field(1.0, gt=0, le=1)
     """Share of a rollout's completions that the Fisher matrix is measured on; the paper uses 0.1."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        for key in ("policy_loss", "clip_low", "clip_high", "dual_clip", "stop_at_kl", "l2_coef"):
+            if getattr(self, key) != _default(self, key):
+                raise ValueError(f"{key} does nothing for TRPO, whose step is bounded by max_kl alone; leave it out")
+        if self.value_model == "shared":
+            raise ValueError("a shared value_model would move the policy outside the trust region; take `separate`")
+        if self.autocast == "float16":
+            raise ValueError(
+                "autocast float16 scales gradients, which a natural gradient can't be made of; take bfloat16"
+            )
+        return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,10 @@ PairLoss = Literal[
 """Names of ``rlhf.losses.PAIR_LOSSES``."""
 SEES_MARGIN_ONLY = ("sigmoid", "hinge", "ipo", "robust", "exo", "discopop")
 """Those that see a pair only by its margin (``rlhf.losses.MARGIN_LOSSES``)."""
+TAKES_SMOOTHING = ("sigmoid", "robust", "exo", "aot", "aot_unpaired")
+"""Those with a ``label_smoothing``."""
+SEES_ONE_PAIR = tuple(loss for loss in get_args(PairLoss) if not loss.startswith("aot"))
+"""Those that need no pair but their own (all but ``rlhf.losses.WHOLE_STEP_LOSSES``)."""
 
 
 class PairsConfig(OfflineConfig):
@@ -25,7 +29,7 @@ class PairsConfig(OfflineConfig):
     epochs: float | None = Field(1, gt=0)
     """Passes over the pairs."""
     sft_coef: float = Field(0.0, ge=0)
-    """Weight of the chosen completions' token-mean negative log-likelihood (RPO, arXiv:2404.19733)."""
+    """Weight of the chosen completions' negative log-likelihood, each a mean per token (RPO, arXiv:2404.19733); 0 for none."""
     max_length: int | None = Field(1024, ge=2)
     """Longest sequence in tokens."""
     truncation: Truncation = "drop"
@@ -39,41 +43,53 @@ class DPOConfig(PairsConfig):
     """Strength of the pull towards the reference policy."""
     loss: PairLoss = "sigmoid"
     """DPO's own; the hinge of SLiC-HF and RSO (arXiv:2309.06657); IPO (2310.12036); robust DPO (2403.00409); EXO (2402.00856);
-    DiscoPOP (2406.08414); NCA (2402.05369); BCO (2404.04656); SPPO (2405.00675); APO-zero and APO-down (2408.06266); AOT on
-    pairs and unpaired (2406.05882)."""
+    DiscoPOP (2406.08414); NCA (2402.05369); BCO on pairs (2404.04656), without the shift that `kto` has; SPPO with hard labels
+    (2405.00675); APO-zero and APO-down (2408.06266); AOT on pairs and unpaired (2406.05882), which compare all pairs of a step
+    and cost one more forward."""
     ipo_per_token: bool = False
     """IPO with log-ratios per token, as its authors' code has them, instead of the paper's per completion."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs believed to be labelled the wrong way round; for `sigmoid` (cDPO), `robust` and `exo`."""
-    discopop_temperature: float = Field(0.05, gt=0)
-    """Where DiscoPOP turns from its logistic to its exponential part."""
+    """Share of pairs believed to be labelled the wrong way round; for `sigmoid` (cDPO), `robust`, `aot`, `aot_unpaired`, and
+    `exo`, which needs one above 0 (its authors have 0.001)."""
+    discopop_temperature: float = Field(0.05, gt=0, le=1)
+    """How sharply DiscoPOP turns from its logistic to its exponential part, in nats times beta."""
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     """What holds the policy to the reference (f-DPO, Wang et al. 2023, arXiv:2309.16240); for losses on the margin."""
     divergence_alpha: float | None = Field(None, gt=0, lt=1)
-    """Of the `alpha` divergence, between forward KL at 1 and reverse KL at 0."""
+    """Of the `alpha` divergence, between forward KL at 0 and reverse KL at 1."""
     length_normalised: bool = False
     """Log-ratios per token in place of per completion (arXiv:2310.05344 and TÜLU 3, 2411.15124); `beta` is then about ten times larger."""
     length_alpha: float | None = Field(None, ge=0, le=1)
     """What tokens beyond the shorter completion's length count (LD-DPO, arXiv:2409.06411); 1 is DPO, 0 cuts both to one length."""
     weight_by_policy: bool = False
-    """Pairs that the policy could have written itself count more (WPO, arXiv:2406.11827)."""
+    """Pairs that the policy could have written itself count more (WPO, arXiv:2406.11827); not for `aot`, which has no pairs of
+    its own."""
     reference_free: bool = False
-    """No reference: log-probabilities in place of log-ratios."""
+    """No reference: log-probabilities in place of log-ratios; for losses on the margin."""
 
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
         owners = {
-            "label_smoothing": ("sigmoid", "robust", "exo"),
+            "label_smoothing": TAKES_SMOOTHING,
             "ipo_per_token": ("ipo",),
             "discopop_temperature": ("discopop",),
             "divergence": SEES_MARGIN_ONLY,
             "length_normalised": ("sigmoid",),
             "reference_free": SEES_MARGIN_ONLY,
+            "weight_by_policy": SEES_ONE_PAIR,
         }
         for name, losses in owners.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
                 listed = " or ".join(f"`{loss}`" for loss in losses)
                 raise ValueError(f"{name} belongs to the loss {listed}; the loss is {self.loss!r}")
+        if self.loss == "exo" and not self.label_smoothing:
+            raise ValueError(
+                "the loss `exo` asks for an infinite margin without label_smoothing; give one, such as 0.001"
+            )
+        if self.reference_free and self.divergence != "reverse_kl":
+            raise ValueError(
+                "divergence is from a reference, and reference_free says that there is none; take one of the two"
+            )
         if (self.divergence == "alpha") != (self.divergence_alpha is not None):
             raise ValueError("divergence: alpha and divergence_alpha go together; give both or none")
         if self.length_alpha is not None and (self.length_normalised or self.ipo_per_token):
@@ -98,7 +114,7 @@ class CPOConfig(PairsConfig):
     beta: float = Field(0.1, gt=0)
     """Reward per nat of a whole completion."""
     sft_coef: float = Field(1.0, ge=0)
-    """Weight of the chosen completions' token-mean negative log-likelihood; the paper's loss has it at 1."""
+    """Weight of the chosen completions' negative log-likelihood, each a mean per token; the paper's loss has it at 1."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Share of pairs believed to be labelled the wrong way round."""
 
@@ -108,10 +124,10 @@ class ORPOConfig(PairsConfig):
 
     learning_rate: float = Field(8e-6, gt=0)
     """Peak learning rate; the likelihood term allows larger ones than DPO's."""
-    odds_coef: float = Field(0.1, ge=0)
+    odds_coef: float = Field(0.1, gt=0)
     """Weight of the odds ratio (the paper's lambda, TRL's beta); the paper has 0.1 to 1."""
     sft_coef: float = Field(1.0, ge=0)
-    """Weight of the chosen completions' token-mean negative log-likelihood; the paper's loss has it at 1."""
+    """Weight of the chosen completions' negative log-likelihood, each a mean per token; the paper's loss has it at 1."""
 
 
 class KTOConfig(OfflineConfig):
@@ -126,14 +142,14 @@ class KTOConfig(OfflineConfig):
     beta: float = Field(0.1, gt=0)
     """Strength of the pull towards the reference policy."""
     desirable_weight: float = Field(1.0, ge=0)
-    """Weight of good completions; the paper keeps (weight times rows) of good over bad between 1 and 4/3. For `kto`."""
+    """Weight of good completions; the paper keeps (weight times rows) of good over bad between 1 and 3/2. For `kto`."""
     undesirable_weight: float = Field(1.0, ge=0)
     """Weight of bad completions. For `kto`."""
     reference_point: Literal["step", "running", "zero"] = "step"
-    """KTO's z0: measured on mismatched completions of the whole step (the paper; one more forward), a running average of
-    the step's own log-ratios, or 0 (APO-zero, unpaired). BCO has a running average of its own."""
+    """KTO's z0: measured in each step on completions of its other prompts (the paper; one more forward of policy and reference),
+    a running average of the log-ratios of earlier steps, or 0 (APO-zero, unpaired). BCO has a running average of its own."""
     reference_point_decay: float = Field(0.9, ge=0, lt=1)
-    """Of the running average, for `running` and `bco`."""
+    """What the running average keeps of itself in a step, for `running` and `bco`."""
     max_length: int | None = Field(1024, ge=2)
     """Longest sequence in tokens."""
     truncation: Truncation = "drop"
@@ -144,4 +160,21 @@ class KTOConfig(OfflineConfig):
         for name in ("desirable_weight", "undesirable_weight", "reference_point"):
             if self.loss == "bco" and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to the loss `kto`; the loss is 'bco'")
+        if self.loss == "kto" and self.reference_point != "running" and self.reference_point_decay != 0.9:
+            raise ValueError(
+                "reference_point_decay is of a running average, which reference_point: running and the loss `bco` have; "
+                f"reference_point is {self.reference_point!r}"
+            )
+        if not self.desirable_weight and not self.undesirable_weight:
+            raise ValueError("desirable_weight and undesirable_weight are both 0, so nothing would be learned")
+        if (
+            self.loss == "kto"
+            and self.reference_point == "step"
+            and self.tokens_per_step is None
+            and self.rows_per_step < 2
+        ):
+            raise ValueError(
+                "reference_point: step compares rows of a step with each other, and rows_per_step is 1; make it larger, or "
+                "take reference_point: running"
+            )
         return self

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlhf.config.training import OfflineConfig, Truncation
+
+RewardLoss = Literal["bradley_terry", "hinge", "graded", "rao_kupper", "davidson", "plackett_luce", "rating", "binary"]
+JudgedRows = Literal["preference", "comparison", "ranking", "rating", "kto"]
+ROWS_OF_LOSS: Mapping[RewardLoss, JudgedRows] = {
+    "bradley_terry": "preference",
+    "hinge": "preference",
+    "graded": "comparison",
+    "rao_kupper": "comparison",
+    "davidson": "comparison",
+    "plackett_luce": "ranking",
+    "rating": "rating",
+    "binary": "kto",
+}
+"""What each loss learns from; values are keys of ``rlhf.data.plans.PLANS``."""
 
 
 class RewardModelConfig(OfflineConfig):
@@ -15,21 +30,23 @@ class RewardModelConfig(OfflineConfig):
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
     epochs: float | None = Field(1, gt=0)
-    """Passes over the pairs; a second one often overfits large models."""
+    """Passes over the rows; a second one often overfits large models."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay on matrices."""
-    loss: Literal["bradley_terry", "hinge", "graded", "rao_kupper", "davidson", "plackett_luce", "rating", "binary"] = (
-        "bradley_terry"
-    )
+    loss: RewardLoss = "bradley_terry"
     """What the scores are to explain. Pairs: `bradley_terry` (arXiv:2203.02155, eq. 1), `hinge`; with strengths, `graded`
     (a learned margin for each); with ties, `rao_kupper` (1967) or `davidson` (1970). Rankings: `plackett_luce`. Single
     completions: `rating` (squared error), `binary` (good or bad)."""
     hinge_margin: float = Field(1.0, gt=0)
-    """Difference of scores that `hinge` asks for."""
+    """Difference of scores that `hinge` asks for; `use_margin` asks for each pair's own."""
+    scalar_learning_rate: float = Field(1e-2, gt=0)
+    """Peak learning rate of the numbers that a loss learns beside the scores: the margins of `graded`, the threshold of
+    `rao_kupper`, the tie weight of `davidson`, the offset of `rating` and `binary`."""
     use_confidence: bool = False
-    """The column `confidence`, 0 to 1, is how likely the label is right: a soft label in place of `label_smoothing`."""
+    """The column `confidence` says how sure the annotator was, from 0 (a guess, wrong half of the time) to 1: a soft label in
+    place of `label_smoothing`."""
     top_ranks: int | None = Field(None, ge=1)
-    """`plackett_luce` learns only who took the first so many places; null for the whole ranking."""
+    """`plackett_luce` learns only who took the first so many places, not the order of the rest; null for the whole ranking."""
     head: Literal["linear", "mlp"] = "linear"
     """`linear` is what transformers calls sequence classification; `mlp` has a hidden GELU layer."""
     head_dropout: float = Field(0.0, ge=0, lt=1)
@@ -49,7 +66,7 @@ class RewardModelConfig(OfflineConfig):
     max_length: int | None = Field(512, ge=2)
     """Longest sequence in tokens."""
     truncation: Truncation = "drop"
-    """What happens to longer pairs."""
+    """What happens to longer rows."""
 
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
@@ -60,6 +77,7 @@ class RewardModelConfig(OfflineConfig):
             "center_coef": ("bradley_terry", "hinge", "graded", "rao_kupper", "davidson"),
             "hinge_margin": ("hinge",),
             "top_ranks": ("plackett_luce",),
+            "scalar_learning_rate": ("graded", "rao_kupper", "davidson", "rating", "binary"),
         }
         for name, losses in owners.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
@@ -67,6 +85,8 @@ class RewardModelConfig(OfflineConfig):
                 raise ValueError(f"{name} belongs to the loss {listed}; the loss is {self.loss!r}")
         if self.use_confidence and self.label_smoothing:
             raise ValueError("use_confidence says how likely each label is right; leave label_smoothing out")
+        if self.use_margin and self.hinge_margin != type(self).model_fields["hinge_margin"].default:
+            raise ValueError("use_margin takes each pair's own margin; leave hinge_margin out")
         return self
 
 
@@ -87,11 +107,13 @@ class ProcessRewardModelConfig(OfflineConfig):
     wrong_weight: float = Field(1.0, gt=0)
     """Weight of a wrong step against a right one."""
     aggregate: Literal["min", "product", "mean", "last"] = "product"
-    """How the scores of steps become that of a solution, in `pairs`, at evaluation and as a reward."""
-    step_separator: str = "\n"
-    """Ends a step; a step's score is read at its last token. Written behind steps that do not end with it."""
+    """How the probabilities of steps become that of a solution: in `pairs`, and where the model is a reward."""
+    step_separator: str = Field("\n", min_length=1)
+    """Ends a step; a step's score is read at its last token. Written behind steps that do not end with it, and where a whole
+    completion is judged, it is cut here."""
     extra_layers: int = Field(0, ge=0)
-    """Transformer layers of its own, with fresh weights, between the backbone and the head."""
+    """Transformer layers of its own behind the backbone's, which pass everything on unchanged until they are trained (Wu et al.
+    2024, arXiv:2401.02415); not with lora."""
     head_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the head."""
     lm_coef: float = Field(0.0, ge=0)
@@ -99,4 +121,12 @@ class ProcessRewardModelConfig(OfflineConfig):
     max_length: int | None = Field(1024, ge=2)
     """Longest solution in tokens, prompt included."""
     truncation: Truncation = "drop"
-    """What happens to longer solutions."""
+    """What happens to longer solutions; `keep_start` keeps the first steps."""
+
+    @model_validator(mode="after")
+    def _options_of_the_loss(self) -> Self:
+        if self.loss == "pairs":
+            for name in ("until_first_error", "wrong_weight", "lm_coef"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} needs labels of steps, which the loss `pairs` has none of")
+        return self

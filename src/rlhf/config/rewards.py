@@ -36,12 +36,53 @@ class RewardBase(Config):
     """What metrics call it; by default its kind or its function's name."""
 
 
-class LearnedRewardConfig(RewardBase):
-    """A reward model."""
+Combine = Literal["mean", "min", "median", "mean_minus_std"]
+
+
+class CombinedRewardConfig(RewardBase):
+    """How several scores of one completion become one."""
+
+    combine: Combine = "mean"
+    """Of an ensemble, for each completion, from its members' normalised scores: `mean`; `min`, the strictest; `median`;
+    `mean_minus_std`, less where they disagree (Coste et al. 2023, arXiv:2310.02743)."""
+    std_coef: float = Field(1.0, ge=0)
+    """Weight of the deviation between the members in `mean_minus_std`."""
+
+    @model_validator(mode="after")
+    def _weighs_something(self) -> Self:
+        # compared with the default: a resolved recipe writes every setting out, and must be readable again
+        changed = self.std_coef != type(self).model_fields["std_coef"].default
+        if changed and self.combine != "mean_minus_std":
+            raise ValueError(f"std_coef belongs to combine: mean_minus_std; combine is {self.combine!r}")
+        return self
+
+
+class LearnedRewardConfig(CombinedRewardConfig):
+    """A reward model, of one member or several."""
 
     kind: Literal["learned"] = "learned"
     source: InputPath
     """`stage:NAME`, a folder or a hub name."""
+
+
+class EnsembleRewardConfig(CombinedRewardConfig):
+    """Several reward models of which each was trained by itself."""
+
+    kind: Literal["ensemble"] = "ensemble"
+    sources: list[InputPath] = Field(min_length=2)
+    """Each `stage:NAME`, a folder or a hub name."""
+    combine: Combine = "mean_minus_std"
+    """As of `learned`."""
+
+
+class ProcessRewardConfig(RewardBase):
+    """A process reward model: the probability that a completion's steps are right, from 0 to 1."""
+
+    kind: Literal["process"] = "process"
+    source: InputPath
+    """`stage:NAME` of a `prm` stage, or a folder that one left."""
+    aggregate: Literal["min", "product", "mean", "last"] | None = None
+    """How the probabilities of steps become one number; what the model was trained with by default."""
 
 
 class RulesRewardConfig(RewardBase):
@@ -268,6 +309,8 @@ def _from_text(value: Any) -> Any:
 
 RewardSpec = Annotated[
     LearnedRewardConfig
+    | EnsembleRewardConfig
+    | ProcessRewardConfig
     | RulesRewardConfig
     | LexiconRewardConfig
     | FunctionRewardConfig
@@ -291,3 +334,6 @@ def _to_list(value: Any) -> Any:
 
 RewardSpecs = Annotated[list[RewardSpec], Field(min_length=1), BeforeValidator(_to_list)]
 """What a recipe's ``reward:`` holds: one judge or several; always a list once it was read."""
+
+PerhapsRewardSpecs = Annotated[list[RewardSpec], BeforeValidator(_to_list)]
+"""The same where something else may judge: maybe none."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 import typing
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rlhf.config import recipe
+from rlhf.config import recipe, stages
 from rlhf.config.base import Config
 from rlhf.errors import look_up
 
@@ -20,7 +21,7 @@ BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 def stage_classes() -> dict[str, type[Config]]:
     """Stage kind to its class."""
-    union = typing.get_args(typing.get_args(recipe.Stage)[0])
+    union = typing.get_args(typing.get_args(stages.Stage)[0])
     return {typing.get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in union}
 
 
@@ -51,6 +52,52 @@ def describe_settings(owner: type[BaseModel], *, indent: str = "") -> str:
                 lines.append(_paragraph(f"{kind.__name__}: {kind.__doc__ or ''}", indent + INDENT))
                 lines.append(describe_settings(kind, indent=indent + 2 * INDENT))
     return "\n".join(line for line in lines if line)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as a table shows it."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+def describe_setting(owner: type[BaseModel], dotted: str, *, default: Any = None) -> Setting:
+    """One setting of a class.
+
+    Args:
+        owner: The class, such as that of a stage kind.
+        dotted: The setting's name; ``section.name`` for one in a section.
+        default: What stands in the place of the class's own default; None for that.
+
+    Raises:
+        UnknownNameError: The class has no setting of that name.
+    """
+    *sections, leaf = dotted.split(".")
+    holder: BaseModel | None = (
+        None  # the section as it is by default: a kind may have other numbers there than its class
+    )
+    for section in sections:
+        field = look_up(owner.model_fields, section, kind="setting")
+        holder = field.get_default(call_default_factory=True) if holder is None else getattr(holder, section)
+        assert isinstance(holder, BaseModel), f"{section} of {owner.__name__} is no section with defaults"
+        owner = type(holder)
+    field = look_up(owner.model_fields, leaf, kind="setting")
+    if default is not None:
+        shown = repr(default)
+    elif holder is not None:
+        shown = repr(getattr(holder, leaf))
+    else:
+        shown = "required" if field.is_required() else _default(field)
+    kind = f"{_type(field.annotation)}{_range(field)}"
+    return Setting(dotted, kind, _plain(shown), " ".join((field.description or "").split()))
+
+
+def _plain(shown: str) -> str:
+    """As YAML has it, where that differs from Python."""
+    return {"True": "true", "False": "false", "None": "null"}.get(shown, shown.strip("'"))
 
 
 def _paragraph(text: str, indent: str) -> str:

@@ -6,11 +6,13 @@ What a method's own settings are stands in ``sft``, ``reward_model``, ``preferen
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from rlhf.config.base import Config, FunctionName, InputPath
+from rlhf.config.environment import EnvironmentSpec
 from rlhf.config.groups import (
     CISPOConfig,
     DAPOConfig,
@@ -26,12 +28,14 @@ from rlhf.config.model import ModelConfig
 from rlhf.config.on_policy import DistillConfig, OnlineDPOConfig
 from rlhf.config.policy import PPOConfig, RLConfig, SamplingConfig, TRPOConfig, VAPOConfig
 from rlhf.config.preference import CPOConfig, DPOConfig, KTOConfig, ORPOConfig, SimPOConfig
-from rlhf.config.reward_model import ProcessRewardModelConfig, RewardModelConfig
-from rlhf.config.rewards import RewardSpec, RewardSpecs
+from rlhf.config.problems import PassAtKStage, ReasoningStage, StepLabelsStage
+from rlhf.config.regularisers import EWCConfig
+from rlhf.config.reward_model import ROWS_OF_LOSS, ProcessRewardModelConfig, RewardModelConfig
+from rlhf.config.rewards import PerhapsRewardSpecs, RewardSpec, RewardSpecs
 from rlhf.config.sft import SFTConfig
 from rlhf.config.training import OfflineConfig
 
-RowsFor = Literal["sft", "preference", "ranking", "rating", "kto", "stepwise", "grpo"]
+RowsFor = Literal["sft", "preference", "comparison", "ranking", "rating", "kto", "stepwise", "grpo"]
 """What a stage makes of rows; keys of ``rlhf.data.plans.PLANS``."""
 
 
@@ -70,6 +74,22 @@ class WorldStage(Config):
     """Train a tokenizer of this many entries on the documents and write it to `tokenizer/`."""
 
 
+class CalculatorStage(Config):
+    """Build problems for a policy with a calculator (`rlhf.rollout.calculator:Calculator`), and demonstrations of its use."""
+
+    kind: Literal["calculator"]
+    seed: int | None = Field(None, ge=0)
+    """Seeds problems and demonstrations; the recipe's by default."""
+    num_demonstrations: int = Field(8000, ge=1)
+    """Problems with a demonstration, for SFT."""
+    num_prompts: int = Field(1000, ge=1)
+    """Problems to ask in training."""
+    num_test_prompts: int = Field(100, ge=1)
+    """Problems that no stage trains on."""
+    tool_frac: float = Field(0.3, ge=0, le=1)
+    """Share of the demonstrations that use the calculator; the others guess, and are rarely right."""
+
+
 class PreferencesStage(Config):
     """Sample completions and have an annotator compare them: preference pairs."""
 
@@ -81,7 +101,10 @@ class PreferencesStage(Config):
     test_prompts: InputPath | None = None
     """What is asked for held-out pairs, labelled without noise."""
     annotator: FunctionName = "rlhf.data.world.pairs:annotate"
-    """`package.module:function` that turns samples into pairs."""
+    """`package.module:function` that turns samples into rows."""
+    rows: Literal["preference", "comparison", "ranking", "rating", "unpaired"] = "preference"
+    """What the annotator gives of each prompt: which completion is better and which worse; or whole rows of another kind
+    (comparisons with ties and strengths, rankings, marks, verdicts), as those of `rlhf.data.world.annotators` are."""
     noise: float = Field(0.1, ge=0, le=0.5)
     """Share of training pairs that the annotator labels the wrong way round."""
     num_pairs: int = Field(2500, ge=1)
@@ -104,8 +127,20 @@ class OfflineStage(OfflineConfig, DataInputs):
     model: ModelConfig
     """Where to start."""
 
+    @property
+    def rows_wanted(self) -> RowsFor:
+        """What this stage makes of its rows; of some kinds the loss decides."""
+        return self.rows_for
 
-class SFTStage(SFTConfig, OfflineStage):
+
+class PolicyTraining(Config):
+    """What every stage has that trains a policy, from files or from rewards."""
+
+    ewc: EWCConfig | None = None
+    """Hold the weights that other data depends on, so that it is not forgotten (elastic weight consolidation)."""
+
+
+class SFTStage(SFTConfig, OfflineStage, PolicyTraining):
     """Supervised fine-tuning."""
 
     rows_for = "sft"
@@ -120,6 +155,11 @@ class RewardStage(RewardModelConfig, OfflineStage):
     model: ModelConfig
     """Whose backbone to start from."""
 
+    @property
+    def rows_wanted(self) -> RowsFor:
+        """Pairs, comparisons with ties, rankings, ratings or verdicts: the loss decides."""
+        return ROWS_OF_LOSS[self.loss]
+
 
 class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     """Train a process reward model: a judge of each step."""
@@ -129,8 +169,19 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     model: ModelConfig
     """Whose backbone to start from."""
 
+    @property
+    def rows_wanted(self) -> RowsFor:
+        """Labelled steps, or pairs."""
+        return "preference" if self.loss == "pairs" else "stepwise"
 
-class DPOStage(DPOConfig, OfflineStage):
+    @model_validator(mode="after")
+    def _layers_or_adapter(self) -> Self:
+        if self.extra_layers and self.model.lora is not None:
+            raise ValueError("extra_layers are trained as a whole, and lora freezes every layer; leave one of them out")
+        return self
+
+
+class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
     """Direct preference optimisation."""
 
     rows_for = "preference"
@@ -140,29 +191,35 @@ class DPOStage(DPOConfig, OfflineStage):
     reference: ModelConfig | None = None
     """What the policy is measured against; the start by default. Iterated DPO names the first policy here."""
 
+    @model_validator(mode="after")
+    def _one_reference_or_none(self) -> Self:
+        if self.reference_free and self.reference is not None:
+            raise ValueError("reference names one, and reference_free says that there is none; take one of the two")
+        return self
 
-class SimPOStage(SimPOConfig, OfflineStage):
+
+class SimPOStage(SimPOConfig, OfflineStage, PolicyTraining):
     """Simple preference optimisation: no reference."""
 
     rows_for = "preference"
     kind: Literal["simpo"]
 
 
-class CPOStage(CPOConfig, OfflineStage):
+class CPOStage(CPOConfig, OfflineStage, PolicyTraining):
     """Contrastive preference optimisation."""
 
     rows_for = "preference"
     kind: Literal["cpo"]
 
 
-class ORPOStage(ORPOConfig, OfflineStage):
+class ORPOStage(ORPOConfig, OfflineStage, PolicyTraining):
     """Odds-ratio preference optimisation."""
 
     rows_for = "preference"
     kind: Literal["orpo"]
 
 
-class KTOStage(KTOConfig, OfflineStage):
+class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
     """Learning from single completions, good or bad: KTO and unpaired BCO."""
 
     rows_for = "kto"
@@ -180,18 +237,33 @@ class PromptInputs(Config):
     """What to ask."""
     eval_prompts: InputPath | list[InputPath] | None = None
     """Held-out prompts, asked at each evaluation; early stopping can watch what is measured there."""
+    columns: dict[str, str | None] | None = None
+    """Other names for columns of all prompts, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)
     """Use only this many prompts."""
 
 
-class PolicyStage(RLConfig, PromptInputs):
+class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     """What every stage has in which a policy learns from rewards."""
 
     kind: str
     reference: ModelConfig | None = None
     """What the KL penalty pulls towards; the starting policy by default."""
-    reward: RewardSpecs
-    """Who judges: a reward model, a built-in rule, a Python function, or a weighted list of them."""
+    environment: EnvironmentSpec | None = None
+    """Whom the policy talks with: tools, games, simulated users; null where a completion is a single turn."""
+    reward: PerhapsRewardSpecs = Field(None, validate_default=True)
+    """Who judges: a reward model, a built-in rule, a Python function, or a weighted list of them. Required where there is no
+    environment; what an environment gives is added."""
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _somebody_judges(cls, reward: Any, info: ValidationInfo) -> Any:
+        if info.data.get("environment", "wrong") is None:
+            if reward is None:
+                raise PydanticKnownError("missing")  # as of any key that is required: here because nobody else judges
+            if reward == []:
+                raise ValueError("an empty list judges nothing; name a reward")
+        return [] if reward is None else reward
 
 
 class PPOStage(PPOConfig, PolicyStage):
@@ -272,14 +344,25 @@ class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     kind: Literal["online_dpo"]
 
 
-class DistillStage(DistillConfig, PromptInputs):
+class DistillStage(DistillConfig, PromptInputs, PolicyTraining):
     """On-policy distillation."""
 
     kind: Literal["distill"]
     teacher: ModelConfig
     """Whose distributions to learn; the same vocabulary as the student's."""
     data: InputPath | list[InputPath] | None = None
-    """Demonstrations, for the share of prompts that the student does not complete itself."""
+    """Demonstrations, for the share of prompts that the student does not complete itself; those of other prompts are not used."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """Stop at a bad row of `data`, or count and list it."""
+
+    @model_validator(mode="after")
+    def _somebody_writes(self) -> Self:
+        if (self.data is None) != (self.on_policy_frac == 1):
+            raise ValueError(
+                "data is for the share of prompts that the student does not complete itself: give it with an on_policy_frac "
+                "below 1, or neither"
+            )
+        return self
 
 
 class BestOfNStage(Config):
@@ -301,6 +384,8 @@ class BestOfNStage(Config):
     """How many of them are kept, best first; equal texts once."""
     min_score: float | None = None
     """Keep none that scores below this; null for no bound."""
+    keep_cut: bool = False
+    """Also keep completions that the length limit cut: they have no end, so nothing about ending is learned from them."""
     sampling: SamplingConfig = SamplingConfig()
     """How they are drawn."""
     max_prompt_length: int | None = Field(None, ge=1)
@@ -309,6 +394,16 @@ class BestOfNStage(Config):
     """Use only this many prompts."""
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
+
+    @model_validator(mode="after")
+    def _can_choose(self) -> Self:
+        if self.keep > self.num_samples:
+            raise ValueError(f"keep ({self.keep}) must be at most num_samples ({self.num_samples})")
+        if self.sampling.temperature == 0 and self.num_samples > 1:
+            raise ValueError(
+                "at sampling.temperature 0 all completions of a prompt are the same; give a number above 0"
+            )
+        return self
 
 
 class EvaluateStage(Config):
@@ -342,14 +437,64 @@ class EvaluateStage(Config):
 
 
 Stage = Annotated[
-    WorldStage | PreferencesStage | SFTStage | RewardStage | DPOStage | PPOStage | GRPOStage | EvaluateStage,
+    WorldStage
+    | ReasoningStage
+    | CalculatorStage
+    | PreferencesStage
+    | StepLabelsStage
+    | SFTStage
+    | RewardStage
+    | ProcessRewardStage
+    | DPOStage
+    | SimPOStage
+    | CPOStage
+    | ORPOStage
+    | KTOStage
+    | PPOStage
+    | VAPOStage
+    | TRPOStage
+    | GRPOStage
+    | DrGRPOStage
+    | DAPOStage
+    | GSPOStage
+    | CISPOStage
+    | SAPOStage
+    | RLOOStage
+    | ReinforcePPStage
+    | ReMaxStage
+    | OnlineDPOStage
+    | DistillStage
+    | BestOfNStage
+    | EvaluateStage
+    | PassAtKStage,
     Field(discriminator="kind"),
 ]
-POLICY_KINDS = ("sft", "dpo", "ppo", "grpo")
+POLICY_KINDS = (
+    "sft",
+    "dpo",
+    "simpo",
+    "cpo",
+    "orpo",
+    "kto",
+    "ppo",
+    "vapo",
+    "trpo",
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "rloo",
+    "reinforce_pp",
+    "remax",
+    "online_dpo",
+    "distill",
+)
 """Kinds that leave a policy."""
-JUDGE_KINDS = ("reward",)
+JUDGE_KINDS = ("reward", "prm")
 """Kinds that leave a model which scores."""
 MODEL_STAGES = (*POLICY_KINDS, *JUDGE_KINDS)
 """Kinds that leave a model."""
-FILE_STAGES = ("world", "preferences", "evaluate")
+FILE_STAGES = ("world", "calculator", "preferences", "best_of_n", "evaluate", "reasoning", "step_labels", "pass_at_k")
 """Kinds that leave files."""

@@ -8,7 +8,9 @@
     expand        one kind of row to another                            dedup            equal and near-equal rows
     chat          dialogues -> text, with the assistant's exact places
     tokenize      rows -> token ids, with the exact boundary            truncate         what is too long
-    datasets      SFTDataset, PreferenceDataset, KTODataset, GRPODataset
+    datasets      SFTDataset, PreferenceDataset, ComparisonDataset, RankingDataset, RatingDataset, KTODataset, StepwiseDataset,
+                  GRPODataset
+    steps         where the steps of a sampled solution end
     streaming     the same as streams with a cursor
     pack          Group -> PackedBatch
     inspect       run_check, run_stats, run_convert, run_dedup
@@ -29,10 +31,14 @@ if TYPE_CHECKING:
     from rlhf.data.contracts import Prompt as Prompt
     from rlhf.data.contracts import RankingSample as RankingSample
     from rlhf.data.contracts import RatingSample as RatingSample
+    from rlhf.data.datasets import ComparisonDataset as ComparisonDataset
     from rlhf.data.datasets import GRPODataset as GRPODataset
     from rlhf.data.datasets import KTODataset as KTODataset
     from rlhf.data.datasets import PreferenceDataset as PreferenceDataset
+    from rlhf.data.datasets import RankingDataset as RankingDataset
+    from rlhf.data.datasets import RatingDataset as RatingDataset
     from rlhf.data.datasets import SFTDataset as SFTDataset
+    from rlhf.data.datasets import StepwiseDataset as StepwiseDataset
     from rlhf.data.read import read_rows as read_rows
     from rlhf.data.streaming import StreamingGRPODataset as StreamingGRPODataset
     from rlhf.data.streaming import StreamingKTODataset as StreamingKTODataset
@@ -41,15 +47,19 @@ if TYPE_CHECKING:
     from rlhf.data.write import write_rows as write_rows
 
 HOME = {
+    "ComparisonDataset": "datasets",
     "ComparisonType": "contracts",
     "GRPODataset": "datasets",
     "KTODataset": "datasets",
     "PreferenceDataset": "datasets",
     "PreferenceSample": "contracts",
     "Prompt": "contracts",
+    "RankingDataset": "datasets",
     "RankingSample": "contracts",
+    "RatingDataset": "datasets",
     "RatingSample": "contracts",
     "SFTDataset": "datasets",
+    "StepwiseDataset": "datasets",
     "StreamingGRPODataset": "streaming",
     "StreamingKTODataset": "streaming",
     "StreamingPreferenceDataset": "streaming",

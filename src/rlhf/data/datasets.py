@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar, Unpack, cast, overload
 
 from rlhf.data import plans
 from rlhf.data.contracts import Prompt, Row
@@ -214,40 +214,84 @@ class SFTDataset(TokenizedDataset[Group]):
         super().__init__(source, plans.SFT, how, options)
 
 
-class PreferenceDataset(TokenizedDataset[Group]):
+class CompletionsDataset(TokenizedDataset[Group]):
+    """Completions that somebody judged; the classes below say which rows of what kind."""
+
+    plan: ClassVar[Plan]
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        chat_template: str | None = None,
+        add_eos: bool = True,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Read and tokenise; the arguments are those of ``SFTDataset``."""
+        how = tokenization(
+            tokenizer,
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            chat_template=chat_template,
+            add_eos=add_eos,
+        )
+        super().__init__(source, self.plan, how, options)
+
+
+class PreferenceDataset(CompletionsDataset):
     """Pairs: each a group with two branches, chosen first.
 
     Takes preference, comparison and ranking rows. Ties and pairs of equal texts are left out and counted.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int | None = None,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        chat_template: str | None = None,
-        add_eos: bool = True,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Read and tokenise; the arguments are those of ``SFTDataset``."""
-        how = tokenization(
-            tokenizer,
-            max_length=max_length,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            chat_template=chat_template,
-            add_eos=add_eos,
-        )
-        super().__init__(source, plans.PREFERENCE, how, options)
+    plan = plans.PREFERENCE
 
 
-class KTODataset(TokenizedDataset[Group]):
+class ComparisonDataset(CompletionsDataset):
+    """Pairs and ties: each a group with two branches, chosen first, or with the column ``tied``.
+
+    Takes what ``PreferenceDataset`` takes, and keeps comparisons without a winner and equal ranks.
+    """
+
+    plan = plans.COMPARISON
+
+
+class RankingDataset(CompletionsDataset):
+    """Rankings: each a group with a branch for each completion, and the column ``ranks`` (smaller is better).
+
+    Takes ranking rows, and preference and comparison rows as rankings of two. A ranking of equals is left out and counted.
+    """
+
+    plan = plans.RANKING
+
+
+class RatingDataset(CompletionsDataset):
+    """Rated completions: each a group with one branch and the column ``rating`` (1 to 5).
+
+    Takes rating rows, and every completion of a ranking row with ratings.
+    """
+
+    plan = plans.RATING
+
+
+class KTODataset(CompletionsDataset):
     """Single completions with a verdict: each a group with one branch and the column ``label`` (True = desirable).
 
     Takes unpaired rows, and both sides of preference and comparison rows.
+    """
+
+    plan = plans.KTO
+
+
+class StepwiseDataset(TokenizedDataset[Group]):
+    """Solutions in steps: each a group with one branch and the columns ``step_ends`` and ``labels``.
+
+    Takes stepwise rows. EOS is not part of a step, so none is added.
     """
 
     def __init__(
@@ -255,23 +299,34 @@ class KTODataset(TokenizedDataset[Group]):
         source: Source,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        step_separator: str = "\n",
         max_length: int | None = None,
         max_prompt_length: int | None = None,
         truncation: Truncation = "error",
         chat_template: str | None = None,
-        add_eos: bool = True,
         **options: Unpack[ReadOptions],
     ) -> None:
-        """Read and tokenise; the arguments are those of ``SFTDataset``."""
+        """Read and tokenise; the arguments are those of ``SFTDataset``.
+
+        Args:
+            source: See ``SFTDataset``.
+            tokenizer: See ``SFTDataset``; a fast one.
+            step_separator: Written behind steps that do not end with it.
+            max_length: See ``SFTDataset``; a solution that is cut keeps its first steps.
+            max_prompt_length: See ``SFTDataset``.
+            truncation: See ``SFTDataset``.
+            chat_template: See ``SFTDataset``.
+            options: See ``SFTDataset``.
+        """
         how = tokenization(
             tokenizer,
             max_length=max_length,
             max_prompt_length=max_prompt_length,
             truncation=truncation,
             chat_template=chat_template,
-            add_eos=add_eos,
+            add_eos=False,
         )
-        super().__init__(source, plans.KTO, how, options)
+        super().__init__(source, plans.stepwise(step_separator), how, options)
 
 
 class GRPODataset(TokenizedDataset[Prompt]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from rlhf.data.chat import ChatFormat, render_prompt
@@ -13,6 +13,7 @@ from rlhf.data.contracts import (
     CompletionRow,
     Messages,
     MessagesRow,
+    Preference,
     PreferenceRow,
     PreferenceSample,
     PromptRow,
@@ -38,6 +39,65 @@ def preferences_of(row: Row) -> list[PreferenceRow]:
         return [] if pair is None else [pair]
     assert isinstance(row, RankingSample), row.kind
     return row.pairs()
+
+
+def comparisons_of(row: Row) -> list[PreferenceRow | PreferenceSample]:
+    """The same pairs, and beside them those without a winner, as the samples that they are: ties teach too."""
+    if isinstance(row, RankingSample):
+        return [*row.pairs(), *_ties_of(row)]
+    if isinstance(row, PreferenceSample) and row.preference is Preference.TIE:
+        return [row]
+    return list(preferences_of(row))
+
+
+def ranking_of(row: Row) -> RankingSample | None:
+    """A ranking itself, or a pair as one of two; None where all are equal, which orders nothing."""
+    if isinstance(row, RankingSample):
+        worth = row.ranks if row.ranks is not None else row.ratings
+        return row if len(set(worth or ())) > 1 else None
+    pairs = preferences_of(row)
+    if not pairs:
+        return None
+    (pair,) = pairs
+    return RankingSample(
+        id=pair.id,
+        where=pair.where,
+        columns=pair.columns,
+        prompt=pair.prompt,
+        completions=[pair.chosen, pair.rejected],
+        ranks=[1, 2],
+    )
+
+
+def ratings_of(row: Row) -> list[RatingSample]:
+    """A rated completion itself, or those of a ranking that was made by rating each.
+
+    Raises:
+        RowError: A ranking says an order and no ratings.
+    """
+    if isinstance(row, RatingSample):
+        return [row]
+    assert isinstance(row, RankingSample), row.kind
+    if row.ratings is None:
+        raise RowError(row.where, "the ranking has ranks, which say an order and no worth; wanted ratings from 1 to 5.")
+    return [
+        RatingSample(
+            id=f"{row.id}#{number}",
+            where=row.where,
+            columns=_numbered(row.provenance(), number),
+            prompt=row.prompt,
+            completion=completion,
+            rating=rating,
+        )
+        for number, (completion, rating) in enumerate(zip(row.completions, row.ratings, strict=True))
+    ]
+
+
+def with_separator(row: Row, separator: str) -> StepwiseRow:
+    """A solution whose steps all end with the separator."""
+    assert isinstance(row, StepwiseRow), row.kind
+    steps = [step if step.endswith(separator) else step + separator for step in row.completions]
+    return row if steps == list(row.completions) else replace(row, completions=steps)
 
 
 def unpaired_of(row: Row) -> list[UnpairedRow]:
@@ -177,6 +237,30 @@ def to_standard(row: Row, chat: ChatFormat) -> Row:
         return whole[len(prompt) :]
 
     return _map_texts(row, lambda _: prompt, rest)
+
+
+def _ties_of(row: RankingSample) -> list[PreferenceSample]:
+    """Every two completions of equal rank or rating."""
+    worth = row.ranks if row.ranks is not None else row.ratings
+    assert worth is not None
+    return [
+        PreferenceSample(
+            id=f"{row.id}#{first}={second}",
+            where=row.where,
+            columns=_numbered(row.provenance(), f"{first}={second}"),
+            prompt=row.prompt,
+            completion_a=row.completions[first],
+            completion_b=row.completions[second],
+            preference=Preference.TIE,
+        )
+        for first, second in combinations(range(len(worth)), 2)
+        if worth[first] == worth[second]
+    ]
+
+
+def _numbered(columns: dict[str, Any], which: int | str) -> dict[str, Any]:
+    """The columns of a part of a row, whose id names the part."""
+    return columns | {"id": f"{columns['id']}#{which}"} if "id" in columns else columns
 
 
 def _map_texts(row: Row, prompt: Any, completion: Any) -> Row:

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhf.data.contracts import Kind, PreferenceRow, Row
-from rlhf.data.expand import preferences_of, prompt_of, unpaired_of
+from rlhf.data.contracts import Kind, PreferenceRow, PreferenceSample, Row
+from rlhf.data.expand import (
+    comparisons_of,
+    preferences_of,
+    prompt_of,
+    ranking_of,
+    ratings_of,
+    unpaired_of,
+    with_separator,
+)
 from rlhf.data.report import TokenizationReport
-from rlhf.data.texts import Rendered, preference_texts, sft_texts, unpaired_texts
+from rlhf.data.texts import (
+    Rendered,
+    preference_texts,
+    ranking_texts,
+    sft_texts,
+    single_texts,
+    stepwise_texts,
+)
 from rlhf.data.tokenization import Tokenization
 from rlhf.data.tokenize import StoredPrompt, TokenizedRow, tokenize_prompts, tokenize_rows
 
@@ -53,6 +68,29 @@ def _pairs(row: Row, report: TokenizationReport) -> Sequence[PreferenceRow]:
     return different
 
 
+def _comparisons(row: Row, report: TokenizationReport) -> Sequence[Row]:
+    found = comparisons_of(row)
+    different = [each for each in found if not _is_one_text_twice(each)]
+    report.identical += len(found) - len(different)
+    return different
+
+
+def _is_one_text_twice(row: PreferenceRow | PreferenceSample) -> bool:
+    if isinstance(row, PreferenceSample):
+        return row.completion_a == row.completion_b
+    return row.chosen == row.rejected
+
+
+def _ranking(row: Row, report: TokenizationReport) -> Sequence[Row]:
+    ranking = ranking_of(row)
+    report.ties += ranking is None
+    return [] if ranking is None else [ranking]
+
+
+def _ratings(row: Row, _report: TokenizationReport) -> Sequence[Row]:
+    return ratings_of(row)
+
+
 def _unpaired(row: Row, report: TokenizationReport) -> Sequence[Row]:
     sides = unpaired_of(row)
     report.ties += not sides
@@ -65,7 +103,10 @@ def _prompts(row: Row, _report: TokenizationReport) -> Sequence[Row]:
 
 SFT = Plan((Kind.COMPLETION, Kind.MESSAGES, Kind.TEXT, Kind.PREFERENCE), _as_they_are, sft_texts)
 PREFERENCE = Plan((Kind.PREFERENCE, Kind.COMPARISON, Kind.RANKING), _pairs, preference_texts)
-KTO = Plan((Kind.UNPAIRED, Kind.PREFERENCE, Kind.COMPARISON), _unpaired, unpaired_texts)
+COMPARISON = Plan((Kind.COMPARISON, Kind.PREFERENCE, Kind.RANKING), _comparisons, preference_texts)
+RANKING = Plan((Kind.RANKING, Kind.PREFERENCE, Kind.COMPARISON), _ranking, ranking_texts)
+RATING = Plan((Kind.RATING, Kind.RANKING), _ratings, single_texts)
+KTO = Plan((Kind.UNPAIRED, Kind.PREFERENCE, Kind.COMPARISON), _unpaired, single_texts)
 PROMPT = Plan(
     (
         Kind.PROMPT,
@@ -83,4 +124,19 @@ PROMPT = Plan(
     strings_are=Kind.PROMPT,
 )
 
-PLANS: Mapping[str, Plan] = {"sft": SFT, "preference": PREFERENCE, "kto": KTO, "grpo": PROMPT}
+
+def stepwise(separator: str) -> Plan:
+    """Solutions in steps, each of which ends with a separator: it is written behind those that do not end with it."""
+    return Plan((Kind.STEPWISE,), lambda row, _report: [with_separator(row, separator)], stepwise_texts)
+
+
+PLANS: Mapping[str, Plan] = {
+    "sft": SFT,
+    "preference": PREFERENCE,
+    "comparison": COMPARISON,
+    "ranking": RANKING,
+    "rating": RATING,
+    "kto": KTO,
+    "stepwise": stepwise(""),
+    "grpo": PROMPT,
+}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, cast
 
 from rlhf.data import plans
 from rlhf.data.contracts import Prompt, Row
@@ -220,62 +220,95 @@ class StreamingSFTDataset(StreamingDataset[Group]):
         super().__init__(source, plans.SFT, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
 
 
-class StreamingPreferenceDataset(StreamingDataset[Group]):
+class StreamingCompletionsDataset(StreamingDataset[Group]):
+    """``CompletionsDataset`` as a stream."""
+
+    plan: ClassVar[Plan]
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        chat_template: str | None = None,
+        add_eos: bool = True,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Open a source; the arguments are those of ``StreamingSFTDataset``."""
+        how = tokenization(
+            tokenizer,
+            max_length=max_length,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+            chat_template=chat_template,
+            add_eos=add_eos,
+        )
+        super().__init__(source, self.plan, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+
+
+class StreamingPreferenceDataset(StreamingCompletionsDataset):
     """``PreferenceDataset`` as a stream."""
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int | None = None,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        chat_template: str | None = None,
-        add_eos: bool = True,
-        shuffle_buffer: int = 0,
-        seed: int = 0,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Open a source; the arguments are those of ``StreamingSFTDataset``."""
-        how = tokenization(
-            tokenizer,
-            max_length=max_length,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            chat_template=chat_template,
-            add_eos=add_eos,
-        )
-        super().__init__(source, plans.PREFERENCE, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+    plan = plans.PREFERENCE
 
 
-class StreamingKTODataset(StreamingDataset[Group]):
+class StreamingComparisonDataset(StreamingCompletionsDataset):
+    """``ComparisonDataset`` as a stream."""
+
+    plan = plans.COMPARISON
+
+
+class StreamingRankingDataset(StreamingCompletionsDataset):
+    """``RankingDataset`` as a stream."""
+
+    plan = plans.RANKING
+
+
+class StreamingRatingDataset(StreamingCompletionsDataset):
+    """``RatingDataset`` as a stream."""
+
+    plan = plans.RATING
+
+
+class StreamingKTODataset(StreamingCompletionsDataset):
     """``KTODataset`` as a stream."""
 
+    plan = plans.KTO
+
+
+class StreamingStepwiseDataset(StreamingDataset[Group]):
+    """``StepwiseDataset`` as a stream."""
+
     def __init__(
         self,
         source: Source,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        step_separator: str = "\n",
         max_length: int | None = None,
         max_prompt_length: int | None = None,
         truncation: Truncation = "error",
         chat_template: str | None = None,
-        add_eos: bool = True,
         shuffle_buffer: int = 0,
         seed: int = 0,
         **options: Unpack[ReadOptions],
     ) -> None:
-        """Open a source; the arguments are those of ``StreamingSFTDataset``."""
+        """Open a source; the arguments are those of ``StepwiseDataset`` and ``StreamingSFTDataset``."""
         how = tokenization(
             tokenizer,
             max_length=max_length,
             max_prompt_length=max_prompt_length,
             truncation=truncation,
             chat_template=chat_template,
-            add_eos=add_eos,
+            add_eos=False,
         )
-        super().__init__(source, plans.KTO, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+        plan = plans.stepwise(step_separator)
+        super().__init__(source, plan, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
 
 
 class StreamingGRPODataset(StreamingDataset[Prompt]):

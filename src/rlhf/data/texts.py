@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rlhf.data.chat import render_dialogue, render_prompt
 from rlhf.data.contracts import (
@@ -11,9 +12,13 @@ from rlhf.data.contracts import (
     Messages,
     MessagesRow,
     PreferenceRow,
+    PreferenceSample,
     PromptRow,
+    RankingSample,
+    RatingSample,
     Row,
     RowError,
+    StepwiseRow,
     Text,
     TextRow,
     UnpairedRow,
@@ -31,6 +36,8 @@ class Rendered:
     text: str
     spans: Sequence[tuple[int, int]] | None = None
     """Characters to score; None for everything behind the prompt."""
+    ends: Sequence[int] | None = None
+    """In place of ``spans``: characters behind which a step ends; its last token alone is marked."""
     chat: bool = False
     """Special tokens are written out in the text: the template put them there."""
     question_differs: bool = False
@@ -59,23 +66,43 @@ def sft_texts(row: Row, how: Tokenization) -> list[Rendered]:
 
 
 def preference_texts(row: Row, how: Tokenization) -> list[Rendered]:
-    """Chosen, then rejected, with one prompt."""
+    """Chosen, then rejected, with one prompt; of a tie both, in the order they were shown."""
+    if isinstance(row, PreferenceSample):
+        return _siblings(row.prompt, (row.completion_a, row.completion_b), row, how)
     assert isinstance(row, PreferenceRow), row.kind
-    chosen, rejected = (_completion(row.prompt, text, row, how) for text in (row.chosen, row.rejected))
-    if chosen.prompt == rejected.prompt:
-        return [chosen, rejected]
-    # The dialogues part before the assistant speaks: what they share is the prefix, and only the assistant is scored.
-    shared = chosen.prompt[: shared_length(chosen.prompt, rejected.prompt)]
-    return [
-        Rendered(prompt=shared, text=side.text, spans=side.spans or [(len(side.prompt), len(side.text))], chat=True)
-        for side in (chosen, rejected)
-    ]
+    return _siblings(row.prompt, (row.chosen, row.rejected), row, how)
 
 
-def unpaired_texts(row: Row, how: Tokenization) -> list[Rendered]:
-    """One completion."""
-    assert isinstance(row, UnpairedRow), row.kind
+def ranking_texts(row: Row, how: Tokenization) -> list[Rendered]:
+    """All completions of a ranking, with one prompt."""
+    assert isinstance(row, RankingSample), row.kind
+    return _siblings(row.prompt, row.completions, row, how)
+
+
+def single_texts(row: Row, how: Tokenization) -> list[Rendered]:
+    """One completion, with a verdict or a rating."""
+    assert isinstance(row, (UnpairedRow, RatingSample)), row.kind
     return [_completion(row.prompt, row.completion, row, how)]
+
+
+def stepwise_texts(row: Row, how: Tokenization) -> list[Rendered]:
+    """One solution, and where its steps end."""
+    assert isinstance(row, StepwiseRow), row.kind
+    chat = isinstance(row.prompt, list)
+    prompt = (
+        row.prompt
+        if isinstance(row.prompt, str)
+        else render_prompt(how.chat, row.prompt, columns=row.columns, where=row.where)
+    )
+    if not prompt:
+        raise RowError(row.where, "the prompt is empty; a solution needs its problem.")
+    for number, step in enumerate(row.completions):
+        if not step.strip():
+            raise RowError(
+                row.where, f"step {number + 1} of {len(row.completions)} is empty; leave it and its label out."
+            )
+    ends = list(accumulate((len(step) for step in row.completions), initial=len(prompt)))[1:]
+    return [Rendered(prompt=prompt, text=prompt + "".join(row.completions), ends=ends, chat=chat)]
 
 
 def prompt_text(row: Row, how: Tokenization) -> str:
@@ -84,6 +111,19 @@ def prompt_text(row: Row, how: Tokenization) -> str:
     if isinstance(row.prompt, str):
         return row.prompt
     return render_prompt(how.chat, row.prompt, columns=row.columns, where=row.where)
+
+
+def _siblings(prompt: Text, completions: Sequence[Text], row: Row, how: Tokenization) -> list[Rendered]:
+    """Completions of one prompt."""
+    sides = [_completion(prompt, text, row, how) for text in completions]
+    if all(side.prompt == sides[0].prompt for side in sides):
+        return sides
+    # The dialogues part before the assistant speaks: what they share is the prefix, and only the assistant is scored.
+    shared = sides[0].prompt[: min(shared_length(sides[0].prompt, side.prompt) for side in sides)]
+    return [
+        Rendered(prompt=shared, text=side.text, spans=side.spans or [(len(side.prompt), len(side.text))], chat=True)
+        for side in sides
+    ]
 
 
 def _refuse_assistant_score(row: Row, how: Tokenization) -> None:

@@ -15,10 +15,24 @@ from __future__ import annotations
 
 import contextlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhf.data.contracts import BadRow, CompletionRow, PreferenceRow, Prompt, PromptRow, Row, RowError, UnpairedRow
+from rlhf.data.contracts import (
+    BadRow,
+    CompletionRow,
+    PreferenceRow,
+    PreferenceSample,
+    Prompt,
+    PromptRow,
+    RankingSample,
+    RatingSample,
+    Row,
+    RowError,
+    StepwiseRow,
+    UnpairedRow,
+)
 from rlhf.data.pack import Branch, Group
 from rlhf.data.prefixes import shared_length
 from rlhf.data.report import TokenizationReport
@@ -37,14 +51,31 @@ class TokenizedRow:
     truncated: bool
 
     def item(self, row: Row) -> Group:
-        """The group; its columns are the row's, with ``id``, ``truncated`` and a label where the row has one."""
+        """The group; its columns are the row's, with ``id``, ``truncated`` and what its kind says of its completions.
+
+        ``label`` of an unpaired row, ``rating``, ``ranks`` (smaller is better), ``tied`` of a comparison without a
+        winner. Of a solution in steps ``step_ends``, for each branch the places of its steps' last tokens, and
+        ``labels``; every token of its branch is scored.
+        """
+        columns = {**row.columns, "id": row.id, "truncated": self.truncated}
+        if isinstance(row, StepwiseRow):
+            ((tokens, marks),) = self.branches
+            ends = [place for place, mark in enumerate(marks or b"") if mark]
+            # A solution that was cut to length lacks its last steps.
+            columns |= {"step_ends": [ends], "labels": list(row.labels)[: len(ends)]}
+            return Group(self.prefix.tolist(), [Branch(tokens.tolist())], columns)
         branches = [
             Branch(tokens.tolist(), None if scored is None else [bool(mark) for mark in scored])
             for tokens, scored in self.branches
         ]
-        columns = {**row.columns, "id": row.id, "truncated": self.truncated}
         if isinstance(row, UnpairedRow):
             columns["label"] = row.label
+        elif isinstance(row, RatingSample):
+            columns["rating"] = row.rating
+        elif isinstance(row, RankingSample):
+            columns["ranks"] = [float(rank) for rank in row.ranks or [-rating for rating in row.ratings or ()]]
+        elif isinstance(row, PreferenceSample):
+            columns["tied"] = True  # one that has a winner is a preference row by now
         return Group(self.prefix.tolist(), branches, columns)
 
     @property
@@ -185,10 +216,12 @@ class _Encoded:
 
 
 def _encode_all(texts: Sequence[Rendered], how: Tokenization) -> _Encoded:
-    with_spans = list(dict.fromkeys(text.text for text in texts if text.spans is not None))
+    placed = [text for text in texts if text.spans is not None or text.ends is not None]
+    with_spans = list(dict.fromkeys(text.text for text in placed))
     if with_spans and not how.tokenizer.is_fast:
+        what = "Scoring several turns of a dialogue" if placed[0].ends is None else "Finding where a step ends"
         raise ModelError(
-            "Scoring several turns of a dialogue needs to know which characters a token stands for, and this tokenizer "
+            f"{what} needs to know which characters a token stands for, and this tokenizer "
             f"({type(how.tokenizer).__name__}) can't say; use its fast version."
         )
     span_ids, offsets = how.ids(with_spans, offsets=True)
@@ -225,6 +258,8 @@ def _assemble(
                 first = marks.index(True) if True in marks else 0
                 marks[:first] = [True] * first
             scored = marks + [True] * (len(tokens) - len(marks))
+        elif text.ends is not None:
+            scored = _step_marks(row, encoded.offsets[text.text], text.ends, boundary - len(bos))
         branches.append((tokens, scored))
         report.eos_inside += not text.chat and how.tokenizer.eos_token_id in tokens[:-1]
 
@@ -315,6 +350,22 @@ def _marks(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]],
         while number < len(spans) and spans[number][1] <= begin:
             number += 1
         marks.append(number < len(spans) and max(end, begin + 1) > spans[number][0])
+    return marks
+
+
+def _step_marks(row: Row, offsets: Sequence[tuple[int, int]], ends: Sequence[int], boundary: int) -> list[bool]:
+    """Which tokens behind the boundary hold the last character of a step; of several that share it, the last."""
+    starts = [start for start, _ in offsets]
+    marks = [False] * (len(offsets) - boundary)
+    for number, end in enumerate(ends):
+        place = bisect_left(starts, end) - 1 - boundary
+        if place < 0 or marks[place]:
+            other = f"step {number}" if number else "the prompt"
+            raise RowError(
+                row.where,
+                f"step {number + 1} ends in the same token as {other}; each step needs a last token of its own.",
+            )
+        marks[place] = True
     return marks
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, share_interval
+from rlhf.training.held_out import chance_of_a_success
 
 
 def pass_at_k(num_correct: Sequence[int], num_samples: int | Sequence[int], k: int) -> Array:
@@ -47,7 +47,7 @@ def pass_at_k(num_correct: Sequence[int], num_samples: int | Sequence[int], k: i
                 f"pass@{k} needs at least {k} samples of each problem, and problem {problem} has {n}; draw more, or ask "
                 "for a smaller k."
             )
-    return np.array([_chance(int(c), int(n), k) for c, n in zip(num_correct, samples, strict=True)], dtype=np.float64)
+    return np.array([chance_of_a_success(int(c), int(n), k) for c, n in zip(num_correct, samples, strict=True)], dtype=np.float64)
 
 
 def pass_curve(
@@ -75,8 +75,3 @@ def pass_curve(
         ks = [2**power for power in range(fewest.bit_length())]
     right, drawn = [int(samples.sum()) for samples in outcomes], [len(samples) for samples in outcomes]
     return {k: share_interval(pass_at_k(right, drawn, k), confidence=confidence) for k in ks}
-
-
-def _chance(c: int, n: int, k: int) -> float:
-    every = math.comb(n, k)
-    return (every - math.comb(n - c, k)) / every

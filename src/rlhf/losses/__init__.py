@@ -4,10 +4,11 @@
     reward        bradley_terry_loss, hinge_margin_loss, centring_penalty [P]; rating_loss, binary_loss [S]; label_noise
     ties          graded_loss, rao_kupper_loss, davidson_loss [P]; ordered_margins; the outcomes' log-probabilities [P, 3]
     rankings      plackett_luce_loss [R]; num_choices, ranked_pairs
-    process       step_loss [K], pairwise_outcome_loss [P]; aggregate_steps [S], steps_until_first_error
+    process       step_loss [K], pairwise_outcome_loss [P] of the steps of solutions
+    steps         aggregate_steps [S], steps_until_first_error [K]
     regularisers  ewc_penalty, l2_penalty, DiagonalFisher; entropy_bonus [M]; neftune_noise [N, H]
     preference    dpo_loss, length_normalised_dpo_loss, dpo_hinge_loss, ipo_loss, robust_dpo_loss, exo_loss, discopop_loss
-                  [P]: margins against a reference; implicit_rewards, split_pairs
+                  [P]: margins against a reference; implicit_rewards
     anchored      nca_loss, bco_pair_loss, sppo_loss, apo_zero_loss, apo_down_loss [P]: each side against the reference
     transport     aot_loss, aot_unpaired_loss [P] over a whole step; same_rank
     pairs         PAIR_LOSSES: the three above by name
@@ -28,7 +29,7 @@
                   leave_one_out_advantages, batch_std_advantages, greedy_baseline_advantages [S]; length_adaptive_lambda
     whitening     moments, whiten
     aggregation   token_mean, sequence_mean, constant_mean: the only place where a loss becomes one number
-    segments      segment_sum, segment_mean, segment_max, segment_count, segment_cumsum_reverse
+    segments      segment_sum, segment_mean, segment_max, segment_count, segment_cumsum_reverse; split_pairs
 
 [M] scored tokens, [S] sequences, [P] pairs, [R] rankings, [K] steps of solutions. A loss returns one number for each of
 them; reduction is the caller's, because denominators are where algorithms differ. All work in float32 and float64.
@@ -79,15 +80,8 @@ from rlhf.losses.preference import (
     ipo_loss,
     length_normalised_dpo_loss,
     robust_dpo_loss,
-    split_pairs,
 )
-from rlhf.losses.process import (
-    STEP_AGGREGATIONS,
-    aggregate_steps,
-    pairwise_outcome_loss,
-    step_loss,
-    steps_until_first_error,
-)
+from rlhf.losses.process import pairwise_outcome_loss, step_loss
 from rlhf.losses.rankings import num_choices, plackett_luce_loss, ranked_pairs
 from rlhf.losses.reference_free import cpo_loss, log_odds, odds_ratio_loss, orpo_loss, simpo_loss
 from rlhf.losses.regularisers import DiagonalFisher, entropy_bonus, ewc_penalty, l2_penalty, neftune_noise
@@ -106,9 +100,11 @@ from rlhf.losses.segments import (
     segment_max,
     segment_mean,
     segment_sum,
+    split_pairs,
 )
 from rlhf.losses.sequence_ratio import SEQUENCE_RATIOS, sequence_log_ratios, sequence_policy_loss
 from rlhf.losses.shaping import overlong_penalty, teaching_groups
+from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps, steps_until_first_error
 from rlhf.losses.supervised import dft_loss, label_smoothed_loss, nll_loss
 from rlhf.losses.ties import (
     davidson_logprobs,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.errors import ConfigError
-from rlhf.losses.preference import split_pairs
-from rlhf.losses.segments import segment_count, segment_ends, segment_mean, segment_sum
+from rlhf.losses.segments import segment_count, segment_ends, segment_mean, segment_sum, split_pairs
 from rlhf.losses.shapes import check_same_shape
 
 

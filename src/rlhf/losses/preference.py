@@ -313,23 +313,6 @@ def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> 
     return beta * (logprobs - ref_logprobs)
 
 
-def split_pairs(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Chosen and rejected halves of per-sequence values, in the order in which packing lays a pair's branches.
-
-    Args:
-        values: [2P] one number per sequence: chosen, rejected, chosen, rejected ...
-
-    Returns:
-        [P] of the chosen and [P] of the rejected completions.
-
-    Raises:
-        ConfigError: The number of sequences is odd.
-    """
-    if len(values) % 2:
-        raise ConfigError(f"Pairs come as two sequences each; got {len(values)} sequences, which is odd.")
-    return values[0::2], values[1::2]
-
-
 def _margin(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
     check_same_shape(chosen, rejected, ref_chosen, ref_rejected)
     return (chosen - ref_chosen) - (rejected - ref_rejected)

@@ -131,3 +131,20 @@ def segment_ends(segment: Tensor) -> tuple[Tensor, Tensor]:
             "the tokens of a sequence must stand side by side, sequences in order."
         )
     return lengths.cumsum(0) - 1, lengths
+
+
+def split_pairs(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Chosen and rejected halves of per-sequence values, in the order in which packing lays a pair's branches.
+
+    Args:
+        values: [2P] one number per sequence: chosen, rejected, chosen, rejected ...
+
+    Returns:
+        [P] of the chosen and [P] of the rejected completions.
+
+    Raises:
+        ConfigError: The number of sequences is odd.
+    """
+    if len(values) % 2:
+        raise ConfigError(f"Pairs come as two sequences each; got {len(values)} sequences, which is odd.")
+    return values[0::2], values[1::2]

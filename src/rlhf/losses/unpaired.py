@@ -14,6 +14,7 @@ or, for one forward pass less, with the running averages of ``running``.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Hashable, Sequence
 
@@ -99,7 +100,7 @@ def kto_reference_point(mismatched_logprobs: Tensor, ref_mismatched_logprobs: Te
         ref_mismatched_logprobs: [S] the same under the reference.
 
     Returns:
-        z0, nats, at least 0.
+        z0, nats, at least 0; NaN where one of them is, so that the step's loss says so.
 
     Raises:
         ConfigError: There are no rows.
@@ -109,7 +110,8 @@ def kto_reference_point(mismatched_logprobs: Tensor, ref_mismatched_logprobs: Te
         raise ConfigError(
             "kto_reference_point got no rows; it takes the mismatched rows of a whole step, at least two."
         )
-    return max(0.0, float((mismatched_logprobs.detach() - ref_mismatched_logprobs).double().mean()))
+    mean = float((mismatched_logprobs.detach() - ref_mismatched_logprobs).double().mean())
+    return mean if math.isnan(mean) else max(0.0, mean)  # max(0.0, nan) is 0.0, and would hide it
 
 
 def mismatched_rows(prompts: Sequence[Hashable], *, seed: int) -> list[int]:

@@ -14,6 +14,9 @@ policy.py      PolicyModel: what is trained
 reference.py   ReferenceModel and others: what it is held to
 scalar.py      a transformer that gives numbers instead of words
 reward.py      RewardModel: one number for a completion
+learned.py     what a loss learns beside its scores: margins, a threshold
+process.py     ProcessRewardModel: one number for each step of a solution
+layers.py      fresh layers behind a backbone's own
 value.py       ValueModel: one number for each token
 folders.py     model folders on disk
 card.py        their README.md
@@ -25,6 +28,7 @@ from rlhf.models.card import model_card
 from rlhf.models.load import disable_dropout, load_causal_lm
 from rlhf.models.paths import PathChoice, choose_hidden_path, choose_path
 from rlhf.models.policy import PolicyModel
+from rlhf.models.process import ProcessRewardModel
 from rlhf.models.reference import AdapterOffReference, LogprobCache, Reference, ReferenceModel, build_reference
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import TokenScores, score
@@ -36,6 +40,7 @@ __all__ = [
     "LogprobCache",
     "PathChoice",
     "PolicyModel",
+    "ProcessRewardModel",
     "Reference",
     "ReferenceModel",
     "RewardModel",

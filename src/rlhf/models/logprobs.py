@@ -8,7 +8,7 @@ for float64 input), the matrix products in the type of autocast or of the weight
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,19 @@ class LogitTransform:
         return (1 - capped * capped) * (self.scale / temperature)
 
 
+class TokenLogprobs(NamedTuple):
+    """What ``token_logprobs`` gives; None for what was not asked for."""
+
+    logprobs: Tensor
+    """[M] nats."""
+    entropy: Tensor | None = None
+    """[M] nats."""
+    mean_logprobs: Tensor | None = None
+    """[M] nats."""
+    log_collision_probs: Tensor | None = None
+    """[M] nats, without gradient."""
+
+
 def token_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -53,12 +66,16 @@ def token_logprobs(
     temperature: float = 1.0,
     transform: LogitTransform | None = None,
     with_entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of one token for each row, in nats.
+    with_mean: bool = False,
+    with_collision: bool = False,
+) -> TokenLogprobs:
+    """Log-probability of one token for each row, in nats, and what else a loss asks of the row's whole distribution.
 
-        logits = transform(hidden @ weight.T + bias) / temperature
-        logprob = logits[token] - logsumexp(logits)
-        entropy = logsumexp(logits) - sum(softmax(logits) * logits)
+        logits              = transform(hidden @ weight.T + bias) / temperature
+        logprob             = logits[token] - logsumexp(logits)
+        entropy             = logsumexp(logits) - sum(softmax(logits) * logits)
+        mean_logprob        = mean(logits) - logsumexp(logits)
+        log_collision_prob  = log sum(softmax(logits)^2)
 
     Args:
         hidden: [M, H] last hidden states of the rows that predict.
@@ -67,18 +84,22 @@ def token_logprobs(
         token: int64 [M].
         temperature: Divides the final logits; must be positive.
         transform: Scale and soft-cap of the family; None for neither.
-        with_entropy: Also return the entropy of each row's distribution, with gradient.
+        with_entropy: Also the entropy of each row's distribution, with gradient.
+        with_mean: Also the mean over the vocabulary of each row's log-probabilities, with gradient.
+        with_collision: Also the log-probability that two samples of a row's distribution agree, without gradient.
 
     Returns:
-        logprobs [M] and entropy [M] or None, float32 (float64 for float64 input).
+        [M] each, float32 (float64 for float64 input).
     """
     dtype = (
         torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else weight.dtype
     )
-    logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, token, temperature, transform or LogitTransform(), with_entropy, dtype
+    wanted = (with_entropy, with_mean, with_collision)
+    logprobs, *extras = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, token, temperature, transform or LogitTransform(), wanted, dtype
     )
-    return logprobs, (entropy if with_entropy else None)
+    entropy, mean, collision = (extra if asked else None for extra, asked in zip(extras, wanted, strict=True))
+    return TokenLogprobs(logprobs, entropy, mean, collision)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -91,15 +112,16 @@ class _TokenLogprobs(torch.autograd.Function):
         token: Tensor,
         temperature: float,
         transform: LogitTransform,
-        with_entropy: bool,
+        wanted: tuple[bool, bool, bool],
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
+        with_entropy, with_mean, with_collision = wanted
         rows, vocabulary = hidden.shape[0], weight.shape[0]
         hidden_c, weight_c = hidden.to(dtype), weight.to(dtype)
         target = hidden.new_empty(rows, dtype=exact)
         logsumexp = hidden.new_empty(rows, dtype=exact)
-        entropy = hidden.new_empty(rows if with_entropy else 0, dtype=exact)
+        entropy, mean, collision = (hidden.new_empty(rows if asked else 0, dtype=exact) for asked in wanted)
         tile = max(1, min(rows, FORWARD_TILE // vocabulary))
         buffer = hidden.new_empty(tile, vocabulary, dtype=dtype)
         for first in range(0, rows, tile):
@@ -111,18 +133,26 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = transform(logits, temperature)
             target[here] = logits.gather(1, token[here, None]).squeeze(1)
             logsumexp[here] = torch.logsumexp(logits, dim=1)
-            if with_entropy:
+            if with_mean:
+                mean[here] = logits.mean(1) - logsumexp[here]
+            if with_entropy or with_collision:
                 probs = (logits - logsumexp[here, None]).exp_()
+            if with_collision:  # at least 1 / V, so its logarithm is always finite
+                collision[here] = probs.square().sum(1).log()
+            if with_entropy:
                 entropy[here] = logsumexp[here] - probs.mul_(logits).sum(1)
         ctx.save_for_backward(hidden, weight, bias, token, target, logsumexp, entropy)
-        ctx.settings = (temperature, transform, with_entropy, dtype, exact)
-        return target - logsumexp, entropy
+        ctx.settings = (temperature, transform, wanted, dtype, exact)
+        ctx.mark_non_differentiable(collision)
+        return target - logsumexp, entropy, mean, collision
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor, grad_mean: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, token, target, logsumexp, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
-        temperature, transform, with_entropy, dtype, exact = ctx.settings  # type: ignore[attr-defined]
+        temperature, transform, (with_entropy, with_mean, _), dtype, exact = ctx.settings  # type: ignore[attr-defined]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]  # type: ignore[attr-defined]
         rows, vocabulary = hidden.shape[0], weight.shape[0]
         hidden_c, weight_c = hidden.to(dtype), weight.to(dtype)
@@ -138,7 +168,9 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = transform(logits, temperature)
             slope = transform.slope(logits, temperature)
             probs = (logits - logsumexp[:, None]).exp_()
-            grad = probs * -grad_logprobs[:, None]
+            grad = probs * -(grad_logprobs + grad_mean if with_mean else grad_logprobs)[:, None]
+            if with_mean:  # d mean/dlogit = 1 / V - p
+                grad.add_(grad_mean[:, None], alpha=1 / vocabulary)
             if with_entropy:  # dH/dlogit = -p (log p + H)
                 grad.addcmul_(probs * -grad_entropy[:, None], logits - (logsumexp - entropy)[:, None])
             grad = grad.mul_(slope)

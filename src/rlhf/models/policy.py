@@ -78,7 +78,14 @@ class PolicyModel(nn.Module):
         return self.choice
 
     def score(
-        self, batch: PackedBatch, *, temperature: float = 1.0, with_entropy: bool = False, with_hidden: bool = False
+        self,
+        batch: PackedBatch,
+        *,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        with_hidden: bool = False,
+        with_mean: bool = False,
+        with_collision: bool = False,
     ) -> TokenScores:
         """Log-probabilities of the scored tokens [M], differentiable; see ``rlhf.models.score``."""
         batch = batch.to(self.device)
@@ -89,6 +96,8 @@ class PolicyModel(nn.Module):
             temperature=temperature,
             with_entropy=with_entropy,
             with_hidden=with_hidden,
+            with_mean=with_mean,
+            with_collision=with_collision,
             path=choice.path,
         )
 

@@ -131,17 +131,17 @@ class AdapterOffReference:
                 "The policy's adapter was trained before: without it the policy is not the one that this run starts from. "
                 "Load it with a new `lora`, which merges the old one, or use ReferenceModel, which copies it."
             )
-        self._policy = policy
+        self.policy = policy
 
     @torch.no_grad()
     def logprobs(self, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:
         """[M] nats."""
-        with self._policy.adapter_off():
-            return self._policy.logprobs(batch, temperature=temperature)
+        with self.policy.adapter_off():
+            return self.policy.logprobs(batch, temperature=temperature)
 
     def fingerprint(self) -> str:
         """Hex sha256 of the base's weights."""
-        base = (item for item in self._policy.model.named_parameters() if not item[1].requires_grad)
+        base = (item for item in self.policy.model.named_parameters() if not item[1].requires_grad)
         digest = hashlib.sha256()
         for name, value in base:
             digest.update(name.encode())

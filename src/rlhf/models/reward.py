@@ -26,6 +26,7 @@ from rlhf.models.folders import (
     write_folder_aside,
     write_settings,
 )
+from rlhf.models.learned import LearnedScalars
 from rlhf.models.load import check_source, check_start, load_base, load_weights
 from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
 from rlhf.models.policy import PolicyModel, merged
@@ -45,6 +46,8 @@ from rlhf.models.tokens import load_tokenizer
 from rlhf.seeds import derive_seed
 
 SETTINGS_FILE = "rlhf_reward.json"
+PROCESS_SETTINGS_FILE = "rlhf_process.json"
+"""What a process reward model has in its place."""
 
 
 class RewardModel(nn.Module):
@@ -79,6 +82,8 @@ class RewardModel(nn.Module):
         self.tokenizer = tokenizer
         self.head_dropout = head_dropout
         self.choice = choice
+        self.learned: LearnedScalars | None = None
+        """Numbers that the loss learned beside the scores, where it has any."""
         total = sum(num_outputs(member) for member in members)
         self.register_buffer("mean", torch.zeros(total))
         self.register_buffer("std", torch.ones(total))
@@ -147,19 +152,26 @@ class RewardModel(nn.Module):
             raise ModelError(
                 f"{source} is a value model, which gives returns; train a reward model with `rlhf reward`."
             )
+        if (Path(source) / PROCESS_SETTINGS_FILE).is_file():
+            raise ModelError(
+                f"{source} is a process reward model, which judges steps; as a reward give `kind: process`, in Python load "
+                "it with ProcessRewardModel."
+            )
         settings = read_settings(Path(source), SETTINGS_FILE) or {}
         with described_by(Path(source) / SETTINGS_FILE):
             count = int(settings.get("num_models", 1))
             head = HeadSettings(**settings["head"]) if "head" in settings else None
         folders = _member_folders(source, count) if count > 1 else [source]
         members = [
-            _load_member(f, config, head, seed=derive_seed(seed, "reward", i)).eval() for i, f in enumerate(folders)
+            load_member(f, config, head, seed=derive_seed(seed, "reward", i)).eval() for i, f in enumerate(folders)
         ]
         tokenizer = load_tokenizer(config)
         with described_by(Path(source) / SETTINGS_FILE):
             model = cls(members, tokenizer, head_dropout=float(settings.get("head_dropout", 0.0)))
             if "mean" in settings:
                 model.set_normalization(torch.tensor(settings["mean"]), torch.tensor(settings["std"]))
+            if "learned" in settings:
+                model.learned = LearnedScalars.from_dict(settings["learned"])
         return model.eval()
 
     @property
@@ -227,6 +239,7 @@ class RewardModel(nn.Module):
         before = sum(map(num_outputs, self.members[:number]))  # type: ignore[arg-type]
         own = slice(before, before + single.num_scores)
         single.set_normalization(self.mean[own], self.std[own])
+        single.learned = self.learned.part(own) if self.learned is not None else None
         return single.train(self.training)
 
     def set_normalization(self, mean: Tensor, std: Tensor) -> None:
@@ -288,6 +301,8 @@ class RewardModel(nn.Module):
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
         }
+        if self.learned is not None:
+            settings["learned"] = self.learned.to_dict()
         with write_folder_aside(folder) as aside:
             for number, member in enumerate(self.members):
                 target = aside / f"member-{number}" if len(self.members) > 1 else aside
@@ -316,6 +331,8 @@ class RewardModel(nn.Module):
                 f"Scores here are (raw - mean) / std with mean {self.mean.tolist()} and std {self.std.tolist()}, from {SETTINGS_FILE}; "
                 f"transformers and other tools give the raw score."
             )
+        if self.learned is not None:
+            notes.append(self.learned.in_words)
         if self.tokenizer.pad_token_id in (None, self.tokenizer.eos_token_id):
             notes.append(
                 "The tokenizer has no padding token of its own. transformers reads the score at the last token that is not padding: "
@@ -354,9 +371,10 @@ def _member_folders(source: str, count: int) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _load_member(
+def load_member(
     source: str, config: ModelConfig, head: HeadSettings | None, *, seed: int
 ) -> PreTrainedModel | PeftModel:
+    """Backbone and head from a folder or the hub, with or without an adapter."""
     if is_adapter(source):
         base_config = config.updated(path=adapter_base(source), lora=None, revision=None)
         backbone = load_weights(AutoModel, str(base_config.path), base_config)

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
-from rlhf.models.logprobs import FORWARD_TILE, LogitTransform, token_logprobs
+from rlhf.models.logprobs import FORWARD_TILE, LogitTransform, TokenLogprobs, token_logprobs
 
 ScorePath = Literal["packed", "padded", "logits"]
 PATHS: tuple[ScorePath, ...] = ("packed", "padded", "logits")
@@ -44,6 +44,10 @@ class TokenScores:
     """[M] nats, exact over the vocabulary."""
     hidden: Tensor | None = None
     """[M, H] hidden states that predict the scored tokens, for a value head on a shared backbone."""
+    mean_logprobs: Tensor | None = None
+    """[M] nats, mean over the vocabulary of the log-probabilities at the same place, for label smoothing."""
+    log_collision_probs: Tensor | None = None
+    """[M] nats, log-probability that two samples of the same distribution agree, without gradient; for WPO's weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +57,26 @@ class OutputHead:
     module: nn.Module
     transform: LogitTransform
 
-    def logprobs(
-        self, hidden: Tensor, token: Tensor, *, temperature: float, with_entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def logprobs(self, hidden: Tensor, token: Tensor, *, temperature: float, **wanted: bool) -> TokenLogprobs:
         """See ``token_logprobs``; a projection that carries an adapter runs as a module, in checkpointed tiles."""
         if type(self.module) is nn.Linear:
-            return token_logprobs(
-                hidden, self.module.weight, self.module.bias, token,
-                temperature=temperature, transform=self.transform, with_entropy=with_entropy,
-            )  # fmt: skip
-        weight: Any = self.module.weight
-        vocabulary = int(weight.shape[0])
-        tile = max(1, FORWARD_TILE // vocabulary)
+            weight, bias, transform = self.module.weight, self.module.bias, self.transform
+            return token_logprobs(hidden, weight, bias, token, temperature=temperature, transform=transform, **wanted)
+        adapted: Any = self.module
+        tile = max(1, FORWARD_TILE // int(adapted.weight.shape[0]))
 
-        def one_tile(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-            logits = self.module(h)
+        def one_tile(h: Tensor, t: Tensor) -> TokenLogprobs:
+            logits = adapted(h)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            return _logprobs_of_logits(self.transform(logits.clone(), temperature), t)
+            return _logprobs_of_logits(self.transform(logits.clone(), temperature), t, **wanted)
 
         parts = [
             checkpoint(one_tile, h, t, use_reentrant=False)
             for h, t in zip(hidden.split(tile), token.split(tile), strict=True)
         ]
-        logprobs = torch.cat([part[0] for part in parts])
-        return logprobs, torch.cat([part[1] for part in parts]) if with_entropy else None
+        return TokenLogprobs(
+            *(None if field[0] is None else torch.cat(field) for field in zip(*parts, strict=True))  # type: ignore[arg-type]
+        )
 
 
 def score(
@@ -86,6 +86,8 @@ def score(
     temperature: float = 1.0,
     with_entropy: bool = False,
     with_hidden: bool = False,
+    with_mean: bool = False,
+    with_collision: bool = False,
     path: ScorePath = "packed",
 ) -> TokenScores:
     """Log-probability of every scored token under a causal language model.
@@ -96,6 +98,8 @@ def score(
         temperature: Divides the logits.
         with_entropy: Also the exact entropy of each distribution.
         with_hidden: Also the hidden states.
+        with_mean: Also the mean of all log-probabilities of each distribution.
+        with_collision: Also the log-probability that two samples of each distribution agree, without gradient.
         path: See the top of this file; a result of ``choose_path``.
 
     Returns:
@@ -107,16 +111,61 @@ def score(
     if temperature <= 0:
         raise ModelError(f"The temperature is {temperature}; scoring needs a number above 0.")
     base = base_model(model)
+    hidden: Tensor | None = None
+    wanted = {"with_entropy": with_entropy, "with_mean": with_mean, "with_collision": with_collision}
     if path == "logits":
         check_batch(base, batch)
-        logits = _padded_logits(base, batch)
+        logits = padded_logits(base, batch)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        token, uncertainty = _logprobs_of_logits(logits / temperature, batch.score_token)
-        return TokenScores(token, uncertainty if with_entropy else None)
-    backbone, head = split_head(base)
-    hidden = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
-    logprobs, entropy = head.logprobs(hidden, batch.score_token, temperature=temperature, with_entropy=with_entropy)
-    return TokenScores(logprobs, entropy, hidden if with_hidden else None)
+        found = _logprobs_of_logits(logits / temperature, batch.score_token, **wanted)
+    else:
+        backbone, head = split_head(base)
+        hidden = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
+        found = head.logprobs(hidden, batch.score_token, temperature=temperature, **wanted)
+    return TokenScores(
+        found.logprobs,
+        found.entropy,
+        hidden if with_hidden else None,
+        found.mean_logprobs,
+        found.log_collision_probs,
+    )
+
+
+@torch.no_grad()
+def sampled_targets(
+    model: PreTrainedModel | PeftModel,
+    batch: PackedBatch,
+    *,
+    generator: torch.Generator,
+    path: ScorePath = "packed",
+) -> Tensor:
+    """A token for each scored place, drawn from the model's own distribution there; what stands before it stays the batch's.
+
+        argmax over v of (log p(v) - log e(v)),   e(v) exponential with mean 1
+
+    Args:
+        model: A transformers causal language model, plain or with LoRA.
+        batch: On the model's device.
+        generator: Source of the numbers, on the CPU.
+        path: See the top of this file.
+
+    Returns:
+        int64 [M], to be taken as ``score_token``.
+    """
+    base = base_model(model)
+    if path == "logits":
+        check_batch(base, batch)
+        rows, last = padded_logits(base, batch), None
+    else:
+        backbone, last = split_head(base)
+        rows = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
+    tile = max(1, FORWARD_TILE // int(base.config.get_text_config().vocab_size))
+    drawn = []
+    for part in rows.split(tile):
+        logits = part if last is None else last.transform(last.module(part).float(), 1.0)
+        noise = torch.empty(logits.shape).exponential_(generator=generator)
+        drawn.append((logits.float() - noise.log().to(logits.device)).argmax(-1))
+    return torch.cat(drawn)
 
 
 def hidden_at(
@@ -236,6 +285,12 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 def padded_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """The same sequences as right-padded rows: ids [S, L] and mask [S, L], int64."""
+    places, mask = padded_places(batch)
+    return batch.tokens[places], mask.long()
+
+
+def padded_places(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Where right-padded rows take their tokens: int64 [S, L] rows of ``batch.tokens``, and bool [S, L], False at pads."""
     total = batch.prefix_len + batch.length
     column = torch.arange(int(total.max()), device=batch.tokens.device)[None]
     in_prefix = column < batch.prefix_len[:, None]
@@ -243,8 +298,7 @@ def padded_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
         in_prefix, batch.prefix_start[:, None] + column, (batch.start - batch.prefix_len)[:, None] + column
     )
     mask = column < total[:, None]
-    ids = batch.tokens[torch.where(mask, rows, batch.prefix_start[:, None]).long()]
-    return ids, mask.long()
+    return torch.where(mask, rows, batch.prefix_start[:, None]).long(), mask
 
 
 def _packed_hidden(backbone: PreTrainedModel, batch: PackedBatch) -> Tensor:
@@ -260,17 +314,24 @@ def _packed_hidden(backbone: PreTrainedModel, batch: PackedBatch) -> Tensor:
     return hidden
 
 
-def _padded_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+def padded_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """[M, V] from the family's own forward."""
     ids, mask = padded_rows(batch)
     logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     return logits[batch.score_seq, batch.positions[batch.score_at]]
 
 
-def _logprobs_of_logits(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+def _logprobs_of_logits(
+    logits: Tensor, token: Tensor, *, with_entropy: bool = False, with_mean: bool = False, with_collision: bool = False
+) -> TokenLogprobs:
+    """``token_logprobs`` of [M, V] logits, where they exist anyway."""
     logprobs = torch.log_softmax(logits, dim=-1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(1, token[:, None]).squeeze(1), entropy
+    return TokenLogprobs(
+        logprobs.gather(1, token[:, None]).squeeze(1),
+        -(logprobs.exp() * logprobs).sum(-1) if with_entropy else None,
+        logprobs.mean(-1) if with_mean else None,
+        (2 * logprobs.detach()).logsumexp(-1) if with_collision else None,
+    )
 
 
 def _logit_transform(model: PreTrainedModel) -> LogitTransform:

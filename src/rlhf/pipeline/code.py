@@ -11,7 +11,7 @@ import ast
 import hashlib
 import importlib.util
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -32,13 +32,24 @@ DECIDES_NOTHING = (
     "training/trackers.py",
 )
 """Settings are in the key by their values; the others decide when a run ends or how a thing is told or written, not what it is."""
+SHARED: Mapping[str, str] = {
+    **dict.fromkeys(("simpo", "cpo", "orpo"), "reference_free"),
+    "vapo": "ppo",
+    **dict.fromkeys(("dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "reinforce_pp", "remax"), "grpo"),
+}
+"""Kinds of stages to the module, of another name, that they share; every other kind has one of its own name."""
 
 
 def code_of_stage(kind: str, stage: Config) -> dict[str, str]:
     """Source files whose code decides what a stage makes: path inside the package -> 16 hex digits of its sha256."""
-    modules = {f"{PACKAGE}.pipeline.stages.{kind}"}
+    modules = {module_of_stage(kind)}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))
+
+
+def module_of_stage(kind: str) -> str:
+    """The module that implements a kind of stage."""
+    return f"{PACKAGE}.pipeline.stages.{SHARED.get(kind, kind)}"
 
 
 def is_own_function(text: str, names: Names) -> bool:

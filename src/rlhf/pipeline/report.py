@@ -25,7 +25,7 @@ from markupsafe import Markup
 from rlhf.files import write_text
 from rlhf.pipeline.report_alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report_data import RunRecord, mapping, read_run
-from rlhf.pipeline.report_views import changes, hacking_view, reward_view, stage_curves
+from rlhf.pipeline.report_views import changes, hacking_view, reward_view, solving_view, stage_curves
 from rlhf.pipeline.report_words import FILTERS, Headline, headline
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ TEMPLATES = Path(__file__).parent / "templates" / "report"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page; ``templates/report/<name>.jinja`` shows what ``view`` gives."""
+    """A part of the page; ``templates/report/<name>.jinja`` shows what ``view`` gives, or nothing where there is nothing."""
 
     name: str
     title: str
@@ -75,7 +75,8 @@ def render(run: RunRecord, *, strict: bool = False) -> str:
     sections = [_section(environment, section, run, strict=strict) for section in SECTIONS]
     page = environment.get_template("page.jinja")
     verdict = _headline(run, strict=strict)
-    return page.render(run=run, sections=sections, contents=SECTIONS[1:], headline=verdict, made=datetime.now(UTC))
+    shown = [section for section, text in zip(SECTIONS, sections, strict=True) if text.strip()]
+    return page.render(run=run, sections=sections, contents=shown[1:], headline=verdict, made=datetime.now(UTC))
 
 
 def _section(environment: jinja2.Environment, section: Section, run: RunRecord, *, strict: bool) -> Markup:
@@ -137,6 +138,14 @@ def _hacking(run: RunRecord) -> dict[str, Any]:
     return _evaluation(run) | {"hackings": [hacking_view(*judged) for judged in run.judged], "judge_note": note}
 
 
+def _solving(run: RunRecord) -> dict[str, Any]:
+    return {"solvings": [solving_view(*found) for found in run.parts("solving")]}
+
+
+def _process(run: RunRecord) -> dict[str, Any]:
+    return {"processes": [{"stage": stage, "quality": part} for stage, part in run.parts("process_reward_model")]}
+
+
 def _alarms(run: RunRecord) -> dict[str, Any]:
     notes = [(stage, note) for stage in run.stages.values() for note in stage.notes]
     return {"alarms": alarm_views(run), "shown": SHOWN, "notes": notes}
@@ -145,10 +154,12 @@ def _alarms(run: RunRecord) -> dict[str, Any]:
 SECTIONS: tuple[Section, ...] = (
     Section("result", "Result", _result),
     Section("changes", "What changed", _changes),
+    Section("solving", "Problems solved", _solving),
     Section(
         "samples", "Before and after", lambda run: {"samples": _evaluation(run)["evaluation"].get("samples") or []}
     ),
     Section("hacking", "Was the reward gamed?", _hacking),
+    Section("process", "Process reward model", _process),
     Section("reward", "Reward model", lambda run: _evaluation(run) | {"reward": reward_view(run)}),
     Section(
         "stages",

@@ -80,6 +80,12 @@ class RunRecord:
         """Every evaluation that judged a training run's rollouts, with its stage."""
         return [(s, s.evaluation) for s in self.stages.values() if s.evaluation and has(s.evaluation, "curve")]
 
+    def parts(self, name: str) -> list[tuple[StageRecord, Mapping[str, Any]]]:
+        """Every part of that name in an evaluation, with its stage."""
+        return [
+            (s, mapping(s.evaluation[name])) for s in self.stages.values() if s.evaluation and has(s.evaluation, name)
+        ]
+
 
 def read_run(folder: Path | str) -> RunRecord:
     """Read a run folder."""

@@ -151,6 +151,17 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
     return {"stage": stage, "finding": found, "panels": panels, "rollouts": len(points)}
 
 
+def solving_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
+    """How many problems a policy solved, before and after where there was a baseline."""
+    settings = mapping(part.get("settings"))
+    return {
+        "stage": stage,
+        "settings": settings,
+        "compared": settings.get("baseline") is not None,
+        "changes": [{**row, "label": row["label"].replace("_", " ")} for row in changes(part)],
+    }
+
+
 def reward_view(run: RunRecord) -> dict[str, Any] | None:
     """Accuracy and calibration of the reward model."""
     if run.reward_model is None:

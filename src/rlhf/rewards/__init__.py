@@ -10,6 +10,8 @@
     service_calls    with timeouts and retries
     service_formats  in the server's own format
     learned     a reward model
+    steps       a process reward model
+    ensemble    several judges of the same thing
     rules       heuristics of form
     lexicon     how positive a text is
     verifiers/  answers that can be checked: exact, numeric, math, pattern, JSON

@@ -56,7 +56,7 @@ class CompositeReward:
                     f"The weight of {component.scorer.name!r} is {component.weight}; wanted a finite number."
                 )
         self.components = list(components)
-        self.names = _distinct([component.scorer.name for component in components])
+        self.names = distinct_names([component.scorer.name for component in components])
         self._name = name
         self.on_error = on_error
 
@@ -71,13 +71,10 @@ class CompositeReward:
         Raises:
             RewardError: From a component, or because none applies to a sample or a sum is beyond all numbers.
         """
-        raw: dict[str, list[float | None]] = {}
-        errors: dict[int, str] = {}
-        for name, component in zip(self.names, self.components, strict=True):
-            raw[name], wrong = _verdicts(component.scorer, prompts, completions)
-            errors |= {place: f"{name}: {reason}" for place, reason in wrong.items() if place not in errors}
+        asked = ask_components(self.names, self.components, prompts, completions)
+        errors = dict(asked.errors)
         totals: list[float | None] = [None] * len(completions)
-        for component, verdicts in zip(self.components, raw.values(), strict=True):
+        for component, verdicts in zip(self.components, asked.verdicts.values(), strict=True):
             sound = [None if place in errors else verdict for place, verdict in enumerate(verdicts)]
             for place, verdict in enumerate(standardized(sound) if component.normalize else sound):
                 if verdict is not None:
@@ -89,7 +86,7 @@ class CompositeReward:
             raise RewardError(f"Sample {sample_name(prompts[place], completions[place])} has no reward: {reason}.")
         errors |= wrong
         scores = [math.nan if total is None or place in errors else total for place, total in enumerate(totals)]
-        return ScoreResult(scores, raw, errors)
+        return ScoreResult(scores, asked.parts, errors)
 
     def _fault(self, total: float | None) -> str:
         """Why a sum is no score; the empty text where it is one."""
@@ -123,17 +120,56 @@ def standardized(verdicts: Sequence[float | None]) -> list[float | None]:
     return [None if verdict is None else (verdict - mean) / deviation for verdict in verdicts]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What several judges said."""
+
+    verdicts: dict[str, list[float | None]]
+    """Name -> [n] raw verdicts, in the order of the judges."""
+    parts: dict[str, list[float | None]]
+    """The same, and behind each judge what its own score is made of, where it says that."""
+    errors: dict[int, str]
+    """Place of a completion -> which judge failed on it first, and why."""
+
+
+def ask_components(
+    names: Sequence[str],
+    components: Sequence[Component],
+    prompts: Sequence[Prompt],
+    completions: Sequence[CompletionLike],
+) -> Asked:
+    """Ask each judge, under its name.
+
+    Raises:
+        RewardError: From a judge.
+    """
+    asked = Asked({}, {}, {})
+    for name, component in zip(names, components, strict=True):
+        verdicts, parts, wrong = _verdicts(component.scorer, prompts, completions)
+        asked.verdicts[name] = verdicts
+        asked.parts[name] = verdicts
+        for part, values in parts.items():
+            # Two judges of one kind are told apart by a number, and so are their parts: learned_std, learned_2_std.
+            own = part.replace(component.scorer.name, name, 1) if part.startswith(component.scorer.name) else part
+            asked.parts.setdefault(own if own not in names else f"{name}/{own}", values)
+        asked.errors.update({p: f"{name}: {why}" for p, why in wrong.items() if p not in asked.errors})
+    return asked
+
+
 def _verdicts(
     scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
-) -> tuple[list[float | None], Mapping[int, str]]:
-    """A component's raw verdicts; some may say None, which ``score`` alone would refuse."""
+) -> tuple[list[float | None], Mapping[str, list[float | None]], Mapping[int, str]]:
+    """A component's raw verdicts, its own parts, and what went wrong; some may say None, which ``score`` would refuse."""
     if isinstance(scorer, Abstaining):
-        return scorer.checked_verdicts(prompts, completions)
+        said, wrong = scorer.checked_verdicts(prompts, completions)
+        return said, {}, wrong
     result = ask_scorer(scorer, prompts, completions)
-    return [None if place in result.errors else score for place, score in enumerate(result.scores)], result.errors
+    verdicts = [None if place in result.errors else score for place, score in enumerate(result.scores)]
+    parts = {name: values for name, values in result.per_component.items() if name != scorer.name}
+    return verdicts, parts, result.errors
 
 
-def _distinct(names: list[str]) -> list[str]:
+def distinct_names(names: list[str]) -> list[str]:
     """Repeated names get a number: rules, rules_2."""
     seen: dict[str, int] = {}
     distinct = []

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf.config.rewards import (
     CodeRewardConfig,
+    EnsembleRewardConfig,
     ExactRewardConfig,
     FunctionRewardConfig,
     JSONRewardConfig,
@@ -19,22 +20,26 @@ from rlhf.config.rewards import (
     MathRewardConfig,
     NumericRewardConfig,
     PatternRewardConfig,
+    ProcessRewardConfig,
     RewardBase,
     RewardSpec,
     RulesRewardConfig,
     ServiceRewardConfig,
 )
 from rlhf.errors import ConfigError, look_up
+from rlhf.models.process import ProcessRewardModel
 from rlhf.models.reward import RewardModel
 from rlhf.rewards.code.sandbox import Limits
 from rlhf.rewards.code.scorer import CodeReward
 from rlhf.rewards.composite import Component, CompositeReward
+from rlhf.rewards.ensemble import EnsembleReward
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.lexicon import LexiconReward
 from rlhf.rewards.rules import RuleBasedReward
 from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.service_calls import Patience
+from rlhf.rewards.steps import ProcessReward
 from rlhf.rewards.types import Scorer
 from rlhf.rewards.verdicts import OnError
 from rlhf.rewards.verifiers.scorer import VerifierReward
@@ -125,14 +130,41 @@ def _validated(spec: Any) -> Any:
 
 
 def _build_learned(spec: LearnedRewardConfig, at: Surroundings) -> Scorer:
-    if spec.source.startswith("stage:"):
-        raise ConfigError(f"The reward {spec.source!r} names a stage; outside a recipe give the folder of its model.")
     return LearnedReward(
-        RewardModel.from_pretrained(spec.source),
+        RewardModel.from_pretrained(_folder(spec.source)),
         tokenizer=at.tokenizer,
         name=spec.name or "learned",
+        combine=spec.combine,
+        std_coef=spec.std_coef,
         on_error=at.on_error,
     )
+
+
+def _build_ensemble(spec: EnsembleRewardConfig, at: Surroundings) -> Scorer:
+    models = [RewardModel.from_pretrained(_folder(source)) for source in spec.sources]
+    return EnsembleReward(
+        [LearnedReward(model, tokenizer=at.tokenizer, on_error=at.on_error) for model in models],
+        combine=spec.combine,
+        std_coef=spec.std_coef,
+        name=spec.name or "ensemble",
+        on_error=at.on_error,
+    )
+
+
+def _build_process(spec: ProcessRewardConfig, at: Surroundings) -> Scorer:
+    return ProcessReward(
+        ProcessRewardModel.from_pretrained(_folder(spec.source)),
+        tokenizer=at.tokenizer,
+        aggregate=spec.aggregate,
+        name=spec.name or "process",
+        on_error=at.on_error,
+    )
+
+
+def _folder(source: str) -> str:
+    if source.startswith("stage:"):
+        raise ConfigError(f"The reward {source!r} names a stage; outside a recipe give the folder of its model.")
+    return source
 
 
 def _build_rules(spec: RulesRewardConfig, at: Surroundings) -> Scorer:
@@ -225,6 +257,8 @@ _SPEC: TypeAdapter[Any] = TypeAdapter(RewardSpec)
 
 REWARDS: dict[str, Callable[[Any, Surroundings], Scorer]] = {
     "learned": _build_learned,
+    "ensemble": _build_ensemble,
+    "process": _build_process,
     "rules": _build_rules,
     "lexicon": _build_lexicon,
     "function": _build_function,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf.config.rewards import Combine
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.pack import Branch, Group, pack, split_by_tokens
-from rlhf.errors import RewardError, RLHFError
+from rlhf.errors import RewardError, RLHFError, look_up
 from rlhf.models.reward import RewardModel
-from rlhf.models.score import base_model, evaluating
+from rlhf.models.score import base_model, context_length, evaluating
+from rlhf.rewards.ensemble import COMBINATIONS, combine_scores
 from rlhf.rewards.types import CompletionLike, ScoreResult, TextCompletion, sample_name
 from rlhf.rewards.verdicts import OnError, refuse, score_result
 from rlhf.rewards.worker import Failure
@@ -35,6 +38,8 @@ class LearnedReward:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         name: str = "learned",
+        combine: Combine = "mean",
+        std_coef: float = 1.0,
         max_tokens: int = 16_384,
         on_error: OnError = "raise",
     ) -> None:
@@ -45,11 +50,17 @@ class LearnedReward:
             tokenizer: The policy's. None where it is not known: then ids are used if the reward model's tokenizer reads
                 the same texts from them.
             name: What metrics and errors call it.
+            combine: Of an ensemble: how the normalised scores of its members and heads become one, see
+                ``combine_scores``. The deviation between them is the component ``<name>_std``.
+            std_coef: For ``mean_minus_std``: weight of the deviation.
             max_tokens: Distinct tokens in one forward pass; memory only.
             on_error: ``report`` puts samples whose score is not finite into the result's ``errors`` instead of raising.
         """
+        look_up(COMBINATIONS, combine, kind="combination of scores")
         self.model = model
         self.tokenizer = tokenizer
+        self.combine: Combine = combine
+        self.std_coef = std_coef
         self.max_tokens = max_tokens
         self.on_error = on_error
         self._name = name
@@ -70,11 +81,14 @@ class LearnedReward:
         same = self._same_ids
         if same is None:
             same = reads_the_same(self.model.tokenizer, prompts, completions)
-        groups = _groups_of_ids(prompts, completions) if same else self._groups_of_texts(prompts, completions)
-        self._check_lengths(groups, prompts, completions)
-        with evaluating(self.model):
-            parts = [self._scores(run) for run in split_by_tokens(groups, max_tokens=self.max_tokens)]
-        scores = torch.cat(parts).tolist() if parts else []
+        who = f"The reward model {self.name}"
+        tokenizer = self.model.tokenizer
+        groups = (
+            groups_of_ids(prompts, completions) if same else groups_of_texts(tokenizer, prompts, completions, who=who)
+        )
+        check_lengths(self._context, groups, prompts, completions, who=who)
+        each = self._each_score(groups)
+        scores = combine_scores(each, how=self.combine, std_coef=self.std_coef).tolist()
         failures = {
             place: Failure(
                 f"it gave the score {score}; its weights hold NaN or infinity, or overflowed in half precision"
@@ -83,9 +97,14 @@ class LearnedReward:
             if not math.isfinite(score)
         }
         if self.on_error == "raise":
-            refuse(f"The reward model {self.name}", failures, prompts, completions)
+            refuse(who, failures, prompts, completions)
         verdicts = [None if place in failures else score for place, score in enumerate(scores)]
-        return score_result(self.name, verdicts, failures)
+        result = score_result(self.name, verdicts, failures)
+        if self.model.num_scores == 1:
+            return result
+        spread = each.std(0, correction=0).tolist()
+        parts = {f"{self.name}_std": [None if place in failures else std for place, std in enumerate(spread)]}
+        return replace(result, per_component={**result.per_component, **parts})
 
     @torch.no_grad()
     def __call__(
@@ -103,46 +122,26 @@ class LearnedReward:
         said = [
             TextCompletion(text, truncated=ended is not None and not ended[i]) for i, text in enumerate(completions)
         ]
-        groups = self._groups_of_texts(asked, said)
-        self._check_lengths(groups, asked, said)
-        with evaluating(self.model):
-            parts = [self._scores(run) for run in split_by_tokens(groups, max_tokens=self.max_tokens)]
-        scores: list[float] = torch.cat(parts).tolist() if parts else []
+        who = f"The reward model {self.name}"
+        groups = groups_of_texts(self.model.tokenizer, asked, said, who=who)
+        check_lengths(self._context, groups, asked, said, who=who)
+        scores: list[float] = combine_scores(
+            self._each_score(groups), how=self.combine, std_coef=self.std_coef
+        ).tolist()
         return scores
 
-    def _scores(self, groups: list[Group]) -> Tensor:
-        return self.model.scores(pack(groups)).float().cpu()
+    @property
+    def _context(self) -> int | None:
+        return context_length(base_model(self.model.members[0]))  # type: ignore[arg-type]
 
-    def _groups_of_texts(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
-        """One group each, in order; completions with and without an end of their own are tokenised apart."""
-        groups: dict[int, Group] = {}
-        for add_eos in (True, False):
-            # An empty completion without EOS would leave no token to read a score at.
-            places = [i for i, c in enumerate(completions) if (not c.truncated or not c.text) == add_eos]
-            rows = [_row(prompts[i], completions[i]) for i in places]
-            if not rows:
-                continue
-            try:
-                data = SFTDataset(rows, self.model.tokenizer, add_eos=add_eos)
-            except RLHFError as err:
-                raise RewardError(f"The reward model {self.name} can't read the samples as text: {err}") from err
-            groups.update(zip(places, data, strict=True))
-        return [groups[i] for i in range(len(completions))]
-
-    def _check_lengths(
-        self, groups: list[Group], prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
-    ) -> None:
-        config = base_model(self.model.members[0]).config.get_text_config()  # type: ignore[arg-type]
-        limit = getattr(config, "max_position_embeddings", None)
-        if limit is None:
-            return
-        lengths = [len(group.prefix) + len(branch.tokens) for group in groups for branch in group.branches]
-        for place, length in enumerate(lengths):
-            if length > limit:
-                raise RewardError(
-                    f"Sample {sample_name(prompts[place], completions[place])} has {length} tokens, but the reward "
-                    f"model {self.name} was made for {limit}; lower max_new_tokens or max_prompt_length."
-                )
+    def _each_score(self, groups: list[Group]) -> Tensor:
+        """[K, S] normalised scores of every member and head."""
+        with evaluating(self.model):
+            parts = [
+                self.model.member_scores(pack(run)).float().cpu()
+                for run in split_by_tokens(groups, max_tokens=self.max_tokens)
+            ]
+        return torch.cat(parts, dim=1) if parts else torch.zeros(self.model.num_scores, 0)
 
 
 def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
@@ -168,7 +167,54 @@ def reads_the_same(
     return True
 
 
-def _groups_of_ids(prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
+def groups_of_texts(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    completions: Sequence[CompletionLike],
+    *,
+    who: str,
+) -> list[Group]:
+    """One group each, in order; completions with and without an end of their own are tokenised apart.
+
+    Raises:
+        RewardError: A sample can't be read as text by ``who``.
+    """
+    groups: dict[int, Group] = {}
+    for add_eos in (True, False):
+        # An empty completion without EOS would leave no token to read a score at.
+        places = [i for i, c in enumerate(completions) if (not c.truncated or not c.text) == add_eos]
+        rows = [_row(prompts[i], completions[i]) for i in places]
+        if not rows:
+            continue
+        try:
+            data = SFTDataset(rows, tokenizer, add_eos=add_eos)
+        except RLHFError as err:
+            raise RewardError(f"{who} can't read the samples as text: {err}") from err
+        groups.update(zip(places, data, strict=True))
+    return [groups[i] for i in range(len(completions))]
+
+
+def check_lengths(
+    limit: int | None,
+    groups: Sequence[Group],
+    prompts: Sequence[Prompt],
+    completions: Sequence[CompletionLike],
+    *,
+    who: str,
+) -> None:
+    """Refuse a sample that is longer than a model was made for, by its name."""
+    if limit is None:
+        return
+    lengths = [len(group.prefix) + len(branch.tokens) for group in groups for branch in group.branches]
+    for place, length in enumerate(lengths):
+        if length > limit:
+            raise RewardError(
+                f"Sample {sample_name(prompts[place], completions[place])} has {length} tokens, but "
+                f"{who[0].lower()}{who[1:]} was made for {limit}; lower max_new_tokens or max_prompt_length."
+            )
+
+
+def groups_of_ids(prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
     """Neighbours with the same prompt share it; the order of completions stays."""
     groups: list[Group] = []
     for prompt, completion in zip(prompts, completions, strict=True):

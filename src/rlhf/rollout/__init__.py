@@ -11,6 +11,11 @@
     local      the engine in this process: the two decoders behind one contract
     buffer     rollouts waiting to be learned from
 
+    environments  what a policy talks with over several turns
+    turns         what they say, as token ids
+    episodes      an engine around an engine: several turns as one completion
+    calculator    a worked example
+
 Nothing is decoded and encoded again on the way from the sampler to the trainer.
 """
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from rlhf.config.policy import SamplingConfig
 
-FinishReason = Literal["eos", "stop", "length"]
+FinishReason = Literal["eos", "stop", "length", "done"]
+"""Its own end, a stop text, a limit of tokens or turns, or the word of the environment that it talked with."""
 
 
 class PromptLike(Protocol):
@@ -33,9 +34,10 @@ class Completion:
     sample: int
     """Which of the prompt's samples this is, from 0."""
     tokens: list[int]
-    """Sampled ids, at least one; the EOS or the stop text that ended it included."""
+    """Sampled ids, at least one; the EOS or the stop text that ended it included. In an episode of several turns also the
+    ids of what the environment said between them."""
     logprobs: list[float]
-    """Nats, one for each token: under the model's whole distribution at the sampling temperature (at temperature 1
+    """Nats, one for each token that was sampled: under the model's whole distribution at the sampling temperature (at temperature 1
     where sampling was greedy), which is what ``rlhf.models.score`` computes. Filters and penalties do not enter."""
     sampling_logprobs: list[float] | None = None
     """Nats under the distribution that was drawn from; None where it is the one above, or sampling was greedy."""
@@ -44,11 +46,28 @@ class Completion:
     """Version of the weights that sampled it."""
     text: str
     """What the tokens add to the prompt's text; special tokens left out."""
+    scored: list[bool] | None = None
+    """Which of the tokens the policy sampled; None for all. The others are the environment's: nothing is learned from them."""
+    turns: int = 1
+    """How often the policy spoke."""
+    environment_reward: float | None = None
+    """What the environment gave, all turns together; None without an environment, or where it failed."""
+    environment_error: str | None = None
+    """Why the environment gave nothing."""
+    environment_info: dict[str, float] = field(default_factory=dict)
+    """Numbers that the environment reported, all turns together."""
 
     @property
     def truncated(self) -> bool:
-        """Cut by the length limit, so it has no end of its own."""
+        """Cut by a limit, so it has no end of its own."""
         return self.finish_reason == "length"
+
+    @property
+    def sampled_tokens(self) -> list[int]:
+        """The policy's own tokens, one for each log-probability."""
+        return (
+            self.tokens if self.scored is None else [t for t, own in zip(self.tokens, self.scored, strict=True) if own]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +98,7 @@ class RolloutEngine(Protocol):
         """Sample ``num_samples`` completions of each prompt.
 
         A sample depends on the weights, ``sampling``, and (seed, step, prompt id, sample index), and on nothing else:
-        not on the other prompts, their order, or how the engine batches.
+        not on the other prompts, their order, or how the engine batches. Under a lower limit of tokens it begins the same.
 
         Args:
             prompts: Each with an id and token ids. An id that comes twice goes on counting its samples.

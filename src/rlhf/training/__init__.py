@@ -5,11 +5,13 @@ algorithm     Algorithm, what the loop asks of SFT, reward modelling, DPO, PPO, 
 offline       what the trainers that learn from files share; rows: which rows each step takes
 sft           SFTTrainer
 reward        RewardModelTrainer
-dpo           DPOTrainer
-online        what PPO and GRPO share: ask, judge, measure; rollouts: what was said and what the judge says of it;
-              experience: what is learned from it
+pairs         what the trainers on pairs share; dpo: DPOTrainer; reference_free: SimPOTrainer, CPOTrainer, ORPOTrainer
+kto           KTOTrainer; scored: what a reference said of rows, kept
+online        what all share that learn from their own completions: ask, judge, measure; asking: holds an engine to its weights;
+              rollouts: what was said and what the judge says of it; experience: what is learned from it; policy_objective:
+              what an advantage does to a token; start_checks: what must hold at the first step
 ppo           PPOTrainer
-grpo          GRPOTrainer
+grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimiser, schedule, clipping, mixed precision, weight averaging
 control       AdaptiveKLController, EarlyStopping
 checkpoint    rolling checkpoints, hashed; a damaged one is passed over

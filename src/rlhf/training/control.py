@@ -4,10 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
+from rlhf.config.policy import KLConfig
 from rlhf.config.training import EarlyStoppingConfig
 from rlhf.errors import ConfigError
+
+
+class KLController(Protocol):
+    """Holds the weight of a KL penalty, and may change it by the KL that a rollout shows."""
+
+    coef: float
+    """The weight as it is now."""
+
+    def update(self, kl: float, num_sequences: int) -> None:
+        """Adapt after a rollout of so many sequences, whose mean KL was ``kl`` nats per sequence."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weight."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        ...
+
+
+def build_kl_controller(config: KLConfig) -> KLController:
+    """The controller that a recipe names; without a target the weight stays."""
+    if config.target is not None and config.controller == "doubling":
+        return DoublingKLController(config.coef, target=config.target)
+    if config.target is not None and config.controller == "constraint":
+        return ConstraintKLController(config.coef, limit=config.target, step_size=config.step_size)
+    return AdaptiveKLController(config.coef, target=config.target, horizon=config.horizon)
 
 
 class AdaptiveKLController:

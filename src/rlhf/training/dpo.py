@@ -1,45 +1,61 @@
-"""Direct preference optimisation: learn from pairs without a reward model."""
+"""Direct preference optimisation and its kin: learn from pairs, measured against a reference, without a reward model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlhf.config.preference import DPOConfig
-from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
+from rlhf.config.preference import TAKES_SMOOTHING, DPOConfig
+from rlhf.data.pack import Group, PackedBatch
+from rlhf.errors import ConfigError
 from rlhf.losses import (
     PAIR_LOSSES,
+    WHOLE_STEP_LOSSES,
+    divergence_scores,
     implicit_rewards,
-    nll_loss,
+    length_desensitised_logprobs,
+    length_normalised_dpo_loss,
     segment_count,
-    segment_mean,
-    segment_sum,
     split_pairs,
+    wpo_weights,
 )
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
-from rlhf.training.algorithm import Totals
+from rlhf.models.score import TokenScores
 from rlhf.training.log import RunLog
-from rlhf.training.metrics import Metrics, describe, share_above
-from rlhf.training.offline import OfflineTrainer, RowsOfStep
-from rlhf.training.optim import TrainedModule, mixed_precision
-from rlhf.training.rows import MapData
+from rlhf.training.metrics import Metrics
+from rlhf.training.offline import RowsOfStep
+from rlhf.training.pairs import PairsTrainer, check_pair
+from rlhf.training.rows import MapData, StreamData
+from rlhf.training.scored import ReferenceScores, completion_sums
 
 
-class DPOTrainer(OfflineTrainer):
+class WholeStep(NamedTuple):
+    """All completions of a step, for losses that compare its pairs with each other. Nothing of it has a gradient."""
+
+    place: Tensor
+    """int64 [S] ascending: where in the step each completion stands."""
+    logprobs: Tensor
+    """[S] nats, policy."""
+    ref_logprobs: Tensor
+    """[S] nats, reference."""
+
+
+class DPOTrainer(PairsTrainer[DPOConfig]):
     """Raises the margin between chosen and rejected completions, measured against a reference policy.
 
     The reference scores every pair once, before the first step, and the sums are kept: no step pays for a second
-    forward. So the policy as it is given can be its own reference, and no second model is in memory.
+    forward. So the policy as it is given can be its own reference, and no second model is in memory; one that is given
+    is let go once it was asked.
 
     Args:
         policy: Changed in place.
-        config: Settings.
-        train_data: ``PreferenceDataset``: groups of two branches, chosen first.
+        config: Settings; ``loss`` names the function.
+        train_data: ``PreferenceDataset``: groups of two branches, chosen first. A stream only where ``reference_free``.
         eval_data: Held-out pairs, or None.
         reference: What the policy is measured against; None for the policy as it is given.
         log: Where metrics go.
@@ -52,7 +68,7 @@ class DPOTrainer(OfflineTrainer):
         self,
         policy: PolicyModel,
         config: DPOConfig,
-        train_data: MapData,
+        train_data: MapData | StreamData,
         eval_data: MapData | None = None,
         *,
         reference: Reference | None = None,
@@ -60,120 +76,119 @@ class DPOTrainer(OfflineTrainer):
         checkpoint_dir: Path | None = None,
     ) -> None:
         self.settings = config
-        self.policy = policy
-        self.reference: Reference = reference or policy
-        self.pairs = {"train": ScoredPairs(train_data)}
-        if eval_data:
-            self.pairs["eval"] = ScoredPairs(eval_data)
-        super().__init__(config, self.pairs["train"], self.pairs.get("eval"), log=log, checkpoint_dir=checkpoint_dir)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's."""
-        return self.policy.tokenizer
-
-    def modules(self) -> Sequence[TrainedModule]:
-        """The policy."""
-        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
+        self.reference: Reference | None = reference or policy
+        self.scored: ReferenceScores | None = None
+        if not config.reference_free:
+            if not isinstance(train_data, MapData):
+                raise ConfigError(
+                    "dpo scores its reference on every pair before the first step, and was given a stream, which has no "
+                    "length; give a PreferenceDataset, or set reference_free."
+                )
+            self.scored = ReferenceScores(train_data, eval_data, check=check_pair, sums=self._sums)
+            train_data, eval_data = self.scored.train, self.scored.held_out
+        super().__init__(policy, config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
+        self.pair_loss = length_normalised_dpo_loss if config.length_normalised else PAIR_LOSSES[config.loss]
+        self._whole: WholeStep | None = None
 
     def collecting_takes_long(self, phase: int) -> bool:
         """Where the reference is still to be asked."""
-        return any(pairs.ref_logprobs is None for pairs in self.pairs.values())
+        return self.scored is not None and not self.scored.are_there
 
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next pairs; before the first, the reference's scores of all of them."""
-        for pairs in self.pairs.values():
-            if pairs.ref_logprobs is None:
-                pairs.ref_logprobs = self._score_reference(pairs.data)
+        if self.scored is not None and self.reference is not None:
+            self.scored.ask(self.reference, self.config, self.policy.device)
+        self.reference = None
         return super().collect(phase, metrics)
 
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
-        """Pairs with the reference's summed log-probabilities as a column."""
-        return pack(groups).with_columns(ref_logprobs=torch.cat([group.columns["ref_logprobs"] for group in groups]))
+        """Pairs with the reference's log-probabilities as a column."""
+        batch = super().pack(groups)
+        if self.scored is None:
+            return batch
+        return batch.with_columns(ref_logprobs=torch.cat([group.columns["ref_logprobs"] for group in groups]))
 
-    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        """Mean over pairs of the chosen form, plus a share of the chosen completions' likelihood where asked."""
+    def batches(self, groups: Iterable[Group]) -> list[PackedBatch]:
+        """Micro-batches; for losses that compare all pairs of a step, each completion knows its place in it."""
+        found = super().batches(groups)
+        if self.settings.loss not in WHOLE_STEP_LOSSES:
+            return found
+        places = torch.arange(sum(b.num_sequences for b in found)).split([b.num_sequences for b in found])
+        return [batch.with_columns(place=place) for batch, place in zip(found, places, strict=True)]
+
+    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
+        """Losses that compare all pairs of a step are told what the policy says of them: one more forward."""
+        if self.settings.loss not in WHOLE_STEP_LOSSES:
+            return
+        parts = []
+        for batch in (batch.to(self.policy.device) for batch in batches):
+            sums = self._sums(self.policy.logprobs(batch), batch)
+            parts.append((batch.columns["place"], sums, batch.columns["ref_logprobs"].to(sums.dtype)))
+        self._whole = WholeStep(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def before_evaluation(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
+        """Held-out pairs are compared as one step would be."""
+        self.before_step(batches, metrics)
+
+    def score(self, batch: PackedBatch) -> TokenScores:
+        """Log-probabilities; to weigh pairs, also how likely two samples of each distribution agree."""
+        return self.policy.score(batch, with_collision=self.settings.weight_by_policy)
+
+    def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
+        """[P] losses of the chosen form, and [S] implicit rewards in the unit that it compares."""
         config = self.settings
-        batch = batch.to(self.policy.device)
-        token_logprobs = self.policy.score(batch).logprobs
-        losses = self._pair_losses(batch, token_logprobs, metrics, "dpo")
-        metrics.mean("loss/train", losses)
-        loss = losses.sum() / totals.num_groups
-        if config.sft_coef:
-            # each chosen completion's own token mean, as the paper has it
-            nll = segment_mean(nll_loss(token_logprobs), batch.score_seq, batch.num_sequences)
-            chosen, _ = split_pairs(nll)
-            metrics.mean("loss/sft", chosen)
-            loss = loss + config.sft_coef * chosen.sum() / totals.num_groups
-        return loss
+        logprobs = self._sums(scores.logprobs, batch)
+        ref = torch.zeros_like(logprobs) if self.scored is None else batch.columns["ref_logprobs"].to(logprobs.dtype)
+        if config.divergence != "reverse_kl":
+            logprobs = divergence_scores(logprobs, ref, divergence=config.divergence, alpha=config.divergence_alpha)
+            ref = torch.zeros_like(ref)
+        rewards = implicit_rewards(logprobs.detach(), ref, beta=config.beta)
+        options: dict[str, Any] = {"beta": config.beta}
+        if config.loss in TAKES_SMOOTHING:
+            options["label_smoothing"] = config.label_smoothing
+        if config.loss == "discopop":
+            options["tau"] = config.discopop_temperature
+        if config.ipo_per_token or config.length_normalised:
+            lengths = segment_count(batch.score_seq, batch.num_sequences).clamp(min=1)
+            options["chosen_lengths"], options["rejected_lengths"] = split_pairs(lengths)
+            rewards = rewards / lengths
+        if config.loss in WHOLE_STEP_LOSSES:
+            losses = self._compare_all(batch, logprobs, options)
+        else:
+            losses = self.pair_loss(*split_pairs(logprobs), *split_pairs(ref), **options)
+        if config.weight_by_policy:
+            assert scores.log_collision_probs is not None, "score() asks for them"
+            of_tokens = (scores.logprobs.detach(), scores.log_collision_probs, batch.score_seq)
+            losses = losses * wpo_weights(*of_tokens, batch.num_sequences)
+        return losses, rewards
 
-    def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
-        """Loss, accuracy of the implicit reward (a tie counts half) and margin."""
-        batch = batch.to(self.policy.device)
-        losses = self._pair_losses(batch, self.policy.score(batch).logprobs, metrics, "eval")
-        metrics.mean("eval/loss", losses)
+    def _compare_all(self, batch: PackedBatch, logprobs: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """[P] losses of this micro-batch's pairs among all of the step.
 
-    def headline(self, metrics: Mapping[str, float]) -> str:
-        """Loss, accuracy and margin."""
-        return describe(metrics, {"loss/train": "loss", "dpo/accuracy": "accuracy", "dpo/reward_margin": "margin"})
+        A completion also enters the losses of pairs in other micro-batches. So their sum has the value of these pairs'
+        losses, and the gradient of the whole step's with the completions of this micro-batch alive.
+        """
+        assert self._whole is not None, "before_step() comes first"
+        place, others, ref = self._whole
+        here = torch.searchsorted(place, batch.columns["place"])
+        losses = self.pair_loss(*split_pairs(others.index_copy(0, here, logprobs)), *split_pairs(ref), **options)
+        own = losses.detach()[split_pairs(here)[0] // 2]
+        return own + (losses.sum() - losses.sum().detach()) / len(own)
+
+    def _sums(self, logprobs: Tensor, batch: PackedBatch) -> Tensor:
+        """[S] nats of completions, under policy and reference alike: sums, or those in which excess length counts less."""
+        alpha = self.settings.length_alpha
+        if alpha is None:
+            return completion_sums(logprobs, batch)
+        return length_desensitised_logprobs(logprobs, batch.score_seq, batch.num_sequences, alpha=alpha)
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor, and the reference's scores: after the first step the policy could not give them again."""
-        scores = {name: pairs.ref_logprobs for name, pairs in self.pairs.items()}
-        return {**super().state_dict(), "ref_logprobs": scores}
+        """The cursor, and what the reference said."""
+        said = {} if self.scored is None else {"ref_logprobs": self.scored.state_dict()}
+        return {**super().state_dict(), **said}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         super().load_state_dict(state)
-        for name, pairs in self.pairs.items():
-            pairs.ref_logprobs = state["ref_logprobs"].get(name)
-
-    def _pair_losses(self, batch: PackedBatch, token_logprobs: Tensor, metrics: Metrics, prefix: str) -> Tensor:
-        """[P] losses, and what people watch."""
-        config = self.settings
-        logprobs = segment_sum(token_logprobs, batch.score_seq, batch.num_sequences)
-        ref = batch.columns["ref_logprobs"].to(logprobs.dtype)
-        chosen_rewards, rejected_rewards = split_pairs(implicit_rewards(logprobs.detach(), ref, beta=config.beta))
-        metrics.mean(f"{prefix}/reward_margin", chosen_rewards - rejected_rewards)
-        metrics.mean(f"{prefix}/accuracy", share_above(chosen_rewards, rejected_rewards))
-        metrics.mean(f"{prefix}/chosen_reward", chosen_rewards)
-        metrics.mean(f"{prefix}/rejected_reward", rejected_rewards)
-        options: dict[str, Any] = {"beta": config.beta}
-        if config.loss == "sigmoid":
-            options["label_smoothing"] = config.label_smoothing
-        if config.ipo_per_token:
-            lengths = segment_count(batch.score_seq, batch.num_sequences)
-            options["chosen_lengths"], options["rejected_lengths"] = split_pairs(lengths)
-        return PAIR_LOSSES[config.loss](*split_pairs(logprobs), *split_pairs(ref), **options)
-
-    def _score_reference(self, data: MapData) -> Tensor:
-        """[rows, 2] summed log-probabilities, scored in order of length and put back in order."""
-        groups = [data[i] for i in range(len(data))]
-        order = sorted(range(len(groups)), key=lambda i: groups[i].num_tokens)
-        runs = split_by_tokens([groups[i] for i in order], max_tokens=self.config.tokens_per_microbatch)
-        sums = []
-        with mixed_precision(self.config.autocast, self.policy.device):
-            for batch in (pack(run).to(self.policy.device) for run in runs):
-                logprobs = self.reference.logprobs(batch)
-                sums.append(segment_sum(logprobs, batch.score_seq, batch.num_sequences).view(-1, 2).cpu())
-        in_order = torch.empty(len(groups), 2, dtype=sums[0].dtype)
-        in_order[order] = torch.cat(sums)
-        return in_order
-
-
-class ScoredPairs:
-    """Pairs, each with the column ``ref_logprobs`` [2] once the reference has scored them."""
-
-    def __init__(self, data: MapData) -> None:
-        self.data = data
-        self.ref_logprobs: Tensor | None = None
-        """[rows, 2] nats, summed over each completion."""
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Group:
-        group = self.data[index]
-        if self.ref_logprobs is None:
-            return group
-        return Group(group.prefix, group.branches, {**group.columns, "ref_logprobs": self.ref_logprobs[index]})
+        if self.scored is not None:
+            self.scored.load_state_dict(state["ref_logprobs"])

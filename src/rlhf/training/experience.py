@@ -19,9 +19,9 @@ class RolloutExperience:
     """Groups of completions with flat columns.
 
     Args:
-        groups: One for each prompt, a branch for each completion; every completion token is scored.
+        groups: One for each prompt, a branch for each completion; what the policy sampled of it is scored.
         columns: [S] numbers per completion, in the order of the branches.
-        token_columns: [M] numbers per completion token, in the same order.
+        token_columns: [M] numbers per scored token, in the same order.
     """
 
     def __init__(
@@ -35,13 +35,17 @@ class RolloutExperience:
         self.columns: dict[str, Tensor] = dict(columns or {})
         self.token_columns: dict[str, Tensor] = dict(token_columns or {})
         sizes = [len(group.branches) for group in self.groups]
-        lengths = [len(branch.tokens) for group in self.groups for branch in group.branches]
+        lengths = [
+            len(branch.tokens) if branch.scored is None else sum(branch.scored)
+            for group in self.groups
+            for branch in group.branches
+        ]
         self.num_sequences = len(lengths)
         """S."""
-        self.group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        self.group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
         """int64 [S] group of each completion."""
-        self.score_seq = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        """int64 [M] completion of each token."""
+        self.score_seq = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
+        """int64 [M] completion of each scored token."""
         first_token = [0, *accumulate(lengths)]
         self._first_sequence = [0, *accumulate(sizes)]
         self._first_token = [first_token[sequence] for sequence in self._first_sequence]
@@ -51,7 +55,7 @@ class RolloutExperience:
         """What an engine gave for these prompts, without columns yet."""
         return cls(
             [
-                Group(prompt.ids, [Branch(completion.tokens) for completion in group], {"id": prompt.id})
+                Group(prompt.ids, [Branch(c.tokens, c.scored) for c in group], {"id": prompt.id})
                 for prompt, group in zip(prompts, completions, strict=True)
             ]
         )
@@ -90,6 +94,7 @@ class RolloutExperience:
                 {
                     "prefix": list(group.prefix),
                     "branches": [list(branch.tokens) for branch in group.branches],
+                    "scored": [None if b.scored is None else list(b.scored) for b in group.branches],
                     "id": str(group.columns.get("id", "")),
                 }
                 for group in self.groups
@@ -102,7 +107,12 @@ class RolloutExperience:
     def from_state(cls, state: Mapping[str, Any]) -> RolloutExperience:
         """The experience that ``state_dict`` described."""
         groups = [
-            Group(g["prefix"], [Branch(tokens) for tokens in g["branches"]], {"id": g["id"]}) for g in state["groups"]
+            Group(
+                g["prefix"],
+                [Branch(tokens, scored) for tokens, scored in zip(g["branches"], g["scored"], strict=True)],
+                {"id": g["id"]},
+            )
+            for g in state["groups"]
         ]
         return cls(groups, columns=state["columns"], token_columns=state["token_columns"])
 

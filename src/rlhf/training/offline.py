@@ -76,6 +76,9 @@ class OfflineTrainer(ABC):
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:  # noqa: B027 (most have none)
         """Nothing: most losses know no more than their own rows."""
 
+    def before_evaluation(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:  # noqa: B027
+        """What ``before_step`` is to a step, of all held-out rows. Nothing, as for most."""
+
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """AdamW's."""
         return optimizer.step(step)
@@ -136,7 +139,9 @@ class OfflineTrainer(ABC):
         metrics = Metrics()
         groups = sorted((self.eval_data[i] for i in range(len(self.eval_data))), key=lambda group: group.num_tokens)
         with mixed_precision(self.config.autocast, self.modules()[0].device):
-            for batch in self.batches(groups):
+            batches = self.batches(groups)
+            self.before_evaluation(batches, metrics)
+            for batch in batches:
                 self.measure(batch, metrics)
         return metrics.result()
 

@@ -1,4 +1,4 @@
-"""What PPO and GRPO share: ask the policy, judge what it said, measure it against the reference, cut it into steps."""
+"""What all share that learn from their own completions: ask the policy, judge, measure against the reference, cut into steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.config.policy import RLConfig
+from rlhf.config.policy import RLConfig, SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import ConfigError, DataError, TrainingError
-from rlhf.losses import clipped_policy_loss, clipped_tokens, ratio_statistics, segment_sum
+from rlhf.errors import ConfigError, DataError
+from rlhf.losses import aggregate, segment_sum
+from rlhf.models.divergence import check_comparable
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.models.score import TokenScores
@@ -25,27 +26,27 @@ from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
-from rlhf.training.control import AdaptiveKLController
+from rlhf.training.asking import ask_engine
+from rlhf.training.control import build_kl_controller
 from rlhf.training.experience import RolloutExperience
+from rlhf.training.held_out import HeldOut
 from rlhf.training.log import RunLog
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
-from rlhf.training.rollouts import Rollout, judge_rollout, measure_rollout
-from rlhf.training.rows import Cycle, permutation
-
-MAX_ENGINE_GAP = 1e-3
-"""Nats between two computations of one log-probability above which the run says so (float32 agrees to 1e-4)."""
-MAX_HALF_GAP = 0.5
-"""The same for half precision, where the worst of some thousand tokens differs by some hundredths."""
-STALE = (
-    "stale weights, an adapter that never reached the sampler, or a sampler that does not run the same model. Look at the "
-    "engine's load_weights."
+from rlhf.training.policy_objective import correct_sampler, kl_in_loss, measure_ratios, policy_losses
+from rlhf.training.randomness import random_state_kept
+from rlhf.training.rollouts import (
+    Gathered,
+    Judged,
+    Rollout,
+    judge_rollout,
+    measure_rollout,
+    rollout_rows,
+    shaped_scores,
 )
-LARGEST_EXPONENT = 700.0
-"""exp of more is infinite in float64."""
-CHECKED_VERSIONS = 2
-"""Versions of the weights whose fingerprint an engine outside must show: the first ones, and the first ones that were trained."""
+from rlhf.training.rows import Cycle, permutation
+from rlhf.training.start_checks import MAX_ENGINE_GAP, MAX_HALF_GAP, STALE, checks_at_start
 
 
 class OnlineTrainer(ABC):
@@ -55,7 +56,7 @@ class OnlineTrainer(ABC):
         policy: Changed in place.
         config: Settings.
         prompts: What to ask, at least one.
-        scorer: Judges completions.
+        scorer: Judges completions; None where nothing is learned from scores, which then are 0.
         reference: Log-probabilities of the policy that the KL penalty pulls towards; usually the policy as it was.
         eval_prompts: Asked at each evaluation, with the same seeds; none for no evaluation.
         engine: Samples completions; by default in this process from the same weights.
@@ -70,7 +71,7 @@ class OnlineTrainer(ABC):
         policy: PolicyModel,
         config: RLConfig,
         prompts: Sequence[Prompt],
-        scorer: Scorer,
+        scorer: Scorer | None,
         *,
         reference: Reference,
         eval_prompts: Sequence[Prompt] = (),
@@ -87,14 +88,16 @@ class OnlineTrainer(ABC):
         self.prompts = prompts
         self.scorer = scorer
         self.reference = reference
-        self.eval_prompts = eval_prompts
+        self.eval_prompts = eval_prompts[: config.evaluation.limit]
         self.own_engine = engine is None
         self.engine = engine or LocalEngine(policy, autocast=config.autocast)
         self.log = log or RunLog()
         self.checkpoint_dir = checkpoint_dir
         self.penalties: list[Penalty] = []
         """Terms of the loss beside the completions'; to be appended to before training."""
-        self.controller = AdaptiveKLController(config.kl.coef, target=config.kl.target, horizon=config.kl.horizon)
+        if config.kl.estimator == "exact" and config.kl.where != "none":
+            check_comparable(policy, reference, what="The reference")
+        self.controller = build_kl_controller(config.kl)
         self.order = Cycle(len(prompts), seed=config.seed, name="prompts")
         self.num_phases = config.rollouts
         self.groups_per_step = config.sequences_per_step // config.group_size
@@ -105,6 +108,7 @@ class OnlineTrainer(ABC):
         """Rollouts in a row whose scores taught nothing, because those that are compared were all the same."""
         self.at_start: dict[str, float] = {}
         """What the first rollout found, for ``self_checks``."""
+        self.held_out = HeldOut(config.evaluation)
         self._shown: dict[str, float] = {}
 
     def train(self) -> TrainResult:
@@ -141,32 +145,65 @@ class OnlineTrainer(ABC):
 
     def collect(self, phase: int, metrics: Metrics) -> RolloutExperience:
         """One rollout with scores, reference log-probabilities and whatever credit the algorithm gives."""
-        config = self.config
-        # 1. Ask: the next prompts, group_size completions each, sampled by the policy as it is now.
-        numbers = self.order.take(phase * config.prompts_per_rollout, config.prompts_per_rollout)
-        prompts = [self.prompts[n] for n in numbers]
+        # 1. Ask the policy as it is now, and judge.
         self.version = phase
-        rollout = self._ask(prompts, num_samples=config.group_size, seed=config.seed, step=phase)
-        # 2. Judge; prompts that the scorer has no number for are left out.
-        rollout, scores = self._judge(rollout, metrics, step=phase * self.steps_per_phase + 1)
-        experience = rollout.experience
-        experience.columns.update(scores=self._shaped(scores, rollout.truncated), truncated=rollout.truncated)
-        # 3. Measure against the policy as it is and against the reference.
+        if phase == 0 and self.eval_prompts and self.held_out.wants_start:
+            with random_state_kept():
+                start = self._ask_held_out(step=0)
+            self.held_out.remember_start(start.rollout.completions, start.scores)
+        gathered = self.gather(phase, metrics)
+        rollout, experience = gathered.rollout, gathered.rollout.experience
+        scores = shaped_scores(self.config, rollout, gathered.scores)
+        experience.columns.update(scores=scores, truncated=rollout.truncated)
+        experience.columns.update(gathered.columns)
+        # 2. Measure against the policy as it is, the reference, and the sampler.
         old = self._old_logprobs(rollout, phase, metrics)
         ref = self._ref_logprobs(experience)
         experience.token_columns.update(old_logprobs=old, ref_logprobs=ref)
+        correct_sampler(self.config, experience, rollout.drawn_logprobs, metrics)
         if phase == 0:
             worst = float((old - ref).abs().max())
             if worst <= self._max_gap or self._reference_is_policy():
                 self.at_start["kl"] = worst
         ref_kl = segment_sum(old - ref, experience.score_seq, experience.num_sequences)
-        # 4. Give credit.
+        # 3. Give credit.
         with self._precision():
             self.assign_credit(experience, metrics)
-        self._look_for_differences(phase, scores, experience)
-        self._report(phase, rollout, scores, ref_kl, metrics)
+        self._look_for_differences(phase, gathered)
+        self._report(phase, gathered, ref_kl, metrics)
         self.controller.update(float(ref_kl.mean()), experience.num_sequences)
         return experience
+
+    def gather(self, phase: int, metrics: Metrics) -> Gathered:
+        """The next prompts, ``group_size`` completions each; without the prompts that the scorer has no number for."""
+        count = self.config.prompts_per_rollout
+        found = self.ask_and_judge(self.next_prompts(phase * count, count), phase, metrics)
+        return Gathered(found.rollout, found.scores, found.scores)
+
+    def next_prompts(self, start: int, count: int) -> list[Prompt]:
+        """Prompts ``start .. start + count`` of the endless shuffled sequence of all."""
+        return [self.prompts[number] for number in self.order.take(start, count)]
+
+    def ask_and_judge(
+        self, prompts: Sequence[Prompt], phase: int, metrics: Metrics, *, asked_before: int = 0
+    ) -> Judged:
+        """Completions of these prompts and their scores, in a rollout's first round of asking or a later one."""
+        config = self.config
+        # a prompt that comes again in a later round must not say the same again
+        seed = derive_seed(config.seed, "sampling round", asked_before) if asked_before else config.seed
+        rollout = self._ask(prompts, num_samples=config.group_size, seed=seed, step=phase)
+        return self.judge(rollout, metrics, phase=phase)
+
+    def judge(self, rollout: Rollout, metrics: Metrics, *, phase: int) -> Judged:
+        """Ask the scorer about a rollout or a part of one; prompts that it has no number for are left out, with an alarm."""
+        planned = self.config.prompts_per_rollout
+        return self._judged(rollout, metrics, step=phase * self.steps_per_phase + 1, planned=planned)
+
+    def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
+        """[K, C] scores in rows of those that are compared with each other, and where these are, in words."""
+        if self.config.group_size > 1:
+            return gathered.scores.view(len(gathered.rollout.experience.groups), -1), "in every group"
+        return gathered.scores.view(1, -1), "of the rollout"
 
     def restore(self, state: Mapping[str, Any]) -> RolloutExperience:
         """See ``Algorithm``."""
@@ -181,34 +218,36 @@ class OnlineTrainer(ABC):
 
     def score(self, batch: PackedBatch, *, with_hidden: bool = False) -> TokenScores:
         """The policy's scores at the temperature that the completions were sampled at."""
+        kl = self.config.kl
         return self.policy.score(
             batch,
             temperature=self.config.sampling.temperature,
             with_entropy=self.config.entropy_coef > 0,
-            with_hidden=with_hidden,
+            with_hidden=with_hidden or (kl.where == "loss" and kl.estimator == "exact"),
         )
 
     def policy_losses(self, scores: TokenScores, batch: PackedBatch, metrics: Metrics) -> Tensor:
-        """[M] clipped surrogate, and what people watch."""
-        config, logprobs = self.config, scores.logprobs
-        old, advantages = batch.token_columns["old_logprobs"], batch.token_columns["advantages"]
-        low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-        losses = clipped_policy_loss(logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=dual)
+        """[M] what ``policy_loss`` makes of the advantages, and what people watch."""
+        losses = policy_losses(self.config, scores.logprobs, batch)
         metrics.mean("loss/policy", losses)
         if scores.entropy is not None:
             metrics.mean("loss/entropy", scores.entropy)
-        with torch.no_grad():
-            statistics = ratio_statistics(logprobs, old)
-            size = float(len(logprobs))
-            metrics.mean(f"{self.name}/ratio_mean", statistics.mean, size)
-            metrics.mean(f"{self.name}/kl_mean", statistics.approx_kl, size)
-            log_ratio = (logprobs - old).double().clamp(min=-LARGEST_EXPONENT, max=LARGEST_EXPONENT)
-            metrics.largest(f"{self.name}/ratio_max", log_ratio.exp())
-            metrics.smallest(f"{self.name}/ratio_min", log_ratio.exp())
-            metrics.mean(f"{self.name}/ratio_overflow_frac", statistics.num_overflowed / size, size)
-            clipped = clipped_tokens(logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=dual)
-            metrics.mean(f"{self.name}/clip_frac", clipped)
+        measure_ratios(self.name, self.config, scores.logprobs, batch, metrics)
         return losses
+
+    def policy_term(self, scores: TokenScores, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """Policy loss + KL - entropy bonus: this micro-batch's share of one number, as ``aggregation`` says."""
+        config = self.config
+        losses = self.policy_losses(scores, batch, metrics)
+        if config.kl.where == "loss":
+            kl = kl_in_loss(config, scores, batch, metrics, policy=self.policy, reference=self.reference)
+            losses = losses + self.controller.coef * kl
+        if scores.entropy is not None:
+            losses = losses - config.entropy_coef * scores.entropy
+        return aggregate(
+            losses, batch.score_seq, how=config.aggregation, num_tokens=totals.num_tokens,
+            num_sequences=totals.num_sequences, constant=float(config.sampling.max_new_tokens),
+        )  # fmt: skip
 
     def everything(self, experience: RolloutExperience) -> list[PackedBatch]:
         """The whole rollout."""
@@ -216,27 +255,8 @@ class OnlineTrainer(ABC):
 
     def self_checks(self, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
         """Before anything was learned, sampler, trainer and reference are one model."""
-        found, limit = self.at_start, self._max_gap
-        checks = []
-        if "gap" in found:
-            checks.append(SelfCheck("the gap between sampler and trainer (nats)", found["gap"], limit, STALE))
         ratios = [metrics[name] for name in (f"{self.name}/ratio_max", f"{self.name}/ratio_min") if name in metrics]
-        if ratios:
-            meaning = "the policy that learns is not the one that sampled. Is dropout on, or another type in use?"
-            checks.append(
-                SelfCheck(
-                    "the first ratio's distance from 1 (nats)",
-                    max(abs(math.log(ratio)) for ratio in ratios),
-                    limit,
-                    meaning,
-                )
-            )
-        if "kl" in found:
-            meaning = (
-                "the reference is not the policy that this run starts from. Was it loaded in another type, or changed?"
-            )
-            checks.append(SelfCheck("the KL to the reference (largest, nats per token)", found["kl"], limit, meaning))
-        return checks
+        return checks_at_start(self.at_start, ratios, limit=self._max_gap)
 
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
         """True once the policy has moved too far from the one that sampled."""
@@ -244,19 +264,31 @@ class OnlineTrainer(ABC):
         return limit is not None and metrics[f"{self.name}/kl_mean"] > limit
 
     def evaluate(self) -> dict[str, float]:
-        """Score, KL to the reference (nats per sequence), length and share of ended completions on held-out prompts."""
+        """Score, KL to the reference (nats per sequence), length and share of ended completions on held-out prompts, and
+        what ``evaluation`` asks for."""
         if not self.eval_prompts:
             return {}
         metrics = Metrics()
-        seed = derive_seed(self.config.seed, "evaluate")
         self.version += 1
-        asked = self._ask(self.eval_prompts, num_samples=1, seed=seed, step=0)
-        rollout, scores = self._judge(asked, Metrics(), step=self.version * self.steps_per_phase)
-        experience = rollout.experience
+        judged = self._ask_held_out(step=self.version * self.steps_per_phase)
+        rollout, scores, experience = judged.rollout, judged.scores, judged.rollout.experience
         log_ratio = rollout.sampled_logprobs - self._ref_logprobs(experience)
         ref_kl = segment_sum(log_ratio, experience.score_seq, experience.num_sequences)
+        self.measure_held_out(experience, metrics)
+        if self.scorer is None:
+            measure_rollout("eval", rollout, None, ref_kl, metrics)
+            return metrics.result()
         measure_rollout("eval", rollout, scores, ref_kl, metrics)
-        return metrics.result()
+        return metrics.result() | self.held_out.metrics(rollout.completions, scores)
+
+    def measure_held_out(self, experience: RolloutExperience, metrics: Metrics) -> None:  # noqa: B027 (most have none)
+        """Whatever else a trainer can say of the completions of held-out prompts: nothing."""
+
+    def _ask_held_out(self, *, step: int) -> Judged:
+        """Completions of the held-out prompts, with the same seeds every time."""
+        seed = derive_seed(self.config.seed, "evaluate")
+        asked = self._ask(self.eval_prompts, num_samples=self.config.evaluation.samples, seed=seed, step=0)
+        return self._judged(asked, Metrics(), step=step)
 
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Score and KL of the newest rollout."""
@@ -271,6 +303,7 @@ class OnlineTrainer(ABC):
             "version": self.version,
             "equal_rollouts": self.equal_rollouts,
             "at_start": self.at_start,
+            "held_out": self.held_out.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -279,52 +312,49 @@ class OnlineTrainer(ABC):
         self.version = state["version"]
         self.equal_rollouts = state["equal_rollouts"]
         self.at_start = dict(state["at_start"])
+        self.held_out.load_state_dict(state["held_out"])
 
-    def _ask(self, prompts: Sequence[Prompt], *, num_samples: int, seed: int, step: int) -> Rollout:
-        """Completions sampled with the weights as they are now."""
-        version, sampling = self.version, self.config.sampling
-        self.engine.load_weights(version)
-        groups = self.engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=step)
-        completions = [completion for group in groups for completion in group]
-        self._check_engine()
-        stale = {completion.weight_version for completion in completions} - {version}
-        if stale:
-            raise TrainingError(
-                f"{self.name}: the engine sampled with the weights of version {min(stale)}, and the trainer is at "
-                f"{version}; an engine must sample with the version that load_weights named last."
-            )
-        asked = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
-        return Rollout(RolloutExperience.of(prompts, groups), asked, completions)
+    def _ask(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_samples: int,
+        seed: int,
+        step: int,
+        sampling: SamplingConfig | None = None,
+    ) -> Rollout:
+        """Completions sampled with the weights as they are now, in the recipe's way or another."""
+        return ask_engine(
+            self.engine, prompts, num_samples=num_samples, sampling=sampling or self.config.sampling, seed=seed, step=step,
+            version=self.version, name=self.name, same_as=None if self.own_engine else self.policy,
+        )  # fmt: skip
 
-    def _judge(self, rollout: Rollout, metrics: Metrics, *, step: int) -> tuple[Rollout, Tensor]:
+    def _judged(self, rollout: Rollout, metrics: Metrics, *, step: int, planned: int | None = None) -> Judged:
         """See ``judge_rollout``; ``step`` is where alarms stand in the log."""
-        found = judge_rollout(rollout, self.scorer, metrics, limit=self.config.max_unscored_frac, name=self.name)
+        if self.scorer is None:
+            return Judged.without_scores(rollout)
+        limit = self.config.max_unscored_frac
+        found = judge_rollout(rollout, self.scorer, metrics, limit=limit, name=self.name, planned=planned)
         if found.left_out is not None:
             self.log.alarm(step=step, **found.left_out)
-        return found.rollout, found.scores
+        return found
 
-    def _look_for_differences(self, phase: int, scores: Tensor, experience: RolloutExperience) -> None:
+    def _look_for_differences(self, phase: int, gathered: Gathered) -> None:
         """Say so where all scores that are compared with each other are equal: such a rollout teaches nothing."""
-        by_group = scores.view(len(experience.groups), -1)
-        compared = by_group if self.config.group_size > 1 else scores.view(1, -1)
+        if self.scorer is None:
+            return
+        (compared, where), scores = self.compared(gathered), gathered.scores
         if compared.shape[1] == 1 or not bool((compared == compared[:, :1]).all()):
             self.equal_rollouts = 0
             return
         self.equal_rollouts += 1
         if self.equal_rollouts in (1, 10) or self.equal_rollouts % 100 == 0:
-            where = "in every group" if self.config.group_size > 1 else "of the rollout"
             self.log.alarm(
                 f"{self.name}: all rewards {where} are equal ({float(scores[0]):g} for the first), for {self.equal_rollouts} "
                 f"rollout(s) in a row: nothing can be learned from them. Is the task too hard, too easy, or is {self.scorer.name} constant?",
                 step=phase * self.steps_per_phase + 1, guard="equal_rewards", metric=f"{self.name}/score_mean",
                 value=float(scores.mean()), limit=None, action="warn",
             )  # fmt: skip
-
-    def _shaped(self, scores: Tensor, truncated: Tensor) -> Tensor:
-        """[S] scores after the penalty for being cut and the limits."""
-        scores = scores - self.config.missing_eos_penalty * truncated
-        limit = self.config.clip_score
-        return scores if limit is None else scores.clamp(-limit, limit)
 
     def _old_logprobs(self, rollout: Rollout, phase: int, metrics: Metrics) -> Tensor:
         """[M] of the policy that the ratios are taken against."""
@@ -376,36 +406,16 @@ class OnlineTrainer(ABC):
             return True
         return self.reference.fingerprint() == self.policy.fingerprint()
 
-    def _check_engine(self) -> None:
-        """An engine outside must run the trainer's weights: the first ones, and the first that were trained."""
-        if self.own_engine or self.version >= CHECKED_VERSIONS:
-            return
-        if self.engine.fingerprint() != self.policy.fingerprint():
-            raise TrainingError(
-                f"{self.name}: the engine's weights are not the trainer's at version {self.version}, though it says that it loaded "
-                f"them: {STALE}"
-            )
-
     def _precision(self) -> AbstractContextManager[object]:
         """That of the training steps: two forwards of one model agree only in the same type."""
         return mixed_precision(self.config.autocast, self.policy.device)
 
-    def _report(self, phase: int, rollout: Rollout, scores: Tensor, ref_kl: Tensor, metrics: Metrics) -> None:
-        measure_rollout(self.name, rollout, scores, ref_kl, metrics)
+    def _report(self, phase: int, gathered: Gathered, ref_kl: Tensor, metrics: Metrics) -> None:
+        rollout = gathered.rollout
+        judged = self.scorer is not None
+        measure_rollout(self.name, rollout, gathered.all_scores if judged else None, ref_kl, metrics)
         metrics.mean(f"{self.name}/kl_coef", torch.tensor(self.controller.coef))
         if self.config.entropy_coef == 0:  # not measured exactly: minus the log-probability is right on average
             metrics.mean("loss/entropy", -rollout.sampled_logprobs)
-        step = phase * self.steps_per_phase + 1
-        self.log.rollouts(
-            {
-                "step": step,
-                "prompt": prompt.text,
-                "completion": completion.text,
-                "ended": not completion.truncated,
-                "score": round(score, 5),
-                "kl": round(kl, 5),
-            }
-            for prompt, completion, score, kl in zip(
-                rollout.prompts, rollout.completions, scores.tolist(), ref_kl.tolist(), strict=True
-            )
-        )
+        scores = gathered.scores if judged else None
+        self.log.rollouts(rollout_rows(rollout, scores, ref_kl, step=phase * self.steps_per_phase + 1))

@@ -1,8 +1,8 @@
-"""Proximal policy optimisation with a critic: the classic loop."""
+"""Proximal policy optimisation with a critic: the classic loop, and VAPO, which is the same loop with other settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,10 +12,20 @@ from rlhf.config.policy import PPOConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ConfigError
-from rlhf.losses import KL_ESTIMATORS, add_score_at_last_token, clipped_value_loss, gae, segment_sum, token_mean, whiten
+from rlhf.losses import (
+    add_score_at_last_token,
+    clipped_value_loss,
+    gae,
+    length_adaptive_lambda,
+    nll_loss,
+    segment_count,
+    segment_sum,
+    token_mean,
+    whiten,
+)
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
-from rlhf.models.score import evaluating
+from rlhf.models.score import TokenScores, evaluating
 from rlhf.models.value import ValueModel
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
@@ -24,14 +34,18 @@ from rlhf.training.experience import RolloutExperience, at_last_tokens
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
 from rlhf.training.online import OnlineTrainer
-from rlhf.training.optim import TrainedModule
+from rlhf.training.optim import Optimizer, TrainedModule
+from rlhf.training.policy_objective import kl_in_reward
+from rlhf.training.rollouts import Gathered
 
 
 class PPOTrainer(OnlineTrainer):
     """PPO as Ouyang et al. 2022 use it for language models (arXiv:2203.02155, section 3.5 and appendix C).
 
     The score stands on the last sampled token, EOS where there is one; the KL penalty on every token; advantages come
-    from GAE. A completion that was cut counts as ended, unless ``bootstrap_truncated`` is set.
+    from GAE. A completion that was cut counts as ended, unless ``bootstrap_truncated`` is set. In the first
+    ``value_warmup_rollouts`` only the critic learns: the policy keeps its bits, and with a shared backbone only the head
+    of the critic changes.
 
     Args:
         value_model: The critic, changed in place; the other arguments are ``OnlineTrainer``'s.
@@ -68,6 +82,10 @@ class PPOTrainer(OnlineTrainer):
         )
         self.settings = config
         self.value_model = value_model
+        self.policy_learns = True
+        """Whether the present step is one of the policy's; follows from the phase."""
+        self.positive_tokens = 0
+        """Tokens of good completions in the present step, all its micro-batches together."""
 
     def modules(self) -> Sequence[TrainedModule]:
         """Policy and critic."""
@@ -77,6 +95,23 @@ class PPOTrainer(OnlineTrainer):
             TrainedModule("value", self.value_model, config.value_learning_rate or config.learning_rate),
         ]
 
+    def collect(self, phase: int, metrics: Metrics) -> RolloutExperience:
+        """See ``OnlineTrainer``; a KL that the policy had no chance to change moves no weight."""
+        weight = self.controller.state_dict()
+        experience = super().collect(phase, metrics)
+        if phase < self.settings.value_warmup_rollouts:
+            self.controller.load_state_dict(weight)
+        return experience
+
+    def steps(self, phase: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
+        """See ``OnlineTrainer``."""
+        self.policy_learns = phase >= self.settings.value_warmup_rollouts
+        yield from super().steps(phase, experience)
+
+    def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
+        """See ``OnlineTrainer``: the critic is every completion's measure, so those of one prompt may all score alike."""
+        return gathered.scores.view(1, -1), "of the rollout"
+
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """Rewards, values, advantages and returns of every token."""
         config = self.settings
@@ -85,44 +120,92 @@ class PPOTrainer(OnlineTrainer):
         # 1. Reward of a token: the penalty for leaving the reference; the score stands on the last one.
         rewards = torch.zeros_like(columns["old_logprobs"])
         if config.kl.where == "reward":
-            penalty = KL_ESTIMATORS[config.kl.estimator](columns["old_logprobs"], columns["ref_logprobs"])
+            penalty = kl_in_reward(config, experience, metrics, policy=self.policy, reference=self.reference)
             rewards = -self.controller.coef * penalty
         rewards = add_score_at_last_token(rewards, experience.columns["scores"], score_seq)
-        metrics.mean("ppo/reward_mean", segment_sum(rewards, score_seq, experience.num_sequences))
+        metrics.mean(f"{self.name}/reward_mean", segment_sum(rewards, score_seq, experience.num_sequences))
         if config.whiten_rewards:
             rewards = whiten(rewards, shift_mean=False)
         # 2. Advantage of a token: how much better than the critic expected.
+        lam: float | Tensor = config.lam
+        if config.length_adaptive_alpha is not None:
+            lengths = segment_count(score_seq, experience.num_sequences)
+            lam = length_adaptive_lambda(lengths, alpha=config.length_adaptive_alpha)
+            metrics.mean(f"{self.name}/lambda_mean", lam)
         advantages, returns = gae(
-            rewards, values, score_seq, gamma=config.gamma, lam=config.lam, bootstrap_values=after_end
-        )
-        metrics.mean("ppo/advantage_mean", advantages)
+            rewards, values, score_seq,
+            gamma=config.gamma, lam=lam, critic_lam=config.critic_lam, bootstrap_values=after_end,
+        )  # fmt: skip
+        metrics.mean(f"{self.name}/advantage_mean", advantages)
         unexplained = (returns - values).var(correction=0) / returns.var(correction=0).clamp(min=1e-8)
-        metrics.mean("ppo/value_explained", 1 - unexplained)
+        metrics.mean(f"{self.name}/value_explained", 1 - unexplained)
+        if config.positive_nll_coef:
+            metrics.mean(f"{self.name}/positive_frac", experience.columns["scores"] > config.positive_score)
         if config.whiten_advantages:
             advantages = whiten(advantages)
         columns.update(values=values, advantages=advantages, returns=returns)
 
+    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
+        """Count the tokens of good completions: the mean over them is one of the whole step."""
+        if self.settings.positive_nll_coef:
+            self.positive_tokens = sum(int(self._of_good_completions(batch).sum()) for batch in batches)
+
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        """Clipped surrogate + value loss - entropy bonus, each a mean over all tokens of the step."""
-        config = self.settings
+        """What the policy learns from, and the value loss; of these only the latter while the critic is warmed up."""
         batch = batch.to(self.policy.device)
-        columns = batch.token_columns
-        scores = self.score(batch, with_hidden=self.value_model.is_shared)
-        loss = token_mean(self.policy_losses(scores, batch, metrics), num_tokens=totals.num_tokens)
-
-        values = self.value_model.values(batch, scores.hidden)
-        value_losses = clipped_value_loss(values, columns["values"], columns["returns"], clip=config.clip_value)
-        metrics.mean("loss/value", value_losses)
-        loss = loss + config.value_coef * token_mean(value_losses, num_tokens=totals.num_tokens)
-
-        if config.kl.where == "loss":
-            kl = KL_ESTIMATORS[config.kl.estimator](scores.logprobs, columns["ref_logprobs"])
-            metrics.mean("loss/kl", kl)
-            loss = loss + self.controller.coef * token_mean(kl, num_tokens=totals.num_tokens)
-        if scores.entropy is not None:
-            loss = loss - config.entropy_coef * token_mean(scores.entropy, num_tokens=totals.num_tokens)
+        terms: list[Tensor] = []
+        hidden: Tensor | None = None
+        if self.policy_learns:
+            scores = self.score(batch, with_hidden=self.value_model.is_shared)
+            terms.append(self.policy_term(scores, batch, totals, metrics))
+            hidden = scores.hidden
+        terms.append(self.value_term(batch, hidden, totals, metrics))
+        loss = torch.stack(terms).sum()
         metrics.total("loss/train", loss)
         return loss
+
+    def policy_term(self, scores: TokenScores, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """See ``OnlineTrainer``; and a share of the likelihood of good completions, a mean over all their tokens of the step."""
+        loss = super().policy_term(scores, batch, totals, metrics)
+        if not self.positive_tokens:
+            return loss
+        is_good, nll = self._of_good_completions(batch), nll_loss(scores.logprobs)
+        metrics.mean("loss/positive_nll", nll, is_good)
+        return loss + self.settings.positive_nll_coef * nll[is_good].sum() / self.positive_tokens
+
+    def value_term(self, batch: PackedBatch, hidden: Tensor | None, totals: Totals, metrics: Metrics) -> Tensor:
+        """The critic's loss, a mean over all tokens of the step, times its weight.
+
+        Args:
+            batch: The packed batch.
+            hidden: [M, H] of the policy as it learns, for a shared backbone; None where it does not learn.
+            totals: Of the step.
+            metrics: Gets ``loss/value``.
+        """
+        config = self.settings
+        if hidden is None and self.value_model.is_shared:
+            with torch.no_grad():
+                hidden = self.score(batch, with_hidden=True).hidden
+        values = self.value_model.values(batch, hidden)
+        columns = batch.token_columns
+        losses = clipped_value_loss(values, columns["values"], columns["returns"], clip=config.clip_value)
+        metrics.mean("loss/value", losses)
+        return config.value_coef * token_mean(losses, num_tokens=totals.num_tokens)
+
+    def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
+        """AdamW's; where only the critic learns, whatever else has a gradient for the policy is forgotten."""
+        if not self.policy_learns:
+            for parameter in optimizer.parameters_of["policy"]:
+                parameter.grad = None  # None, not 0: AdamW passes over it, weight decay and all
+        return optimizer.step(step)
+
+    def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
+        """See ``OnlineTrainer``; steps of the critic alone move no policy."""
+        return self.policy_learns and super().ends_phase_early(metrics)
+
+    def _of_good_completions(self, batch: PackedBatch) -> Tensor:
+        """bool [M]."""
+        return (batch.columns["scores"] > self.settings.positive_score)[batch.score_seq]
 
     def _old_values(self, experience: RolloutExperience) -> tuple[Tensor, Tensor | None]:
         """[M] the critic's estimates, and, where truncated completions are bootstrapped, [S] those after the end."""
@@ -139,3 +222,13 @@ class PPOTrainer(OnlineTrainer):
         batch = batch.to(self.policy.device)
         hidden = self.score(batch, with_hidden=True).hidden if self.value_model.is_shared else None
         return self.value_model.values(batch, hidden)
+
+
+class VAPOTrainer(PPOTrainer):
+    """PPO for long reasoning (Yue et al. 2025, arXiv:2504.05118): ``VAPOConfig`` has what differs from PPO.
+
+    Its settings in words: the critic learns alone at first, from the rewards to come (lambda 1); the policy's lambda grows
+    with a completion's length; clip higher; groups of 16; and a share of the likelihood of what was right.
+    """
+
+    name = "vapo"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError
+from rlhf.losses import overlong_penalty, segment_count
 from rlhf.rewards.types import Scorer, ask_scorer, sample_name
 from rlhf.rollout.types import Completion
 from rlhf.training.experience import RolloutExperience
@@ -39,6 +41,11 @@ class Rollout:
         """float32 [M] what the engine reported."""
         return torch.tensor([number for completion in self.completions for number in completion.logprobs])
 
+    @property
+    def drawn_logprobs(self) -> Tensor:
+        """float32 [M] under the distribution that was drawn from: filters of the sampler and penalties included."""
+        return torch.tensor([number for c in self.completions for number in c.sampling_logprobs or c.logprobs])
+
     def only(self, groups: Collection[int]) -> Rollout:
         """The same with some of its prompts; without columns yet."""
         kept = [place for place, group in enumerate(self.experience.group.tolist()) if group in groups]
@@ -46,6 +53,15 @@ class Rollout:
             RolloutExperience([self.experience.groups[group] for group in sorted(groups)]),
             [self.prompts[place] for place in kept],
             [self.completions[place] for place in kept],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rollout]) -> Rollout:
+        """Several, one after the other."""
+        return cls(
+            RolloutExperience([group for part in parts for group in part.experience.groups]),
+            [prompt for part in parts for prompt in part.prompts],
+            [completion for part in parts for completion in part.completions],
         )
 
 
@@ -57,11 +73,33 @@ class Judged:
     """Without the prompts that have a completion without a score."""
     scores: Tensor
     """float32 [S] of what is left."""
+    kept: list[int]
+    """Places among the prompts asked of those that are left."""
     left_out: Mapping[str, Any] | None
     """The alarm about prompts that are left out; None where there are none."""
 
+    @classmethod
+    def without_scores(cls, rollout: Rollout) -> Judged:
+        """Where nobody judges: every score is 0."""
+        return cls(rollout, torch.zeros(len(rollout.completions)), list(range(len(rollout.experience.groups))), None)
 
-def judge_rollout(rollout: Rollout, scorer: Scorer, metrics: Metrics, *, limit: float, name: str) -> Judged:
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a rollout learns from: completions, and what the scorer says of them."""
+
+    rollout: Rollout
+    scores: Tensor
+    """float32 [S]."""
+    all_scores: Tensor
+    """float32, those of completions that were asked for and are not learned from included."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """[S] further numbers for each completion."""
+
+
+def judge_rollout(
+    rollout: Rollout, scorer: Scorer, metrics: Metrics, *, limit: float, name: str, planned: int | None = None
+) -> Judged:
     """Ask the scorer about every completion.
 
     Args:
@@ -70,6 +108,7 @@ def judge_rollout(rollout: Rollout, scorer: Scorer, metrics: Metrics, *, limit: 
         metrics: Gets the means of the reward's components.
         limit: Share of the prompts that may be left out for want of a score.
         name: What messages call the run.
+        planned: Prompts of a whole rollout, where these are a part of one; ``limit`` is a share of those.
 
     Raises:
         RewardError: Too many completions got no score, or the scorer gave another number of them.
@@ -80,11 +119,12 @@ def judge_rollout(rollout: Rollout, scorer: Scorer, metrics: Metrics, *, limit: 
     scores = torch.tensor(found.scores, dtype=torch.float32)
     unscored = dict.fromkeys((~scores.isfinite()).nonzero().flatten().tolist(), "its score is not finite")
     unscored |= found.errors
+    asked = len(rollout.experience.groups)
     if not unscored:
-        return Judged(rollout, scores, None)
+        return Judged(rollout, scores, list(range(asked)), None)
     group_of = rollout.experience.group.tolist()
     left_out = {group_of[place] for place in unscored}
-    total, (place, reason) = len(rollout.experience.groups), min(unscored.items())
+    total, (place, reason) = max(asked, planned or 0), min(unscored.items())
     message = (
         f"{name}: the reward {scorer.name} gave no score for {len(unscored)} of {len(rollout.completions)} completions; the first, of "
         f"prompt {sample_name(rollout.prompts[place], rollout.completions[place])}: {_sentence(reason)}"
@@ -94,7 +134,7 @@ def judge_rollout(rollout: Rollout, scorer: Scorer, metrics: Metrics, *, limit: 
             f"{message} That touches {len(left_out)} of {total} prompts, and at most {limit:.0%} of a rollout may be left out "
             "(max_unscored_frac). Nothing was trained on this rollout."
         )
-    kept = set(group_of) - left_out
+    kept = sorted(set(group_of) - left_out)
     alarm = {
         "text": f"{message} {len(left_out)} of {total} prompts are left out.",
         "guard": "unscored", "metric": "unscored", "value": len(unscored), "limit": limit, "action": "left out",
@@ -103,20 +143,60 @@ def judge_rollout(rollout: Rollout, scorer: Scorer, metrics: Metrics, *, limit: 
             for p in sorted(unscored)[:SHOWN]
         ],
     }  # fmt: skip
-    return Judged(rollout.only(kept), scores[[p for p, group in enumerate(group_of) if group in kept]], alarm)
+    places = [place for place, group in enumerate(group_of) if group not in left_out]
+    return Judged(rollout.only(kept), scores[places], kept, alarm)
+
+
+def shaped_scores(config: RLConfig, rollout: Rollout, scores: Tensor) -> Tensor:
+    """[S] scores after the penalties for being cut or nearly cut, and the limits."""
+    scores = scores - config.missing_eos_penalty * rollout.truncated
+    if config.overlong is not None:
+        experience = rollout.experience
+        scores = scores + config.overlong.weight * overlong_penalty(
+            segment_count(experience.score_seq, experience.num_sequences),
+            max_tokens=config.sampling.max_new_tokens,
+            buffer_tokens=config.overlong.buffer_tokens,
+        )
+    return scores if config.clip_score is None else scores.clamp(-config.clip_score, config.clip_score)
 
 
 def _sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-def measure_rollout(name: str, rollout: Rollout, scores: Tensor, ref_kl: Tensor, metrics: Metrics) -> None:
-    """What people watch of a rollout, under ``name/``."""
-    metrics.mean(f"{name}/score_mean", scores)
-    metrics.mean(f"{name}/score_std", scores.std(correction=0))
+def rollout_rows(rollout: Rollout, scores: Tensor | None, ref_kl: Tensor, *, step: int) -> Iterator[dict[str, Any]]:
+    """One entry of ``rollouts.jsonl`` for each completion: scores [S] where somebody judged, and KL to the reference [S] in nats."""
+    told = [{"score": round(score, 5)} for score in scores.tolist()] if scores is not None else [{}] * len(ref_kl)
+    for prompt, completion, score, kl in zip(rollout.prompts, rollout.completions, told, ref_kl.tolist(), strict=True):
+        yield {
+            "step": step,
+            "prompt": prompt.text,
+            "completion": completion.text,
+            "ended": not completion.truncated,
+            **score,
+            "kl": round(kl, 5),
+        }
+
+
+def measure_rollout(name: str, rollout: Rollout, scores: Tensor | None, ref_kl: Tensor, metrics: Metrics) -> None:
+    """What people watch of a rollout, under ``name/``; of its scores only where somebody judged."""
+    if scores is not None:
+        metrics.mean(f"{name}/score_mean", scores)
+        metrics.mean(f"{name}/score_std", scores.std(correction=0))
     metrics.mean(f"{name}/ref_kl", ref_kl)
-    lengths = torch.tensor([len(completion.tokens) for completion in rollout.completions])
+    lengths = torch.tensor([len(completion.logprobs) for completion in rollout.completions])
     metrics.mean(f"{name}/length_mean", lengths)
     metrics.mean(f"{name}/eos_frac", ~rollout.truncated)
-    repeated = [repetition(completion.tokens) for completion in rollout.completions]
+    repeated = [repetition(completion.sampled_tokens) for completion in rollout.completions]
     metrics.mean(f"{name}/repetition", torch.tensor(repeated))
+    if any(completion.environment_reward is not None for completion in rollout.completions):
+        _measure_episodes(name, rollout.completions, metrics)
+
+
+def _measure_episodes(name: str, completions: Sequence[Completion], metrics: Metrics) -> None:
+    """Turns, the share of episodes that the environment ended, and what it reported: 0 where an episode says nothing."""
+    metrics.mean(f"{name}/turns_mean", torch.tensor([completion.turns for completion in completions]))
+    metrics.mean(f"{name}/done_frac", torch.tensor([c.finish_reason == "done" for c in completions]))
+    for number in sorted({key for completion in completions for key in completion.environment_info}):
+        told = [completion.environment_info.get(number, 0.0) for completion in completions]
+        metrics.mean(f"{name}/environment/{number}", torch.tensor(told))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,21 @@ from torch import Tensor
 
 from rlhf.config.sft import SFTConfig
 from rlhf.data.pack import PackedBatch
-from rlhf.losses import nll_loss, token_mean
+from rlhf.losses import dft_loss, label_smoothed_loss, nll_loss, token_mean
 from rlhf.models.policy import PolicyModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics, describe
-from rlhf.training.offline import OfflineTrainer
+from rlhf.training.neftune import noisy_embeddings, with_noise_seeds
+from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import TrainedModule
 from rlhf.training.rows import MapData, StreamData
 
 
 class SFTTrainer(OfflineTrainer):
-    """Minimises the negative log-likelihood of the scored tokens, averaged over all of a step's tokens.
+    """Minimises the loss of the scored tokens, averaged over all of a step's tokens.
+
+    Held-out rows are always measured by their plain negative log-likelihood, without noise: runs of different losses compare.
 
     Args:
         policy: Changed in place.
@@ -46,6 +49,7 @@ class SFTTrainer(OfflineTrainer):
         checkpoint_dir: Path | None = None,
     ) -> None:
         super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
+        self.config: SFTConfig = config
         self.policy = policy
 
     @property
@@ -57,10 +61,25 @@ class SFTTrainer(OfflineTrainer):
         """The policy."""
         return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
 
+    def steps(self, phase: int, experience: RowsOfStep) -> Iterator[list[PackedBatch]]:
+        """One step, in micro-batches; each row knows the seed of its noise, whatever lies beside it."""
+        for batches in super().steps(phase, experience):
+            noisy = self.config.neftune_alpha is not None
+            yield [with_noise_seeds(batch, self.config.seed, phase) for batch in batches] if noisy else batches
+
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        """Token mean of the negative log-likelihood."""
-        losses = nll_loss(self.policy.score(batch.to(self.policy.device)).logprobs)
+        """Token mean of the configured loss."""
+        config, batch = self.config, batch.to(self.policy.device)
+        with noisy_embeddings(self.policy, batch, alpha=config.neftune_alpha or 0.0):
+            scores = self.policy.score(batch, with_mean=config.label_smoothing > 0)
+        losses = nll = nll_loss(scores.logprobs)
+        if config.loss == "dft":
+            losses = dft_loss(scores.logprobs)
+        elif scores.mean_logprobs is not None:
+            losses = label_smoothed_loss(scores.logprobs, scores.mean_logprobs, label_smoothing=config.label_smoothing)
         metrics.mean("loss/train", losses)
+        if losses is not nll:
+            metrics.mean("loss/nll", nll)
         return token_mean(losses, num_tokens=totals.num_tokens)
 
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
@@ -75,5 +94,5 @@ class SFTTrainer(OfflineTrainer):
         return found
 
     def headline(self, metrics: Mapping[str, float]) -> str:
-        """Loss."""
-        return describe(metrics, {"loss/train": "loss"})
+        """Loss, per token what other losses can be compared with."""
+        return describe(metrics, {"loss/nll" if "loss/nll" in metrics else "loss/train": "loss"})

@@ -11,6 +11,7 @@ from rlhf.config.groups import GRPOConfig
 from rlhf.config.policy import KLConfig, PPOConfig
 from rlhf.config.preference import DPOConfig
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.schema import stage_classes
 from rlhf.errors import ConfigError
 
 RECIPE: dict[str, Any] = {
@@ -87,7 +88,7 @@ def test_the_recipe_itself_is_fine():
         (
             {"stages__sft__kind": "sftt"},
             "stages.sft.kind: there is no kind 'sftt'. Did you mean 'sft'? "
-            "Known: dpo, evaluate, grpo, ppo, preferences, reward, sft, world.",
+            f"Known: {', '.join(sorted(stage_classes()))}.",
         ),
         (
             {"stages__ppo__reward": {"kind": "learnd"}},

@@ -8,7 +8,11 @@ from rlhf.errors import UnknownNameError
 
 
 def test_every_kind_of_stage_has_a_class():
-    assert list(stage_classes()) == ["world", "preferences", "sft", "reward", "dpo", "ppo", "grpo", "evaluate"]
+    kinds = (
+        "world reasoning calculator preferences step_labels sft reward prm dpo simpo cpo orpo kto ppo vapo trpo grpo dr_grpo dapo "
+        "gspo cispo sapo rloo reinforce_pp remax online_dpo distill best_of_n evaluate pass_at_k"
+    )
+    assert list(stage_classes()) == kinds.split()
     assert settings_class(None) is RecipeConfig
     with pytest.raises(UnknownNameError, match=r"No stage kind is called 'pppo'. Did you mean 'ppo'"):
         settings_class("pppo")
@@ -39,4 +43,4 @@ def test_types_ranges_and_defaults_read_as_people_write_them():
 
 
 def test_the_recipe_refers_to_its_kinds():
-    assert "kinds: world, preferences, sft" in describe_settings(RecipeConfig)
+    assert "kinds: world, reasoning, calculator, preferences" in describe_settings(RecipeConfig)

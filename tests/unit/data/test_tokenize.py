@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rlhf.data.contracts import RowError
 from rlhf.data.formats import parse_row
 from rlhf.data.report import TokenizationReport
-from rlhf.data.texts import preference_texts, sft_texts, unpaired_texts
+from rlhf.data.texts import preference_texts, sft_texts, single_texts
 from rlhf.data.tokenization import tokenization
 from rlhf.data.tokenize import tokenize_rows
 from rlhf.errors import ConfigError, DataError, ModelError, UnknownNameError
@@ -369,7 +369,7 @@ def test_an_impossible_setting_is_refused(tokenizer, how, error, message):
 def test_the_report_adds_up(tokenizer):
     report = TokenizationReport()
     rows = [{"prompt": "the", "completion": " fox", "label": True}] * 3
-    made = groups(rows, tokenizer, unpaired_texts, report=report)
+    made = groups(rows, tokenizer, single_texts, report=report)
     assert report.num_usable == 3
     assert report.num_tokens == sum(group.num_tokens for group in made)
     assert report.num_scored == sum(group.num_scored for group in made)

@@ -7,8 +7,8 @@ import torch
 
 from rlhf.errors import ConfigError
 from rlhf.losses.pair_tokens import chosen_nll, length_desensitised_logprobs, log_collision_probs, wpo_weights
-from rlhf.losses.preference import dpo_loss, split_pairs
-from rlhf.losses.segments import segment_sum
+from rlhf.losses.preference import dpo_loss
+from rlhf.losses.segments import segment_sum, split_pairs
 from tests.unit.losses.helpers import (
     check_parts_add_up,
     check_unscored_tokens_cannot_reach,

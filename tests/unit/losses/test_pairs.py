@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError
 from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
-from rlhf.losses.preference import dpo_loss, split_pairs
-from rlhf.losses.segments import segment_sum
+from rlhf.losses.preference import dpo_loss
+from rlhf.losses.segments import segment_sum, split_pairs
 from tests.unit.losses.helpers import (
     check_parts_add_up,
     check_unscored_tokens_cannot_reach,

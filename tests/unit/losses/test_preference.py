@@ -15,8 +15,8 @@ from rlhf.losses.preference import (
     ipo_loss,
     length_normalised_dpo_loss,
     robust_dpo_loss,
-    split_pairs,
 )
+from rlhf.losses.segments import split_pairs
 from tests.unit.losses.helpers import double, gradient
 
 CHOSEN, REJECTED = double(-10, -30, -12), double(-14, -20, -12)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError
-from rlhf.losses.preference import dpo_loss, split_pairs
+from rlhf.losses.preference import dpo_loss
 from rlhf.losses.reference_free import cpo_loss, log_odds, odds_ratio_loss, orpo_loss, simpo_loss
-from rlhf.losses.segments import segment_mean, segment_sum
+from rlhf.losses.segments import segment_mean, segment_sum, split_pairs
 from tests.unit.losses.helpers import (
     check_parts_add_up,
     check_unscored_tokens_cannot_reach,

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError
-from rlhf.losses.preference import split_pairs
 from rlhf.losses.reward import (
     binary_loss,
     bradley_terry_loss,
@@ -17,7 +16,7 @@ from rlhf.losses.reward import (
     label_noise,
     rating_loss,
 )
-from rlhf.losses.segments import segment_sum
+from rlhf.losses.segments import segment_sum, split_pairs
 from tests.unit.losses.helpers import check_parts_add_up, check_unscored_tokens_cannot_reach, double, gradient
 
 LOG3 = math.log(3)

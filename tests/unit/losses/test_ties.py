@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError
-from rlhf.losses.preference import split_pairs
 from rlhf.losses.reward import bradley_terry_loss
-from rlhf.losses.segments import segment_sum
+from rlhf.losses.segments import segment_sum, split_pairs
 from rlhf.losses.ties import (
     davidson_logprobs,
     davidson_loss,

@@ -167,3 +167,7 @@ def test_matches_are_those_of_the_seed_and_differ_between_steps():
 def test_a_single_row_is_refused():
     with pytest.raises(ConfigError, match=r"needs completions of other prompts.*make steps of more rows"):
         mismatched_rows(["only"], seed=0)
+
+
+def test_a_reference_point_that_is_not_a_number_is_not_taken_for_zero():
+    assert math.isnan(kto_reference_point(torch.tensor([1.0, math.nan]), torch.zeros(2)))

@@ -193,6 +193,40 @@ def test_all_paths_agree_on_temperature_and_entropy(title):
     assert (packed.logprobs - score(model, batch).logprobs).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("title", ["llama", "gemma2, sliding window, soft-caps", "granite, scaled logits"])
+def test_all_paths_agree_on_means_and_collisions(title):
+    model, batch = build(family(title)), pack(some_groups())
+    choose_path(model, some_groups())
+    wanted = {"temperature": 0.6, "with_mean": True, "with_collision": True}
+    packed = score(model, batch, path="packed", **wanted)
+    padded = score(model, batch, path="padded", **wanted)
+    model.set_attn_implementation("eager")
+    logits = score(model, batch, path="logits", **wanted)
+    for other in (padded, logits):
+        torch.testing.assert_close(packed.mean_logprobs, other.mean_logprobs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(packed.log_collision_probs, other.log_collision_probs, rtol=0, atol=1e-5)
+        assert not other.log_collision_probs.requires_grad
+    assert packed.entropy is None
+    gradients = [loss_gradients(model, scores.mean_logprobs) for scores in (packed, logits)]
+    assert gradient_gap(*gradients) <= 1e-5
+
+
+def test_an_adapter_on_the_output_projection_has_the_same_means_and_collisions_as_its_merged_weight():
+    lora = LoRAConfig(rank=3, alpha=6, target_modules=["lm_head"])
+    model, batch = add_lora(build(family("llama")), lora, task="CAUSAL_LM", seed=0), pack(some_groups())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
+    wanted = {"with_entropy": True, "with_mean": True, "with_collision": True}
+    adapted = score(model, batch, **wanted)
+    adapted.mean_logprobs.sum().backward()
+    assert any(p.grad is not None and bool(p.grad.any()) for name, p in model.named_parameters() if "lora_" in name)
+    merged = score(model.merge_and_unload(), batch, **wanted)
+    for name in ("logprobs", "entropy", "mean_logprobs", "log_collision_probs"):
+        torch.testing.assert_close(getattr(adapted, name), getattr(merged, name), rtol=0, atol=1e-5)
+
+
 def test_hidden_states_come_along_when_asked_for():
     model, batch = build(family("llama")), pack(some_groups())
     scores = score(model, batch, with_hidden=True)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.models import logprobs as module
 from rlhf.models.logprobs import LogitTransform, token_logprobs
@@ -38,29 +39,41 @@ def inputs():
     return draw(ROWS, WIDTH), draw(VOCABULARY, WIDTH), draw(VOCABULARY), torch.tensor([0, 6, 3, 3, 1])
 
 
-def plainly(hidden, weight, bias, token, *, temperature=1.0, transform=None):
-    """The same with the whole [rows, vocabulary] tensor, by torch's own functions."""
+def distribution(hidden, weight, bias, *, temperature=1.0, transform=None):
+    """Of each row, with the whole [rows, vocabulary] tensor, by torch's own functions."""
     logits = torch.nn.functional.linear(hidden, weight, bias)
     if transform is not None:
         logits = logits * transform.scale
         if transform.softcap is not None:
             logits = transform.softcap * torch.tanh(logits / transform.softcap)
-    spread = torch.distributions.Categorical(logits=logits / temperature)
+    return torch.distributions.Categorical(logits=logits / temperature)
+
+
+def plainly(hidden, weight, bias, token, **form):
+    spread = distribution(hidden, weight, bias, **form)
     return spread.log_prob(token), spread.entropy()
 
 
 def test_two_equal_logits_are_a_coin():
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[3.0], [3.0]])
-    logprobs, entropy = token_logprobs(hidden, weight, None, torch.tensor([1]), with_entropy=True)
+    logprobs, entropy, *_ = token_logprobs(hidden, weight, None, torch.tensor([1]), with_entropy=True)
     assert logprobs.tolist() == pytest.approx([-math.log(2)])
     assert entropy.tolist() == pytest.approx([math.log(2)])
 
 
 def test_a_token_with_logit_log_3_beside_one_with_0_has_three_quarters():
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[math.log(3)], [0.0]])
-    logprobs, none = token_logprobs(hidden, weight, None, torch.tensor([0]))
+    logprobs, *others = token_logprobs(hidden, weight, None, torch.tensor([0]))
     assert logprobs.tolist() == pytest.approx([math.log(0.75)])
-    assert none is None
+    assert others == [None, None, None]
+
+
+def test_the_mean_and_the_collision_of_three_quarters_and_one_quarter():
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[math.log(3)], [0.0]])
+    found = token_logprobs(hidden, weight, None, torch.tensor([0]), with_mean=True, with_collision=True)
+    assert found.mean_logprobs.tolist() == pytest.approx([math.log(3 / 16) / 2])  # (log 3/4 + log 1/4) / 2
+    assert found.log_collision_probs.tolist() == pytest.approx([math.log(5 / 8)])  # 9/16 + 1/16
+    assert found.entropy is None
 
 
 @every_form
@@ -68,7 +81,7 @@ def test_a_token_with_logit_log_3_beside_one_with_0_has_three_quarters():
 def test_values_are_those_of_the_whole_softmax(inputs, form, has_bias, tiles):
     hidden, weight, bias, token = inputs
     bias = bias if has_bias else None
-    logprobs, entropy = token_logprobs(hidden, weight, bias, token, with_entropy=True, **form)
+    logprobs, entropy, *_ = token_logprobs(hidden, weight, bias, token, with_entropy=True, **form)
     expected, expected_entropy = plainly(hidden, weight, bias, token, **form)
     torch.testing.assert_close(logprobs, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
@@ -82,7 +95,7 @@ def test_gradients_are_those_of_the_whole_softmax(inputs, form, has_bias, tiles)
     upstream = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
 
     def gradients(pair):
-        logprobs, entropy = pair
+        logprobs, entropy, *_ = pair
         return torch.autograd.grad((logprobs * upstream).sum() + (entropy * upstream.flip(0)).sum(), leaves)
 
     bias = bias if has_bias else None
@@ -98,10 +111,81 @@ def test_gradients_agree_with_finite_differences(inputs, form, with_entropy, til
     hidden, weight, bias, token = inputs
 
     def run(h, w, b):
-        logprobs, entropy = token_logprobs(h, w, b, token, with_entropy=with_entropy, **form)
+        logprobs, entropy, *_ = token_logprobs(h, w, b, token, with_entropy=with_entropy, **form)
         return (logprobs, entropy) if with_entropy else logprobs
 
     assert torch.autograd.gradcheck(run, (hidden, weight, bias))
+
+
+@every_form
+@with_and_without_bias
+def test_means_and_collisions_are_those_of_the_whole_softmax(inputs, form, has_bias, tiles):
+    hidden, weight, bias, token = inputs
+    bias = bias if has_bias else None
+    plain = token_logprobs(hidden, weight, bias, token, **form)
+    found = token_logprobs(hidden, weight, bias, token, with_mean=True, with_collision=True, **form)
+    probs = distribution(hidden, weight, bias, **form).probs
+    torch.testing.assert_close(found.mean_logprobs, probs.log().mean(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.log_collision_probs, (probs**2).sum(1).log(), rtol=1e-12, atol=1e-12)
+    assert torch.equal(found.logprobs, plain.logprobs), "the log-probability does not know what else was asked"
+
+
+@every_form
+def test_gradients_of_means_agree_with_finite_differences(inputs, form, tiles):
+    hidden, weight, bias, token = inputs
+
+    def run(h, w, b):
+        found = token_logprobs(h, w, b, token, with_entropy=True, with_mean=True, with_collision=True, **form)
+        return found.logprobs, found.entropy, found.mean_logprobs
+
+    assert torch.autograd.gradcheck(run, (hidden, weight, bias))
+
+
+def test_a_mean_has_a_gradient_where_only_the_mean_is_looked_at(inputs, tiles):
+    hidden, weight, bias, token = inputs
+    mean = token_logprobs(hidden, weight, bias, token, with_mean=True).mean_logprobs
+    expected = distribution(hidden, weight, bias).logits.mean(1)
+    ours, theirs = (torch.autograd.grad(x.sum(), [hidden, weight, bias]) for x in (mean, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+
+
+def test_a_collision_has_no_gradient(inputs):
+    hidden, weight, bias, token = inputs
+    found = token_logprobs(hidden, weight, bias, token, with_collision=True)
+    assert found.logprobs.requires_grad
+    assert not found.log_collision_probs.requires_grad
+
+
+def test_a_collision_is_finite_for_a_certain_and_for_an_even_distribution_over_many_tokens():
+    weight = torch.zeros(200_000, 1)
+    weight[7] = 1e4
+    found = token_logprobs(torch.tensor([[1.0], [0.0]]), weight, None, torch.tensor([7, 7]), with_collision=True)
+    assert found.log_collision_probs.tolist() == pytest.approx([0.0, -math.log(200_000)], rel=1e-6)
+
+
+def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
+    rows, vocabulary = 64, 512
+    monkeypatch.setattr(module, "FORWARD_TILE", 4 * vocabulary)
+    monkeypatch.setattr(module, "BACKWARD_TILE", 4 * rows)
+    hidden = torch.randn(rows, 8, requires_grad=True)
+    weight = torch.randn(vocabulary, 8, requires_grad=True)
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(tensor, torch.Tensor):
+                    self.size = max(self.size, tensor.untyped_storage().nbytes() // tensor.element_size())
+            return out
+
+    with Largest() as largest:
+        everything = {"with_entropy": True, "with_mean": True, "with_collision": True}
+        found = token_logprobs(hidden, weight, None, torch.zeros(rows, dtype=torch.int64), **everything)
+        (found.logprobs + found.entropy + found.mean_logprobs).sum().backward()
+    assert weight.numel() <= largest.size < rows * vocabulary
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight", "bias"])
@@ -121,7 +205,7 @@ def test_what_is_frozen_gets_no_gradient_and_changes_no_other(inputs, frozen):
 
 def test_a_row_that_no_loss_looks_at_gives_no_gradient(inputs):
     hidden, weight, _, token = inputs
-    logprobs, _ = token_logprobs(hidden, weight, None, token)
+    logprobs, *_ = token_logprobs(hidden, weight, None, token)
     logprobs[:2].sum().backward()
     assert not hidden.grad[2:].any()
     assert hidden.grad[:2].any()
@@ -129,7 +213,7 @@ def test_a_row_that_no_loss_looks_at_gives_no_gradient(inputs):
 
 def test_no_scored_token_is_no_error(inputs):
     hidden, weight, bias, token = inputs
-    logprobs, entropy = token_logprobs(hidden[:0], weight, bias, token[:0], with_entropy=True)
+    logprobs, entropy, *_ = token_logprobs(hidden[:0], weight, bias, token[:0], with_entropy=True)
     assert logprobs.shape == entropy.shape == (0,)
     logprobs.sum().backward()
     assert not weight.grad.any()
@@ -138,7 +222,7 @@ def test_no_scored_token_is_no_error(inputs):
 def test_large_logits_neither_overflow_nor_lose_the_token():
     hidden = torch.tensor([[1.0], [1.0]], requires_grad=True)
     weight = torch.tensor([[1e4], [-1e4], [0.0]], requires_grad=True)
-    logprobs, entropy = token_logprobs(hidden, weight, None, torch.tensor([0, 1]), with_entropy=True)
+    logprobs, entropy, *_ = token_logprobs(hidden, weight, None, torch.tensor([0, 1]), with_entropy=True)
     assert logprobs.tolist() == [0.0, -2e4]
     assert entropy.tolist() == [0.0, 0.0]
     (logprobs + entropy).sum().backward()
@@ -165,7 +249,7 @@ def test_under_autocast_products_are_in_bfloat16_and_gradients_in_the_weights_ty
     ours = [x.detach().float().requires_grad_() for x in (hidden, weight, bias)]
     exact = [x.detach().clone().requires_grad_() for x in ours]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logprobs, _ = token_logprobs(*ours, token)
+        logprobs, *_ = token_logprobs(*ours, token)
     expected, _ = plainly(*exact, token)
     assert logprobs.dtype == torch.float32
     gap = (logprobs - expected).abs().max()

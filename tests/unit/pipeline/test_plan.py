@@ -209,7 +209,7 @@ def edit(library: Path, *names: str) -> None:
     [
         ("losses/policy.py", {"ppo"}),
         ("losses/reward.py", {"reward"}),
-        ("losses/preference.py", {"reward", "evaluation"}),
+        ("losses/preference.py", set()),
         ("data/world/judge.py", {"world", "pairs", "reward", "evaluation"}),
         ("pipeline/stages/sft.py", {"sft", "alone"}),
         ("models/score.py", {"sft", "pairs", "reward", "ppo", "alone", "evaluation"}),

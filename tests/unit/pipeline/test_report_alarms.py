@@ -189,7 +189,9 @@ def test_the_contents_call_each_section_what_its_heading_calls_it(tmp_path):
     html = page(tmp_path)
     contents = dict(re.findall(r'<a href="#(\w+)">([^<]+)</a>', html[html.index("<nav") : html.index("</nav>")]))
     headings = dict(re.findall(r'<section id="(\w+)"[^>]*>\s*<h2>([^<]+)</h2>', html))
-    assert list(contents) == [section.name for section in SECTIONS[1:]]
+    # some sections are only there where a run has something to show in them
+    assert list(contents) == [section.name for section in SECTIONS[1:] if section.name in headings]
+    assert {"samples", "curves", "alarms", "stages", "lineage"} <= contents.keys()
     assert contents == {name: headings[name] for name in contents}
 
 

@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import GRPOStage
+from rlhf.config.stages import GRPOStage, PreferencesStage
 from rlhf.data.contracts import Kind
 from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError, ModelError, RewardError, RunBusyError, StorageError
@@ -25,7 +26,7 @@ from rlhf.pipeline.stages import STAGES
 from rlhf.pipeline.validate import Problem, find_problems, validate_file, validate_recipe
 from rlhf.pipeline.validate.inputs import ROWS_TAKEN, outputs
 from rlhf.pipeline.validate.places import BUILT_IN
-from rlhf.pipeline.validate.settings import MEASURED
+from rlhf.pipeline.validate.settings import MEASURED, MEASURED_BY_LOSS
 from tests.fixtures import tiny
 
 WORDS = "The cow eats grass . The fox lives in a den as far as I know".split()
@@ -271,6 +272,15 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ("grpo", {"early_stopping": {}}, "early_stopping", "error", 2, ("give eval_prompts",)),
     ("grpo", {"sequences_per_step": 16}, "sequences_per_step", "warning", 0, ("takes 16", "only 8")),
     ("grpo", {"kl": {"where": "none", "target": 1.0}}, "kl.target", "warning", 0, ("does nothing",)),
+    (
+        "grpo",
+        {"policy_loss": "reinforce", "epochs_per_rollout": 2},
+        "policy_loss",
+        "warning",
+        0,
+        ("is 4 steps", "use `clip`"),
+    ),
+    ("grpo", {"importance": {"high": 3.0}}, "importance", "warning", 0, ("does nothing", "every ratio is 1")),
     ("grpo", {"kl": {"horizon": 9}}, "kl.horizon", "warning", 0, ("nothing without kl.target",)),
     ("evaluate", {"judge": "functions.py:polite"}, "judge", "warning", 0, ("stages.grpo trains against",)),
     ("evaluate", {"baseline": "stage:grpo"}, "baseline", "warning", 0, ("the policy itself", "one half")),
@@ -842,7 +852,8 @@ def test_text_and_json_say_the_same(tree):
 def test_the_kinds_of_row_are_those_that_data_sets_take():
     from rlhf.data.plans import PLANS
 
-    written = {"completion", "text", "preference", "prompt"}  # by stages
+    own = {"completion", "text", "prompt", "unpaired", "stepwise"}  # by stages
+    written = own | set(typing.get_args(PreferencesStage.model_fields["rows"].annotation))
     for wanted, kinds in ROWS_TAKEN.items():
         assert kinds == {str(kind) for kind in PLANS[wanted].accepts} & written
 
@@ -853,7 +864,7 @@ def test_the_metrics_are_those_that_trainers_measure(kind):
     from tests.fixtures import toy
 
     trainer = toy.build_trainer(kind, held_out=True)
-    if kind == "dpo":
+    if kind in ("dpo", "kto"):
         trainer.collect(0, Metrics())  # scores the reference
     assert set(MEASURED[kind]) == set(trainer.evaluate())
 
@@ -882,9 +893,32 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
         },
         "reward": {"kind": "reward", **pairs, **few, "eval_data": "stage:pairs/test_pairs.jsonl"},
         "dpo": {"kind": "dpo", **pairs, **few},
+        "simpo": {"kind": "simpo", **pairs, **few},
+        "cpo": {"kind": "cpo", **pairs, **few},
+        "orpo": {"kind": "orpo", **pairs, **few},
+        "kto": {"kind": "kto", **pairs, **few, "rows_per_step": 6},
         "ppo": {"kind": "ppo", **policy, "epochs_per_rollout": 1},
-        "grpo": {"kind": "grpo", **policy, "group_size": 2},
+        **{
+            kind: {"kind": kind, **policy, "group_size": 2}
+            for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "reinforce_pp", "remax")
+        },
         "evaluate": {"kind": "evaluate", "policy": "stage:sft", "baseline": "embedded", **judged, "sampling": {"max_new_tokens": 4}},
+        "vapo": {"kind": "vapo", **policy, "group_size": 2, "value_warmup_rollouts": 0},
+        "trpo": {"kind": "trpo", **policy, "sequences_per_step": 2},
+        "online_dpo": {"kind": "online_dpo", **policy, "group_size": 2},
+        "distill": {"kind": "distill", **{k: v for k, v in policy.items() if k != "reward"}, "teacher": "embedded"},
+        "calculator": {"kind": "calculator", "num_demonstrations": 12, "num_prompts": 4, "num_test_prompts": 4},
+        "best": {
+            "kind": "best_of_n", "model": "embedded", "prompts": "stage:world/prompts.jsonl", "reward": "rules",
+            "num_samples": 2, "limit": 4, "sampling": {"max_new_tokens": 8}, "keep_cut": True,
+        },
+        "reasoning": {"kind": "reasoning", "num_demonstrations": 12, "num_prompts": 4, "num_test_prompts": 4},
+        "labels": {
+            "kind": "step_labels", "model": "embedded", "prompts": "stage:reasoning/prompts.jsonl",
+            "sampling": {"max_new_tokens": 8},
+        },
+        "solved": {"kind": "pass_at_k", "policy": "embedded", **judged, "num_samples": 2, "sampling": {"max_new_tokens": 4}},
+        "prm": {"kind": "prm", "model": "embedded", "data": "stage:reasoning/stepwise.jsonl", **few, "eval_frac": 0.5},
     }  # fmt: skip
     recipe = RecipeConfig.of({"name": "all", "output_dir": str(tmp_path), "threads": 1, "stages": stages})
     assert {stage.kind for stage in recipe.stages.values()} == set(STAGES)
@@ -895,3 +929,40 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
             assert path.is_dir() if file.endswith("/") else path.is_file(), f"{name}/{file}"
             if kind is not None:
                 assert {row.kind for row in open_rows(path, strings_are=Kind.TEXT)} == {kind}
+
+
+def test_the_metrics_of_a_loss_are_those_that_its_trainer_measures():
+    from tests.fixtures import toy
+
+    for (kind, loss), names in MEASURED_BY_LOSS.items():
+        assert set(names) == set(toy.build_trainer(kind, loss=loss, held_out=True).evaluate()), (kind, loss)
+
+
+def test_a_judge_of_steps_is_told_from_one_of_completions(tree, tmp_path):
+    rows = [{"prompt": f"Ask {n}", "completions": ["a", "b"], "labels": [True, False]} for n in range(40)]
+    steps = str(write(tmp_path / "steps.jsonl", rows))
+    prm = {"kind": "prm", "model": "stage:sft", "data": steps, "learning_rate": 1e-3}
+    tree["stages"] = {"sft": tree["stages"]["sft"], "prm": prm, **tree["stages"]}
+    good = changed(tree, "grpo", reward={"kind": "process", "source": "stage:prm"})
+    assert [p for p in found(good) if p.level == "error"] == []
+    for reward, said in (
+        ("stage:prm", "trains a process reward model, which judges steps; write {kind: process, source: stage:prm}"),
+        ({"kind": "process", "source": "stage:reward"}, "wants a judge of steps ("),
+        ({"kind": "ensemble", "sources": ["stage:reward", "stage:prm"]}, "trains a process reward model"),
+    ):
+        assert any(said in problem.message for problem in found(changed(tree, "grpo", reward=reward))), said
+    assert any("gives scores and no words" in p.message for p in found(changed(tree, "grpo", model="stage:prm")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss": "graded"}, "needs significantly or slightly in the column `strength`, and 40 of"),
+        ({"use_confidence": True}, "needs a number from 0 to 1 in the column `confidence`, and 40 of"),
+        ({"loss": "rating"}, "rating"),
+    ],
+)
+def test_rows_lack_what_the_loss_of_a_reward_model_needs(tree, settings, said):
+    assert any(
+        said in problem.message for problem in found(changed(tree, "reward", **settings)) if problem.level == "error"
+    )

@@ -75,8 +75,10 @@ def test_scores_do_not_hang_on_how_the_batch_is_cut(reward_model, rollout, tiny_
 
 def test_a_shared_prompt_is_computed_once(reward_model, rollout, tiny_tokenizer, monkeypatch):
     batches = []
-    scores = RewardModel.scores
-    monkeypatch.setattr(RewardModel, "scores", lambda model, batch: batches.append(batch) or scores(model, batch))
+    scores = RewardModel.member_scores
+    monkeypatch.setattr(
+        RewardModel, "member_scores", lambda model, batch: batches.append(batch) or scores(model, batch)
+    )
     prompts, completions = rollout
     LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(prompts, completions)
     (batch,) = batches

@@ -4,8 +4,15 @@ import math
 
 import pytest
 
+from rlhf.config.policy import KLConfig
 from rlhf.errors import ConfigError
-from rlhf.training.control import AdaptiveKLController, ConstraintKLController, DoublingKLController, EarlyStopping
+from rlhf.training.control import (
+    AdaptiveKLController,
+    ConstraintKLController,
+    DoublingKLController,
+    EarlyStopping,
+    build_kl_controller,
+)
 
 
 def test_a_kl_above_the_target_raises_the_weight_and_one_below_lowers_it():
@@ -181,3 +188,21 @@ def test_a_policy_that_answers_the_weight_is_held_near_its_target():
 def test_controllers_that_could_not_control_are_refused(build, said: str):
     with pytest.raises(ConfigError, match=said):
         build()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, AdaptiveKLController),
+        ({"target": 2.0}, AdaptiveKLController),
+        ({"target": 2.0, "controller": "doubling"}, DoublingKLController),
+        ({"target": 2.0, "controller": "constraint", "step_size": 0.2}, ConstraintKLController),
+    ],
+)
+def test_the_controller_of_a_recipe_is_built_with_its_numbers(settings, kind):
+    controller = build_kl_controller(KLConfig(coef=0.5, **settings))
+    assert type(controller) is kind
+    assert controller.coef == 0.5
+    controller.update(4.0, 10_000)  # twice the target
+    expected = {DoublingKLController: 1.0, ConstraintKLController: 0.7}.get(kind, 0.6 if settings else 0.5)
+    assert controller.coef == pytest.approx(expected)

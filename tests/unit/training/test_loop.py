@@ -254,10 +254,10 @@ def test_a_run_in_bfloat16_goes_the_way_of_one_in_full(name):
     assert float(torch.nn.functional.cosine_similarity(moved, moved_mixed, dim=0)) > 0.9
 
 
-@pytest.mark.parametrize("name", toy.NAMES)
+@pytest.mark.parametrize("name", [name for name in toy.NAMES if name != "trpo"])  # which refuses float16
 def test_a_run_in_float16_skips_some_steps_and_learns(name):
     log = RunLog()
-    longer = {"rollouts": 5} if name in ("ppo", "grpo") else {"epochs": 6}
+    longer = {"rollouts": 5} if "rollouts" in toy.SHORT[name] else {"epochs": 6}
     trainer = build_trainer(name, autocast="float16", log=log, **longer)
     start = weights_of(trainer)
     trainer.train()

@@ -267,3 +267,73 @@ def test_the_headline_keeps_the_newest_rollout_in_sight():
     assert trainer.headline({"loss/train": 1.0}) == ""
     assert trainer.headline({"ppo/score_mean": 0.5, "ppo/ref_kl": 1.25}) == "reward +0.50, KL 1.25"
     assert trainer.headline({"loss/train": 1.0}) == "reward +0.50, KL 1.25"
+
+
+def test_a_completion_near_the_limit_loses_a_part_of_its_score():
+    overlong = {"buffer_tokens": 4, "weight": 0.5}
+    trainer = toy.build_trainer("ppo", scorer=toy.Constant(1.0), missing_eos_penalty=0.0, overlong=overlong)
+    experience = trainer.collect(0, Metrics())
+    lengths = [len(branch.tokens) for group in experience.groups for branch in group.branches]
+    # up to 1 token for free, then a quarter of the weight for each, of at most 5
+    expected = [1.0 - 0.5 * max(0, length - 1) / 4 for length in lengths]
+    assert experience.columns["scores"].tolist() == pytest.approx(expected)
+    assert min(expected) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights"),
+    [
+        ({"controller": "doubling", "target": 100.0}, [0.1, 0.05, 0.025, 0.0125]),
+        ({"controller": "constraint", "target": 1e9, "step_size": 0.04}, [0.1, 0.06, 0.02, 0.0]),
+        ({}, [0.1] * 4),
+    ],
+)
+@pytest.mark.parametrize("name", ONLINE)
+def test_a_recipe_chooses_who_adapts_the_weight(name, settings, weights):
+    log = RunLog()
+    toy.build_trainer(
+        name, log=log, rollouts=4, kl={"coef": 0.1, "target": None, "horizon": 10_000, **settings}
+    ).train()
+    found = [e["metrics"][f"{name}/kl_coef"] for e in log.read("metrics") if f"{name}/kl_coef" in e["metrics"]]
+    assert found == pytest.approx(weights, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy_loss", ["clip", "sequence_token", "cispo", "sapo", "reinforce"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_ppo_takes_every_policy_loss_and_aggregation(policy_loss, aggregation):
+    log = RunLog()
+    settings = {"policy_loss": policy_loss, "aggregation": aggregation}
+    trainer = toy.build_trainer("ppo", log=log, rollouts=1, epochs_per_rollout=1, sequences_per_step=6, **settings)
+    before = toy.weights_of(trainer)
+    trainer.train()
+    assert toy.largest_difference(toy.weights_of(trainer), before) > 1e-4
+    (metrics,) = [event["metrics"] for event in log.read("metrics")]
+    assert metrics["ppo/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert ("ppo/clip_frac" in metrics) == (policy_loss in ("clip", "sequence_token", "cispo"))
+
+
+def test_where_nobody_judges_scores_are_0_and_no_alarm_is_raised():
+    base = toy.build_trainer("ppo")
+    log = RunLog()
+    trainer = PPOTrainer(
+        base.policy, base.value_model, base.settings, base.prompts, None, reference=base.reference, log=log
+    )
+    experience = trainer.collect(0, Metrics())
+    assert (experience.columns["scores"] + 0.1 * experience.columns["truncated"]).tolist() == pytest.approx([0.0] * 6)
+    assert log.read("alarm") == []
+
+
+def test_equal_scores_of_one_prompt_teach_a_critic_and_raise_no_alarm():
+    class ByPrompt:
+        name = "by_prompt"
+
+        def score(self, prompts, completions):
+            return ScoreResult([float(prompt.id) for prompt in prompts])
+
+    log = RunLog()
+    settings = {"group_size": 2, "prompts_per_rollout": 3, "rollouts": 1}
+    toy.build_trainer("ppo", scorer=ByPrompt(), log=log, **settings).train()
+    assert log.read("alarm") == []
+    toy.build_trainer("grpo", scorer=ByPrompt(), log=log, rollouts=1).train()
+    (alarm,) = log.read("alarm")
+    assert "in every group" in alarm["message"]

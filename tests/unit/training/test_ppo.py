@@ -3,15 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf.config.policy import PPOConfig
+from rlhf.config.policy import PPOConfig, VAPOConfig
 from rlhf.errors import ConfigError
 from rlhf.losses import kl_k1
 from rlhf.models.value import ValueModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import at_last_tokens
 from rlhf.training.log import RunLog
+from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
-from rlhf.training.ppo import PPOTrainer
+from rlhf.training.ppo import PPOTrainer, VAPOTrainer
 from tests.fixtures import toy
 
 BARE = {"kl": {"where": "none"}, "whiten_advantages": False, "missing_eos_penalty": 0.0, "lam": 0.0}
@@ -178,3 +179,125 @@ def test_the_entropy_bonus_keeps_the_policy_from_growing_sure():
     assert entropies[0][0] == pytest.approx(entropies[1][0], abs=0.3), "an estimate and the exact number"
     assert entropies[0][-1] < entropies[0][0] - 0.2
     assert entropies[1][-1] > entropies[0][-1] + 0.1
+
+
+# ---- the critic's own lambda, warm-up, and the likelihood of what was good
+
+
+def test_the_critic_learns_from_its_own_lambda():
+    experience, last = credit(with_silent_critic(lam=0.0, critic_lam=1.0))
+    scores = experience.columns["scores"]
+    expected = torch.zeros(len(experience.score_seq))
+    expected[last] = scores
+    torch.testing.assert_close(experience.token_columns["advantages"], expected)
+    torch.testing.assert_close(experience.token_columns["returns"], scores[experience.score_seq])
+
+
+def test_the_policys_lambda_grows_with_the_length_of_a_completion():
+    """Alone at the end, a score of s is worth s * lambda^(tokens to go); lambda = 1 - 1 / (0.4 * 5) = 1/2 for five tokens."""
+    trainer = with_silent_critic(lam=0.95, length_adaptive_alpha=0.4, gamma=1.0)
+    metrics = Metrics()
+    experience, _ = credit(trainer, metrics)
+    lengths = torch.bincount(experience.score_seq)
+    sequence = int((lengths == 5).nonzero()[0])
+    found = experience.token_columns["advantages"][experience.score_seq == sequence]
+    weights = torch.tensor([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
+    torch.testing.assert_close(found, experience.columns["scores"][sequence] * weights)
+    expected = [max(0.0, 1 - 1 / (0.4 * n)) for n in lengths.tolist()]
+    assert metrics.result()["ppo/lambda_mean"] == pytest.approx(sum(expected) / len(expected))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("penalised", [False, True])
+def test_in_the_warm_up_the_critic_learns_and_the_policy_keeps_its_bits(shared, penalised):
+    trainer = toy.build_trainer(
+        "ppo", rollouts=3, value_warmup_rollouts=2, shared_value=shared, weight_decay=0.1,
+        l2_coef=0.1 if penalised else 0.0, kl={"coef": 0.1, "target": 1.0, "horizon": 20},
+    )  # fmt: skip
+    loop = Loop(trainer, trainer.config)
+    policy = [p.detach().clone() for p in trainer.policy.model.parameters()]
+    critic = [p.detach().clone() for p in trainer.value_model.parameters()]
+    rates = []
+    for phase in range(3):
+        for batches in trainer.steps(phase, trainer.collect(phase, Metrics())):
+            found = loop._step(batches)
+            loop.at.step += 1
+            rates.append(found["learning_rate"])
+            assert ("ppo/ratio_max" in found) == ("loss/policy" in found) == (phase == 2)
+        moved = any(not torch.equal(a, b) for a, b in zip(policy, trainer.policy.model.parameters(), strict=True))
+        assert moved == (phase == 2)
+        assert trainer.controller.coef == 0.1 if phase < 2 else trainer.controller.coef < 0.1
+    assert any(not torch.equal(a, b) for a, b in zip(critic, trainer.value_model.parameters(), strict=True))
+    assert len(set(rates)) == len(rates)  # the schedule went on
+
+
+def test_a_warm_up_ends_no_phase_early():
+    trainer = toy.build_trainer("ppo", stop_at_kl=1e-12, value_warmup_rollouts=1)
+    log = RunLog()
+    trainer.log = log
+    trainer.train()
+    steps = [e["step"] for e in log.read("metrics")]
+    assert steps[:4] == [1, 2, 3, 4]  # the whole of the warm-up, and of the next rollout what the limit allows
+    assert len(steps) < 8
+
+
+def test_good_completions_are_made_likelier_by_the_mean_over_all_their_tokens():
+    settings = {"value_coef": 0.0, "scorer": toy.ShareOfGood(), "kl": {"where": "none"}}
+    plain, liked = (
+        toy.build_trainer("ppo", dtype=torch.float64, positive_nll_coef=coef, positive_score=score, **settings)
+        for coef, score in ((0.0, 0.0), (0.5, 0.4))
+    )
+    losses = []
+    for trainer in (plain, liked):
+        batches = next(iter(trainer.steps(0, trainer.collect(0, Metrics()))))
+        metrics = Metrics()
+        trainer.before_step(batches, metrics)
+        losses.append(sum(float(trainer.loss(b, Totals.of(batches), metrics).detach()) for b in batches))
+    good = torch.cat([(b.columns["scores"] > 0.4)[b.score_seq] for b in batches])
+    nll = -torch.cat([liked.policy.logprobs(b) for b in batches])
+    assert 0 < int(good.sum()) < len(good)
+    assert losses[1] - losses[0] == pytest.approx(0.5 * float(nll[good].mean()), rel=1e-9)
+    assert metrics.result()["loss/positive_nll"] == pytest.approx(float(nll[good].mean()), rel=1e-9)
+
+
+def test_where_nothing_is_good_nothing_is_added():
+    trainer = toy.build_trainer("ppo", positive_nll_coef=0.5, positive_score=2.0)
+    batches = next(iter(trainer.steps(0, trainer.collect(0, Metrics()))))
+    metrics = Metrics()
+    trainer.before_step(batches, metrics)
+    loss = trainer.loss(batches[0], Totals.of(batches), metrics)
+    assert torch.isfinite(loss)
+    assert "loss/positive_nll" not in metrics.result()
+
+
+def test_vapo_is_ppo_with_the_settings_of_its_paper():
+    """Yue et al. 2025, arXiv:2504.05118: section 4 and table 1."""
+    config = VAPOConfig()
+    assert (config.critic_lam, config.length_adaptive_alpha, config.positive_nll_coef) == (1.0, 0.05, 0.1)
+    assert (config.clip_low, config.clip_high, config.aggregation, config.group_size) == (0.2, 0.28, "token", 16)
+    assert (config.value_warmup_rollouts, config.kl.where) == (50, "none")
+    assert issubclass(VAPOTrainer, PPOTrainer)
+
+
+def test_vapo_learns_once_its_critic_is_warm():
+    log = RunLog()
+    trainer = toy.build_trainer(
+        "vapo", log=log, rollouts=8, value_warmup_rollouts=2, prompts_per_rollout=32, group_size=2, sequences_per_step=32,
+        learning_rate=2e-2, value_learning_rate=2e-2, epochs_per_rollout=2, length_adaptive_alpha=2.0,
+    )  # fmt: skip
+    trainer.train()
+    scores = [e["metrics"]["vapo/score_mean"] for e in log.read("metrics") if "vapo/score_mean" in e["metrics"]]
+    assert scores[-1] > scores[0] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"length_adaptive_alpha": 0.05, "lam": 0.9}, "lam does nothing where length_adaptive_alpha"),
+        ({"positive_score": 0.5}, "positive_score belongs to positive_nll_coef"),
+        ({"rollouts": 5, "value_warmup_rollouts": 5}, r"value_warmup_rollouts \(5\) must be below rollouts \(5\)"),
+    ],
+)
+def test_options_without_effect_are_refused(settings, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        PPOConfig.of(settings)

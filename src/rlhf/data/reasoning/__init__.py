@@ -13,8 +13,14 @@ from __future__ import annotations
 
 from rlhf.data.reasoning.build import build_reasoning, split_problems
 from rlhf.data.reasoning.problems import Problem, parse_problem
-from rlhf.data.reasoning.rewards import likely_answer_reward, outcome_reward, sound_reward, step_reward
-from rlhf.data.reasoning.rows import label_samples, outcome_row, stepwise_row
+from rlhf.data.reasoning.rewards import (
+    likely_answer_reward,
+    outcome_reward,
+    reasoning_judge,
+    sound_reward,
+    step_reward,
+)
+from rlhf.data.reasoning.rows import label_completions, outcome_row, stepwise_row
 from rlhf.data.reasoning.tokenizer import build_tokenizer
 from rlhf.data.reasoning.verify import Verdict, first_wrong_step, label_steps, split_steps, verify
 
@@ -24,12 +30,13 @@ __all__ = [
     "build_reasoning",
     "build_tokenizer",
     "first_wrong_step",
-    "label_samples",
+    "label_completions",
     "label_steps",
     "likely_answer_reward",
     "outcome_reward",
     "outcome_row",
     "parse_problem",
+    "reasoning_judge",
     "sound_reward",
     "split_problems",
     "split_steps",

@@ -4,6 +4,7 @@
     sound_reward            1 where every step is right as well
     step_reward             share of the steps that are right
     likely_answer_reward    how likely the answer is for any problem of that length: a proxy that invites hacking
+    reasoning_judge         the verifier's whole verdict, for evaluations
 
 In a recipe: ``reward: rlhf.data.reasoning.rewards:outcome_reward``.
 """
@@ -83,6 +84,29 @@ def likely_answer_reward(prompts: Sequence[str], completions: Sequence[str], **c
         answer = stated_answer(split_steps(completion))
         rewards.append(0.0 if answer is None else odds[answer])
     return rewards
+
+
+def reasoning_judge(
+    prompts: Sequence[str], completions: Sequence[str], **columns: Any
+) -> list[dict[str, float | bool | None]]:
+    """The exact verifier as a judge (``rlhf.evaluation.judges``): is the answer right, and is the way to it?
+
+    ``score`` is 1 for the right answer, as in ``outcome_reward``. ``sound`` is what ``sound_reward`` says;
+    ``unsound_if_right`` the same the other way round among right answers alone; ``answered`` whether there is an answer.
+
+    Raises:
+        DataError: A prompt is no problem of this world.
+    """
+    verdicts = [verify(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+    return [
+        {
+            "score": float(verdict.correct),
+            "sound": verdict.sound,
+            "unsound_if_right": not verdict.sound if verdict.correct else None,
+            "answered": verdict.answer is not None,
+        }
+        for verdict in verdicts
+    ]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ Whoever wrote a solution, the demonstrator or a policy, it is judged here by the
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypedDict
 
 from rlhf.data.reasoning.problems import Level, Problem, parse_problem
@@ -27,6 +27,15 @@ class StepwiseRow(TypedDict):
     """The steps; joined, they are the completion."""
     labels: list[bool]
     """Is each step right, given the one before it? All are labelled, not only those up to the first mistake."""
+    level: Level
+
+
+class LabelledCompletion(TypedDict):
+    """A sampled solution in a labeller's words, both verdicts together; its prompt is the one that was asked."""
+
+    completions: list[str]
+    labels: list[bool]
+    label: bool
     level: Level
 
 
@@ -52,38 +61,47 @@ def outcome_row(problem: Problem, steps: Sequence[str]) -> OutcomeRow:
     return OutcomeRow(prompt=problem.prompt, completion="".join(steps), label=right, level=problem.level)
 
 
-def label_samples(
-    samples: Iterable[tuple[str, Sequence[str]]], *, cut_frac: float, seed: int
-) -> tuple[list[StepwiseRow], list[OutcomeRow]]:
-    """What a policy sampled, as rows for both kinds of reward model.
+def label_completions(
+    prompts: Sequence[str], completions: Sequence[Sequence[str]], *, seed: int, cut_frac: float = 0.0
+) -> list[list[LabelledCompletion | None]]:
+    """What a policy sampled, step by step, judged by the exact verifier: a labeller of ``step_labels`` stages.
 
-    Some are cut short and end in a guess. Policies seldom do that, so a reward model would not learn it from their
-    samples; but a search that maximises the reward model finds it.
+    Some completions may be cut short and end in a guess. Policies seldom do that, so a reward model would not learn it
+    from their samples; but a search that maximises the reward model finds it.
 
     Args:
-        samples: Each prompt with its sampled completions. Empty completions are left out: they have no step to label.
-        cut_frac: Share of completions that are cut short (0.15 in the measured recipe), in [0, 1]. Each completion has
-            its own draw, so a row does not depend on which others are there.
+        prompts: [n] problems of this world.
+        completions: [n] those sampled for each of them.
         seed: The run's seed.
+        cut_frac: Share of completions that are cut short (0.15 in the measured recipe), in [0, 1]. Each completion has
+            its own draw, so what is said of it does not depend on which others are there.
 
     Returns:
-        Stepwise and outcome rows of the same completions, in the order given.
+        [n] for each completion its steps and verdicts; None for an empty one, which has no step to label.
 
     Raises:
         DataError: A prompt is no problem of this world.
     """
     if not 0.0 <= cut_frac <= 1.0:
         raise ConfigError(f"cut_frac is {cut_frac}; wanted the share of completions to cut short, from 0 to 1.")
-    stepwise, outcome = [], []
-    for prompt, completions in samples:
+    labelled: list[list[LabelledCompletion | None]] = []
+    for prompt, group in zip(prompts, completions, strict=True):
         problem = parse_problem(prompt)
-        for number, completion in enumerate(completions):
+        found: list[LabelledCompletion | None] = []
+        for number, completion in enumerate(group):
             steps = split_steps(completion)
-            if not steps:
-                continue
             draw = random.Random(derive_seed(seed, "reasoning", "cut short", prompt, number))
-            if draw.random() < cut_frac:
+            if steps and draw.random() < cut_frac:
                 steps = cut_short(steps, draw)
-            stepwise.append(stepwise_row(problem, steps))
-            outcome.append(outcome_row(problem, steps))
-    return stepwise, outcome
+            found.append(_labelled(problem, steps) if steps else None)
+        labelled.append(found)
+    return labelled
+
+
+def _labelled(problem: Problem, steps: Sequence[str]) -> LabelledCompletion:
+    return LabelledCompletion(
+        completions=list(steps),
+        labels=list(label_steps(problem, steps)),
+        label=stated_answer(steps) == problem.answer,
+        level=problem.level,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import STAGE
-from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
+from rlhf.config.rewards import EnsembleRewardConfig, FunctionRewardConfig, RewardSpec
 from rlhf.training.log import RunLog
 
 
@@ -60,9 +60,16 @@ def resolved_reward(spec: RewardSpec, at: StageContext) -> RewardSpec:
     changes: dict[str, Any] = {
         key: at.path(value) for key in ("source", "path") if (value := getattr(spec, key, None)) is not None
     }
+    if isinstance(spec, EnsembleRewardConfig):
+        changes["sources"] = [at.path(source) for source in spec.sources]
     if isinstance(spec, FunctionRewardConfig):
-        changes["arguments"] = {k: at.path(v) if isinstance(v, str) else v for k, v in spec.arguments.items()}
+        changes["arguments"] = resolved_arguments(spec.arguments, at)
     return spec.updated(**changes) if changes else spec
+
+
+def resolved_arguments(arguments: Mapping[str, Any], at: StageContext) -> dict[str, Any]:
+    """A function's arguments with files and folders where they name ``stage:`` inputs."""
+    return {name: at.path(value) if isinstance(value, str) else value for name, value in arguments.items()}
 
 
 def seed_of(seed: int | None) -> int:

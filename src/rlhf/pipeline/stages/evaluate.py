@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
-from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
 from rlhf.config.stages import EvaluateStage
 from rlhf.data.datasets import PreferenceDataset
 from rlhf.evaluation.evaluator import evaluate_policies
-from rlhf.evaluation.judges import Judge, load_judge
 from rlhf.evaluation.overoptimisation import judge_rollouts
 from rlhf.models.reward import RewardModel
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
-from rlhf.rewards.factory import build_reward
+from rlhf.pipeline.stages.judging import open_judge
 
 
 def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
@@ -27,7 +24,7 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     )
     reward_model = RewardModel.from_pretrained(at.path(stage.reward_model)) if stage.reward_model else None
     pairs = PreferenceDataset(at.path(stage.pairs), policy.tokenizer) if stage.pairs else None
-    judge = _judge(stage.judge, at)
+    judge = open_judge(stage.judge, at)
     with at.log.progress("evaluate", 2 * len(prompts) * stage.samples_per_prompt) as bar:
         evaluation = evaluate_policies(
             policy, baseline, prompts, judge,
@@ -38,13 +35,3 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
         evaluation = evaluation.with_curve(judge_rollouts(Path(at.path(stage.rollouts)), judge))
     evaluation.write(at.folder / "evaluation.json")
     return StageOutcome(evaluation.headline(), evaluation.summary())
-
-
-def _judge(spec: RewardSpec, at: StageContext) -> Judge:
-    """A function as it is; any other judge through its standard signature."""
-    spec = resolved_reward(spec, at)
-    if isinstance(spec, FunctionRewardConfig):
-        return functools.partial(load_judge(spec.function), **spec.arguments)
-    scorer = build_reward(spec)
-    assert callable(scorer), f"{type(scorer).__name__} lacks the standard signature"
-    return scorer

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import rlhf
 from rlhf.config.model import ModelConfig
+from rlhf.config.stages import PolicyTraining
 from rlhf.data.contracts import Prompt
-from rlhf.data.datasets import GRPODataset
+from rlhf.data.datasets import GRPODataset, SFTDataset
 from rlhf.data.report import left_out
+from rlhf.data.words import counted
 from rlhf.errors import ConfigError
 from rlhf.files import check_space
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model, context_length
 from rlhf.pipeline.stages.context import StageContext, seed_of
 from rlhf.seeds import derive_seed
+from rlhf.training.penalties import ElasticWeightConsolidation
 
 if TYPE_CHECKING:
+    from rlhf.models.process import ProcessRewardModel
     from rlhf.models.reward import RewardModel
 
 ROWS_FOR_SELF_CHECK = 3
@@ -68,14 +72,14 @@ def open_datasets(
     return train, held_out
 
 
-def longest_row(max_length: int | None, model: PolicyModel | RewardModel) -> int | None:
+def longest_row(max_length: int | None, model: PolicyModel | RewardModel | ProcessRewardModel) -> int | None:
     """Tokens that a row may have: what the settings say, and no more than the model was made for."""
     network: Any = model.model if isinstance(model, PolicyModel) else model.members[0]
     limits = [limit for limit in (max_length, context_length(base_model(network))) if limit is not None]
     return min(limits, default=None)
 
 
-def choose_path(model: PolicyModel | RewardModel, data: Any, at: StageContext) -> None:
+def choose_path(model: PolicyModel | RewardModel | ProcessRewardModel, data: Any, at: StageContext) -> None:
     """The self-check of every run: a few rows scored every way."""
     cursor = data.state_dict() if hasattr(data, "state_dict") else None
     groups = list(itertools.islice(iter(data), ROWS_FOR_SELF_CHECK))
@@ -94,7 +98,21 @@ def read_prompts(source: str | list[str], policy: PolicyModel, at: StageContext,
     return list(data)
 
 
-def save_model(model: PolicyModel | RewardModel, stage: Any, at: StageContext, metrics: Mapping[str, Any]) -> None:
+def penalties_of(stage: PolicyTraining, policy: PolicyModel, at: StageContext) -> list[ElasticWeightConsolidation]:
+    """What the settings hold a policy to, beside its reference: to be appended to a trainer's, while the policy is as it came."""
+    if stage.ewc is None:
+        return []
+    ewc, seed = stage.ewc, derive_seed(seed_of(getattr(stage, "seed", None)), "ewc")
+    limits = {"limit": ewc.rows, "max_length": longest_row(None, policy), "truncation": "keep_start"}
+    rows = SFTDataset(at.paths(ewc.data), policy.tokenizer, score=ewc.score, **limits)  # type: ignore[arg-type]
+    at.log.write("note", message=f"ewc.data: {rows.report.to_text()}")
+    at.log.say(f"  measuring what {counted(len(rows), 'row')} of ewc.data depend on")
+    return [ElasticWeightConsolidation(policy, rows, coef=ewc.coef, targets=ewc.targets, seed=seed)]
+
+
+def save_model(
+    model: PolicyModel | RewardModel | ProcessRewardModel, stage: Any, at: StageContext, metrics: Mapping[str, Any]
+) -> None:
     """The stage's ``model`` folder, with a card that says where it came from."""
     about = {
         "stage": at.name,

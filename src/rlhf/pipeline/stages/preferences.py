@@ -10,6 +10,7 @@ from rlhf.config.stages import PreferencesStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.words import counted
+from rlhf.errors import ConfigError
 from rlhf.files import write_jsonl
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy
@@ -18,10 +19,18 @@ from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion
 from rlhf.seeds import derive_seed
 
-Annotator = Callable[..., Sequence[Mapping[str, Any] | None]]
-"""(prompts, completions of each, *, ended, noise, seed) -> for each prompt None, or the numbers of the ``chosen`` and the
-``rejected`` completion and any further columns."""
+Annotator = Callable[..., Sequence[Mapping[str, Any] | Sequence[Mapping[str, Any]] | None]]
+"""(prompts, completions of each, *, ended, noise, seed) -> for each prompt None; or the numbers of the ``chosen`` and the
+``rejected`` completion and any further columns; or whole rows of another kind, such as rankings, but for their prompt."""
 
+COLUMNS = {
+    "preference": ("chosen", "rejected"),
+    "comparison": ("completion_a", "completion_b", "preference"),
+    "ranking": ("completions",),
+    "rating": ("completion", "rating"),
+    "unpaired": ("completion", "label"),
+}
+"""What an annotator must say, by what the stage calls its rows."""
 SAMPLES_AT_ONCE = 256
 """Prompts asked in one call when preferences are collected."""
 
@@ -32,6 +41,7 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
     annotate = load_function(stage.annotator)
     engine = LocalEngine(policy)
     counts: dict[str, Any] = {}
+    noun = "pair" if stage.rows == "preference" else "row"
     wanted = [("pairs", stage.prompts, stage.num_pairs, stage.noise)]
     if stage.test_prompts is not None:
         wanted.append(("test_pairs", stage.test_prompts, stage.num_test_pairs, 0.0))
@@ -51,44 +61,66 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
                     seed=seed_of(stage.seed),
                     step=0,
                 )
-                found = _pairs(batch, samples, annotate, noise=noise, seed=seed_of(stage.seed))
+                found = _rows(batch, samples, annotate, stage, noise=noise)
                 rows += found
                 bar.advance(by=len(found))
         if len(rows) < count:
             at.log.alarm(
-                f"{name}: {counted(asked, 'prompt')} gave {counted(len(rows), 'pair')}, {count} were wanted; the others were ties."
+                f"{name}: {counted(asked, 'prompt')} gave {counted(len(rows), noun)}, {count} were wanted; the others were ties."
             )
         write_jsonl(at.folder / f"{name}.jsonl", rows[:count])
         counts[f"num_{name}"] = min(count, len(rows))
     return StageOutcome(
-        f"{counted(counts['num_pairs'], 'pair')} with {stage.noise:.0%} noise, "
-        f"{counted(counts.get('num_test_pairs', 0), 'held-out pair')} without",
+        f"{counted(counts['num_pairs'], noun)} with {stage.noise:.0%} noise, "
+        f"{counted(counts.get('num_test_pairs', 0), f'held-out {noun}')} without",
         counts,
     )
 
 
-def _pairs(
-    prompts: Sequence[Prompt], samples: Sequence[Sequence[Completion]], annotate: Annotator, *, noise: float, seed: int
+def _rows(
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sequence[Completion]],
+    annotate: Annotator,
+    stage: PreferencesStage,
+    *,
+    noise: float,
 ) -> list[dict[str, Any]]:
-    """Rows with texts for people and the sampled token ids for training: nothing is tokenised again."""
+    """Pairs have texts for people and the sampled token ids for training: nothing is tokenised again."""
     choices = annotate(
         [prompt.text for prompt in prompts],
         [[completion.text for completion in group] for group in samples],
         ended=[[completion.finish_reason != "length" for completion in group] for group in samples],
         noise=noise,
-        seed=seed,
+        seed=seed_of(stage.seed),
     )
-    return [
-        {
-            "id": prompt.id,
-            "prompt": prompt.text,
-            "chosen": group[choice["chosen"]].text,
-            "rejected": group[choice["rejected"]].text,
-            "prompt_ids": list(prompt.ids),
-            "chosen_ids": list(group[choice["chosen"]].tokens),
-            "rejected_ids": list(group[choice["rejected"]].tokens),
-            **{name: value for name, value in choice.items() if name not in ("chosen", "rejected")},
-        }
-        for prompt, group, choice in zip(prompts, samples, choices, strict=True)
-        if choice is not None
-    ]
+    rows: list[dict[str, Any]] = []
+    for prompt, group, choice in zip(prompts, samples, choices, strict=True):
+        if choice is None:
+            continue
+        given = [choice] if isinstance(choice, Mapping) else choice
+        for number, row in enumerate(given):
+            missing = [column for column in COLUMNS[stage.rows] if column not in row]
+            if missing:
+                raise ConfigError(
+                    f"{stage.annotator} gave {', '.join(row) or 'nothing'} for the prompt {prompt.id!r}; `rows: {stage.rows}` "
+                    f"wants {', '.join(COLUMNS[stage.rows])}. Name another annotator, or say in `rows` what it gives."
+                )
+            if stage.rows == "preference":
+                rows.append(_pair(prompt, group, row))
+            else:
+                rows.append({"id": f"{prompt.id}#{number}", "prompt": prompt.text, **row})
+    return rows
+
+
+def _pair(prompt: Prompt, group: Sequence[Completion], choice: Mapping[str, Any]) -> dict[str, Any]:
+    chosen, rejected = group[choice["chosen"]], group[choice["rejected"]]
+    return {
+        "id": prompt.id,
+        "prompt": prompt.text,
+        "chosen": chosen.text,
+        "rejected": rejected.text,
+        "prompt_ids": list(prompt.ids),
+        "chosen_ids": list(chosen.tokens),
+        "rejected_ids": list(rejected.tokens),
+        **{name: value for name, value in choice.items() if name not in ("chosen", "rejected")},
+    }

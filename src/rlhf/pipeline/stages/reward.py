@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf.config.stages import RewardStage
-from rlhf.data.datasets import PreferenceDataset
-from rlhf.data.streaming import StreamingPreferenceDataset
+from rlhf.data.datasets import ComparisonDataset, KTODataset, PreferenceDataset, RankingDataset, RatingDataset
+from rlhf.data.pack import Group
+from rlhf.data.streaming import (
+    StreamingComparisonDataset,
+    StreamingKTODataset,
+    StreamingPreferenceDataset,
+    StreamingRankingDataset,
+    StreamingRatingDataset,
+)
 from rlhf.data.words import counted
 from rlhf.evaluation.evaluator import judge_reward_model
 from rlhf.evaluation.records import SCHEMA
@@ -14,7 +23,17 @@ from rlhf.files import write_json
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
+from rlhf.training.metrics import describe
 from rlhf.training.reward import RewardModelTrainer
+
+DATASETS: Mapping[str, tuple[Any, Any, str]] = {
+    "preference": (PreferenceDataset, StreamingPreferenceDataset, "pair"),
+    "comparison": (ComparisonDataset, StreamingComparisonDataset, "comparison"),
+    "ranking": (RankingDataset, StreamingRankingDataset, "ranking"),
+    "rating": (RatingDataset, StreamingRatingDataset, "rating"),
+    "kto": (KTODataset, StreamingKTODataset, "verdict"),
+}
+"""What the loss learns from -> how it is read, in memory and as a stream, and what one is called."""
 
 
 def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
@@ -29,16 +48,38 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
         seed=seed,
     )
     options: dict[str, Any] = {"truncation": stage.truncation}
-    train, held_out = open_datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)
+    kind, streaming, noun = DATASETS[stage.rows_wanted]
+    train, held_out = open_datasets(stage, at, kind, streaming, model, options)
     choose_path(model, train, at)
     result = RewardModelTrainer(model, stage, train, held_out, log=at.log, checkpoint_dir=at.folder).train()
     metrics = {**result.metrics, **result.evaluation}
     accuracy = "nothing held out"
     if held_out is not None:
-        quality = judge_reward_model(model, held_out, seed=seed)
-        write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "reward_model": quality.to_dict()})
-        found = quality.accuracy
-        metrics |= {"eval/accuracy": found.value, "eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
-        accuracy = f"held-out accuracy {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+        accuracy = f"held-out {describe(metrics, {'eval/accuracy': 'accuracy', 'eval/error': 'error'})}"
+        if pairs := pairs_of(held_out):
+            quality = judge_reward_model(model, pairs, seed=seed)
+            write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "reward_model": quality.to_dict()})
+            found = quality.accuracy
+            metrics |= {"eval/accuracy": found.value, "eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
+            accuracy = f"held-out accuracy {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
     save_model(model, stage, at, metrics)
-    return StageOutcome(f"{num_rows(train, 'pair')}, {counted(result.steps, 'step')}, {accuracy}", metrics)
+    return StageOutcome(f"{num_rows(train, noun)}, {counted(result.steps, 'step')}, {accuracy}", metrics)
+
+
+def pairs_of(groups: Sequence[Group]) -> Sequence[Group]:
+    """The pairs in held-out rows of which one completion is better, chosen first: of a ranking every such two, of a tie none.
+
+    Completions that were judged one by one have none.
+    """
+    found: list[Group] = []
+    for group in groups:
+        ranks = group.columns.get("ranks")
+        if ranks is None:
+            found += [group] if len(group.branches) == 2 and not group.columns.get("tied") else []
+            continue
+        for first, second in itertools.combinations(range(len(ranks)), 2):
+            best, worst = (first, second) if ranks[first] < ranks[second] else (second, first)
+            if ranks[best] < ranks[worst]:
+                columns = {**group.columns, "id": f"{group.columns.get('id')}#{best}-{worst}"}
+                found.append(Group(group.prefix, [group.branches[best], group.branches[worst]], columns))
+    return found

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from rlhf.config.stages import PolicyStage
+from rlhf.config.stages import DistillStage, PolicyStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.data.words import counted
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, build_reference
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_arguments, resolved_reward
 from rlhf.pipeline.stages.inputs import (
     ROWS_FOR_SELF_CHECK,
     choose_path,
@@ -21,8 +22,13 @@ from rlhf.pipeline.stages.inputs import (
     save_model,
 )
 from rlhf.pipeline.words import rounded
+from rlhf.rewards.environment import with_environment
 from rlhf.rewards.factory import build_reward
+from rlhf.rewards.functions import load_function
 from rlhf.rewards.types import Scorer, listen
+from rlhf.rollout.episodes import EpisodeEngine
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.types import RolloutEngine
 from rlhf.training.loop import TrainResult
 
 
@@ -30,29 +36,62 @@ def open_rl_inputs(
     stage: PolicyStage, at: StageContext, *, seed: int
 ) -> tuple[PolicyModel, list[Prompt], Scorer, Reference]:
     """The policy, what it is asked, who judges, and what it is held to."""
-    policy = load_for_training(stage.model, at, seed=seed)
-    disable_dropout(policy.model)  # a noisy policy's ratios differ from 1 before it has learned anything
-    prompts = read_prompts(
-        stage.prompts, policy, at,
-        limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation=stage.truncation,
-    )  # fmt: skip
-    rows = [Group(prompt.ids, [Branch(prompt.ids[-1:])]) for prompt in prompts[:ROWS_FOR_SELF_CHECK]]
-    choose_path(policy, rows, at)
-    scorer = build_reward(
-        [resolved_reward(spec, at) for spec in stage.reward], tokenizer=policy.tokenizer, on_error="report"
-    )
+    policy, prompts = open_policy_and_prompts(stage, at, seed=seed)
+    scorer = _build_scorer(stage, policy, at)
     listen(scorer, at.log.alarm)
     if stage.reference is not None:
         return policy, prompts, scorer, load_policy(stage.reference, at, seed=seed).requires_grad_(False)
     return policy, prompts, scorer, build_reference(policy)
 
 
-def read_eval_prompts(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> list[Prompt]:
+def open_policy_and_prompts(
+    stage: PolicyStage | DistillStage, at: StageContext, *, seed: int
+) -> tuple[PolicyModel, list[Prompt]]:
+    """Who learns, without dropout and with the path that it takes, and what it is asked."""
+    policy = load_for_training(stage.model, at, seed=seed)
+    disable_dropout(policy.model)  # a noisy policy's ratios differ from 1 before it has learned anything
+    prompts = read_prompts(
+        stage.prompts, policy, at, columns=stage.columns,
+        limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation=stage.truncation,
+    )  # fmt: skip
+    rows = [Group(prompt.ids, [Branch(prompt.ids[-1:])]) for prompt in prompts[:ROWS_FOR_SELF_CHECK]]
+    choose_path(policy, rows, at)
+    return policy, prompts
+
+
+def open_engine(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> RolloutEngine | None:
+    """The sampler of a stage whose completions are episodes; None for the trainer's own."""
+    if stage.environment is None:
+        return None
+    settings = stage.environment
+    make = load_function(settings.factory)
+    return EpisodeEngine(
+        LocalEngine(policy, autocast=stage.autocast),
+        functools.partial(make, **resolved_arguments(settings.arguments, at)),
+        policy.tokenizer,
+        max_turns=settings.max_turns,
+        max_turn_tokens=settings.max_turn_tokens,
+        max_observation_tokens=settings.max_observation_tokens,
+        role=settings.role,
+        timeout_seconds=settings.timeout_seconds,
+    )
+
+
+def _build_scorer(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Scorer:
+    """The rewards that the recipe names, and the environment's own."""
+    specs = [resolved_reward(spec, at) for spec in stage.reward]
+    scorer = build_reward(specs, tokenizer=policy.tokenizer, on_error="report") if specs else None
+    if scorer is not None and stage.environment is None:
+        return scorer
+    return with_environment(scorer)
+
+
+def read_eval_prompts(stage: PolicyStage | DistillStage, policy: PolicyModel, at: StageContext) -> list[Prompt]:
     """Held-out prompts; none where none were given."""
     if stage.eval_prompts is None:
         return []
     return read_prompts(
-        stage.eval_prompts, policy, at,
+        stage.eval_prompts, policy, at, columns=stage.columns,
         max_prompt_length=stage.max_prompt_length, truncation=stage.truncation,
     )  # fmt: skip
 

@@ -10,7 +10,14 @@ from rlhf.data.datasets import SFTDataset
 from rlhf.data.streaming import StreamingSFTDataset
 from rlhf.data.words import counted
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
-from rlhf.pipeline.stages.inputs import choose_path, load_for_training, num_rows, open_datasets, save_model
+from rlhf.pipeline.stages.inputs import (
+    choose_path,
+    load_for_training,
+    num_rows,
+    open_datasets,
+    penalties_of,
+    save_model,
+)
 from rlhf.training.sft import SFTTrainer
 
 
@@ -21,10 +28,11 @@ def run_sft(stage: SFTStage, at: StageContext) -> StageOutcome:
     train, held_out = open_datasets(stage, at, SFTDataset, StreamingSFTDataset, policy, options)
     choose_path(policy, train, at)
     trainer = SFTTrainer(policy, stage, train, held_out, log=at.log, checkpoint_dir=at.folder)
+    trainer.penalties += penalties_of(stage, policy, at)
     result = trainer.train()
     metrics = {**result.metrics, **result.evaluation}
     save_model(policy, stage, at, metrics)
-    loss = metrics.get("eval/loss", metrics["loss/train"])
+    loss = metrics.get("eval/loss", metrics.get("loss/nll", metrics["loss/train"]))
     uniform = math.log(policy.model.config.get_text_config().vocab_size)
     if loss > uniform:
         at.log.alarm(

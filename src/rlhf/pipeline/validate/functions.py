@@ -12,10 +12,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf.config.environment import EnvironmentConfig
+from rlhf.config.problems import PassAtKStage, StepLabelsStage
 from rlhf.config.rewards import FunctionRewardConfig
-from rlhf.config.stages import EvaluateStage, PolicyStage, PreferencesStage, Stage
+from rlhf.config.stages import BestOfNStage, EvaluateStage, PolicyStage, PreferencesStage, Stage
 from rlhf.data.expand import prompt_of
-from rlhf.errors import ConfigError, RewardError
+from rlhf.errors import ConfigError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import functions, rewards, rows_inputs
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import read_once
@@ -23,8 +25,10 @@ from rlhf.rewards.functions import RESERVED
 
 IMPORT_SECONDS = 60.0
 ALWAYS_GIVEN = frozenset(RESERVED)
+ENVIRONMENT = "environment.factory"
 GIVEN_TO_ANNOTATORS = ("ended", "noise", "seed")
 """By keyword, behind the prompts and their completions."""
+GIVEN_TO_LABELLERS = ("prompts", "completions", "seed")
 LOOK = """\
 import contextlib, inspect, json, os, sys
 out = os.fdopen(os.dup(1), "w")
@@ -67,8 +71,12 @@ def check_functions(review: Review) -> None:
                 found = _look_once(review, name)
                 if isinstance(stage, PreferencesStage):
                     _check_annotator(review, key, name, found)
+                elif isinstance(stage, StepLabelsStage) and key == "labeller":
+                    _check_labeller(review, stage, found)
                 elif key in specs:
                     _check_reward(review, stage, key, specs[key], found)
+                elif isinstance(stage, PolicyStage) and stage.environment is not None and key == ENVIRONMENT:
+                    _check_environment(review, stage.environment, found)
 
 
 def look_at(function: str) -> Parameters:
@@ -127,7 +135,7 @@ def _look_once(review: Review, function: str) -> Parameters:
 
 
 def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardConfig, found: Parameters) -> None:
-    assert isinstance(stage, PolicyStage | EvaluateStage)
+    assert isinstance(stage, PolicyStage | BestOfNStage | EvaluateStage | PassAtKStage)
     place = key.removesuffix(".function")
     taken = sorted(ALWAYS_GIVEN & spec.arguments.keys())
     if taken:
@@ -156,6 +164,16 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
         )
 
 
+def _check_environment(review: Review, settings: EnvironmentConfig, found: Parameters) -> None:
+    """It is made with its arguments and nothing else."""
+    unknown = sorted(settings.arguments.keys() - found.names)
+    if unknown and not found.takes_any:
+        review.error("environment.arguments", f"{settings.factory} takes no argument {unknown[0]!r}.")
+    missing = [name for name in found.required if name not in settings.arguments]
+    if missing:
+        review.error("environment.arguments", f"{settings.factory} needs {', '.join(missing)}; give it in `arguments`.")
+
+
 def _check_annotator(review: Review, key: str, name: str, found: Parameters) -> None:
     lacking = [word for word in GIVEN_TO_ANNOTATORS if word not in found.names]
     if lacking and not found.takes_any:
@@ -164,3 +182,17 @@ def _check_annotator(review: Review, key: str, name: str, found: Parameters) -> 
             f"{name} has no parameter {', '.join(lacking)}; an annotator is called as annotate(prompts, completions, *, ended, "
             "noise, seed).",
         )
+
+
+def _check_labeller(review: Review, stage: StepLabelsStage, found: Parameters) -> None:
+    lacking = [word for word in GIVEN_TO_LABELLERS if word not in found.names]
+    if lacking and not found.takes_any:
+        review.error(
+            "labeller",
+            f"{stage.labeller} has no parameter {', '.join(lacking)}; a labeller is called as labeller(prompts, completions, *, "
+            "seed).",
+        )
+    unknown = sorted(stage.arguments.keys() - found.names)
+    if unknown and not found.takes_any:
+        known = sorted(found.names - {*GIVEN_TO_LABELLERS})
+        review.error("arguments", f"{stage.labeller} has no parameter {unknown[0]!r}.{did_you_mean(unknown[0], known)}")

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlhf.config.recipe import STAGE
 from rlhf.config.rewards import LearnedRewardConfig, RewardBase
-from rlhf.config.stages import EvaluateStage, PolicyStage, Stage
+from rlhf.config.stages import BestOfNStage, EvaluateStage, OfflineStage, PolicyStage, Stage
 from rlhf.pipeline.validate.inputs import rewards, rows_inputs, trained_prompts
 
 STAGE_ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
@@ -78,7 +78,7 @@ def seen_by_training(stages: Mapping[str, Stage], evaluation: EvaluateStage) -> 
     asked = set(rows_inputs(evaluation)[0].sources)
     learned = _judges_rows(stages, evaluation.judge)
     for name, stage, rows in trained_prompts(stages, evaluation.policy):
-        if trains_against(stage, evaluation.judge):
+        if trains_against(stage, evaluation.judge, stages):
             judge.append(name)
         elif stage.kind != "sft" and learned & set(rows.sources):
             judge_rows.append(name)
@@ -102,9 +102,13 @@ def seen_in_recipe(recipe: Mapping[str, Any], name: str) -> Seen | None:
     return seen_by_training(stages, found)
 
 
-def trains_against(stage: Stage, judge: RewardBase) -> bool:
-    """Whether a stage's reward, or a part of it, gives the same verdicts as a judge."""
-    return isinstance(stage, PolicyStage) and any(_is_same(spec, judge) for _, spec in rewards(stage))
+def trains_against(stage: Stage, judge: RewardBase, stages: Mapping[str, Stage]) -> bool:
+    """Whether a stage's reward, or a part of it, gives the same verdicts as a judge; or the one that chose its rows did."""
+    if isinstance(stage, PolicyStage | BestOfNStage):
+        return any(_is_same(spec, judge) for _, spec in rewards(stage))
+    read = rows_inputs(stage)[0].sources if isinstance(stage, OfflineStage) else ()
+    parents = [stages.get(match["name"]) for source in read if (match := STAGE.match(source))]
+    return any(isinstance(parent, BestOfNStage) and trains_against(parent, judge, stages) for parent in parents)
 
 
 def named(stages: tuple[str, ...]) -> str:

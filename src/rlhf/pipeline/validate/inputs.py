@@ -10,15 +10,21 @@ from pathlib import Path
 import rlhf
 from rlhf.config.base import Names, named_things
 from rlhf.config.model import ModelConfig
+from rlhf.config.problems import PassAtKStage, ReasoningStage, StepLabelsStage
 from rlhf.config.recipe import REFERENCE, STAGE
-from rlhf.config.rewards import LearnedRewardConfig, RewardBase
+from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
 from rlhf.config.stages import (
     MODEL_STAGES,
+    BestOfNStage,
+    CalculatorStage,
     DataInputs,
+    DistillStage,
     EvaluateStage,
     OfflineStage,
     PolicyStage,
+    PolicyTraining,
     PreferencesStage,
+    ProcessRewardStage,
     PromptInputs,
     RewardStage,
     RowsFor,
@@ -29,14 +35,24 @@ from rlhf.config.stages import (
 ROWS_WANTED: Mapping[RowsFor, str] = {
     "sft": "demonstrations",
     "preference": "pairs",
+    "comparison": "pairs or ties",
+    "ranking": "rankings",
+    "rating": "rated completions",
+    "stepwise": "solutions with labelled steps",
     "kto": "completions with a verdict",
     "grpo": "prompts",
 }
 ROWS_TAKEN: Mapping[RowsFor, frozenset[str]] = {
     "sft": frozenset({"completion", "text", "preference"}),
-    "preference": frozenset({"preference"}),
-    "kto": frozenset({"preference"}),
-    "grpo": frozenset({"prompt", "completion", "preference"}),
+    "preference": frozenset({"preference", "comparison", "ranking"}),
+    "comparison": frozenset({"preference", "comparison", "ranking"}),
+    "ranking": frozenset({"preference", "comparison", "ranking"}),
+    "rating": frozenset({"rating", "ranking"}),
+    "kto": frozenset({"preference", "comparison", "unpaired"}),
+    "stepwise": frozenset({"stepwise"}),
+    "grpo": frozenset(
+        {"prompt", "completion", "preference", "comparison", "ranking", "rating", "unpaired", "stepwise"}
+    ),
 }
 """Of the kinds of row that stages write, the ones that each use can take; a test compares it with ``PLANS``."""
 
@@ -60,21 +76,31 @@ class RowsInput:
 
 def rows_inputs(stage: Stage) -> list[RowsInput]:
     """All rows that a stage reads, those that it learns from first."""
+    ewc = stage.ewc if isinstance(stage, PolicyTraining) else None
+    kept = [RowsInput("ewc.data", _listed(ewc.data), "sft", limit=ewc.rows)] if ewc is not None else []
+    return [*_own_rows(stage), *kept]
+
+
+def _own_rows(stage: Stage) -> list[RowsInput]:
     if isinstance(stage, OfflineStage):
         plain = RowsInput(
-            "data", _listed(stage.data), stage.rows_for, stage.columns, stage.on_bad_row == "skip", stage.limit
+            "data", _listed(stage.data), stage.rows_wanted, stage.columns, stage.on_bad_row == "skip", stage.limit
         )
         if stage.eval_data is None:
             return [plain]
         return [plain, replace(plain, key="eval_data", sources=_listed(stage.eval_data), limit=None)]
     if isinstance(stage, PromptInputs):
-        found = [RowsInput("prompts", _listed(stage.prompts), "grpo", limit=stage.limit)]
+        found = [RowsInput("prompts", _listed(stage.prompts), "grpo", stage.columns, limit=stage.limit)]
         if stage.eval_prompts is not None:
-            found.append(RowsInput("eval_prompts", _listed(stage.eval_prompts), "grpo"))
+            found.append(RowsInput("eval_prompts", _listed(stage.eval_prompts), "grpo", stage.columns))
+        if isinstance(stage, DistillStage) and stage.data is not None:
+            found.append(RowsInput("data", _listed(stage.data), "sft", skips_bad_rows=stage.on_bad_row == "skip"))
         return found
     if isinstance(stage, PreferencesStage):
         found = [RowsInput("prompts", (stage.prompts,), "grpo")]
         return found + ([RowsInput("test_prompts", (stage.test_prompts,), "grpo")] if stage.test_prompts else [])
+    if isinstance(stage, BestOfNStage | StepLabelsStage | PassAtKStage):
+        return [RowsInput("prompts", _listed(stage.prompts), "grpo", limit=stage.limit)]
     if isinstance(stage, EvaluateStage):
         found = [RowsInput("prompts", _listed(stage.prompts), "grpo", limit=stage.limit)]
         return found + ([RowsInput("pairs", (stage.pairs,), "preference")] if stage.pairs else [])
@@ -87,16 +113,21 @@ def policies(stage: Stage) -> list[tuple[str, ModelConfig]]:
     return [(key, value) for key, value in values if isinstance(value, ModelConfig)]
 
 
-def rewards(stage: Stage) -> list[tuple[str, RewardBase]]:
+def rewards(stage: Stage | PolicyStage) -> list[tuple[str, RewardBase]]:
     """Key and settings of every judge of completions."""
-    if isinstance(stage, PolicyStage):
+    if isinstance(stage, PolicyStage | BestOfNStage):
         return [(f"reward.{place}", spec) for place, spec in enumerate(stage.reward)]
-    return [("judge", stage.judge)] if isinstance(stage, EvaluateStage) else []
+    return [("judge", stage.judge)] if isinstance(stage, EvaluateStage | PassAtKStage) else []
 
 
 def reward_models(stage: Stage) -> list[tuple[str, str]]:
     """Key and source of every reward model that a stage loads."""
-    found = [(f"{key}.source", spec.source) for key, spec in rewards(stage) if isinstance(spec, LearnedRewardConfig)]
+    found = []
+    for key, spec in rewards(stage):
+        if isinstance(spec, LearnedRewardConfig | ProcessRewardConfig):
+            found.append((f"{key}.source", spec.source))
+        elif isinstance(spec, EnsembleRewardConfig):
+            found += [(f"{key}.sources.{place}", source) for place, source in enumerate(spec.sources)]
     if isinstance(stage, EvaluateStage) and stage.reward_model is not None:
         found.append(("reward_model", stage.reward_model))
     return found
@@ -119,15 +150,40 @@ def outputs(stage: Stage) -> dict[str, str | None]:
         }
         written |= {"pretrain.jsonl": "text"} if stage.num_documents else {}
         return written | ({"tokenizer/": None} if stage.vocab_size is not None else {})
+    if isinstance(stage, CalculatorStage):
+        return {
+            "sft.jsonl": "completion",
+            "prompts.jsonl": "prompt",
+            "test_prompts.jsonl": "prompt",
+            "tokenizer/": None,
+        }
+    if isinstance(stage, ReasoningStage):
+        return {
+            "sft.jsonl": "completion",
+            "prompts.jsonl": "prompt",
+            "stepwise.jsonl": "stepwise",
+            "outcome.jsonl": "unpaired",
+            "test_prompts.jsonl": "prompt",
+            "test_stepwise.jsonl": "stepwise",
+            "reasoning.json": None,
+            "tokenizer/": None,
+        }
+    if isinstance(stage, StepLabelsStage):
+        written = {"stepwise.jsonl": "stepwise"}
+        return written | ({"outcome.jsonl": "unpaired"} if stage.outcomes else {})
     if isinstance(stage, PreferencesStage):
-        written = {"pairs.jsonl": "preference"}
-        return written | ({"test_pairs.jsonl": "preference"} if stage.test_prompts else {})
-    if isinstance(stage, EvaluateStage):
+        written = {"pairs.jsonl": stage.rows}
+        return written | ({"test_pairs.jsonl": stage.rows} if stage.test_prompts else {})
+    if isinstance(stage, BestOfNStage):
+        return {"demonstrations.jsonl": "completion"}
+    if isinstance(stage, EvaluateStage | PassAtKStage):
         return {"evaluation.json": None}
     written = {"model/": None}
     if isinstance(stage, PromptInputs):
         written["rollouts.jsonl"] = "completion"
-    if isinstance(stage, RewardStage) and has_held_out(stage):
+    if isinstance(stage, RewardStage) and has_held_out(stage) and stage.rows_wanted not in ("rating", "kto"):
+        written["evaluation.json"] = None
+    if isinstance(stage, ProcessRewardStage) and has_held_out(stage) and stage.loss == "steps":
         written["evaluation.json"] = None
     return written
 

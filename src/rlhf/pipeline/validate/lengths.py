@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.stages import DataInputs, EvaluateStage, PolicyStage, PreferencesStage, Stage
+from rlhf.config.problems import PassAtKStage, StepLabelsStage
+from rlhf.config.stages import (
+    BestOfNStage,
+    DataInputs,
+    DistillStage,
+    EvaluateStage,
+    PolicyStage,
+    PreferencesStage,
+    Stage,
+)
 from rlhf.data.contracts import Row
 from rlhf.data.plans import PLANS, Item
 from rlhf.data.report import TokenizationReport
@@ -30,6 +39,15 @@ SAMPLE = 300
 """Rows tokenised of each source, taken at even distances."""
 MANY = 0.1
 """Share of rows that may be left out or cut before it is worth a word."""
+SAMPLING_STAGES = (
+    PolicyStage,
+    DistillStage,
+    PreferencesStage,
+    BestOfNStage,
+    StepLabelsStage,
+    EvaluateStage,
+    PassAtKStage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +155,7 @@ def _check_context(review: Review, stage: Any, rows: RowsInput, longest: int) ->
 
 def _check_room(review: Review, stage: Stage) -> None:
     """Prompt and completion together have to fit into the context: the sampler refuses a prompt that may outgrow it."""
-    if not isinstance(stage, PolicyStage | PreferencesStage | EvaluateStage):
+    if not isinstance(stage, SAMPLING_STAGES):
         return
     key, config = policies(stage)[0]
     facts = facts_of(review, config)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlhf.config.recipe import STAGE, stage_references
-from rlhf.config.stages import POLICY_KINDS, Stage
+from rlhf.config.rewards import ProcessRewardConfig
+from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, Stage
 from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
     ROWS_TAKEN,
@@ -13,6 +14,7 @@ from rlhf.pipeline.validate.inputs import (
     outputs,
     policies,
     reward_models,
+    rewards,
     rows_inputs,
 )
 from rlhf.pipeline.validate.problems import Review
@@ -46,7 +48,9 @@ def _why_not(kind: str, file: str) -> str:
         ("world", "pretrain.jsonl"): "set its num_documents",
         ("world", "tokenizer"): "set its vocab_size",
         ("preferences", "test_pairs.jsonl"): "give it test_prompts",
-        ("reward", "evaluation.json"): "give it eval_data or eval_frac",
+        ("reward", "evaluation.json"): "give it eval_data or eval_frac, and a loss that compares completions",
+        ("prm", "evaluation.json"): "give it eval_data or eval_frac, and labelled steps",
+        ("step_labels", "outcome.jsonl"): "set its outcomes",
     }
     change = wants.get((kind, file.partition("/")[0]))
     return f" To have it, {change}." if change else ""
@@ -57,10 +61,11 @@ def _check_models(review: Review, stage: Stage) -> None:
     stages = review.recipe.stages
     for key, config in policies(stage):
         parent = _parent(review, config.path)
-        if parent is not None and stages[parent].kind == "reward":
+        if parent is not None and stages[parent].kind in JUDGE_KINDS:
+            what = "a process reward model" if stages[parent].kind == "prm" else "a reward model"
             review.error(
                 key,
-                f"stage:{parent} trains a reward model, which gives scores and no words; a policy is wanted here "
+                f"stage:{parent} trains {what}, which gives scores and no words; a policy is wanted here "
                 f"({_of_kind(review, POLICY_KINDS)}).",
                 ModelError,
             )
@@ -71,6 +76,26 @@ def _check_models(review: Review, stage: Stage) -> None:
                 key,
                 f"stage:{parent} is a {stages[parent].kind} stage, which trains a policy; a reward model is wanted here "
                 f"({_of_kind(review, ('reward',))}).",
+                ModelError,
+            )
+    _check_kinds_of_judge(review, stage)
+
+
+def _check_kinds_of_judge(review: Review, stage: Stage) -> None:
+    """A judge of steps where that is wanted, and one of whole completions where that is."""
+    stages = review.recipe.stages
+    by_steps = {key for key, spec in rewards(stage) if isinstance(spec, ProcessRewardConfig)}
+    for key, source in reward_models(stage):
+        parent = _parent(review, source)
+        kind = stages[parent].kind if parent is not None else None
+        if kind == "prm" and key.removesuffix(".source") not in by_steps:
+            how = f"; write {{kind: process, source: stage:{parent}}}" if key.startswith("reward.") else ""
+            review.error(key, f"stage:{parent} trains a process reward model, which judges steps{how}.", ModelError)
+        elif kind == "reward" and key.removesuffix(".source") in by_steps:
+            review.error(
+                key,
+                f"stage:{parent} trains a reward model of whole completions; kind: process wants a judge of steps "
+                f"({_of_kind(review, ('prm',))}).",
                 ModelError,
             )
 

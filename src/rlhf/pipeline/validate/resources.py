@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.rewards import LearnedRewardConfig
-from rlhf.config.stages import PolicyStage, PPOStage, RewardStage, Stage
+from rlhf.config.policy import PPOConfig
+from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
+from rlhf.config.stages import DistillStage, DPOStage, KTOStage, PolicyStage, PolicyTraining, RewardStage, Stage
 from rlhf.config.training import TrainConfig
 from rlhf.errors import (
     MemoryLimitError,
@@ -60,16 +61,38 @@ def memory_needed(review: Review, stage: Stage) -> int | None:
     if facts is None:
         return None
     weights = facts.num_parameters * WIDTH[model.dtype]
-    trained = weights if model.lora is not None else weights * (2 + MOMENTS)
+    anchors = int(stage.l2_coef > 0)
+    trained = weights if model.lora is not None else weights * (2 + MOMENTS + anchors)
     if isinstance(stage, RewardStage):
         return trained * stage.num_models
     needed = trained
+    if isinstance(stage, PolicyTraining) and stage.ewc is not None and model.lora is None:
+        needed += weights + facts.num_parameters * WIDTH["float32"]  # the anchors and their Fisher information
     if isinstance(stage, PolicyStage):
         needed += 0 if model.lora is not None else weights  # the reference; an adapter switched off is one
-        needed += weights * sum(isinstance(spec, LearnedRewardConfig) for spec in stage.reward)
-    if isinstance(stage, PPOStage) and stage.value_model == "separate":
+        needed += weights * sum(map(_models_of, stage.reward))
+    if isinstance(stage, PPOConfig) and stage.value_model == "separate":
         needed += trained
+    if isinstance(stage, DistillStage):
+        teacher = facts_of(review, stage.teacher)
+        needed += 0 if model.lora is not None else weights
+        needed += teacher.num_parameters * WIDTH[stage.teacher.dtype] if teacher is not None else 0
+    if isinstance(stage, DPOStage | KTOStage):
+        needed += weights * _holds_reference(stage)
     return needed
+
+
+def _holds_reference(stage: DPOStage | KTOStage) -> bool:
+    """Whether a second model is in memory: one that is named, or the copy on which KTO measures its reference point."""
+    measured = isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step"
+    return stage.reference is not None or (measured and stage.model.lora is None)
+
+
+def _models_of(spec: RewardBase) -> int:
+    """Reward models that a judge loads."""
+    if isinstance(spec, EnsembleRewardConfig):
+        return len(spec.sources)
+    return int(isinstance(spec, LearnedRewardConfig | ProcessRewardConfig))
 
 
 def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:
@@ -84,7 +107,7 @@ def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:
         return 0, 0  # an adapter is a hundredth of the weights
     copies = stage.num_models if isinstance(stage, RewardStage) else 1
     weights = facts.num_parameters * WIDTH[model.dtype] * copies
-    trained = weights * 2 if isinstance(stage, PPOStage) and stage.value_model == "separate" else weights
+    trained = weights * 2 if isinstance(stage, PPOConfig) and stage.value_model == "separate" else weights
     # One more than are kept: a new one is written before the oldest goes. The best weights so far are a copy too.
     kept_best = int(stage.early_stopping is not None and stage.early_stopping.keep_best) + int(
         stage.ema_decay is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, PreferencesStage, RewardStage, Stage
+from rlhf.config.problems import PassAtKStage
+from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, RewardStage, Stage
+from rlhf.data.contracts import Preference, Strength
 from rlhf.data.expand import prompt_key
 from rlhf.data.words import counted
 from rlhf.errors import DataError
@@ -32,8 +34,8 @@ def check_rows(review: Review) -> None:
             _check_bad_rows(review, rows, found)
             if rows.key in ("data", "prompts"):
                 _check_amount(review, stage, found)
-            if isinstance(stage, RewardStage) and stage.use_margin:
-                _check_margins(review, rows, found)
+            if isinstance(stage, RewardStage):
+                _check_judgements(review, stage, rows, found)
             check_lengths(review, stage, rows, found)
         _check_leaks(review, stage)
     check_models(review)
@@ -101,6 +103,24 @@ def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
         )
 
 
+def _check_judgements(review: Review, stage: RewardStage, rows: RowsInput, found: RowsFound) -> None:
+    """What the loss needs of each judgement beside the texts."""
+    if stage.use_margin:
+        _check_margins(review, rows, found)
+    judged = [row for row in found.rows if getattr(row, "preference", None) is not Preference.TIE]
+    wanted = [("use_confidence", "confidence", "a number from 0 to 1")] if stage.use_confidence else []
+    wanted += [("loss", "strength", " or ".join(Strength))] if stage.loss == "graded" else []
+    for key, column, what in wanted:
+        lacking = [row for row in judged if row.columns.get(column, getattr(row, column, None)) is None]
+        if lacking and rows.key == "data":
+            review.error(
+                key,
+                f"It needs {what} in the column `{column}`, and {len(lacking):,} of {found.among} have none, such as "
+                f"{lacking[0].where}.",
+                DataError,
+            )
+
+
 def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:
     lacking = [row for row in found.rows if isinstance(m := row.columns.get("margin"), bool | str) or m is None]
     if lacking and rows.key == "data":
@@ -115,11 +135,12 @@ def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:
 def _check_leaks(review: Review, stage: Stage) -> None:
     """Held-out rows whose prompt is learned from."""
     inputs = rows_inputs(stage)
-    if isinstance(stage, EvaluateStage):
+    if isinstance(stage, EvaluateStage | PassAtKStage):
         for name, _, trained in trained_prompts(review.recipe.stages, stage.policy):
             _check_leak(review, inputs[0], trained, f"stages.{name}.{trained.key}")
-    elif not isinstance(stage, PreferencesStage) and len(inputs) == 2:
-        _check_leak(review, inputs[1], inputs[0], inputs[0].key)
+    for held_out in inputs[1:]:
+        if held_out.key in ("eval_data", "eval_prompts"):
+            _check_leak(review, held_out, inputs[0], inputs[0].key)
 
 
 def _check_leak(review: Review, held_out: RowsInput, trained: RowsInput, where: str) -> None:

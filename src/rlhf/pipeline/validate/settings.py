@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from rlhf.config.policy import RLConfig
 from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig
-from rlhf.config.stages import DataInputs, DPOStage, EvaluateStage, OfflineStage, PolicyStage, PPOStage
+from rlhf.config.stages import (
+    DataInputs,
+    DistillStage,
+    DPOStage,
+    EvaluateStage,
+    KTOStage,
+    OfflineStage,
+    OnlineDPOStage,
+    PolicyStage,
+    PPOStage,
+    TRPOStage,
+    VAPOStage,
+)
 from rlhf.config.training import TrainConfig
 from rlhf.errors import RewardError, did_you_mean
 from rlhf.pipeline.validate.independence import trains_against
@@ -17,23 +30,64 @@ from rlhf.pipeline.validate.problems import Review
 POLICY_METRICS = tuple(
     f"eval/{name}" for name in ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "repetition")
 )
+MEASURED_ON_PAIRS = ("eval/loss", "eval/accuracy", "eval/reward_margin", "eval/chosen_reward", "eval/rejected_reward")
 MEASURED: Mapping[str, tuple[str, ...]] = {
     "sft": ("eval/loss", "eval/perplexity"),
     "reward": ("eval/loss", "eval/accuracy", "eval/margin"),
-    "dpo": ("eval/loss", "eval/accuracy", "eval/reward_margin", "eval/chosen_reward", "eval/rejected_reward"),
+    "prm": ("eval/loss", "eval/accuracy", "eval/wrong_found", "eval/first_wrong", "eval/sound", "eval/f1"),
+    "dpo": MEASURED_ON_PAIRS,
+    "simpo": MEASURED_ON_PAIRS,
+    "cpo": (*MEASURED_ON_PAIRS, "eval/sft_loss"),
+    "orpo": (*MEASURED_ON_PAIRS, "eval/sft_loss"),
+    "distill": (
+        "eval/teacher_kl",
+        "eval/divergence",
+        "eval/ref_kl",
+        "eval/length_mean",
+        "eval/eos_frac",
+        "eval/repetition",
+    ),
+    "kto": ("eval/loss", "eval/accuracy", "eval/desirable_reward", "eval/undesirable_reward", "eval/reference_point"),
 }
 """Stage kind -> metrics of its evaluation, which early stopping can watch; ``POLICY_METRICS`` of all that ask a policy. A test
 compares them with what trainers measure."""
-HIGHER_IS_BETTER = frozenset({"eval/accuracy", "eval/margin", "eval/reward_margin", "eval/score_mean"})
-LOWER_IS_BETTER = frozenset({"eval/loss", "eval/perplexity"})
+MEASURED_BY_LOSS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("reward", "rao_kupper"): ("eval/loss", "eval/accuracy", "eval/margin", "eval/outcome_accuracy"),
+    ("reward", "davidson"): ("eval/loss", "eval/accuracy", "eval/margin", "eval/outcome_accuracy"),
+    ("reward", "plackett_luce"): ("eval/loss", "eval/accuracy"),
+    ("reward", "rating"): ("eval/loss", "eval/error"),
+    ("reward", "binary"): ("eval/loss", "eval/accuracy"),
+    ("prm", "pairs"): ("eval/loss", "eval/accuracy", "eval/margin"),
+}
+"""Where the loss decides: (stage kind, loss) -> metrics, in place of the kind's."""
+EPISODE_METRICS = ("eval/turns_mean", "eval/done_frac")
+"""Beside them, of a policy that talks with an environment."""
+HIGHER_IS_BETTER = frozenset(
+    {
+        "eval/accuracy",
+        "eval/margin",
+        "eval/reward_margin",
+        "eval/score_mean",
+        "eval/win_rate",
+        "eval/done_frac",
+        "eval/outcome_accuracy",
+        "eval/wrong_found",
+        "eval/first_wrong",
+        "eval/sound",
+        "eval/f1",
+    }
+)
+LOWER_IS_BETTER = frozenset({"eval/loss", "eval/error", "eval/perplexity", "eval/teacher_kl", "eval/divergence"})
 
 USUAL_RATES: tuple[tuple[int, Mapping[str, float]], ...] = (
-    (10_000_000, {"sft": 1e-3, "reward": 1e-3, "dpo": 2e-4, "rl": 5e-4}),
-    (1_000_000_000, {"sft": 1e-4, "reward": 5e-5, "dpo": 5e-6, "rl": 1e-5}),
-    (1 << 62, {"sft": 2e-5, "reward": 1e-5, "dpo": 5e-7, "rl": 1e-6}),
+    (10_000_000, {"sft": 1e-3, "reward": 1e-3, "prm": 1e-3, "dpo": 2e-4, "rl": 5e-4}),
+    (1_000_000_000, {"sft": 1e-4, "reward": 5e-5, "prm": 5e-5, "dpo": 5e-6, "rl": 1e-5}),
+    (1 << 62, {"sft": 2e-5, "reward": 1e-5, "prm": 1e-5, "dpo": 5e-7, "rl": 1e-6}),
 )
 """(parameters below, learning rate that works for all weights). The first row was measured on this package's own recipes; the
 others are what published runs of Llama, Qwen and Mistral models use."""
+RATES_LIKE = {"simpo": "dpo", "cpo": "dpo", "orpo": "dpo", "kto": "dpo"}
+"""Stage kind -> the one above whose rates are usual for it too."""
 RATE_FACTOR = 100
 """So far off, a rate is more likely a slip of the pen than a choice."""
 LORA_FACTOR = 10
@@ -73,14 +127,21 @@ def _check_evaluation(review: Review, stage: TrainConfig) -> None:
     if stage.early_stopping is None:
         return
     metric, mode = stage.early_stopping.metric, stage.early_stopping.mode
-    known = MEASURED.get(kind, POLICY_METRICS)
+    loss = str(getattr(stage, "loss", ""))
+    known = MEASURED_BY_LOSS.get((kind, loss), MEASURED.get(kind, POLICY_METRICS))
+    if isinstance(stage, PolicyStage):
+        known += stage.evaluation.metrics
+    if isinstance(stage, PolicyStage) and stage.environment is not None:
+        known += EPISODE_METRICS
     if metric not in known:
         review.error(
             "early_stopping.metric",
             f"A {kind} stage does not measure {metric!r}.{did_you_mean(metric, known)} It measures {', '.join(known)}.",
         )
-    elif (mode == "min" and metric in HIGHER_IS_BETTER) or (mode == "max" and metric in LOWER_IS_BETTER):
-        better = "higher" if metric in HIGHER_IS_BETTER else "lower"
+        return
+    better_higher = metric in HIGHER_IS_BETTER or metric.startswith("eval/pass_at_")
+    if (mode == "min" and better_higher) or (mode == "max" and metric in LOWER_IS_BETTER):
+        better = "higher" if better_higher else "lower"
         review.warn("early_stopping.mode", f"mode is {mode!r}, but a {better} {metric} is better.")
 
 
@@ -91,7 +152,7 @@ def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
     if facts is None:
         return
     by_method = next(rates for below, rates in USUAL_RATES if facts.num_parameters < below)
-    usual = by_method.get(kind, by_method["rl"]) * (LORA_FACTOR if model.lora is not None else 1)
+    usual = by_method.get(RATES_LIKE.get(kind, kind), by_method["rl"]) * (LORA_FACTOR if model.lora is not None else 1)
     factor = stage.learning_rate / usual
     if factor > RATE_FACTOR or factor < 1 / RATE_FACTOR:
         what = f"{factor:,.0f} times" if factor > 1 else f"1/{1 / factor:,.0f} of"
@@ -107,9 +168,10 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
     given = stage.model_fields_set
     assert isinstance(stage, OfflineStage)
     if stage.streaming:
-        if isinstance(stage, DPOStage):
+        if isinstance(stage, KTOStage) or (isinstance(stage, DPOStage) and not stage.reference_free):
             review.error(
-                "streaming", "dpo scores its reference before the first step and needs all rows; leave it out."
+                "streaming",
+                f"{stage.kind} scores its reference before the first step and needs all rows; leave it out.",
             )
         if stage.eval_frac:
             review.error("eval_frac", "A stream has no length to take a share of; give eval_data.")
@@ -125,7 +187,7 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
         review.warn("rows_per_step", f"It does nothing: tokens_per_step ({stage.tokens_per_step}) decides the size.")
 
 
-def _check_policy_stage(review: Review, stage: PolicyStage) -> None:
+def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> None:
     per_rollout = stage.prompts_per_rollout * stage.group_size
     if stage.sequences_per_step > per_rollout:
         review.warn(
@@ -133,21 +195,37 @@ def _check_policy_stage(review: Review, stage: PolicyStage) -> None:
             f"A step takes {stage.sequences_per_step} completions, and a rollout has only {per_rollout} "
             "(prompts_per_rollout x group_size); every step will be as small as the rollout.",
         )
+    steps = stage.epochs_per_rollout * math.ceil(per_rollout / stage.sequences_per_step)
+    if stage.policy_loss == "reinforce" and steps > 1 and not isinstance(stage, OnlineDPOStage | DistillStage):
+        review.warn(
+            "policy_loss",
+            f"`reinforce` has no ratio and a rollout is {steps} steps: all but the first learn from completions of an older policy as "
+            "if they were its own; use `clip`, or one step to a rollout.",
+        )
+    sampling = stage.sampling
+    is_whole = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (None, 1, 0, 1)
+    if stage.importance is not None and is_whole and stage.autocast == "none" and stage.model.dtype == "float32":
+        review.warn(
+            "importance",
+            "It does nothing: this process samples from the policy itself, in float32 and without filters, so that every ratio is 1.",
+        )
     if stage.kl.where == "none" and stage.kl.target is not None:
         review.warn("kl.target", "It does nothing where kl.where is `none`: there is no penalty to adapt.")
     if stage.kl.target is None and "horizon" in stage.kl.model_fields_set:
         review.warn("kl.horizon", "It does nothing without kl.target.")
     if "truncation" in stage.model_fields_set and stage.max_prompt_length is None:
         review.warn("truncation", "It does nothing without max_prompt_length.")
-    if isinstance(stage, PPOStage):
+    if isinstance(stage, PPOStage | VAPOStage | TRPOStage):
         _check_critic(review, stage)
-    reason = _why_constant(stage)
+    if stage.eval_prompts is None and "evaluation" in stage.model_fields_set:
+        review.warn("evaluation", "It does nothing without eval_prompts.")
+    reason = _why_constant(stage) if isinstance(stage, PolicyStage) else None
     if reason:
         what = "nothing can be learned from it" if stage.group_size > 1 else "only the penalties would be learned"
         review.error("reward", f"The score can't vary between completions: {reason}; {what}.", RewardError)
 
 
-def _check_critic(review: Review, stage: PPOStage) -> None:
+def _check_critic(review: Review, stage: PPOStage | VAPOStage | TRPOStage) -> None:
     given = stage.model_fields_set
     if stage.value_model == "shared":
         for key in ("value_init", "value_learning_rate"):
@@ -161,6 +239,8 @@ def _why_constant(stage: PolicyStage) -> str | None:
     """Why all completions of a prompt will get one score; None where nothing says so."""
     if stage.sampling.top_k == 1:
         return "sampling.top_k is 1, so all completions of a prompt are the same" if stage.group_size > 1 else None
+    if stage.environment is not None:
+        return None  # it may give rewards of its own
     reasons = [_why_worthless(key, spec) for key, spec in rewards(stage)]
     return " and ".join(reason for reason in reasons if reason) if all(reasons) else None
 
@@ -183,7 +263,7 @@ def _check_evaluate(review: Review, stage: EvaluateStage) -> None:
     if stage.sampling.temperature == 0 and stage.samples_per_prompt > 1:
         review.warn("samples_per_prompt", "At sampling.temperature 0 all samples of a prompt are the same.")
     for name, trained, _ in trained_prompts(review.recipe.stages, stage.policy):
-        if trains_against(trained, stage.judge):
+        if trains_against(trained, stage.judge, review.recipe.stages):
             review.warn(
                 "judge",
                 f"It is what stages.{name} trains against, so it can't tell gaming it from getting better; judge by "

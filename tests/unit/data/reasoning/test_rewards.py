@@ -8,12 +8,19 @@ from collections import Counter
 import pytest
 
 from rlhf.data.contracts import Prompt
-from rlhf.data.reasoning import likely_answer_reward, outcome_reward, sound_reward, step_reward
+from rlhf.data.reasoning import (
+    likely_answer_reward,
+    outcome_reward,
+    reasoning_judge,
+    sound_reward,
+    step_reward,
+)
 from rlhf.data.reasoning.problems import draw_problem
 from rlhf.data.reasoning.rewards import answer_odds
 from rlhf.data.reasoning.traces import DEMONSTRATOR, write_trace
 from rlhf.data.reasoning.verify import verify
 from rlhf.errors import DataError, RewardError
+from rlhf.evaluation.judges import run_judge
 from rlhf.rewards.functions import FunctionReward
 
 PROMPT = "9a+6b*9c-4:"
@@ -141,3 +148,18 @@ def test_best_of_many_by_the_proxy_is_worse_than_one_sample_and_by_the_verifier_
     assert zeros / 350 > 0.6, "and it does so by answering 0"
     assert by_verifier > share_right + 0.35, "while looking at the steps helps"
     assert by_vote < by_verifier - 0.2, "and a vote confirms the popular error"
+
+
+def test_the_judge_says_what_the_rewards_say_and_why_a_right_answer_was_luck():
+    completions = [SOUND, "a9+6=6;b6*9=4;c4-4=1;A1.", "a9+6=5;A7.", "", "a9+6=5;b5*9=5;c5-4=1;"]
+    verdicts = reasoning_judge([PROMPT] * 5, completions, ended=[True] * 5, level=["easy"] * 5)
+    assert [verdict["score"] for verdict in verdicts] == outcome_reward([PROMPT] * 5, completions, answer=["1"] * 5)
+    assert [float(verdict["sound"]) for verdict in verdicts] == sound_reward([PROMPT] * 5, completions)
+    assert [verdict["unsound_if_right"] for verdict in verdicts] == [False, True, None, None, None]
+    assert [verdict["answered"] for verdict in verdicts] == [True, True, True, False, False]
+
+
+def test_the_judge_passes_as_one():
+    judged = run_judge(reasoning_judge, [PROMPT, PROMPT], [SOUND, "A7."])
+    assert judged.scores == [1.0, 0.0]
+    assert judged.metrics == {"sound": [1.0, 0.0], "unsound_if_right": [0.0, None], "answered": [1.0, 1.0]}

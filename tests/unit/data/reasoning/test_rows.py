@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from rlhf.data.contracts import StepwiseRow, UnpairedRow
 from rlhf.data.formats import parse_row
-from rlhf.data.reasoning import label_samples, outcome_row, parse_problem, stepwise_row, verify
+from rlhf.data.reasoning import label_completions, outcome_row, parse_problem, stepwise_row, verify
+from rlhf.data.reasoning.problems import draw_problem
+from rlhf.data.reasoning.traces import CORRUPTED, write_trace
 from rlhf.errors import ConfigError, DataError
 
 PROMPT = "9a+6b*9c-4:"
@@ -31,46 +35,67 @@ def test_the_data_room_reads_them_as_what_they_are():
     assert isinstance(parse_row(outcome_row(problem, steps)), UnpairedRow)
 
 
+def said(prompt, completions, **settings):
+    """What the labeller says of the completions of one prompt."""
+    return label_completions([prompt], [completions], **settings)[0]
+
+
 def test_samples_are_labelled_in_order_and_empty_ones_are_left_out():
-    samples = [(PROMPT, [SOUND, "", UNSOUND]), ("0a+0b+0:", ["garbage"])]
-    stepwise, outcome = label_samples(samples, cut_frac=0.0, seed=1)
-    assert [row["labels"] for row in stepwise] == [[True] * 4, [False, True, False, True], [False]]
-    assert ["".join(row["completions"]) for row in stepwise] == [row["completion"] for row in outcome]
-    assert [row["label"] for row in outcome] == [True, True, False]
-    assert [row["prompt"] for row in outcome] == [PROMPT, PROMPT, "0a+0b+0:"]
+    found = label_completions([PROMPT, "0a+0b+0:"], [[SOUND, "", UNSOUND], ["garbage"]], seed=1)
+    assert [[one and one["labels"] for one in group] for group in found] == [
+        [[True] * 4, None, [False, True, False, True]],
+        [[False]],
+    ]
+    assert [[one and "".join(one["completions"]) for one in group] for group in found] == [
+        [SOUND, None, UNSOUND],
+        ["garbage"],
+    ]
+    assert [[one and one["label"] for one in group] for group in found] == [[True, None, True], [False]]
+    assert [found[0][0]["level"], found[1][0]["level"]] == ["easy", "easy"]
 
 
 def test_those_cut_short_end_in_a_guess_that_is_labelled_wrong():
-    stepwise, outcome = label_samples([(PROMPT, [SOUND] * 2000)], cut_frac=0.15, seed=1)
-    cut = [row for row in stepwise if row["completions"] != ["a9+6=5;", "b5*9=5;", "c5-4=1;", "A1."]]
+    found = said(PROMPT, [SOUND] * 2000, cut_frac=0.15, seed=1)
+    cut = [one for one in found if one["completions"] != ["a9+6=5;", "b5*9=5;", "c5-4=1;", "A1."]]
     assert len(cut) / 2000 == pytest.approx(0.15, abs=0.03)
-    for row in cut:
-        assert len(row["completions"]) < 4
-        assert row["labels"] == [True] * (len(row["labels"]) - 1) + [False]
-    for row in outcome:
-        assert row["label"] == verify(row["prompt"], row["completion"]).correct
+    for one in cut:
+        assert len(one["completions"]) < 4
+        assert one["labels"] == [True] * (len(one["labels"]) - 1) + [False]
+    for one in found:
+        assert one["label"] == verify(PROMPT, "".join(one["completions"])).correct
 
 
-def test_a_row_does_not_depend_on_which_others_are_there():
-    other = "0a+0b+0c+0:"
-    alone, _ = label_samples([(PROMPT, [SOUND] * 50)], cut_frac=0.5, seed=1)
-    both, _ = label_samples([(other, ["A0."] * 7), (PROMPT, [SOUND] * 50)], cut_frac=0.5, seed=1)
-    assert both[7:] == alone
-    another_seed, _ = label_samples([(PROMPT, [SOUND] * 50)], cut_frac=0.5, seed=2)
-    assert another_seed != alone
-
-
-def test_completions_of_different_prompts_are_cut_independently():
-    one, other = (label_samples([(p, [SOUND] * 50)], cut_frac=0.5, seed=1)[0] for p in (PROMPT, "9a+6b*9c-5:"))
-    assert [len(row["labels"]) for row in one] != [len(row["labels"]) for row in other]
+def test_every_completion_is_cut_by_its_own_draw():
+    other = "9a+6b*9c-5:"
+    alone = said(PROMPT, [SOUND] * 50, cut_frac=0.5, seed=1)
+    both = label_completions([other, PROMPT], [["A0."] * 7, [SOUND] * 50], cut_frac=0.5, seed=1)
+    assert both[1] == alone
+    with_gaps = said(PROMPT, [SOUND, "", *[SOUND] * 48], cut_frac=0.5, seed=1)
+    assert with_gaps[2:] == alone[2:]
+    assert said(PROMPT, [SOUND] * 50, cut_frac=0.5, seed=2) != alone
+    lengths = [[len(one["labels"]) for one in said(p, [SOUND] * 50, cut_frac=0.5, seed=1)] for p in (PROMPT, other)]
+    assert lengths[0] != lengths[1]
 
 
 @pytest.mark.parametrize("cut_frac", [-0.1, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(cut_frac):
     with pytest.raises(ConfigError, match=r"cut_frac is .*from 0 to 1"):
-        label_samples([], cut_frac=cut_frac, seed=1)
+        label_completions([], [], cut_frac=cut_frac, seed=1)
 
 
 def test_a_sample_of_another_world_is_refused():
     with pytest.raises(DataError, match="no problem of the reasoning world"):
-        label_samples([("What does a cow eat?", ["grass"])], cut_frac=0.0, seed=1)
+        label_completions(["What does a cow eat?"], [["grass"]], seed=1)
+
+
+def test_labels_say_sound_exactly_where_the_verifier_does():
+    """The two roads to a verdict, through rows and through the judge, must never part."""
+    draw = random.Random(5)
+    for _ in range(300):
+        problem = draw_problem(draw.randrange(2, 9), draw)
+        text = "".join(write_trace(problem, CORRUPTED, draw))
+        (one,) = said(problem.prompt, [text], seed=1)
+        verdict = verify(problem.prompt, text)
+        assert (all(one["labels"]) and len(one["labels"]) == problem.num_steps + 1) == verdict.sound
+        assert one["label"] == verdict.correct
+        assert one["labels"] == list(verdict.labels) == stepwise_row(problem, one["completions"])["labels"]

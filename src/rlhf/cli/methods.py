@@ -1,0 +1,110 @@
+"""`rlhf methods`: which training methods there are, and what makes a stage be one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.cli.options import JsonOption, console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from rlhf.config.methods import Method
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, such as dpo; all of them by default.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List training methods, or tell of one what it is and what its settings do."""
+    from rlhf.config.methods import METHODS, method
+
+    if name is not None:
+        found = method(name)
+        if as_json:
+            print(json.dumps(_as_json(name, found), indent=1, ensure_ascii=False))
+        else:
+            _print_one(name, found)
+    elif as_json:
+        print(json.dumps([_as_json(each, METHODS[each]) for each in METHODS], indent=1, ensure_ascii=False))
+    else:
+        out = console()
+        for part in _tables():
+            out.print(part)
+
+
+def _tables() -> Iterator[RenderableType]:
+    """Each family's heading and its methods: name, what it does, who published it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlhf.config.methods import FAMILIES, METHODS
+
+    for family, words in FAMILIES.items():
+        yield Text(words, style="bold")
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, min_width=max(map(len, METHODS)))
+        table.add_column()
+        for name, found in METHODS.items():
+            if found.family == family:
+                table.add_row(name, Text.assemble(found.about, "  ", (f"{found.paper} {found.year}", "dim")))
+        yield table
+        yield ""
+    yield "`rlhf methods NAME` tells of one what its settings do."
+
+
+def _print_one(name: str, found: Method) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlhf.config.methods import page_of, recipe_of
+
+    out = console()
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column()
+    where = f"https://arxiv.org/abs/{found.arxiv}" if found.arxiv else ""
+    for label, text in (
+        ("paper", f"{found.paper} {found.year}  {where}".rstrip()),
+        ("stage", ", ".join(f"{key}: {_yaml(value)}" for key, value in {"kind": found.kind, **found.settings}.items())),
+        ("computed", f"rlhf.{found.computed_by.replace(':', '.')}"),
+        ("recipe", f"rlhf run {recipe_of(name)}"),
+        ("page", page_of(name)),
+    ):
+        facts.add_row(Text(label, style="dim"), Text(text))
+    out.print(Text(found.title, style="bold"))
+    out.print(Text(found.about))
+    out.print()
+    out.print(facts)
+    out.print()
+    settings = Table.grid(padding=(0, 2))
+    settings.add_column(no_wrap=True)
+    settings.add_column(no_wrap=True, max_width=24)
+    settings.add_column(ratio=1)
+    for setting in found.described_options():
+        settings.add_row(setting.name, Text(setting.default), Text(setting.meaning))
+    out.print(settings)
+    out.print()
+    out.print(Text(f"`rlhf config schema {found.kind}` lists every setting of the stage."))
+
+
+def _as_json(name: str, found: Method) -> dict[str, Any]:
+    from rlhf.config.methods import page_of, recipe_of
+
+    return {
+        "name": name,
+        **{key: getattr(found, key) for key in ("title", "about", "family", "kind", "settings", "computed_by")},
+        "citation": found.citation,
+        "options": [dataclasses.asdict(setting) for setting in found.described_options()],
+        "recipe": recipe_of(name),
+        "page": page_of(name),
+    }
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,27 @@
+"""Settings of what holds a policy back while it learns something new."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhf.config.base import Config, InputPath
+
+FisherTargets = Literal["model", "data"]
+
+
+class EWCConfig(Config):
+    """Elastic weight consolidation: hold the weights that other data depends on (Kirkpatrick et al. 2017, arXiv:1612.00796)."""
+
+    data: InputPath | list[InputPath]
+    """What should not be forgotten: demonstrations."""
+    coef: float = Field(100.0, gt=0)
+    """Weight of the term; the Fisher information is that of one row, the training loss a mean: 10 to 1000 are of use."""
+    rows: int = Field(200, ge=1)
+    """How many of the data's first rows measure which weights it depends on; each costs a backward pass."""
+    score: Literal["completion", "assistant", "all"] = "completion"
+    """Which of their tokens are to be remembered: completions, every assistant turn, or whole texts."""
+    targets: FisherTargets = "model"
+    """Tokens whose log-likelihood is differentiated: drawn from the model after each row's text, or the row's own (the empirical
+    Fisher information)."""

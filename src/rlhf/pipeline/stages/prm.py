@@ -1,0 +1,73 @@
+"""Training a process reward model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf.config.stages import ProcessRewardStage
+from rlhf.data.datasets import PreferenceDataset, StepwiseDataset
+from rlhf.data.streaming import StreamingPreferenceDataset, StreamingStepwiseDataset
+from rlhf.data.words import counted
+from rlhf.evaluation.intervals import Estimate
+from rlhf.evaluation.process_quality import ProcessQuality, process_quality
+from rlhf.evaluation.records import SCHEMA
+from rlhf.files import write_json
+from rlhf.models.process import ProcessRewardModel
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
+from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
+from rlhf.training.process import ProcessRewardModelTrainer
+
+
+def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:
+    """A judge of each step."""
+    seed = seed_of(stage.seed)
+    model = ProcessRewardModel.from_policy(
+        at.model(stage.model),
+        step_separator=stage.step_separator,
+        aggregate=stage.aggregate,
+        extra_layers=stage.extra_layers,
+        head_dropout=stage.head_dropout,
+        keep_language_head=stage.lm_coef > 0,
+        seed=seed,
+    )
+    options: dict[str, Any] = {"truncation": stage.truncation}
+    if stage.loss == "pairs":
+        train, held_out = open_datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)
+    else:
+        options["step_separator"] = stage.step_separator
+        train, held_out = open_datasets(stage, at, StepwiseDataset, StreamingStepwiseDataset, model, options)
+    choose_path(model, train, at)
+    result = ProcessRewardModelTrainer(model, stage, train, held_out, log=at.log, checkpoint_dir=at.folder).train()
+    metrics = {**result.metrics, **result.evaluation}
+    found = "nothing held out"
+    if held_out is not None and stage.loss == "pairs":
+        found = f"held-out accuracy {metrics['eval/accuracy']:.3f}"
+    elif held_out is not None:
+        quality = judge_steps(model, held_out, seed=seed)
+        write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "process_reward_model": quality.to_dict()})
+        metrics |= {"eval/first_wrong": quality.first_wrong.value, "eval/sound": quality.sound.value}
+        metrics |= {"eval/f1": quality.f1.value, "eval/f1_low": quality.f1.low, "eval/f1_high": quality.f1.high}
+        found = (
+            f"first wrong step {_words(quality.first_wrong)}, sound {_words(quality.sound)}, F1 {_words(quality.f1)}"
+        )
+    save_model(model, stage, at, metrics)
+    noun = "pair" if stage.loss == "pairs" else "solution"
+    return StageOutcome(f"{num_rows(train, noun)}, {counted(result.steps, 'step')}, {found}", metrics)
+
+
+def judge_steps(model: ProcessRewardModel, solutions: StepwiseDataset, *, seed: int) -> ProcessQuality:
+    """Whether it finds the first wrong step of held-out solutions and leaves sound ones alone; prompts are the units."""
+    groups = list(solutions)
+    order = sorted(range(len(groups)), key=lambda place: groups[place].num_tokens)
+    judged = model.step_probabilities([groups[place] for place in order])
+    scores = dict(zip(order, judged, strict=True))
+    return process_quality(
+        [[bool(label) for label in group.columns["labels"]] for group in groups],
+        [scores[place] for place in range(len(groups))],
+        seed=seed,
+        units=[tuple(group.prefix) for group in groups],
+    )
+
+
+def _words(found: Estimate) -> str:
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"

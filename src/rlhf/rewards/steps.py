@@ -1,0 +1,110 @@
+"""A process reward model as a scorer: completions are cut into steps, and each step is judged where it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf.data.contracts import Prompt
+from rlhf.data.pack import Branch, Group, split_by_tokens
+from rlhf.errors import look_up
+from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps
+from rlhf.models.process import ProcessRewardModel, pack_steps, step_rows
+from rlhf.models.score import base_model, context_length, evaluating
+from rlhf.rewards.learned import check_lengths, groups_of_ids, groups_of_texts, reads_the_same, same_ids
+from rlhf.rewards.types import CompletionLike, ScoreResult
+from rlhf.rewards.verdicts import OnError, refuse, score_result
+from rlhf.rewards.worker import Failure
+
+
+class ProcessReward:
+    """Scores a completion by its steps: the probability that they are right, from 0 to 1.
+
+    A completion is cut at the model's separator (see ``rlhf.data.steps.StepCutter``). Ids are used as they were sampled
+    where policy and reward model share a tokenizer. How many steps a completion has is a component of the result: a
+    product falls with each, so a policy may learn to make few.
+    """
+
+    def __init__(
+        self,
+        model: ProcessRewardModel,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        aggregate: str | None = None,
+        name: str = "process",
+        max_tokens: int = 16_384,
+        on_error: OnError = "raise",
+    ) -> None:
+        """Wrap a process reward model.
+
+        Args:
+            model: Stays on its device; put into evaluation mode for each call.
+            tokenizer: The policy's. None where it is not known: then ids are used if the reward model's tokenizer reads
+                the same texts from them.
+            aggregate: One of ``STEP_AGGREGATIONS``; the model's own by default.
+            name: What metrics and errors call it.
+            max_tokens: Distinct tokens in one forward pass; memory only.
+            on_error: ``report`` puts samples whose score is not finite into the result's ``errors`` instead of raising.
+        """
+        self.model = model
+        self.aggregate = aggregate or model.aggregate
+        look_up(dict.fromkeys(STEP_AGGREGATIONS), self.aggregate, kind="aggregation of steps")
+        self.max_tokens = max_tokens
+        self.on_error = on_error
+        self._name = name
+        self._same_ids = same_ids(tokenizer, model.tokenizer) if tokenizer is not None else None
+
+    @property
+    def name(self) -> str:
+        """What metrics and errors call it."""
+        return self._name
+
+    @torch.no_grad()
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
+        """See ``Scorer``.
+
+        Raises:
+            RewardError: A sample is too long for the model, or gets a score that is not finite.
+        """
+        who, tokenizer = f"The process reward model {self.name}", self.model.tokenizer
+        same = self._same_ids
+        if same is None:
+            same = reads_the_same(tokenizer, prompts, completions)
+        groups = (
+            groups_of_ids(prompts, completions) if same else groups_of_texts(tokenizer, prompts, completions, who=who)
+        )
+        groups = [self._cut(group) for group in groups]
+        check_lengths(context_length(base_model(self.model.member)), groups, prompts, completions, who=who)
+        scores: list[float] = []
+        with evaluating(self.model):
+            for run in split_by_tokens(groups, max_tokens=self.max_tokens):
+                scores += self._scores(run)
+        failures = {
+            place: Failure(
+                f"it gave the score {score}; its weights hold NaN or infinity, or overflowed in half precision"
+            )
+            for place, score in enumerate(scores)
+            if not math.isfinite(score)
+        }
+        if self.on_error == "raise":
+            refuse(who, failures, prompts, completions)
+        verdicts = [None if place in failures else score for place, score in enumerate(scores)]
+        result = score_result(self.name, verdicts, failures)
+        counts: list[float | None] = [float(len(ends)) for group in groups for ends in group.columns["step_ends"]]
+        return replace(result, per_component={**result.per_component, f"{self.name}_steps": counts})
+
+    def _cut(self, group: Group) -> Group:
+        cut = [self.model.cutter(branch.tokens) for branch in group.branches]
+        columns = {**group.columns, "step_ends": [solution.ends for solution in cut]}
+        return Group(group.prefix, [Branch(solution.tokens) for solution in cut], columns)
+
+    def _scores(self, groups: list[Group]) -> list[float]:
+        batch = pack_steps(groups).to(self.model.device)
+        step_scores, (_, step_seq) = self.model.step_scores(batch), step_rows(batch)
+        found = aggregate_steps(step_scores, step_seq, batch.num_sequences, how=self.aggregate).exp()
+        scores: list[float] = found.float().cpu().tolist()
+        return scores

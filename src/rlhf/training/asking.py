@@ -1,0 +1,62 @@
+"""Asking an engine, and holding it to the weights that it was told to sample with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlhf.config.policy import SamplingConfig
+from rlhf.data.contracts import Prompt
+from rlhf.errors import TrainingError
+from rlhf.models.policy import PolicyModel
+from rlhf.rollout.types import RolloutEngine
+from rlhf.training.experience import RolloutExperience
+from rlhf.training.rollouts import Rollout
+from rlhf.training.start_checks import STALE
+
+CHECKED_VERSIONS = 2
+"""Versions of the weights whose fingerprint an engine outside must show: the first ones, and the first ones that were trained."""
+
+
+def ask_engine(
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    *,
+    num_samples: int,
+    sampling: SamplingConfig,
+    seed: int,
+    step: int,
+    version: int,
+    name: str,
+    same_as: PolicyModel | None,
+) -> Rollout:
+    """Completions sampled with the newest weights.
+
+    Args:
+        engine: Who is asked.
+        prompts: At least one.
+        num_samples: Completions of each.
+        sampling: How they are drawn.
+        seed: The run's, or one made from it.
+        step: Which rollout of the run this is.
+        version: Of the weights, as the engine is told.
+        name: What messages call the run.
+        same_as: Whose weights an engine outside must show; None for an engine that samples from them by itself.
+
+    Raises:
+        TrainingError: The engine sampled with other weights.
+    """
+    engine.load_weights(version)
+    groups = engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=step)
+    completions = [completion for group in groups for completion in group]
+    if same_as is not None and version < CHECKED_VERSIONS and engine.fingerprint() != same_as.fingerprint():
+        raise TrainingError(
+            f"{name}: the engine's weights are not the trainer's at version {version}, though it says that it loaded them: {STALE}"
+        )
+    stale = {completion.weight_version for completion in completions} - {version}
+    if stale:
+        raise TrainingError(
+            f"{name}: the engine sampled with the weights of version {min(stale)}, and the trainer is at "
+            f"{version}; an engine must sample with the version that load_weights named last."
+        )
+    asked = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
+    return Rollout(RolloutExperience.of(prompts, groups), asked, completions)

@@ -1,0 +1,107 @@
+"""What is measured on held-out prompts while a policy learns from rewards: pass@k, and the win rate against the start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rlhf.config.held_out import HeldOutConfig
+from rlhf.rollout.types import Completion
+
+Key = tuple[str, int]
+"""Id of a prompt, and which of its completions."""
+
+
+class HeldOut:
+    """Scores of held-out completions, and those of the starting policy, which are taken once and kept.
+
+    Args:
+        config: What to measure.
+    """
+
+    def __init__(self, config: HeldOutConfig) -> None:
+        self.config = config
+        self.start: dict[Key, float] | None = None
+        """The starting policy's scores; None before they were taken."""
+
+    @property
+    def wants_start(self) -> bool:
+        """Whether the starting policy is still to be asked."""
+        return self.config.win_rate and self.start is None
+
+    def remember_start(self, completions: Sequence[Completion], scores: Tensor) -> None:
+        """Keep what later evaluations are compared with."""
+        self.start = by_key(completions, scores)
+
+    def metrics(self, completions: Sequence[Completion], scores: Tensor) -> dict[str, float]:
+        """What the settings ask for of an evaluation's completions.
+
+        Args:
+            completions: [S] of the policy as it is.
+            scores: [S].
+        """
+        found: dict[str, float] = {}
+        ours = by_key(completions, scores)
+        if self.config.success_score is not None:
+            for k in sorted(set(self.config.pass_k)):
+                found[f"eval/pass_at_{k}"] = mean_pass_at_k(ours, self.config.success_score, k)
+        if self.start is not None:
+            rate = win_rate(ours, self.start)
+            if rate is not None:
+                found["eval/win_rate"] = rate
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain lists."""
+        return {"start": None if self.start is None else [[*key, score] for key, score in self.start.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        saved = state["start"]
+        self.start = None if saved is None else {(prompt, sample): score for prompt, sample, score in saved}
+
+
+def by_key(completions: Sequence[Completion], scores: Tensor) -> dict[Key, float]:
+    """Scores by prompt and sample: prompts without a score may be missing from one evaluation and not from another."""
+    return {
+        (completion.prompt_id, completion.sample): score
+        for completion, score in zip(completions, scores.tolist(), strict=True)
+    }
+
+
+def chance_of_a_success(num_right: int, num_samples: int, k: int) -> float:
+    """pass@k of one problem without bias, from n >= k samples of which c are right: 1 - C(n - c, k) / C(n, k).
+
+    Binomials are exact integers, so there is nothing to overflow or to cancel.
+
+    Source: Chen et al. 2021, eq. 1, arXiv:2107.03374.
+
+    Args:
+        num_right: c, from 0 to n.
+        num_samples: n.
+        k: Samples that may be tried, from 1 to n.
+    """
+    every = math.comb(num_samples, k)
+    return (every - math.comb(num_samples - num_right, k)) / every
+
+
+def mean_pass_at_k(scores: Mapping[Key, float], success_score: float, k: int) -> float:
+    """Mean over prompts of the chance that one of k completions scores at least ``success_score``."""
+    right: dict[str, list[bool]] = {}
+    for (prompt, _), score in scores.items():
+        right.setdefault(prompt, []).append(score >= success_score)
+    chances = [chance_of_a_success(sum(found), len(found), k) for found in right.values()]
+    return math.fsum(chances) / len(chances)
+
+
+def win_rate(ours: Mapping[Key, float], theirs: Mapping[Key, float]) -> float | None:
+    """Share of completions that score higher than the other side's of the same prompt and sample, ties counted half.
+
+    None where no completion has a score on both sides.
+    """
+    pairs = [(score, theirs[key]) for key, score in ours.items() if key in theirs]
+    points = [1.0 if our > their else 0.5 if our == their else 0.0 for our, their in pairs]
+    return math.fsum(points) / len(points) if points else None

@@ -1,0 +1,133 @@
+"""Online DPO: pairs from the policy's own completions, with a reward in the place of people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.config.on_policy import OnlineDPOConfig
+from rlhf.config.preference import TAKES_SMOOTHING
+from rlhf.data.contracts import Prompt
+from rlhf.data.pack import Group, PackedBatch
+from rlhf.losses import PAIR_LOSSES, implicit_rewards, segment_sum, split_pairs
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reference import Reference
+from rlhf.rewards.types import Scorer
+from rlhf.rollout.types import RolloutEngine
+from rlhf.training.algorithm import Totals
+from rlhf.training.experience import RolloutExperience
+from rlhf.training.log import RunLog
+from rlhf.training.metrics import Metrics, share_above
+from rlhf.training.online import OnlineTrainer
+from rlhf.training.optim import TrainedModule
+from rlhf.training.policy_objective import measure_ratios
+
+
+class OnlineDPOTrainer(OnlineTrainer):
+    """DPO on pairs that the policy made a moment ago (Guo et al. 2024, arXiv:2402.04792).
+
+    Of each prompt's completions the best and the worst are the pair. Prompts whose completions score alike are left out; where
+    that leaves nothing, the rollout is kept, with a loss of 0.
+
+    Arguments are ``OnlineTrainer``'s.
+    """
+
+    name = "online_dpo"
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        config: OnlineDPOConfig,
+        prompts: Sequence[Prompt],
+        scorer: Scorer,
+        *,
+        reference: Reference,
+        eval_prompts: Sequence[Prompt] = (),
+        engine: RolloutEngine | None = None,
+        log: RunLog | None = None,
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        super().__init__(
+            policy,
+            config,
+            prompts,
+            scorer,
+            reference=reference,
+            eval_prompts=eval_prompts,
+            engine=engine,
+            log=log,
+            checkpoint_dir=checkpoint_dir,
+        )
+        self.settings = config
+
+    def modules(self) -> Sequence[TrainedModule]:
+        """The policy."""
+        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
+
+    def collect(self, phase: int, metrics: Metrics) -> RolloutExperience:
+        """One rollout, of which pairs are left."""
+        return best_and_worst(super().collect(phase, metrics))
+
+    def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
+        """How far apart a prompt's best and worst completion are."""
+        by_group = experience.columns["scores"].view(-1, self.config.group_size)
+        gap = by_group.amax(dim=1) - by_group.amin(dim=1)
+        metrics.mean(f"{self.name}/score_gap", gap)
+        metrics.mean(f"{self.name}/equal_groups_frac", gap == 0)
+
+    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """Mean over pairs of the chosen form."""
+        config = self.settings
+        batch = batch.to(self.policy.device)
+        scores = self.score(batch)
+        measure_ratios(self.name, config, scores.logprobs, batch, metrics)
+        logprobs, ref = (
+            segment_sum(values, batch.score_seq, batch.num_sequences)
+            for values in (scores.logprobs, batch.token_columns["ref_logprobs"].to(scores.logprobs.dtype))
+        )
+        options: dict[str, Any] = {"beta": config.beta}
+        if config.loss in TAKES_SMOOTHING:
+            options["label_smoothing"] = config.label_smoothing
+        losses = PAIR_LOSSES[config.loss](*split_pairs(logprobs), *split_pairs(ref), **options)
+        teaches, _ = split_pairs(batch.columns["teaches"])
+        chosen, rejected = split_pairs(implicit_rewards(logprobs.detach(), ref, beta=config.beta))
+        metrics.mean(f"{self.name}/reward_margin", chosen - rejected, teaches)
+        metrics.mean(f"{self.name}/accuracy", share_above(chosen, rejected), teaches)
+        loss = (losses * teaches).sum() / totals.num_groups
+        metrics.total("loss/train", loss)
+        return loss
+
+
+def best_and_worst(experience: RolloutExperience) -> RolloutExperience:
+    """Each group's best completion and its worst, in this order; of equal ones the first is the best and the last the worst.
+
+    Groups of equal scores are left out, unless all are. The column ``teaches`` [S] is 1 for the others.
+    """
+    scores, first = experience.columns["scores"], 0
+    groups: list[Group] = []
+    places: list[int] = []
+    teaches: list[bool] = []
+    for group in experience.groups:
+        own = scores[first : first + len(group.branches)].tolist()
+        best = max(range(len(own)), key=lambda place: (own[place], -place))
+        worst = min(range(len(own)), key=lambda place: (own[place], -place))
+        groups.append(Group(group.prefix, [group.branches[best], group.branches[worst]], group.columns))
+        places += [first + best, first + worst]
+        teaches.append(own[best] > own[worst])
+        first += len(own)
+    kept = [number for number, useful in enumerate(teaches) if useful] or list(range(len(groups)))
+    sequences = [places[2 * number + side] for number in kept for side in (0, 1)]
+    counts = torch.bincount(experience.score_seq, minlength=experience.num_sequences).tolist()
+    tokens_of = torch.arange(len(experience.score_seq)).split(counts)
+    tokens = torch.cat([tokens_of[sequence] for sequence in sequences])
+    columns = {name: values[sequences] for name, values in experience.columns.items()}
+    columns["teaches"] = torch.tensor([float(teaches[number]) for number in kept for _ in (0, 1)])
+    return RolloutExperience(
+        [groups[number] for number in kept],
+        columns=columns,
+        token_columns={name: values[tokens] for name, values in experience.token_columns.items()},
+    )

@@ -1,0 +1,173 @@
+"""What an advantage does to a token: the policy losses that a recipe chooses from, and what is watched about their ratios."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlhf.config.policy import CLIPPED_RATIOS, RLConfig
+from rlhf.data.pack import PackedBatch
+from rlhf.losses import (
+    KL_ESTIMATORS,
+    cispo_loss,
+    clipped_policy_loss,
+    clipped_tokens,
+    importance_weights,
+    kl_overflows,
+    ratio_statistics,
+    reinforce_loss,
+    sapo_loss,
+    sequence_log_ratios,
+)
+from rlhf.models.divergence import exact_kl_per_token
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reference import Reference
+from rlhf.models.score import TokenScores, evaluating
+from rlhf.training.experience import RolloutExperience
+from rlhf.training.metrics import Metrics
+
+LARGEST_EXPONENT = 700.0
+"""exp of more is infinite in float64."""
+RATIO_OF = {"sequence": "mean", "sequence_token": "token"}
+"""Policy loss to the kind of ratio that a whole completion has (``sequence_log_ratios``); of all others each token has its own."""
+
+
+def policy_losses(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Tensor:
+    """The loss of each scored token, before penalties: ``policy_loss`` of the recipe.
+
+    Args:
+        config: ``policy_loss`` and its bounds.
+        logprobs: [M] current policy, nats; the only input with gradient.
+        batch: With the token columns ``old_logprobs`` and ``advantages``, and ``importance_weights`` where sampler and
+            trainer differ.
+
+    Returns:
+        [M].
+    """
+    old, advantages = batch.token_columns["old_logprobs"], batch.token_columns["advantages"]
+    low, high = config.clip_low, config.clip_high
+    match config.policy_loss:
+        case "clip" | "sequence" | "sequence_token":
+            ours, theirs = _compared(config, logprobs, batch)
+            dual = config.dual_clip
+            losses = clipped_policy_loss(ours, theirs, advantages, clip_low=low, clip_high=high, dual_clip=dual)
+        case "cispo":
+            losses = cispo_loss(logprobs, old, advantages, clip_low=low, clip_high=high)
+        case "sapo":
+            good, bad = config.gate_temperatures
+            losses = sapo_loss(logprobs, old, advantages, temperature_good=good, temperature_bad=bad)
+        case "reinforce":
+            losses = reinforce_loss(logprobs, advantages)
+    weights = batch.token_columns.get("importance_weights")
+    return losses if weights is None else weights * losses
+
+
+@torch.no_grad()
+def measure_ratios(name: str, config: RLConfig, logprobs: Tensor, batch: PackedBatch, metrics: Metrics) -> None:
+    """How far the update has moved each token, and how many the policy loss in use holds back, under ``name/``.
+
+    Ratios are those of tokens whatever the policy loss: a completion's mean hides the token that broke. What is clipped
+    is what the loss clips, so a completion's ratio where it has one; losses without a bound have no ``clip_frac``.
+    """
+    old = batch.token_columns["old_logprobs"]
+    statistics = ratio_statistics(logprobs, old)
+    size = float(len(logprobs))
+    metrics.mean(f"{name}/ratio_mean", statistics.mean, size)
+    metrics.mean(f"{name}/kl_mean", statistics.approx_kl, size)
+    ratio = (logprobs - old).double().clamp(min=-LARGEST_EXPONENT, max=LARGEST_EXPONENT).exp()
+    metrics.largest(f"{name}/ratio_max", ratio)
+    metrics.smallest(f"{name}/ratio_min", ratio)
+    metrics.mean(f"{name}/ratio_overflow_frac", statistics.num_overflowed / size, size)
+    metrics.total("loss/ratio_overflows", statistics.num_overflowed)
+    if config.policy_loss in (*CLIPPED_RATIOS, "cispo"):
+        metrics.mean(f"{name}/clip_frac", held_back(config, logprobs, batch))
+
+
+def held_back(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Tensor:
+    """bool [M] tokens that a clip took out of the gradient, or, for CISPO, whose weight it cut."""
+    low, high, dual = config.clip_low, config.clip_high, config.dual_clip
+    ours, theirs = _compared(config, logprobs, batch)
+    if config.policy_loss == "cispo":
+        ratio = (ours - theirs).exp()
+        return (ratio < 1 - low) | (ratio > 1 + high)
+    advantages = batch.token_columns["advantages"]
+    return clipped_tokens(ours, theirs, advantages, clip_low=low, clip_high=high, dual_clip=dual)
+
+
+def kl_in_loss(
+    config: RLConfig,
+    scores: TokenScores,
+    batch: PackedBatch,
+    metrics: Metrics,
+    *,
+    policy: PolicyModel,
+    reference: Reference,
+) -> Tensor:
+    """[M] the KL estimate that is added to the loss, with gradient, before its weight."""
+    if config.kl.estimator == "exact":
+        temperature = config.sampling.temperature
+        kl = exact_kl_per_token(policy, reference, batch, temperature=temperature, hidden=scores.hidden)
+    else:
+        kl = _estimate(config, scores.logprobs, batch.token_columns["ref_logprobs"], metrics)
+    metrics.mean("loss/kl", kl)
+    return kl
+
+
+def kl_in_reward(
+    config: RLConfig, experience: RolloutExperience, metrics: Metrics, *, policy: PolicyModel, reference: Reference
+) -> Tensor:
+    """[M] the KL estimate that is subtracted from the reward, without gradient, before its weight."""
+    if config.kl.estimator == "exact":
+        temperature = config.sampling.temperature
+        with evaluating(policy.model):
+            return experience.map(
+                lambda batch: exact_kl_per_token(policy, reference, batch, temperature=temperature),
+                max_tokens=config.tokens_per_microbatch,
+            )
+    columns = experience.token_columns
+    return _estimate(config, columns["old_logprobs"], columns["ref_logprobs"], metrics)
+
+
+def correct_sampler(
+    config: RLConfig, experience: RolloutExperience, sampling_logprobs: Tensor, metrics: Metrics
+) -> None:
+    """Add the token column ``importance_weights``, where the recipe asks for it: old policy over sampler, bounded.
+
+    Both are constants of the rollout, so that the weights are taken once and know nothing of steps or micro-batches.
+
+    Args:
+        config: ``importance``.
+        experience: With the token column ``old_logprobs``.
+        sampling_logprobs: [M] nats, under the distribution that was drawn from.
+        metrics: Gets ratios before the bounds, and shares of units (tokens or completions) out of them.
+    """
+    settings = config.importance
+    if settings is None:
+        return
+    found = importance_weights(
+        experience.token_columns["old_logprobs"], sampling_logprobs, experience.score_seq,
+        level=settings.level, bound=settings.bound, low=settings.low, high=settings.high,
+    )  # fmt: skip
+    experience.token_columns["importance_weights"] = found.weights
+    units = float(found.num_units)
+    metrics.mean("importance/ratio_mean", found.ratio_sum / units, units)
+    metrics.largest("importance/ratio_max", found.ratio_max)
+    metrics.mean("importance/too_low_frac", found.num_too_low / units, units)
+    metrics.mean("importance/too_high_frac", found.num_too_high / units, units)
+    metrics.total("importance/out_of_bounds", found.num_too_low + found.num_too_high)
+
+
+def _compared(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """[M] and [M], whose difference is the log-ratio that the policy loss clips."""
+    old = batch.token_columns["old_logprobs"]
+    how = RATIO_OF.get(config.policy_loss)
+    if how is None:
+        return logprobs, old
+    log_ratios = sequence_log_ratios(logprobs, old, batch.score_seq, how=how)
+    return log_ratios, torch.zeros_like(log_ratios)
+
+
+def _estimate(config: RLConfig, logprobs: Tensor, ref_logprobs: Tensor, metrics: Metrics) -> Tensor:
+    if config.kl.estimator == "k3":
+        metrics.total("loss/kl_overflows", kl_overflows(logprobs, ref_logprobs).sum())
+    return KL_ESTIMATORS[config.kl.estimator](logprobs, ref_logprobs)

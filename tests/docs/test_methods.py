@@ -1,0 +1,169 @@
+"""docs/methods and recipes/methods: a page and a recipe for every method, true of the code as it is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+import yaml
+
+from rlhf.config.base import read_yaml
+from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
+from rlhf.config.recipe import RecipeConfig
+from rlhf.pipeline.validate import check_quickly
+from tests.fixtures.source import ROOT
+from tools import learning_table, method_pages, oracle_table, published_orderings
+
+SECTIONS = ["When to take it", "What is computed", "Settings", "What to watch", "Where it goes wrong", "References"]
+HEADS = {
+    name: read_yaml(ROOT / "recipes" / f"{name}.yaml")["stages"]
+    for name in ("quickstart", "quickstart_dpo", "quickstart_grpo")
+}
+
+
+def test_every_method_has_a_page_and_a_recipe_and_nothing_else_does():
+    pages = {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} - {"README"}
+    recipes = {path.stem for path in (ROOT / "recipes" / "methods").glob("*.yaml")}
+    assert pages == recipes == METHODS.keys()
+    assert {method.family for method in METHODS.values()} == FAMILIES.keys()
+
+
+def test_what_is_generated_is_up_to_date():
+    stale = [path.name for path, text in method_pages.rendered() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run `python tools/method_pages.py`"
+
+
+def test_a_change_by_hand_between_the_marks_is_found_and_prose_is_kept():
+    page = (ROOT / page_of("ipo")).read_text(encoding="utf-8")
+    changed = page.replace("| `beta` | 0.1 |", "| `beta` | 0.2 |").replace(
+        "Pairs that everybody", "Pairs which everybody"
+    )
+    again = method_pages.rendered_page("ipo", changed)
+    assert "| `beta` | 0.1 |" in again
+    assert "Pairs which everybody" in again
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_says_what_a_page_should(name):
+    text = (ROOT / page_of(name)).read_text(encoding="utf-8")
+    assert text.startswith(f"# {METHODS[name].title}\n")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
+    assert "```math" in text
+    for section in SECTIONS:  # a heading with nothing behind it promises what is not there
+        assert len(text.split(f"## {section}\n")[1].split("\n## ")[0].split()) > 5, section
+    for path in re.findall(r"`((?:tests|tools|recipes|src)/[\w/.-]+)`", text):
+        assert (ROOT / path).exists(), f"{page_of(name)} names {path}"
+
+
+def test_metrics_that_pages_name_are_measured_somewhere():
+    rooms = [ROOT / "src" / "rlhf" / room for room in ("training", "rollout", "evaluation", "rewards")]
+    code = "\n".join(path.read_text(encoding="utf-8") for room in rooms for path in room.rglob("*.py"))
+    measured = set(re.findall(r"/([a-z_]+)\"", code)) | set(re.findall(r"\"([a-z_]+)\"", code))
+    prefixes = {method.kind for method in METHODS.values()} | {"loss", "eval", "rollout", "importance"}
+    named = 0
+    for name in METHODS:
+        for prefix, metric in re.findall(r"`(\w+)/([a-z_]+)`", (ROOT / page_of(name)).read_text(encoding="utf-8")):
+            if prefix not in ("tests", "docs", "recipes", "tools", "src"):
+                assert prefix in prefixes, f"{page_of(name)} names {prefix}/{metric}"
+                assert metric in measured, f"{page_of(name)} names {prefix}/{metric}"
+                named += 1
+    assert named > 100
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_formula_stands_where_the_table_says(name):
+    module, _, function = METHODS[name].computed_by.partition(":")
+    assert callable(getattr(importlib.import_module(f"rlhf.{module}"), function))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_recipe_is_valid_and_runs_the_method(name):
+    recipe = RecipeConfig.of(read_yaml(ROOT / recipe_of(name)), source=recipe_of(name))
+    assert not check_quickly(recipe)
+    stage = recipe.stages[name]
+    assert stage.kind == METHODS[name].kind
+    for key in METHODS[name].settings:
+        assert key in stage.model_fields_set, f"{key} is what makes it {name}"
+    for option in METHODS[name].described_options():
+        assert option.meaning, f"{name}: {option.name} has no docstring"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stages_that_recipes_share_are_those_of_the_quickstart_to_the_letter(name):
+    stages = read_yaml(ROOT / recipe_of(name))["stages"]
+    if stages["world"]["kind"] != "world":
+        return  # a world of its own
+    for shared in method_pages.HEAD:
+        for head in HEADS.values():
+            if shared in stages and shared in head:
+                assert stages[shared] == head[shared], shared
+    if "evaluate" in stages:
+        theirs = HEADS["quickstart"]["evaluate"]
+        for key in ("prompts", "judge", "limit", "sampling"):
+            assert stages["evaluate"][key] == theirs[key]
+
+
+def test_the_index_lists_every_method_and_its_recipe():
+    text = method_pages.INDEX.read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[(\w+)\]\(\1\.md\)", text, re.MULTILINE)) == METHODS.keys()
+    assert {f"recipes/methods/{name}.yaml" for name in re.findall(r"recipes/methods/(\w+)\.yaml\)", text)} == {
+        recipe_of(name) for name in METHODS
+    }
+
+
+def test_every_method_is_compared_with_an_oracle_or_says_why_not():
+    assert oracle_table.CASES.keys() | oracle_table.NO_COUNTERPART.keys() == METHODS.keys()
+    assert not oracle_table.CASES.keys() & oracle_table.NO_COUNTERPART.keys()
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "oracle").glob("test_*.py"))
+    tests = re.findall(r"^def (test_\w+)", sources, re.MULTILINE)
+    for name, patterns in oracle_table.CASES.items():
+        stems = [re.sub(r"\\\[.*", "", pattern) for pattern in patterns]
+        assert any(re.search(stem, test) for stem in stems for test in tests), (
+            f"no test of tests/oracle compares {name}"
+        )
+
+
+def test_a_method_reads_the_shared_stages_from_the_shared_run(tmp_path):
+    recipe = learning_table.method_recipe("ppo", 3, tmp_path)
+    assert set(recipe.stages) == {"ppo", "evaluate"}
+    assert recipe.seed == 3
+    assert recipe.stages["ppo"].prompts == str(tmp_path / "shared" / "world" / "prompts.jsonl")
+    assert recipe.stages["ppo"].model.path == str(tmp_path / "shared" / "sft" / "model")
+    assert recipe.stages["evaluate"].policy.path == "stage:ppo"
+    assert learning_table.method_recipe("reward", 3, tmp_path) is None
+    assert learning_table.shared_recipe(3, tmp_path).stages["world"].split_seed == 3
+    assert set(learning_table.shared_recipe(3, tmp_path).stages) == set(method_pages.HEAD)
+
+
+def test_orderings_name_methods_and_are_judged_by_their_interval():
+    for ordering in published_orderings.ORDERINGS:
+        assert {ordering.better, ordering.worse} <= METHODS.keys()
+    # Three differences with mean 0.1 and deviation 0.01: 4.303 * 0.01 / sqrt(3) = 0.025.
+    assert published_orderings.judged([0.09, 0.10, 0.11]) == ("+0.100 ± 0.025", "reproduced")
+    assert published_orderings.judged([-0.09, -0.10, -0.11])[1] == "the other way round"
+    assert published_orderings.judged([0.3, -0.1, 0.1])[1] == "undecided"
+    assert published_orderings.judged([0.3, 0.3]) == ("+0.300", "undecided")
+
+
+def test_the_table_shows_rows_that_are_there_and_names_the_others():
+    rows = {
+        "dpo": [{"seed": s, "win_rate": 0.8, "win_rate_low": 0.75, "win_rate_high": 0.85, "kl": 1.0, "seconds": 20} for s in (1, 2, 3)],
+        "ppo": [{"seed": s, "win_rate": 0.9 + s / 1000, "kl": 2.0, "seconds": 60} for s in (1, 2, 3)],
+        "reward": [{"seed": 1, "seconds": 10, "pair_accuracy": {"value": 0.97, "low": 0.95, "high": 0.98}}],
+    }  # fmt: skip
+    text = learning_table.page(rows, "python tools/learning_table.py")
+    assert (
+        "| [dpo](../methods/dpo.md) | 0.800 [0.750, 0.850] | 0.800 [0.750, 0.850] | 0.800 [0.750, 0.850] | 0.800 ± 0.000 |"
+        in text
+    )
+    assert "| [reward](../methods/reward.md) | 0.970 [0.950, 0.980] | - | - | 0.970 | 10 |" in text
+    assert "`ppo` > `dpo`: PPO, tuned, is ahead of DPO" in text
+    assert "Not run: sft, dft" in text
+
+
+def test_settings_of_the_embedded_world_belong_to_methods():
+    assert set(method_pages.all_settings()) == METHODS.keys()
+    for name, settings in method_pages.all_settings().items():
+        assert set(settings) <= {"stage", "before", "after", "why", "head"}, name
+    assert yaml.safe_load(method_pages.rendered_recipe("ipo"))["stages"]["ipo"]["loss"] == "ipo"

@@ -1,0 +1,88 @@
+"""The reasoning recipes tell one story, the page's labeller works, and the table's tool puts them together."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlhf.config.base import read_yaml
+from rlhf.data.contracts import Prompt
+from rlhf.pipeline.stages.step_labels import label
+from rlhf.rollout.types import Completion
+from tests.fixtures.source import ROOT
+from tools import reasoning_table
+
+OWN = ("solved", "evaluate")
+
+
+def stages_of(name):
+    return read_yaml(ROOT / "recipes" / f"reasoning-{name}.yaml")["stages"]
+
+
+@pytest.mark.parametrize("other", ["grpo", "hack"])
+def test_stages_of_one_name_are_one_stage_in_all_three_recipes(other):
+    first, second = stages_of("prm"), stages_of(other)
+    shared = [name for name in first if name in second and name not in OWN]
+    assert {"world", "sft"} <= set(shared)
+    for name in shared:
+        assert first[name] == second[name], name
+
+
+def test_the_hack_differs_from_the_honest_run_in_its_reward_alone():
+    honest, hacked = stages_of("grpo")["grpo"], stages_of("hack")["hacked"]
+    assert {key for key in honest.keys() | hacked.keys() if honest.get(key) != hacked.get(key)} == {"reward"}
+    assert hacked["reward"] == "stage:orm"
+
+
+def test_the_table_runs_every_stage_of_every_recipe_once(tmp_path):
+    recipe = reasoning_table.combined_recipe(3, tmp_path)
+    assert recipe.seed == 3
+    for name in reasoning_table.RECIPES:
+        for stage, settings in stages_of(name).items():
+            made = recipe.stages[f"{stage}_{name}" if stage in OWN else stage]
+            assert made.kind == settings["kind"]
+    wanted = {f"{s}_{n}" if s in OWN else s for n in reasoning_table.RECIPES for s in stages_of(n)}
+    assert set(recipe.stages) == wanted
+
+
+def found(seed, gain, f1):
+    """What a seed may have measured; the rest of a real one's numbers plays no part here."""
+    solved = {"pass@1": 0.4, "greedy": 0.5, "pass@8": 0.9, "pass@32": 0.99, "sound": 0.3}
+    stages = {"solved_prm": solved, "prm": {"eval/first_wrong": 0.9, "eval/sound": 0.99, "eval/f1": f1}}
+    grpo = {"pass@1_gain": gain, "pass@32_gain": -0.01, "pass@32_gain_high": 0.01, "pass@1": 0.4 + gain}
+    stages |= {"solved_grpo": grpo, "evaluate_grpo": {"kl": 1.5}}
+    return {"seed": seed, "stages": stages, "seconds": {"sft": 60.0, "prm": 90.0}}
+
+
+def test_the_table_says_of_every_target_how_many_seeds_reached_it():
+    text = reasoning_table.page(
+        [found(1, 0.25, 0.96), found(2, 0.15, 0.97), found(3, 0.35, None)], ("prm", "grpo"), "me", 2
+    )
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
+    # mean 0.25, deviation 0.1, half an interval of 4.303 x 0.1 / sqrt(3)
+    assert lines["gain in pass@1"].endswith("| 0.250 ± 0.248 [0.150, 0.350] | 0.2 or more: 2 of 3 seeds |")
+    assert lines["F1 of the two"].endswith("| 0.960 | 0.970 | not measured | not measured | above 0.95: 2 of 3 seeds |")
+    assert lines["KL, nats a solution"].endswith("below 3: every seed |")
+    assert "learned outcome reward" not in text
+    assert "| 1 | 60 | 90 | 150 |" in text
+
+
+def test_the_pages_labeller_does_what_the_page_says():
+    page = (ROOT / "docs" / "reasoning.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code, names)
+    texts = ["2 + 2 = 4\nso it is\n4", "  ", "5 = 5\n"]
+    samples = [
+        [
+            Completion(
+                prompt_id="p", sample=n, tokens=[1], logprobs=[0.0], finish_reason="eos", weight_version=0, text=text
+            )
+            for n, text in enumerate(texts)
+        ]
+    ]
+    prompt = Prompt(id="p", ids=[1], text="2 + 2?", columns={"answer": "4", "level": "easy"})
+    rows = label(names["by_line"], [prompt], samples, name="by_line", arguments={"seed": 0})
+    assert [row["labels"] for row in rows] == [[True, False, False], [True]]
+    assert [row["label"] for row in rows] == [True, False]

@@ -1,0 +1,141 @@
+"""The family of GRPO: what each member's paper says, and what contradicts itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhf.config import groups
+from rlhf.config.groups import GRPOConfig
+from rlhf.config.policy import PPOConfig, RLConfig
+from rlhf.errors import ConfigError
+
+NO_KL = {"kl.where": "none", "kl.coef": 0.0}
+IN_REWARD = {"kl.where": "reward", "kl.estimator": "k1"}
+PAPERS: dict[str, dict[str, Any]] = {
+    # Shao et al. 2024, arXiv:2402.03300, eq. 3 and 4 and section 4.1.2; beta 0.04 from section 4.2
+    "GRPOConfig": {
+        "advantage": "group", "policy_loss": "clip", "aggregation": "sequence", "clip_low": 0.2, "clip_high": 0.2,
+        "kl.where": "loss", "kl.estimator": "k3", "kl.coef": 0.04, "dynamic_sampling": False,
+    },
+    # Liu et al. 2025, arXiv:2503.20783, section 3.2: no division by the deviation or by the length, no KL
+    "DrGRPOConfig": {"advantage": "group_mean", "policy_loss": "clip", "aggregation": "constant", **NO_KL},
+    # Yu et al. 2025, arXiv:2503.14476, section 4.1: clip 0.2 and 0.28, 16 completions, mean over tokens, no KL
+    "DAPOConfig": {
+        "advantage": "group", "policy_loss": "clip", "aggregation": "token", "clip_low": 0.2, "clip_high": 0.28,
+        "group_size": 16, "dynamic_sampling": True, "overlong": None, **NO_KL,
+    },
+    # Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7; section 5.1: 3e-4, 4e-4, four mini-batches
+    "GSPOConfig": {
+        "advantage": "group", "policy_loss": "sequence", "aggregation": "sequence", "clip_low": 3e-4, "clip_high": 4e-4,
+        "steps": 4, **NO_KL,
+    },
+    # MiniMax 2025, arXiv:2506.13585, eq. 4 and 5: no lower bound, mean over tokens, no KL; upper bound of arXiv:2510.13786
+    "CISPOConfig": {
+        "advantage": "group", "policy_loss": "cispo", "aggregation": "token", "clip_low": 1.0, "clip_high": 4.0, **NO_KL,
+    },
+    # Gao et al. 2025, arXiv:2511.20347: temperatures 1 and 1.05
+    "SAPOConfig": {
+        "advantage": "group", "policy_loss": "sapo", "aggregation": "sequence", "gate_temperatures": (1.0, 1.05), **NO_KL,
+    },
+    # Ahmadian et al. 2024, arXiv:2402.14740: REINFORCE on whole completions, KL in the reward, up to 4 samples, one step
+    "RLOOConfig": {
+        "advantage": "leave_one_out", "policy_loss": "reinforce", "aggregation": "constant", "group_size": 4, "steps": 1,
+        **IN_REWARD,
+    },
+    # Hu et al. 2025, arXiv:2501.03262: one sample, PPO's clip, KL by k1 in each token's reward, whitened over the batch
+    "ReinforcePPConfig": {
+        "advantage": "batch", "baseline": "none", "policy_loss": "clip", "aggregation": "token", "group_size": 1, **IN_REWARD,
+    },
+    # Li et al. 2023, arXiv:2310.10505, algorithm 1: one sample and one greedy completion, one step
+    "ReMaxConfig": {
+        "advantage": "greedy", "policy_loss": "reinforce", "aggregation": "constant", "group_size": 1, "steps": 1, **IN_REWARD,
+    },
+}  # fmt: skip
+
+
+def steps_of(config: RLConfig) -> int:
+    """Optimiser steps of a rollout."""
+    groups_per_step = config.sequences_per_step // config.group_size
+    return config.epochs_per_rollout * -(-config.prompts_per_rollout // groups_per_step)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_presets_defaults_are_those_of_its_paper(name):
+    config: GRPOConfig = getattr(groups, name)()
+    for key, expected in PAPERS[name].items():
+        if key == "steps":
+            assert steps_of(config) == expected
+            continue
+        found: Any = config
+        for part in key.split("."):
+            found = getattr(found, part)
+        assert found == expected, key
+
+
+def test_every_preset_is_pinned():
+    presets = {cls.__name__ for cls in (GRPOConfig, *GRPOConfig.__subclasses__()) if cls.__module__ == groups.__name__}
+    assert presets == PAPERS.keys()
+
+
+@pytest.mark.parametrize("name", [*PAPERS, "PPOConfig"])
+def test_settings_that_were_written_out_can_be_read_again(name):
+    cls = PPOConfig if name == "PPOConfig" else getattr(groups, name)
+    assert cls.of(cls().model_dump(mode="json")) == cls()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("GRPOConfig", {"group_size": 1, "sequences_per_step": 1}, "group_size must be at least 2, and is 1"),
+        ("RLOOConfig", {"group_size": 1}, "advantage 'leave_one_out' compares completions of one prompt"),
+        ("ReinforcePPConfig", {"baseline": "group"}, "group_size must be at least 2"),
+        ("GRPOConfig", {"baseline": "group"}, "baseline belongs to the advantage `batch`; the advantage is 'group'"),
+        ("ReMaxConfig", {"dynamic_sampling": True}, "the advantage 'greedy' learns from those too"),
+        ("ReinforcePPConfig", {"dynamic_sampling": True, "group_size": 2}, "the advantage 'batch' learns from those too"),
+        ("GRPOConfig", {"max_sampling_rounds": 2}, "max_sampling_rounds does nothing without dynamic_sampling"),
+        ("ReinforcePPConfig", {"policy_loss": "sequence"}, "use `sequence_token`, or put the penalty elsewhere"),
+        ("SAPOConfig", {"clip_high": 0.3}, "clip_high does nothing where policy_loss is 'sapo'"),
+        ("RLOOConfig", {"clip_low": 0.1}, "clip_low does nothing where policy_loss is 'reinforce'"),
+        ("CISPOConfig", {"dual_clip": 9.0}, "dual_clip belongs to clipped ratios; policy_loss is 'cispo'"),
+        ("GRPOConfig", {"dual_clip": 1.1}, "dual_clip (1.1) must lie above 1 + clip_high (1.2)"),
+        ("GRPOConfig", {"gate_temperatures": [2.0, 2.0]}, "gate_temperatures belong to policy_loss 'sapo'; it is 'clip'"),
+        ("PPOConfig", {"policy_loss": "sequence"}, "the critic gives each token its own; use `sequence_token`"),
+        ("GRPOConfig", {"overlong": {"buffer_tokens": 65}}, "overlong.buffer_tokens (65) must be at most"),
+        ("GRPOConfig", {"kl": {"controller": "doubling"}}, "adapts the weight to `kl.target`, and there is none"),
+        ("GRPOConfig", {"kl": {"controller": "doubling", "target": 1, "coef": 0}}, "multiplies the weight, and kl.coef is 0"),
+        (
+            "GRPOConfig",
+            {"kl": {"controller": "constraint", "target": 1, "horizon": 5}},
+            "kl.horizon belongs to kl.controller 'proportional'; it is 'constraint'",
+        ),
+        ("GRPOConfig", {"kl": {"target": 1, "step_size": 0.5}}, "kl.step_size belongs to kl.controller 'constraint'"),
+        ("GRPOConfig", {"kl": {"estimator": "k1"}}, "k1 pulls nowhere as a loss"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other_are_refused_by_name(name, settings, words):
+    cls = PPOConfig if name == "PPOConfig" else getattr(groups, name)
+    with pytest.raises(ConfigError) as caught:
+        cls.of(settings)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("importance_sampling_level", "sequence", "Did you mean 'policy_loss'? `policy_loss: sequence` is one ratio"),
+        ("scale_rewards", False, "Did you mean 'advantage'?"),
+        ("loss_type", "dapo", "Did you mean 'policy_loss' or 'aggregation'?"),
+        ("vllm_importance_sampling_correction", True, "Did you mean 'importance'?"),
+        ("delta", 3.0, "Did you mean 'dual_clip'?"),
+        ("num_generations", 8, "Did you mean 'group_size'?"),
+        ("epsilon_high", 5.0, "TRL's bound of 5 for CISPO is 4 here"),
+        ("dynamic_filtering", True, "Did you mean 'dynamic_sampling'?"),
+        ("adv_estimator", "rloo", "Did you mean 'advantage'?"),
+    ],
+)
+def test_other_libraries_keys_are_answered_with_ours(key, value, words):
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig.of({key: value})
+    assert words in str(caught.value)

@@ -1,0 +1,70 @@
+"""The table of methods, and how one setting is described."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlhf.config.methods import FAMILIES, METHODS, method
+from rlhf.config.schema import describe_setting, settings_class, stage_classes
+from rlhf.config.stages import DPOStage, GRPOStage
+from rlhf.errors import UnknownNameError
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_entry_is_about_a_kind_and_settings_that_exist(name):
+    found = METHODS[name]
+    fields = settings_class(found.kind).model_fields
+    assert found.family in FAMILIES
+    assert found.settings.keys() <= fields.keys()
+    assert len(set(found.options)) == len(found.options)
+    assert found.settings.keys() <= set(found.options), "what makes it the method is to be explained"
+    assert found.about.endswith(".")
+    assert "\n" not in found.about
+
+
+def test_papers_have_years_and_arxiv_numbers_of_the_right_form():
+    for name, found in METHODS.items():
+        assert 1950 < found.year < 2027, name
+        if found.arxiv is not None:
+            assert re.fullmatch(r"\d{4}\.\d{5}", found.arxiv), name
+            assert 2000 + int(found.arxiv[:2]) <= found.year, f"{name}: a paper is not on arXiv before it is written"
+    assert METHODS["dpo"].citation == "Rafailov et al. 2023, arXiv:2305.18290"
+    assert METHODS["cdpo"].citation == "Mitchell 2023"
+
+
+def test_every_kind_that_trains_is_some_method():
+    trains = {kind for kind, cls in stage_classes().items() if "learning_rate" in cls.model_fields}
+    assert trains <= {found.kind for found in METHODS.values()}
+
+
+def test_two_methods_are_not_the_same_stage():
+    made = [
+        (found.kind, tuple(sorted(found.settings.items())))
+        for name, found in METHODS.items()
+        if name != "iterative_dpo"
+    ]
+    assert len(set(made)) == len(made)  # iterative DPO is DPO, several times
+
+
+def test_a_misspelt_method_is_answered_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"No method is called 'simp0'\. Did you mean 'simpo'"):
+        method("simp0")
+
+
+def test_a_setting_is_described_with_its_default_and_its_meaning():
+    found = describe_setting(DPOStage, "beta")
+    assert (found.name, found.type, found.default) == ("beta", "float > 0", "0.1")
+    assert found.meaning.startswith("Strength of the pull")
+    assert describe_setting(DPOStage, "loss", default="ipo").default == "ipo"
+    assert describe_setting(DPOStage, "length_normalised").default == "false"
+    assert describe_setting(DPOStage, "reference").default == "null"
+
+
+def test_a_setting_in_a_section_has_the_default_of_the_kind_and_not_of_the_section():
+    assert describe_setting(GRPOStage, "kl.coef").default == "0.04"
+    assert describe_setting(settings_class("ppo"), "kl.coef").default == "0.1"
+    assert describe_setting(settings_class("rloo"), "kl.where").default == "reward"
+    with pytest.raises(UnknownNameError, match="No setting is called 'kll'"):
+        describe_setting(GRPOStage, "kll.coef")

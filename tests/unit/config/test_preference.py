@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from rlhf.config.preference import SEES_MARGIN_ONLY, SEES_ONE_PAIR, TAKES_SMOOTHING, DPOConfig, KTOConfig, ORPOConfig
+from rlhf.config.stages import DPOStage
+from rlhf.errors import ConfigError
+from rlhf.losses import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
+
+
+def test_what_settings_say_of_losses_is_so():
+    smoothed = {name for name, loss in PAIR_LOSSES.items() if "label_smoothing" in inspect.signature(loss).parameters}
+    assert set(TAKES_SMOOTHING) == smoothed
+    assert set(SEES_MARGIN_ONLY) == MARGIN_LOSSES
+    assert set(SEES_ONE_PAIR) == PAIR_LOSSES.keys() - WHOLE_STEP_LOSSES
+
+
+@pytest.mark.parametrize("loss", sorted(PAIR_LOSSES.keys() - set(TAKES_SMOOTHING)))
+def test_label_smoothing_is_never_silently_ignored(loss):
+    with pytest.raises(ConfigError, match="label_smoothing belongs to the loss"):
+        DPOConfig(loss=loss, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "exo"}, "the loss `exo` asks for an infinite margin without label_smoothing"),
+        ({"reference_free": True, "divergence": "js"}, "divergence is from a reference"),
+        ({"reference_free": True, "loss": "nca"}, "reference_free belongs to the loss `sigmoid` or `hinge`"),
+        ({"loss": "apo_zero", "divergence": "js"}, "divergence belongs to the loss"),
+        ({"divergence": "alpha"}, "divergence: alpha and divergence_alpha go together"),
+        ({"divergence_alpha": 0.5}, "divergence: alpha and divergence_alpha go together"),
+        ({"loss": "aot", "weight_by_policy": True}, "weight_by_policy belongs to the loss"),
+        ({"loss": "ipo", "length_normalised": True}, "length_normalised belongs to the loss `sigmoid`"),
+        ({"length_normalised": True, "length_alpha": 0.5}, "take it or log-ratios per token"),
+        ({"discopop_temperature": 0.1}, "discopop_temperature belongs to the loss `discopop`"),
+        ({"loss": "discopop", "discopop_temperature": 2}, "discopop_temperature: should be less than or equal to 1"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        DPOConfig.of(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "bco", "desirable_weight": 2}, "desirable_weight belongs to the loss `kto`"),
+        ({"loss": "bco", "reference_point": "zero"}, "reference_point belongs to the loss `kto`"),
+        ({"reference_point_decay": 0.5}, "reference_point_decay is of a running average"),
+        ({"desirable_weight": 0, "undesirable_weight": 0}, "are both 0"),
+        ({"rows_per_step": 1}, "reference_point: step compares rows of a step with each other"),
+    ],
+)
+def test_options_of_kto_that_would_do_nothing_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        KTOConfig.of(settings)
+    KTOConfig(rows_per_step=1, reference_point="running", reference_point_decay=0.5)
+    KTOConfig(loss="bco", reference_point_decay=0.5, rows_per_step=1)
+
+
+def test_a_reference_and_none_contradict_each_other():
+    stage = {"kind": "dpo", "model": "a", "data": "b.jsonl", "reference": "c", "reference_free": True}
+    with pytest.raises(ConfigError, match="reference names one, and reference_free says that there is none"):
+        DPOStage.of(stage)
+
+
+def test_orpo_without_its_odds_ratio_is_refused():
+    with pytest.raises(ConfigError, match="odds_coef: should be greater than 0"):
+        ORPOConfig(odds_coef=0)

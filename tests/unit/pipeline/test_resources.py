@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhf.config.recipe import RecipeConfig
+from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.resources import memory_needed
+
+PAIRS = {"model": "embedded", "data": "pairs.jsonl"}
+LORA = {"path": "embedded", "lora": {"rank": 4}}
+
+
+def models_in_memory(**stage: Any) -> float:
+    """Bytes that a stage needs, in weights of the embedded model; training one takes four: gradient and two averages."""
+    recipe = RecipeConfig.of(
+        {"name": "mine", "stages": {"one": stage, "sft": {"kind": "sft", **PAIRS, "max_steps": 1}}}
+    )
+    review = Review(recipe)
+    needed, trained = memory_needed(review, recipe.stages["one"]), memory_needed(review, recipe.stages["sft"])
+    assert needed is not None
+    assert trained is not None
+    return 4 * needed / trained
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights"),
+    [
+        ({"kind": "dpo", **PAIRS}, 4),
+        ({"kind": "dpo", **PAIRS, "reference": "embedded"}, 5),
+        ({"kind": "simpo", **PAIRS}, 4),
+        ({"kind": "kto", **PAIRS}, 5),
+        ({"kind": "kto", **PAIRS, "reference_point": "running"}, 4),
+        ({"kind": "kto", **PAIRS, "loss": "bco"}, 4),
+        ({"kind": "kto", **PAIRS, "model": LORA}, 1),
+        ({"kind": "kto", **PAIRS, "model": LORA, "reference": "embedded"}, 2),
+    ],
+    ids=str,
+)
+def test_a_second_model_is_counted_where_there_is_one(stage, weights):
+    assert models_in_memory(**stage) == pytest.approx(weights)
