@@ -83,6 +83,10 @@ bench: $(VENV)/.dev  ## the tables of results over fresh seeds in docs/results (
 kills: $(VENV)/.core  ## kill runs at 50 random moments and show that they end with the same bits (about twenty minutes)
 	$(VENV)/bin/python tools/kill_proof.py --write docs/results/kills.md $(ARGS)
 
+.PHONY: annotation-load
+annotation-load: $(VENV)/.dev  ## 50 annotators judge while their server is killed 5 times, and nothing is lost (some minutes)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/annotation_load.py --write docs/results/annotation_load.md $(ARGS)
+
 .PHONY: fuzz
 fuzz: $(VENV)/.dev  ## feed 10,000 damaged data files, recipes and checkpoints to the readers
 	$(VENV)/bin/python tools/fuzz.py --count 10000 --write docs/results/fuzz.md $(ARGS)
@@ -105,4 +109,4 @@ clean:  ## caches and builds; leaves .venv and runs/ alone
 
 .PHONY: help
 help:  ## this list
-	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

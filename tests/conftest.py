@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ os.environ.update(
 
 import pytest
 
-from tests.fixtures import tiny
+from tests.fixtures import postgres, tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED_FOLDERS = {"oracle", "real", "faults", "gpu", "browser"}
@@ -46,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("browser") and not any(map(shutil.which, CHROMIUM_NAMES)):
             item.add_marker(pytest.mark.skip(reason="needs Chromium (Debian: apt-get install chromium)"))
+        if item.get_closest_marker("postgres") and not postgres.is_there():
+            item.add_marker(pytest.mark.skip(reason=postgres.MISSING))
 
 
 def has_cuda() -> bool:
@@ -63,6 +66,22 @@ def assets() -> Path:
             f"no real data: {folder} does not exist; set RLHF_ASSETS to the folder that has hh_rlhf/, models/ ..."
         )
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server of this worker's own; a test that asks for it is marked ``postgres``."""
+    with postgres.running_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """Where a store can be made, once in a file and once on a server."""
+    if request.param == "sqlite":
+        return tmp_path / "store.db"
+    server: postgres.Server = request.getfixturevalue("postgres_server")
+    return server.new_database()
 
 
 @pytest.fixture(scope="session")

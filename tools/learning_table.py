@@ -14,6 +14,7 @@ Kill it at any time and give the same command again: finished runs are known by 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
@@ -34,6 +35,7 @@ from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, recipe_of
 from rlhf.config.recipe import RecipeConfig
 from rlhf.files import write_json, write_text
+from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.run import Pipeline, machine, versions
 from tools.method_pages import HEAD
 from tools.published_orderings import orderings
@@ -113,10 +115,24 @@ def run_one(name: str, seed: int, folder: Path, *, ignore_code: bool) -> dict[st
     if name in HEAD:
         summary = json.loads((folder / "shared" / "summary.json").read_text(encoding="utf-8"))
         row["seconds"] = summary["stages"][name]["seconds"]
+    row |= made_by(found if found else shared_artifacts(folder / "shared"))
     if METHODS[name].kind == "reward":
         where = folder / "shared" / "reward" if name in HEAD else folder / name / name
         row["pair_accuracy"] = pair_accuracy(where / "model", folder / "shared" / "preferences" / "test_pairs.jsonl")
     return row
+
+
+def shared_artifacts(folder: Path) -> Mapping[str, Any]:
+    """Those of the stages that all recipes share, for a method that is one of them."""
+    return {stage.name: found for stage in sorted(folder.iterdir()) if (found := Artifact.read(stage)) is not None}
+
+
+def made_by(artifacts: Mapping[str, Any]) -> dict[str, Any]:
+    """The code of all stages of a row in one short hash, and the packages that decide results."""
+    code = {stage: dict(artifact.code) for stage, artifact in artifacts.items()}
+    text = json.dumps(code, sort_keys=True)
+    packages = {name: version for artifact in artifacts.values() for name, version in artifact.versions.items()}
+    return {"code": hashlib.sha256(text.encode()).hexdigest()[:12], "versions": packages}
 
 
 def pair_accuracy(model: Path, pairs: Path) -> dict[str, Any]:
@@ -249,16 +265,48 @@ def _mean(rows: Sequence[Mapping[str, Any]], key: str, digits: int) -> str:
     return f"{statistics.fmean(values):.{digits}f}" if values else "-"
 
 
+def made_with(rows: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    """Versions of the rows, this environment's where they do not say; and methods whose rows are of more than one code."""
+    found = [row["versions"] for each in rows.values() for row in each if row.get("versions")] or [versions()]
+    shown = ("rlhf", "torch", "transformers")
+    packages = {name: sorted({each[name] for each in found if name in each}) for name in shown}
+    words = ", ".join(f"{name} {' and '.join(numbers)}" for name, numbers in packages.items() if numbers)
+    lines = [words]
+    for name, each in rows.items():
+        codes = {row["seed"]: row["code"] for row in each if row.get("code")}
+        if len(set(codes.values())) > 1:
+            told = ", ".join(f"seed {seed} {code}" for seed, code in sorted(codes.items()))
+            lines.append(f"The rows of `{name}` were made by different states of its code: {told}.")
+    return lines
+
+
+def command_of(words: Sequence[str], rows: Mapping[str, list[dict[str, Any]]]) -> str:
+    """The command that makes the table as it stands: of all methods and seeds there, whatever the last call added."""
+    kept: list[str] = []
+    dropped = False
+    for word in words:
+        if word.startswith("--"):
+            dropped = word in ("--seeds", "--methods", "--collect")
+        if not dropped:
+            kept.append(word)
+    seeds = sorted({row["seed"] for found in rows.values() for row in found})
+    methods = [name for name in METHODS if name in rows]
+    kept += [] if len(methods) == len(METHODS) else ["--methods", *methods]
+    kept += [] if seeds == list(SEEDS) else ["--seeds", *map(str, seeds)]
+    return shlex.join(["python", "tools/learning_table.py", *kept])
+
+
 def page(rows: Mapping[str, list[dict[str, Any]]], command: str) -> str:
     """The whole page."""
     seeds = sorted({row["seed"] for found in rows.values() for row in found})
-    made_with = ", ".join(f"{k} {v}" for k, v in versions().items() if k in ("rlhf", "torch", "transformers"))
+    packages, *mixed = made_with(rows)
     lines = [
         "# Every method on the embedded world",
         "",
         "<!-- written by tools/learning_table.py; do not edit by hand -->",
         "",
-        f"Made by `{command}` on {machine()['cpu']}, one thread for each run; {made_with}.",
+        f"Made by `{command}` on {machine()['cpu']}, one thread for each run; {packages}.",
+        *mixed,
         "",
         "Each method ran as its recipe in `recipes/methods` says, from the same SFT model, pairs and reward model of its seed;",
         "each seed holds out its own prompts and facts. Settings were chosen on seed 101 with five tries for a method at most; most",
@@ -317,8 +365,7 @@ def main() -> None:
     rows = rows_there(folder)
     if not rows:
         raise SystemExit(f"There is no finished run in {folder}.")
-    words = [word for word in sys.argv[1:] if word not in ("--collect", "--ignore-code")]
-    write_text(arguments.write, page(rows, shlex.join(["python", "tools/learning_table.py", *words])))
+    write_text(arguments.write, page(rows, command_of(sys.argv[1:], rows)))
     write_json(arguments.write.with_suffix(".json"), rows)
     print(f"{arguments.write}: {len(rows)} methods.")
     if failed:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
+    from rlhf.feedback.evaluation import HumanEvalProtocol as HumanEvalProtocol
     from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
@@ -85,6 +86,7 @@ PUBLIC: dict[str, str] = {
     "GRPOConfig": "rlhf.config.groups:GRPOConfig",
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
+    "HumanEvalProtocol": "rlhf.feedback.evaluation:HumanEvalProtocol",
     "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",

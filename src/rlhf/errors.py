@@ -118,9 +118,18 @@ class InterruptedRun(BaseException):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean 'grpo'?', or the empty string where nothing is close."""
-    close = difflib.get_close_matches(name, list(known), n=3)
+    """' Did you mean 'grpo'?', or the empty string where nothing is close; capitals and punctuation do not count."""
+    known = list(known)
+    close = [other for other in known if folded(other) == folded(name)] or difflib.get_close_matches(name, known, n=3)
+    if not close:
+        by_fold = {folded(other): other for other in known}
+        close = [by_fold[fold] for fold in difflib.get_close_matches(folded(name), by_fold, n=3)]
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def folded(name: str) -> str:
+    """A name without what people write in different ways: Dr. GRPO and dr_grpo, REINFORCE++ and reinforce_pp."""
+    return "".join(letter for letter in name.lower().replace("+", "p") if letter.isalnum())
 
 
 def did_you_mean_file(name: str, siblings: Iterable[str]) -> str:
@@ -171,3 +180,13 @@ def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
         raise MissingExtraError(
             f"{needed_for} needs the package {module!r}. Install it with: pip install 'rlhf[{extra}]'"
         ) from err
+
+
+def require_all(*modules: str, extra: str, needed_for: str) -> None:
+    """``require`` for several: what one extra brings.
+
+    Raises:
+        MissingExtraError: One of them is not installed.
+    """
+    for module in modules:
+        require(module, extra=extra, needed_for=needed_for)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,6 +15,9 @@ from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
 from rlhf.config.recipe import RecipeConfig
 from rlhf.pipeline.validate import check_quickly
+from rlhf.pipeline.validate.settings import MEASURED, MEASURED_BY_LOSS, POLICY_METRICS
+from rlhf.training.log import RunLog
+from tests.fixtures import toy
 from tests.fixtures.source import ROOT
 from tools import learning_table, method_pages, oracle_table, published_orderings
 
@@ -56,19 +62,47 @@ def test_a_page_says_what_a_page_should(name):
         assert (ROOT / path).exists(), f"{page_of(name)} names {path}"
 
 
-def test_metrics_that_pages_name_are_measured_somewhere():
-    rooms = [ROOT / "src" / "rlhf" / room for room in ("training", "rollout", "evaluation", "rewards")]
-    code = "\n".join(path.read_text(encoding="utf-8") for room in rooms for path in room.rglob("*.py"))
-    measured = set(re.findall(r"/([a-z_]+)\"", code)) | set(re.findall(r"\"([a-z_]+)\"", code))
-    prefixes = {method.kind for method in METHODS.values()} | {"loss", "eval", "rollout", "importance"}
-    named = 0
-    for name in METHODS:
-        for prefix, metric in re.findall(r"`(\w+)/([a-z_]+)`", (ROOT / page_of(name)).read_text(encoding="utf-8")):
-            if prefix not in ("tests", "docs", "recipes", "tools", "src"):
-                assert prefix in prefixes, f"{page_of(name)} names {prefix}/{metric}"
-                assert metric in measured, f"{page_of(name)} names {prefix}/{metric}"
-                named += 1
-    assert named > 100
+def metrics_named_on(name: str) -> list[str]:
+    text = (ROOT / page_of(name)).read_text(encoding="utf-8")
+    found = re.findall(r"`(\w+)/([a-z_]+)`", text)
+    return [f"{room}/{metric}" for room, metric in found if room not in ("tests", "docs", "recipes", "tools", "src")]
+
+
+@functools.cache
+def measured_by(kind: str, settings: str) -> frozenset[str]:
+    """What a trainer of that kind writes into a step's record."""
+    log = RunLog()
+    toy.build_trainer(kind, log=log, **json.loads(settings)).train()
+    return frozenset(key for record in log.read("metrics") for key in record["metrics"])
+
+
+def measured_of(name: str) -> frozenset[str]:
+    """What a stage of the method writes; pair losses measure the same, whichever it is."""
+    method = METHODS[name]
+    if method.kind == "best_of_n":
+        return frozenset()
+    if method.family == "policy" or method.kind in ("online_dpo", "distill"):
+        rollouts = {"rollouts": 2 if method.kind == "vapo" else 1}
+        return measured_by(method.kind, json.dumps(rollouts))
+    own = {key: method.settings[key] for key in ("sft_coef",) if key in method.settings}
+    if method.kind != "dpo" and "loss" in method.settings:
+        own["loss"] = method.settings["loss"]
+    return measured_by(method.kind, json.dumps({"max_steps": 3, "epochs": None, **own}))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_metrics_that_a_page_names_are_measured_by_a_stage_of_the_method(name):
+    method = METHODS[name]
+    evaluated = MEASURED_BY_LOSS.get(
+        (method.kind, method.settings.get("loss")), MEASURED.get(method.kind, POLICY_METRICS)
+    )
+    for metric in metrics_named_on(name):
+        known = evaluated if metric.startswith("eval/") else measured_of(name)
+        assert metric in known, f"{page_of(name)} names {metric}; there are {sorted(known)}"
+
+
+def test_pages_name_metrics():
+    assert sum(bool(metrics_named_on(name)) for name in METHODS) > 40
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -160,6 +194,31 @@ def test_the_table_shows_rows_that_are_there_and_names_the_others():
     assert "| [reward](../methods/reward.md) | 0.970 [0.950, 0.980] | - | - | 0.970 | 10 |" in text
     assert "`ppo` > `dpo`: PPO, tuned, is ahead of DPO" in text
     assert "Not run: sft, dft" in text
+
+
+def test_the_tables_command_is_of_all_rows_there_and_keeps_what_decided_them():
+    rows = {"dpo": [{"seed": seed} for seed in (1, 2, 4)], "ppo": [{"seed": 1}]}
+    words = ["--methods", "ppo", "--seeds", "4", "--ignore-code", "--jobs", "1", "--collect"]
+    assert learning_table.command_of(words, rows) == (
+        "python tools/learning_table.py --ignore-code --jobs 1 --methods dpo ppo --seeds 1 2 4"
+    )
+    every = {name: [{"seed": seed} for seed in learning_table.SEEDS] for name in METHODS}
+    assert learning_table.command_of(["--seeds", "3"], every) == "python tools/learning_table.py"
+
+
+def test_rows_of_unlike_code_and_versions_are_told():
+    rows = {
+        "dpo": [{"seed": 1, "code": "aa", "versions": {"torch": "2"}}, {"seed": 2, "code": "bb", "versions": {"torch": "3"}}],
+        "ppo": [{"seed": 1, "code": "cc", "versions": {"torch": "2"}}, {"seed": 2, "code": "cc", "versions": {"torch": "2"}}],
+    }  # fmt: skip
+    assert learning_table.made_with(rows) == [
+        "torch 2 and 3",
+        "The rows of `dpo` were made by different states of its code: seed 1 aa, seed 2 bb.",
+    ]
+    stage = SimpleNamespace(code={"losses": "1"}, versions={"torch": "2"})
+    other = SimpleNamespace(code={"losses": "2"}, versions={"torch": "2"})
+    assert learning_table.made_by({"dpo": stage})["code"] != learning_table.made_by({"dpo": other})["code"]
+    assert learning_table.made_by({"dpo": stage})["versions"] == {"torch": "2"}
 
 
 def test_settings_of_the_embedded_world_belong_to_methods():

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlhf import cli
-from rlhf.config.recipe import load_recipe
+from rlhf.config.recipe import RecipeConfig, load_recipe
 from rlhf.config.schema import stage_classes
 from rlhf.config.stages import FILE_STAGES, MODEL_STAGES
-from rlhf.config.theirs import REMARKS, THEIRS
+from rlhf.config.theirs import REMARKS, THEIRS, VALUES
 from rlhf.errors import ConfigError
 from tests.fixtures.settings import config_classes
 
@@ -279,11 +281,65 @@ def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, valu
         ("ppo", "temperature", "sampling.temperature"),
         ("ppo", "gae_lambda", "lam"),
         ("judge", "center_rewards_coefficient", "center_coef"),
+        ("ppo", "reward_clip_range", "clip_score"),
     ],
 )
 def test_a_key_of_another_library_is_answered_with_ours(stage, key, ours, path):
     message = refusal(path, overrides=(f"stages.{stage}.{key}=1",))
     assert f"stages.{stage}.{key}: there is no such key. Did you mean '{ours}'?" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "ours"),
+    [
+        ("distill", "beta", "'divergence_beta' or 'kl.coef'"),
+        ("distill", "lmbda", "'on_policy_frac'"),
+        ("orpo", "beta", "'odds_coef'"),
+        ("simpo", "simpo_gamma", "'target_margin'"),
+        ("simpo", "gamma", "'target_margin'"),
+        ("simpo", "gamma_beta_ratio", "'target_margin'"),
+        ("cpo", "cpo_alpha", "'sft_coef'"),
+        ("dpo", "use_weighting", "'weight_by_policy'"),
+        ("dpo", "f_divergence_type", "'divergence'"),
+        ("dpo", "f_alpha_divergence_coef", "'divergence_alpha'"),
+        ("best_of_n", "n", "'num_samples'"),
+    ],
+)
+def test_a_methods_key_of_another_library_is_answered_with_ours(kind, key, ours):
+    with pytest.raises(ConfigError, match=rf"x\.{key}: there is no such key\. Did you mean {ours}\?"):
+        RecipeConfig.of({"name": "r", "stages": {"x": {"kind": kind, key: 1}}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "said"),
+    [
+        ("dpo", "loss", "sigmoid_norm", "that is `length_normalised: true` here"),
+        ("dpo", "loss", "exo_pair", "that is `loss: exo, label_smoothing: 0.1` here"),
+        ("dpo", "loss", "nca_pair", "that is `loss: nca` here"),
+        ("dpo", "loss", "sppo_hard", "that is `loss: sppo` here"),
+        ("kto", "loss", "apo_zero_unpaired", "that is `reference_point: zero` here"),
+        ("dpo", "loss", "simpo", "the method 'simpo' is `kind: simpo`"),
+        ("dpo", "loss", "slic", "the method 'slic' is `kind: dpo, loss: hinge`"),
+    ],
+)
+def test_a_value_of_another_library_is_answered_with_ours(kind, key, value, said):
+    with pytest.raises(ConfigError, match=rf"x\.{key}: .*\(got '{value}'\); {re.escape(said)}"):
+        RecipeConfig.of({"name": "r", "stages": {"x": {"kind": kind, key: value}}})
+
+
+def test_what_stands_for_their_values_is_valid():
+    needed = {"model": "m", "data": "d"}
+    for value, ours in VALUES.items():
+        kind = "kto" if value == "apo_zero_unpaired" else "dpo"
+        settings = yaml.safe_load("{" + ours + "}")
+        RecipeConfig.of({"name": "r", "stages": {"x": {"kind": kind, **needed, **settings}}})
+
+
+def test_trls_loss_type_is_a_method_where_no_key_stands_for_it():
+    with pytest.raises(
+        ConfigError, match=r"loss_type: there is no such key\. What TRL calls a loss_type is a method here"
+    ):
+        RecipeConfig.of({"name": "r", "stages": {"x": {"kind": "cpo", "loss_type": "simpo"}}})
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,24 @@ def test_dropout_left_on_is_found_by_the_first_ratio(name):
     assert "Is dropout on" in found
 
 
+def test_behind_a_warm_up_of_the_critic_the_first_ratio_is_that_of_the_policys_first_step():
+    def run(dropout: float) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+        log = RunLog(stage="ppo")
+        toy.build_trainer("ppo", log=log, dropout=dropout, rollouts=3, value_warmup_rollouts=1).train()
+        notes = [(e["step"], e["message"]) for e in log.read("note") if "Self-checks" in e["message"]]
+        return notes, [(e["step"], e["message"]) for e in log.read("alarm") if e["guard"] == "self-check"]
+
+    notes, none = run(dropout=0.0)
+    assert none == []
+    assert [step for step, _ in notes] == [1, 5]
+    assert "first ratio" not in notes[0][1]
+    assert "step 5, the policy's first: the first ratio's distance from 1" in notes[1][1]
+    _, found = run(dropout=0.5)
+    assert [step for step, _ in found] == [5]
+    assert "first ratio's distance from 1" in found[0][1]
+    assert "Is dropout on" in found[0][1]
+
+
 def test_a_reference_that_claims_to_be_the_policy_but_scores_otherwise_is_found():
     class Lying(ReferenceModel):
         def logprobs(self, batch: Any, *, temperature: float = 1.0) -> Any:

@@ -92,6 +92,18 @@ CASES = {
         {"evaluation": {"samples": 2, "success_score": 0.5, "pass_k": [1, 2], "win_rate": True}},
     ),
     "ppo that ends phases early": ("ppo", {"stop_at_kl": 1e-9}),
+    "ppo behind a warm-up, with a weight in the loss that every rollout changes": (
+        "ppo",
+        {
+            "rollouts": 3,
+            "epochs_per_rollout": 1,
+            "value_warmup_rollouts": 1,
+            "kl": {"where": "loss", "estimator": "k3", "coef": 0.05, "target": 1e-3, "controller": "doubling"},
+        },
+    ),
+    "kto with a running point": ("kto", {"reference_point": "running"}),
+    "bco of single completions": ("kto", {"loss": "bco"}),
+    "process reward model on pairs": ("prm", {"loss": "pairs"}),
     "sft that stops early": ("sft", {"early_stopping": {"patience": 1, "min_delta": 1.0}, "epochs": 4}),
     "sft by tokens, without extras": (
         "sft",

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlhf.data.pack import Branch, Group, pack
 from rlhf.losses import (
     aggregate,
     cispo_loss,
@@ -26,6 +27,10 @@ from rlhf.losses import (
     sequence_log_ratios,
     sequence_policy_loss,
 )
+from rlhf.models.score import TokenScores
+from rlhf.training.algorithm import Totals
+from rlhf.training.metrics import Metrics
+from tests.fixtures import toy
 from tests.oracle.conftest import PROMPTS
 from tests.oracle.test_trl_losses import ADVANTAGES, COMPLETION_LENGTH, LENGTHS, PROMPT_LENGTH, Stub, compare
 
@@ -110,10 +115,11 @@ def their_grpo(
     high: float = 0.2,
     kl_coef: float = 0.0,
     temperatures: tuple[float, float] = (1.0, 1.05),
+    unbiased: bool = True,
 ) -> Tensor:
     trainer.loss_type, trainer.importance_sampling_level = loss_type, level
     trainer.epsilon_low, trainer.epsilon_high, trainer.beta = low, high, kl_coef
-    trainer.args.delta, trainer.args.steps_per_generation, trainer.args.use_bias_correction_kl = None, 1, True
+    trainer.args.delta, trainer.args.steps_per_generation, trainer.args.use_bias_correction_kl = None, 1, unbiased
     trainer.args.sapo_temperature_pos, trainer.args.sapo_temperature_neg = temperatures
     return their_loss(
         trainer, rollout,
@@ -198,6 +204,74 @@ def test_the_loss_of_rloo_is_trls(rloo_trainer, rollout, clip: float):
     theirs = their_loss(rloo_trainer, rollout, old_logps=(rollout.old * rollout.mask).sum(1))
     losses = sequence_policy_loss(*flat(rollout), rollout.score_seq, how="sum", clip_low=clip, clip_high=clip)
     compare(theirs, reduced(losses, rollout, "grpo"), rollout.logprobs)
+
+
+TRAINERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "grpo": ("grpo", {}, {"kl_coef": 0.04, "unbiased": False}),
+    "grpo_with_an_unbiased_kl": ("grpo", {"kl": {"unbiased": True}}, {"kl_coef": 0.04}),
+    "dr_grpo": ("dr_grpo", {}, {}),
+    "dapo": ("dapo", {}, {"high": 0.28}),
+    "gspo": ("gspo", {}, {"level": "sequence", "low": 3e-3, "high": 4e-3}),
+    "cispo": ("cispo", {}, {"high": 5.0}),
+    "sapo": ("sapo", {"gate_temperatures": (1.0, 1.0625)}, {"temperatures": (1.0, 1.0625)}),
+}
+"""Case to settings class and what differs from its defaults (or from the toy's bounds), and what TRL calls these."""
+LOSS_TYPE_OF = {"gspo": "grpo"}
+
+
+def term_of(name: str, settings: dict[str, Any], rollout: SimpleNamespace, *, window: int, size: int) -> Tensor:
+    """What our trainer adds up over micro-batches of ``size`` completions: all its settings, and none of its formulas here."""
+    trainer = toy.build_trainer(name, sampling={"max_new_tokens": COMPLETION_LENGTH}, **settings)
+    totals = Totals(window * int(LENGTHS.sum()), len(LENGTHS), len(LENGTHS))
+    terms = []
+    for first in range(0, len(LENGTHS), size):
+        rows = slice(first, first + size)
+        mask = rollout.mask[rows]
+        batch = pack([Group([3], [Branch([4] * n)]) for n in LENGTHS[rows].tolist()])
+        batch = batch.with_token_columns(
+            old_logprobs=rollout.old[rows][mask],
+            ref_logprobs=rollout.ref[rows][mask],
+            advantages=ADVANTAGES[rows][batch.score_seq],
+        )
+        terms.append(trainer.policy_term(TokenScores(rollout.logprobs[rows][mask]), batch, totals, Metrics()))
+    return torch.stack(terms).sum()
+
+
+@pytest.mark.parametrize("size", [6, 2], ids=["one_batch", "three_micro_batches"])
+@pytest.mark.parametrize("case", TRAINERS)
+def test_what_the_trainer_adds_up_is_trls(grpo_trainer, rollout, case: str, size: int):
+    name, ours, theirs = TRAINERS[case]
+    loss_type = LOSS_TYPE_OF.get(name, name)
+    window = WINDOW if loss_type in ("dapo", "cispo") else 1  # TRL counts over the whole step there
+    expected = their_grpo(grpo_trainer, rollout, loss_type, **theirs)
+    compare(expected, term_of(name, ours, rollout, window=window, size=size), rollout.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gspo", {"clip_low": 3e-3, "clip_high": 4.04e-3}),
+        ("gspo", {"policy_loss": "clip"}),
+        ("dr_grpo", {"policy_loss": "sequence", "clip_low": 3e-3, "clip_high": 4e-3}),
+    ],
+    ids=["a_bound_off_by_one_percent", "a_ratio_for_each_token", "another_denominator"],
+)
+def test_the_comparison_of_trainers_notices(grpo_trainer, rollout, name: str, settings: dict[str, Any]):
+    theirs = their_grpo(grpo_trainer, rollout, "grpo", level="sequence", low=3e-3, high=4e-3)
+    with pytest.raises(AssertionError, match="not close"):
+        compare(theirs, term_of(name, settings, rollout, window=1, size=6), rollout.logprobs)
+
+
+def test_the_plain_gradient_of_our_rloo_is_that_of_trls_on_policy(rloo_trainer, rollout):
+    # TRL's loss has the clipped ratio of whole completions, which is 1 there; ours is divided by a constant more
+    rollout.old = rollout.logprobs.detach()
+    rloo_trainer.epsilon_low = rloo_trainer.epsilon_high = 0.2
+    theirs = their_loss(rloo_trainer, rollout, old_logps=(rollout.old * rollout.mask).sum(1))
+    (their_gradient,) = torch.autograd.grad(theirs, rollout.logprobs)
+    ours = term_of("rloo", {}, rollout, window=1, size=2)
+    (our_gradient,) = torch.autograd.grad(ours, rollout.logprobs)
+    assert their_gradient.abs().max() > 0
+    torch.testing.assert_close(COMPLETION_LENGTH * our_gradient, their_gradient, rtol=1e-10, atol=1e-12)
 
 
 @pytest.fixture(scope="module")

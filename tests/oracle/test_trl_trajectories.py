@@ -13,19 +13,26 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from rlhf.config.preference import DPOConfig, KTOConfig
+from rlhf.config.reward_model import RewardModelConfig
+from rlhf.config.sft import SFTConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import ReferenceModel
+from rlhf.models.reward import RewardModel
 from rlhf.training.dpo import DPOTrainer
 from rlhf.training.kto import KTOTrainer
 from rlhf.training.log import RunLog
+from rlhf.training.reward import RewardModelTrainer
+from rlhf.training.sft import SFTTrainer
 from tests.oracle.conftest import CHOSEN, PROMPTS, REJECTED
+from tests.oracle.test_trl_training import shared
 
 STEPS, ROWS = 20, 4
 TAIL = (" and", " so", " but", " yet", " the", " a", " of", " in")
@@ -74,20 +81,22 @@ def run_theirs(trainer: Any) -> tuple[list[float], list[float], dict[str, torch.
     return [float(e["loss"]) for e in steps], [float(e["grad_norm"]) for e in steps], weights
 
 
-def run_ours(trainer: Any, log: RunLog) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+def run_ours(
+    trainer: Any, log: RunLog, model: torch.nn.Module | None = None
+) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     trainer.train()
     steps = [event["metrics"] for event in log.read("metrics")]
-    weights = {name: p.detach() for name, p in trainer.policy.model.named_parameters()}
+    weights = {name: p.detach() for name, p in (model or trainer.policy.model).named_parameters()}
     return [e["loss/train"] for e in steps], [e["grad_norm"] for e in steps], weights
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    """TRL logs losses as they are; gradient norms, before clipping, too."""
+def same(ours: Any, theirs: Any, *, atol: float = 1e-4) -> bool:
+    """TRL logs losses as they are; gradient norms, before clipping, too. ``atol`` is that of a weight after all steps."""
     losses, norms, weights = theirs
     assert len(losses) == len(ours[0]) == STEPS
     assert max(losses) - min(losses) > 0.01, "something was learned"
     close = ours[0] == pytest.approx(losses, rel=1e-4) and ours[1] == pytest.approx(norms, rel=1e-3)
-    return close and all(bool(torch.allclose(ours[2][name], value, atol=1e-4)) for name, value in weights.items())
+    return close and all(bool(torch.allclose(ours[2][name], value, atol=atol)) for name, value in weights.items())
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +116,46 @@ def their_settings() -> dict[str, Any]:
 def ids_of(dataset: Any, names: Sequence[str]) -> list[list[list[int]]]:
     """The token ids on which TRL trains: nothing is left to how texts are tokenised."""
     return [[list(row[name]) for name in ("prompt_ids", *names)] for row in dataset]
+
+
+def test_sft_goes_trls_way(build_trainer, policy, tokenizer, their_settings):
+    start = copy.deepcopy(policy)
+    rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in texts()]
+    settings = {name: value for name, value in their_settings.items() if name != "beta"}
+    trainer = build_trainer("SFT", copy.deepcopy(policy), rows, **settings)
+    groups = []
+    for number, row in enumerate(trainer.train_dataset):
+        ids, size = list(row["input_ids"]), [label != -100 for label in row["labels"]].index(True)
+        groups.append(Group(ids[:size], [Branch(ids[size:])], {"id": str(number)}))
+    theirs = run_theirs(trainer)
+
+    def ours(**changes: Any) -> Any:
+        log = RunLog()
+        config = SFTConfig.of({**OURS, "tokens_per_microbatch": 60, **changes})
+        return run_ours(SFTTrainer(PolicyModel(copy.deepcopy(start), tokenizer), config, groups, log=log), log)
+
+    # one entry of an embedding has a gradient that cancels to rounding, which AdamW divides by its own size
+    assert same(ours(), theirs, atol=3e-4)
+    assert not same(ours(label_smoothing=0.01), theirs, atol=3e-4)
+
+
+def test_reward_modelling_goes_trls_way(build_trainer, reward_model, tokenizer, their_settings):
+    start = copy.deepcopy(reward_model)
+    rows = [{side: row["prompt"] + row[side] for side in ("chosen", "rejected")} for row in texts()]
+    settings = {name: value for name, value in their_settings.items() if name != "beta"}
+    trainer = build_trainer("Reward", copy.deepcopy(reward_model), rows, **settings)
+    pairs = [(list(row["chosen_ids"]), list(row["rejected_ids"])) for row in trainer.train_dataset]
+    groups = [replace(shared(*pair), columns={"id": str(number)}) for number, pair in enumerate(pairs)]
+    theirs = run_theirs(trainer)
+
+    def ours(**changes: Any) -> Any:
+        log, model = RunLog(), copy.deepcopy(start)
+        config = RewardModelConfig.of({**OURS, "tokens_per_microbatch": 100, **changes})
+        return run_ours(RewardModelTrainer(RewardModel([model], tokenizer), config, groups, log=log), log, model)
+
+    assert same(ours(), theirs)
+    assert not same(ours(label_smoothing=0.01), theirs)
+    assert not same(ours(center_coef=0.01), theirs)
 
 
 def test_dpo_goes_trls_way(build_trainer, policy, reference, tokenizer, their_settings):

@@ -62,6 +62,20 @@ COMMANDS = {
     "data stats": "FILE --tokenizer --json",
     "data convert": "FILE OUTPUT --to --skip-bad",
     "data dedup": "FILE OUTPUT --near --skip-bad",
+    "annotate": "TASKS --store --kind --batch --overlap --gold-frac --timeout-minutes --max-judgements --annotator --owner --host "
+    "--port --public-url --i-know",
+    "feedback import": "FILE --store --format --kind --batch --gold --judgements --skip-bad",
+    "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgements --qualified --min-items --min-agreement "
+    "--min-gold-accuracy --kind --batch --unjudged --events --regenerate-confidence",
+    "feedback formats": "--json",
+    "feedback report": "--store --json",
+    "feedback invite": "NAME --store --owner --url",
+    "feedback token": "NAME --store",
+    "feedback revoke": "NAME --store --token",
+    "feedback admit": "NAME --store",
+    "feedback prioritise": "--reward --store",
+    "feedback simulate": "--store --good --careless --spammers --limit --seed",
+    "feedback plan": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price --json",
 }
 
 
@@ -109,6 +123,11 @@ def test_the_commands_and_their_options_are_the_promised_ones():
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
+        (
+            ["ipo", "model=x"],
+            "No such command 'ipo'. The method ipo is: rlhf dpo loss=ipo ... (rlhf methods ipo tells more)",
+        ),
+        (["GRPO"], "No such command 'GRPO'. The method grpo is: rlhf grpo ..."),
         (["sft", "--model", "x"], "No such option: --model. Settings are written KEY=VALUE, without dashes: model=x"),
         (["sft", "--learning-rate=1e-3"], "without dashes: learning_rate=1e-3"),
         (["run", "run.yaml", "--max_steps"], "without dashes: max_steps=VALUE"),
@@ -244,6 +263,8 @@ def test_methods_are_listed_by_family_with_a_line_each(call):
     words = " ".join(out.split())
     assert words.index("Learning from demonstrations") < words.index("sft") < words.index("Models that judge")
     assert "simpo No reference: the mean log-probability is the reward" in words
+    (line,) = [line for line in out.splitlines() if line.startswith("dapo ")]
+    assert line.rstrip().endswith("soft length limit, no KL.  Yu et al. 2025"), "whole where no terminal cuts it"
     code, out, _ = call("methods", "--json")
     assert code == 0
     assert {row["name"] for row in json.loads(out)} >= {"dpo", "ppo", "prm"}

@@ -10,14 +10,15 @@ from typing import Annotated
 import typer
 
 from rlhf import __version__
-from rlhf.cli import checks, config, data, look, methods, runs
+from rlhf.cli import annotate, checks, config, data, feedback, look, methods, people, runs
 from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
-from rlhf.cli.options import SettingsCommand
+from rlhf.cli.options import CommandsByKind, SettingsCommand
 from rlhf.cli.run import OneStage, one_stage, run
 from rlhf.errors import InterruptedRun
 
 app = typer.Typer(
     name="rlhf",
+    cls=CommandsByKind,
     help="Learn from human preferences: SFT, reward models, PPO, GRPO, DPO, evaluation, in one recipe.",
     no_args_is_help=True,
     add_completion=False,
@@ -51,9 +52,13 @@ app.command(rich_help_panel="Look")(look.generate)
 app.command(rich_help_panel="Look")(methods.methods)
 app.command(cls=SettingsCommand, rich_help_panel="Look")(checks.validate)
 app.command(rich_help_panel="Look")(checks.doctor)
+app.command(rich_help_panel="The human side")(annotate.annotate)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
+for _command in (people.token, people.revoke, people.admit):
+    feedback.app.command()(_command)
+app.add_typer(feedback.app, name="feedback", rich_help_panel="The human side")
 
 
 def main() -> None:

@@ -49,8 +49,14 @@ def generate(
         for completion in group:
             row = {
                 "id": prompt.id,
-                "prompt": prompt.text,
+                "prompt": prompt.messages or prompt.text,
                 "completion": completion.text,
+                "model": model,
+                "sampling": {
+                    **sampling.model_dump(mode="json", exclude_defaults=True),
+                    "seed": seed,
+                    "sample": completion.sample,
+                },
                 "finish_reason": completion.finish_reason,
                 "logprob": round(sum(completion.logprobs), 4),
             }

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from rlhf.cli.options import JsonOption, console
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from rlhf.config.methods import Method
+
+
+NO_WIDTH = 1000
+"""Wider than any line."""
 
 
 def methods(
@@ -34,6 +39,8 @@ def methods(
         print(json.dumps([_as_json(each, METHODS[each]) for each in METHODS], indent=1, ensure_ascii=False))
     else:
         out = console()
+        if not out.is_terminal:  # a file or a pipe has no width to cut lines to
+            out = Console(width=NO_WIDTH)
         for part in _tables():
             out.print(part)
 
@@ -49,7 +56,7 @@ def _tables() -> Iterator[RenderableType]:
         yield Text(words, style="bold")
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True, min_width=max(map(len, METHODS)))
-        table.add_column()
+        table.add_column(no_wrap=True, overflow="ellipsis")
         for name, found in METHODS.items():
             if found.family == family:
                 table.add_row(name, Text.assemble(found.about, "  ", (f"{found.paper} {found.year}", "dim")))
@@ -62,7 +69,7 @@ def _print_one(name: str, found: Method) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from rlhf.config.methods import page_of, recipe_of
+    from rlhf.config.methods import as_settings, page_of, recipe_of
 
     out = console()
     facts = Table.grid(padding=(0, 2))
@@ -71,7 +78,7 @@ def _print_one(name: str, found: Method) -> None:
     where = f"https://arxiv.org/abs/{found.arxiv}" if found.arxiv else ""
     for label, text in (
         ("paper", f"{found.paper} {found.year}  {where}".rstrip()),
-        ("stage", ", ".join(f"{key}: {_yaml(value)}" for key, value in {"kind": found.kind, **found.settings}.items())),
+        ("stage", as_settings(found)),
         ("computed", f"rlhf.{found.computed_by.replace(':', '.')}"),
         ("recipe", f"rlhf run {recipe_of(name)}"),
         ("page", page_of(name)),
@@ -104,7 +111,3 @@ def _as_json(name: str, found: Method) -> dict[str, Any]:
         "recipe": recipe_of(name),
         "page": page_of(name),
     }
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

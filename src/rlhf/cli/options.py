@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 Overrides = Annotated[
     list[str] | None,
@@ -47,6 +47,25 @@ class SettingsCommand(TyperCommand):
                     raise
                 err.message += f". Settings are written KEY=VALUE, without dashes: {_as_setting(option, given)}"
             raise
+
+
+class CommandsByKind(TyperGroup):
+    """The commands; who asks for a method by name is told which command and which settings it is."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As of any group, with a word more about a command that there is none of."""
+        from rlhf.config.methods import method_behind
+
+        found = method_behind(args[0], self.commands) if args and args[0] not in self.commands else None
+        if found is None:
+            return super().resolve_command(ctx, args)
+        name, method = found
+        settings = " ".join(f"{key}={str(value).lower()}" for key, value in method.settings.items())
+        raise UsageError(
+            f"No such command '{args[0]}'. The method {name} is: rlhf {method.kind} {settings}".rstrip()
+            + f" ... (rlhf methods {name} tells more)",
+            ctx=ctx,
+        )
 
 
 def _as_setting(option: str, args: list[str]) -> str:

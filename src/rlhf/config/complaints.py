@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf.config.theirs import REMARKS, THEIRS
+from rlhf.config.methods import METHODS, as_settings, method_behind
+from rlhf.config.theirs import REMARKS, THEIRS, VALUES
 from rlhf.errors import did_you_mean
 
 TAG = "kind"
@@ -69,12 +70,38 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
             return (*place, TAG), f"this key is required; it says what the section is.{near}", ""
         case "union_tag_invalid":
             known = sorted(tag.strip("' ") for tag in context["expected_tags"].split(","))
-            near = did_you_mean(context["tag"], known)
+            near = _method(context["tag"], known) or did_you_mean(context["tag"], known)
             return (*place, TAG), f"there is no kind {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
+        case "too_short" | "too_long" as kind:
+            least = kind == "too_short"
+            wanted = context["min_length" if least else "max_length"]
+            items = "item" if wanted == 1 else "items"
+            return (
+                place,
+                f"should have at {'least' if least else 'most'} {wanted} {items}, and has {context['actual_length']}",
+                "",
+            )
         case kind:
             message = "should hold keys and values" if kind in NO_SECTION else error["msg"]
             message = message.removeprefix("Value error, ").removeprefix("Input ")
-            return place, message, _got(error["input"]) + _quote_it(kind, error["input"])
+            return place, message, _got(error["input"]) + _quote_it(kind, error["input"]) + _value(place, error)
+
+
+def _value(place: Place, error: Any) -> str:
+    """What stands for a word of another library, or for a method that is named where a loss is."""
+    word = error["input"]
+    if error["type"] != "literal_error" or not isinstance(word, str):
+        return ""
+    if word in VALUES:
+        return f"; that is `{VALUES[word]}` here"
+    found = METHODS.get(word) if place and place[-1] == "loss" else None
+    return "" if found is None else f"; the method {word!r} is `{as_settings(found)}`"
+
+
+def _method(word: str, kinds: list[str]) -> str:
+    """' The method 'ipo' is `kind: dpo, loss: ipo`.', where the kind that there is none of is a method's name."""
+    found = method_behind(word, kinds)
+    return "" if found is None else f" The method {found[0]!r} is `{as_settings(found[1])}`."
 
 
 def _hint(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> str:
@@ -147,15 +174,16 @@ def _place(tree: Mapping[str, Any], error: Any) -> Place:
     """The keys and list positions of an error that are there in the user's settings."""
     place: list[str | int] = []
     node: Any = tree
-    tag_seen = False
+    tag_seen = is_there = False
     for part in error["loc"]:
         is_tag = isinstance(node, Mapping) and node.get(TAG) == part and not tag_seen
-        if is_tag or not _has(node, part):
+        is_there = not is_tag and _has(node, part)
+        if not is_there:
             tag_seen = is_tag
             continue
         place.append(part)
         node, tag_seen = node[part], False
-    if error["type"] == "missing":
+    if error["type"] == "missing" and not is_there:  # it may be there as null
         place.append(error["loc"][-1])
     return tuple(place)
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from rlhf.config.base import Config, FunctionName, InputPath
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.rewards import RewardSpec, RewardSpecs
+from rlhf.config.rewards import JudgeSpec, RewardSpecs
 
 
 class WorldStage(Config):
@@ -57,7 +57,7 @@ class PreferencesStage(Config):
     rows: Literal["preference", "comparison", "ranking", "rating", "unpaired"] = "preference"
     """What the annotator gives of each prompt: which completion is better and which worse; or whole rows of another kind
     (comparisons with ties and strengths, rankings, marks, verdicts), as those of `rlhf.data.world.annotators` are."""
-    noise: float = Field(0.1, ge=0, le=0.5)
+    noise: float = Field(0.1, ge=0, lt=0.5)
     """Share of training pairs that the annotator labels the wrong way round."""
     num_pairs: int = Field(2500, ge=1)
     """Training pairs wanted; prompts are asked in shuffled order until there are as many."""
@@ -122,8 +122,8 @@ class EvaluateStage(Config):
     """The policy before."""
     prompts: InputPath | list[InputPath]
     """Held-out prompts."""
-    judge: RewardSpec
-    """Ground truth that no policy stage was trained against: a function, a rule, a lexicon or a reward model."""
+    judge: JudgeSpec
+    """Ground truth that no policy stage was trained against: any kind of reward."""
     reward_model: InputPath | None = None
     """The proxy that the policy was trained against: measured before and after, and on `pairs`."""
     pairs: InputPath | None = None

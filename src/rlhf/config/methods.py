@@ -6,12 +6,14 @@ this table; docs/methods has a page and recipes/methods a recipe for each name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlhf.config.schema import Setting, describe_setting, settings_class
-from rlhf.errors import look_up
+from rlhf.errors import folded, look_up
+
+if TYPE_CHECKING:
+    from rlhf.config.schema import Setting
 
 FAMILIES = {
     "supervised": "Learning from demonstrations",
@@ -52,6 +54,9 @@ class Method:
 
     def described_options(self) -> Iterator[Setting]:
         """Each option with the default that it has in a stage of this method."""
+        # Here, because the settings classes come to this table when they explain a kind that there is none of.
+        from rlhf.config.schema import describe_setting, settings_class
+
         owner = settings_class(self.kind)
         for option in self.options:
             yield describe_setting(owner, option, default=self.settings.get(option))
@@ -87,7 +92,7 @@ METHODS: dict[str, Method] = {
     ),
     "reward": Method(
         "Reward model (Bradley-Terry)",
-        "Score completions so that the difference of two scores is the log-odds of preferring one.",
+        "Score completions so that the difference of two scores, times the model's std, is the log-odds of preferring one.",
         "reward", "reward", {}, ("label_smoothing", "use_confidence", "use_margin", "center_coef", "head", "normalize"),
         "losses.reward:bradley_terry_loss", "Ouyang et al.", 2022, "2203.02155",
     ),
@@ -122,7 +127,7 @@ METHODS: dict[str, Method] = {
     "reward_binary": Method(
         "Reward model from verdicts",
         "The score is the log-odds that a completion is good; as a verifier, of whole solutions.",
-        "reward", "reward", {"loss": "binary"}, ("loss", "normalize"),
+        "reward", "reward", {"loss": "binary", "normalize": False}, ("loss", "normalize"),
         "losses.reward:binary_loss", "Uesato et al.", 2022, "2211.14275",
     ),
     "reward_ensemble": Method(
@@ -132,7 +137,7 @@ METHODS: dict[str, Method] = {
         "losses.reward:bradley_terry_loss", "Coste et al.", 2023, "2310.02743",
     ),
     "prm": Method(
-        "Process reward model", "Judges every step of a solution, so that credit and blame go where they belong.",
+        "Process reward model", "Judges every step of a solution: finds the first wrong one; as a reward, one number from all steps together.",
         "reward", "prm", {},
         ("loss", "until_first_error", "wrong_weight", "aggregate", "step_separator", "extra_layers", "lm_coef"),
         "losses.process:step_loss", "Lightman et al.", 2023, "2305.20050",
@@ -301,7 +306,7 @@ METHODS: dict[str, Method] = {
     ),
     "grpo": Method(
         "GRPO", "No critic: a completion is measured against its siblings of the same prompt.",
-        "policy", "grpo", {}, ("group_size", *CREDIT, *CLIPS, *PENALTY, "epochs_per_rollout"),
+        "policy", "grpo", {}, ("group_size", *CREDIT, *CLIPS, *PENALTY, "kl.unbiased", "epochs_per_rollout"),
         "losses.advantage:group_advantages", "Shao et al.", 2024, "2402.03300",
     ),
     "dr_grpo": Method(
@@ -356,6 +361,27 @@ def method(name: str) -> Method:
         UnknownNameError: There is none; the message holds the nearest names and all of them.
     """
     return look_up(METHODS, name, kind="method")
+
+
+def method_behind(word: str, kinds: Collection[str]) -> tuple[str, Method] | None:
+    """The method that somebody means who writes its name for a kind of stage; capitals and punctuation do not count.
+
+    Args:
+        word: What was written, such as ``ipo`` or ``Dr.GRPO``.
+        kinds: Those that could be meant there.
+    """
+    for name, found in METHODS.items():
+        if folded(name) == folded(word) and found.kind in kinds:
+            return name, found
+    return None
+
+
+def as_settings(method: Method) -> str:
+    """What makes a stage be the method, as YAML has it: ``kind: dpo, loss: ipo``."""
+    shown = {"kind": method.kind, **method.settings}
+    return ", ".join(
+        f"{key}: {str(value).lower() if isinstance(value, bool) else value}" for key, value in shown.items()
+    )
 
 
 def recipe_of(name: str) -> str:

@@ -21,6 +21,9 @@ class OnlineDPOConfig(RLConfig):
 
     group_size: int = Field(2, ge=2)
     """Completions sampled for each prompt, of which the best and the worst are compared."""
+    sequences_per_step: int = Field(64, ge=1)
+    """Completions that are asked for one optimiser step. It learns from `sequences_per_step` / `group_size` pairs, one of each
+    prompt; where prompts teach nothing, the rollout has fewer pairs and so fewer steps."""
     beta: float = Field(0.1, gt=0)
     """Strength of the pull towards the reference policy."""
     loss: Literal["sigmoid", "hinge", "ipo", "robust", "exo", "discopop"] = "sigmoid"

@@ -40,6 +40,11 @@ class SamplingConfig(Config):
     stop: list[str] = Field(default_factory=list)
     """Texts that end a completion; they stay in it."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether completions come from the policy's own distribution, neither sharpened nor cut."""
+        return (self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty) == (1, None, 1, 0, 1)
+
 
 class KLConfig(Config):
     """The penalty for moving away from the reference policy."""
@@ -54,26 +59,36 @@ class KLConfig(Config):
     target: float | None = Field(None, gt=0)
     """Adapt the weight to this KL, nats per sequence; null for a fixed weight."""
     controller: Literal["proportional", "doubling", "constraint"] = "proportional"
-    """How the weight is adapted: in proportion to the error (Ziegler et al. 2019, section 2.2, arXiv:1909.08593); doubled beyond
-    1.5 times the target and halved below it by as much (Schulman et al. 2017, section 4); or as the multiplier of the
-    constraint KL <= target, 0 while it holds (arXiv:2310.12773)."""
+    """How the weight is adapted to the KL to the reference, once a rollout: in proportion to the error (Ziegler et al. 2019,
+    section 2.2, arXiv:1909.08593); doubled beyond 1.5 times the target and halved below it by as much (the rule of Schulman et
+    al. 2017, section 4, whose KL was the one to the policy before the update); or as the multiplier of the constraint
+    KL <= target, 0 while it holds (arXiv:2310.12773)."""
     horizon: int = Field(10_000, ge=1)
     """Sequences over which the adaptive weight changes by at most about a fifth; for `proportional`."""
     step_size: float = Field(0.01, gt=0)
     """Change of the weight after a rollout whose KL is twice the target; for `constraint`."""
+    unbiased: bool = False
+    """In the loss, by `k3`: weigh each token's estimate by its ratio, so that its gradient is that of the KL itself, also after
+    several steps on a rollout (DeepSeek-V3.2, arXiv:2512.02556)."""
 
     @model_validator(mode="after")
     def _can_pull(self) -> Self:
         if self.where == "loss" and self.estimator == "k1":
             raise ValueError("k1 pulls nowhere as a loss (its gradient is 0 on average); use `estimator: k3` or `k2`")
+        if self.unbiased and (self.where != "loss" or self.estimator != "k3"):
+            raise ValueError(
+                f"kl.unbiased weighs the estimate k3 in the loss; kl.where is {self.where!r} and kl.estimator {self.estimator!r}"
+            )
         return self
 
     @model_validator(mode="after")
     def _can_be_adapted(self) -> Self:
         if self.target is None and self.controller != "proportional":
             raise ValueError(f"kl.controller {self.controller!r} adapts the weight to `kl.target`, and there is none")
-        if self.controller == "doubling" and self.coef == 0:
-            raise ValueError("kl.controller 'doubling' multiplies the weight, and kl.coef is 0; give one above 0")
+        if self.target is not None and self.controller != "constraint" and self.where != "none" and self.coef == 0:
+            raise ValueError(
+                f"kl.controller {self.controller!r} multiplies the weight, and kl.coef is 0; give one above 0"
+            )
         for key, controller in (("horizon", "proportional"), ("step_size", "constraint")):
             if getattr(self, key) != _default(self, key) and self.controller != controller:
                 raise ValueError(f"kl.{key} belongs to kl.controller {controller!r}; it is {self.controller!r}")

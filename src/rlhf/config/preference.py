@@ -92,6 +92,10 @@ class DPOConfig(PairsConfig):
             )
         if (self.divergence == "alpha") != (self.divergence_alpha is not None):
             raise ValueError("divergence: alpha and divergence_alpha go together; give both or none")
+        if self.loss not in SEES_ONE_PAIR and self.rows_per_step == 1 and self.tokens_per_step is None:
+            raise ValueError(
+                f"the loss {self.loss!r} compares the pairs of a step with each other, and rows_per_step is 1; give more, such as 32"
+            )
         if self.length_alpha is not None and (self.length_normalised or self.ipo_per_token):
             raise ValueError("length_alpha weighs sums of tokens; take it or log-ratios per token, not both")
         return self
@@ -114,7 +118,8 @@ class CPOConfig(PairsConfig):
     beta: float = Field(0.1, gt=0)
     """Reward per nat of a whole completion."""
     sft_coef: float = Field(1.0, ge=0)
-    """Weight of the chosen completions' negative log-likelihood, each a mean per token; the paper's loss has it at 1."""
+    """Weight of the chosen completions' negative log-likelihood, each a mean per token as in the authors' code, which has it at 1;
+    the paper's is a sum over tokens."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Share of pairs believed to be labelled the wrong way round."""
 

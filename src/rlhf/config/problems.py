@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from rlhf.config.base import Config, FunctionName, InputPath, Names
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.rewards import RewardSpec
+from rlhf.config.rewards import JudgeSpec
 
 
 class ReasoningStage(Config):
@@ -65,7 +65,7 @@ class PassAtKStage(Config):
     """Whom it is compared with, on the same problems; null for no comparison."""
     prompts: InputPath | list[InputPath]
     """Held-out problems."""
-    judge: RewardSpec
+    judge: JudgeSpec
     """Who says whether a completion solves its problem. Numbers besides the score are averaged and reported."""
     solved_at: float = 1.0
     """The judge's score from which on a problem counts as solved."""

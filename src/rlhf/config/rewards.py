@@ -13,7 +13,7 @@ import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, FiniteFloat, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, field_validator, model_validator
 
 from rlhf.config.base import Config, FunctionName, InputPath, Names
 
@@ -325,6 +325,18 @@ RewardSpec = Annotated[
     BeforeValidator(_from_text),
 ]
 """One judge; a list of them is a weighted sum."""
+
+
+def _on_one_scale(spec: Any) -> Any:
+    if spec.normalize:
+        raise ValueError(
+            "normalize gives the scores of every policy the same mean, so nothing could be told between two; leave it out"
+        )
+    return spec
+
+
+JudgeSpec = Annotated[RewardSpec, AfterValidator(_on_one_scale)]
+"""Who judges where policies are measured: one judge, whose scores mean the same whomever they are of."""
 
 
 def _to_list(value: Any) -> Any:

@@ -13,7 +13,8 @@ from pydantic_core import PydanticUndefined
 
 from rlhf.config import recipe, stages
 from rlhf.config.base import Config
-from rlhf.errors import look_up
+from rlhf.config.methods import as_settings, method_behind
+from rlhf.errors import UnknownNameError, look_up
 
 INDENT = "    "
 BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
@@ -31,7 +32,16 @@ def settings_class(kind: str | None) -> type[Config]:
     Raises:
         UnknownNameError: There is no such kind of stage.
     """
-    return recipe.RecipeConfig if kind is None else look_up(stage_classes(), kind, kind="stage kind")
+    if kind is None:
+        return recipe.RecipeConfig
+    classes = stage_classes()
+    if kind not in classes and (found := method_behind(kind, classes)) is not None:
+        name, method = found
+        raise UnknownNameError(
+            f"No stage kind is called {kind!r}: the method {name!r} is `{as_settings(method)}`. `rlhf config schema {method.kind}` lists "
+            f"the settings of the stage, `rlhf methods {name}` those that belong to the method."
+        )
+    return look_up(classes, kind, kind="stage kind")
 
 
 def describe_settings(owner: type[BaseModel], *, indent: str = "") -> str:

@@ -56,7 +56,7 @@ THEIRS: Mapping[str, Sequence[str]] = {
     "init_kl_coef": ["kl.coef"],
     "kl_penalty": ["kl.estimator"],
     "target_kl": ["kl.target", "stop_at_kl"],
-    "beta": ["kl.coef"],
+    "beta": ["divergence_beta", "odds_coef", "kl.coef"],
     "vf_coef": ["value_coef"],
     "cliprange": ["clip_low", "clip_high"],
     "clip_range": ["clip_low", "clip_high"],
@@ -67,7 +67,18 @@ THEIRS: Mapping[str, Sequence[str]] = {
     "epsilon": ["clip_low", "clip_high"],
     "epsilon_high": ["clip_high"],
     "cliprange_value": ["clip_value"],
-    "lambda": ["lam"],
+    "lambda": ["lam", "coef"],
+    "lmbda": ["on_policy_frac"],
+    "gamma": ["target_margin"],
+    "simpo_gamma": ["target_margin"],
+    "gamma_beta_ratio": ["target_margin"],
+    "cpo_alpha": ["sft_coef"],
+    "use_weighting": ["weight_by_policy"],
+    "f_divergence_type": ["divergence"],
+    "f_alpha_divergence_coef": ["divergence_alpha"],
+    "reward_clip_range": ["clip_score"],
+    "n": ["num_samples", "group_size"],
+    "num_return_sequences": ["num_samples", "group_size"],
     "gae_lambda": ["lam"],
     "whiten_adv": ["whiten_advantages"],
     "scale_rewards": ["advantage"],
@@ -132,6 +143,7 @@ THEIRS: Mapping[str, Sequence[str]] = {
 """Theirs, in lower case, to ours: dotted from the section that the key was written in; a section has some of them."""
 
 MICRO = "A step is accumulated by itself from micro-batches of tokens_per_microbatch tokens: memory only, the result is the same."
+LOSSES = "What TRL calls a loss_type is a method here, and `rlhf methods` says of each which stage it is."
 REMARKS: Mapping[str, Sequence[tuple[str, str | None]]] = {
     "per_device_train_batch_size": [(MICRO, "tokens_per_microbatch")],
     "gradient_accumulation_steps": [(MICRO, "tokens_per_microbatch")],
@@ -152,6 +164,9 @@ REMARKS: Mapping[str, Sequence[tuple[str, str | None]]] = {
         ("As a distance from 1 for every policy_loss: TRL's bound of 5 for CISPO is 4 here.", "clip_high"),
     ],
     "importance_sampling_level": [("`policy_loss: sequence` is one ratio for a whole completion.", "policy_loss")],
+    "loss_type": [(LOSSES, None)],
+    "gamma_beta_ratio": [("The margin itself, beta times the ratio.", "target_margin")],
+    "reward_clip_range": [("Scores beyond it on either side are brought to it.", "clip_score")],
     "scale_rewards": [("`group` divides by the group's deviation, `group_mean` does not.", "advantage")],
     "mask_truncated_completions": [
         ("It is subtracted from the score of a completion that was cut.", "missing_eos_penalty")
@@ -159,3 +174,16 @@ REMARKS: Mapping[str, Sequence[tuple[str, str | None]]] = {
 }
 """Theirs to a word beside our key, or in the place of one: the first whose own condition holds, a key that the section
 has or None."""
+
+VALUES: Mapping[str, str] = {
+    "sigmoid_norm": "length_normalised: true",
+    "exo_pair": "loss: exo, label_smoothing: 0.1",
+    "nca_pair": "loss: nca",
+    "bco_pair": "loss: bco",
+    "aot_pair": "loss: aot",
+    "sppo_hard": "loss: sppo",
+    "apo_zero_unpaired": "reference_point: zero",
+    "js_divergence": "divergence: js",
+    "alpha_divergence": "divergence: alpha, divergence_alpha: 0.5",
+}
+"""Their values that no key of ours takes -> what stands for them here."""

@@ -94,10 +94,29 @@ def ratings_of(row: Row) -> list[RatingSample]:
 
 
 def with_separator(row: Row, separator: str) -> StepwiseRow:
-    """A solution whose steps all end with the separator."""
+    """A solution whose steps all end with the separator, and have no other: else judging would cut them elsewhere.
+
+    Raises:
+        RowError: A step has text, a separator, and more behind it.
+    """
     assert isinstance(row, StepwiseRow), row.kind
     steps = [step if step.endswith(separator) else step + separator for step in row.completions]
+    for number, step in enumerate(steps, 1):
+        if separator and _first_end(step, separator) != len(step):
+            raise RowError(
+                row.where,
+                f"step {number} of {len(steps)} has the step_separator {separator!r} inside, where a completion that is judged would "
+                "be cut in two; make two steps of it, or take a step_separator that no step has inside.",
+            )
     return row if steps == list(row.completions) else replace(row, completions=steps)
+
+
+def _first_end(step: str, separator: str) -> int:
+    """Where ``rlhf.data.steps.StepCutter`` ends a step: behind the first separator that text stands before."""
+    end = 0
+    while not step[:end].replace(separator, "").strip() and (found := step.find(separator, end)) >= 0:
+        end = found + len(separator)
+    return end
 
 
 def unpaired_of(row: Row) -> list[UnpairedRow]:

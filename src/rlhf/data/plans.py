@@ -25,7 +25,7 @@ from rlhf.data.texts import (
     stepwise_texts,
 )
 from rlhf.data.tokenization import Tokenization
-from rlhf.data.tokenize import StoredPrompt, TokenizedRow, tokenize_prompts, tokenize_rows
+from rlhf.data.tokenize import StoredPrompt, TokenizedRow, listing_bad_rows, tokenize_prompts, tokenize_rows
 
 Stored = TokenizedRow | StoredPrompt
 Item = tuple[Row, Stored]
@@ -50,7 +50,8 @@ class Plan:
         for row in rows:
             report.num_rows += 1
             report.count_columns(row)
-            training_rows += self.expand(row, report)
+            with listing_bad_rows(report, skip_bad_rows):
+                training_rows += self.expand(row, report)
         if self.texts_of is None:
             return list(tokenize_prompts(training_rows, how, report, skip_bad_rows=skip_bad_rows))
         return list(tokenize_rows(training_rows, how, self.texts_of, report, skip_bad_rows=skip_bad_rows))

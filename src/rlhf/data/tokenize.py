@@ -149,7 +149,7 @@ def tokenize_rows(
     rendered: list[tuple[Row, list[Rendered]]] = []
     given: dict[int, Ids] = {}
     for row in rows:
-        with _listing_bad_rows(report, skip_bad_rows):
+        with listing_bad_rows(report, skip_bad_rows):
             own = given_ids(row, how)
             if own is not None:
                 given[len(rendered)] = own
@@ -157,7 +157,7 @@ def tokenize_rows(
     ids = _encode_all([text for _, texts in rendered for text in texts], how)
     tokenized = []
     for number, (row, texts) in enumerate(rendered):
-        with _listing_bad_rows(report, skip_bad_rows):
+        with listing_bad_rows(report, skip_bad_rows):
             if number in given:
                 made = _keep_to_length(row, given[number], how, report, bos=how.default_bos, cut_anywhere=False)
             else:
@@ -176,7 +176,7 @@ def tokenize_prompts(
     """Tokenise a batch of prompts; like ``tokenize_rows``."""
     rendered: list[tuple[Row, str]] = []
     for row in rows:
-        with _listing_bad_rows(report, skip_bad_rows):
+        with listing_bad_rows(report, skip_bad_rows):
             rendered.append((row, prompt_text(row, how)))
     all_ids, _ = how.ids([text for _, text in rendered])
     made: list[tuple[Row, StoredPrompt]] = []
@@ -197,7 +197,7 @@ def tokenize_prompts(
 
 
 @contextlib.contextmanager
-def _listing_bad_rows(report: TokenizationReport, skip: bool) -> Iterator[None]:
+def listing_bad_rows(report: TokenizationReport, skip: bool) -> Iterator[None]:
     """Turn a ``RowError`` inside the block into an entry of the report."""
     try:
         yield

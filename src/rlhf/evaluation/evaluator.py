@@ -16,7 +16,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.errors import DataError
 from rlhf.evaluation.intervals import Array, Estimate, mean_interval, paired_bootstrap, share_interval, unit_means
-from rlhf.evaluation.judges import Judge, Judged, judge_name, load_judge, run_judge
+from rlhf.evaluation.judges import Judge, Judged, judge_completions, judge_name, load_judge
 from rlhf.evaluation.measures import TOKENS_PER_BATCH, distinct_n, token_measures, why_no_kl
 from rlhf.evaluation.records import KL, SHARE, Change, Evaluation, ProxyAgreement, Side, SideBySide
 from rlhf.evaluation.reward_quality import RewardQuality, reward_quality, spearman
@@ -25,9 +25,7 @@ from rlhf.losses import split_pairs
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import evaluating
-from rlhf.rewards.functions import function_arguments
 from rlhf.rewards.learned import LearnedReward
-from rlhf.rewards.types import sample_name
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
@@ -124,7 +122,7 @@ def evaluate_policies(
         completions = _sample(build_engine(model), prompts, name, samples_per_prompt, sampling, own, progress)
         flat = [completion for group in completions for completion in group]
         asked = [prompt for prompt, group in zip(prompts, completions, strict=True) for _ in group]
-        judged = _judge(judge, asked, flat)
+        judged = judge_completions(judge, asked, flat)
         scores = [float(score) for score in proxy.score(asked, flat).scores] if proxy else None
         # 2. Measure each on its own samples; the KL that is kept is the policy's, which comes last.
         tokens = None
@@ -356,18 +354,6 @@ def _sample(
         if progress is not None:
             progress(name, by=len(part) * samples_per_prompt)
     return found
-
-
-def _judge(judge: Judge, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Judged:
-    columns = function_arguments(prompts, completions, {})
-    return run_judge(
-        judge,
-        columns.pop("prompts"),
-        columns.pop("completions"),
-        ended=columns.pop("ended"),
-        columns=columns,
-        names=[sample_name(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
-    )
 
 
 def _complete(values: Sequence[float | None]) -> list[float] | None:

@@ -14,6 +14,8 @@ It gets those of them that it takes, so a reward function that knows nothing of 
 A dict holds ``score`` and any further numbers (``correct``, ``polite``, ``unparsable`` ...; True counts 1), which are
 averaged as metrics; None means that the metric does not apply to this completion, and texts are left alone. Every
 verdict is checked: a score that is not a finite number is an error that names the sample, never a 0.
+
+Anything that judges in training, a ``rlhf.rewards.types.Scorer``, is a judge too; what its score is made of are metrics.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlhf.data.contracts import Prompt
 from rlhf.data.world.judge import judge as judge_world
 from rlhf.errors import RewardError
-from rlhf.rewards.functions import load_function
+from rlhf.rewards.functions import RESERVED, function_arguments, load_function
+from rlhf.rewards.types import CompletionLike, Scorer, TextCompletion, ask_scorer, sample_name
 
-Judge = Callable[..., Sequence[Any]]
+Judge = Callable[..., Sequence[Any]] | Scorer
 """See the top of this file."""
 
 JUDGE_BATCH = 256
@@ -46,18 +50,44 @@ class Judged:
     """Name -> [n]; None where it does not apply."""
 
 
-def load_judge(spec: str) -> Judge:
+def load_judge(spec: str) -> Callable[..., Sequence[Any]]:
     """The function that ``package.module:function`` or ``file.py:function`` names."""
-    judge: Judge = load_function(spec)
+    judge: Callable[..., Sequence[Any]] = load_function(spec)
     return judge
 
 
 def judge_name(judge: Judge) -> str:
     """How messages and reports call it."""
+    if isinstance(judge, Scorer):
+        return judge.name
     while isinstance(judge, functools.partial):
         judge = judge.func
     module, name = getattr(judge, "__module__", None), getattr(judge, "__qualname__", type(judge).__qualname__)
     return f"{module}:{name}" if module else name
+
+
+def judge_completions(judge: Judge, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> Judged:
+    """Ask a judge about what was sampled: a scorer gets the token ids as they are, a function the texts.
+
+    Args:
+        judge: See the top of this file.
+        prompts: [n] the prompt of each completion.
+        completions: [n].
+
+    Raises:
+        RewardError: As of ``run_judge``.
+    """
+    if isinstance(judge, Scorer):
+        return _ask_scorer(judge, prompts, completions)
+    columns = function_arguments(prompts, completions, {})
+    return run_judge(
+        judge,
+        columns.pop("prompts"),
+        columns.pop("completions"),
+        ended=columns.pop("ended"),
+        columns=columns,
+        names=[sample_name(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
+    )
 
 
 def run_judge(
@@ -95,6 +125,8 @@ def run_judge(
                 f"{name!r}; give one for each."
             )
     names = [f"number {i}" for i in range(total)] if names is None else names
+    if isinstance(judge, Scorer):
+        return _ask_scorer(judge, _prompts_of(prompts, extra, names), _said(completions, ended), batch_size=batch_size)
     verdicts: list[dict[str, Any]] = []
     for start in range(0, total, batch_size):
         part = slice(start, start + batch_size)
@@ -127,8 +159,57 @@ def world_judge(
     ]
 
 
+def _ask_scorer(
+    scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike], *, batch_size: int = JUDGE_BATCH
+) -> Judged:
+    """What a scorer says, in batches; the parts of its score beside it.
+
+    Raises:
+        RewardError: It failed, or has no score for a sample.
+    """
+    scores: list[float] = []
+    metrics: dict[str, list[float | None]] = {}
+    for start in range(0, len(completions), batch_size):
+        part = slice(start, start + batch_size)
+        result = ask_scorer(scorer, prompts[part], completions[part])
+        if result.errors:
+            place, reason = min(result.errors.items())
+            sample = sample_name(prompts[start + place], completions[start + place])
+            raise RewardError(f"The judge {scorer.name} has no score for {sample}: {reason}.")
+        for name, values in result.per_component.items():
+            if name != scorer.name:
+                metrics.setdefault(name, [None] * start).extend(values)
+        scores += result.scores
+        for values in metrics.values():  # a part that this batch did not have
+            values += [None] * (len(scores) - len(values))
+    return Judged(scores, metrics)
+
+
+def _prompts_of(prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[Prompt]:
+    """Prompts of which only texts or messages are known."""
+    own = {name: values for name, values in columns.items() if name not in RESERVED}
+    return [
+        Prompt(
+            name,
+            [],
+            prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt),
+            messages=None if isinstance(prompt, str) else list(prompt),
+            columns={column: values[place] for column, values in own.items()},
+        )
+        for place, (name, prompt) in enumerate(zip(names, prompts, strict=True))
+    ]
+
+
+def _said(completions: Sequence[Any], ended: Sequence[bool]) -> list[TextCompletion]:
+    """Completions of which only texts or messages are known."""
+    return [
+        TextCompletion(said if isinstance(said, str) else str(said[-1]["content"]), truncated=not end)
+        for said, end in zip(completions, ended, strict=True)
+    ]
+
+
 def _ask(
-    judge: Judge,
+    judge: Callable[..., Sequence[Any]],
     prompts: Sequence[Any],
     completions: Sequence[Any],
     ended: Sequence[bool],
@@ -159,7 +240,7 @@ def _ask(
     ]
 
 
-def _accepted(judge: Judge, arguments: dict[str, Any]) -> dict[str, Any]:
+def _accepted(judge: Callable[..., Sequence[Any]], arguments: dict[str, Any]) -> dict[str, Any]:
     """Those arguments that the judge takes; what it lacks it will say itself."""
     try:
         parameters = inspect.signature(judge).parameters

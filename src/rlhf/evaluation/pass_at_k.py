@@ -47,7 +47,9 @@ def pass_at_k(num_correct: Sequence[int], num_samples: int | Sequence[int], k: i
                 f"pass@{k} needs at least {k} samples of each problem, and problem {problem} has {n}; draw more, or ask "
                 "for a smaller k."
             )
-    return np.array([chance_of_a_success(int(c), int(n), k) for c, n in zip(num_correct, samples, strict=True)], dtype=np.float64)
+    return np.array(
+        [chance_of_a_success(int(c), int(n), k) for c, n in zip(num_correct, samples, strict=True)], dtype=np.float64
+    )
 
 
 def pass_curve(

@@ -68,7 +68,7 @@ class ScalingFit:
 
 
 def best_of_n_kl(n: int) -> float:
-    """KL between the best of n samples and one sample, in nats.
+    """How far the best of n samples is from the distribution that they were drawn from: KL(best || one) in nats.
 
         log n - (n - 1) / n
 

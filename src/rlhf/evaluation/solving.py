@@ -25,13 +25,11 @@ from rlhf.evaluation.intervals import (
     share_interval,
     unit_means,
 )
-from rlhf.evaluation.judges import Judge, Judged, judge_name, load_judge, run_judge
+from rlhf.evaluation.judges import Judge, Judged, judge_completions, judge_name, load_judge
 from rlhf.evaluation.pass_at_k import pass_at_k
 from rlhf.evaluation.records import SCHEMA, SHARE, Change
 from rlhf.files import write_json
 from rlhf.models.policy import PolicyModel
-from rlhf.rewards.functions import function_arguments
-from rlhf.rewards.types import sample_name
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
@@ -202,16 +200,7 @@ def _ask(
         if progress is not None:
             progress(name, by=len(part) * num_samples)
     asked = [prompt for prompt in prompts for _ in range(num_samples)]
-    columns = function_arguments(asked, completions, {})
-    judged = run_judge(
-        judge,
-        columns.pop("prompts"),
-        columns.pop("completions"),
-        ended=columns.pop("ended"),
-        columns=columns,
-        names=[sample_name(prompt, completion) for prompt, completion in zip(asked, completions, strict=True)],
-    )
-    return completions, judged
+    return completions, judge_completions(judge, asked, completions)
 
 
 def _quantities(

@@ -238,8 +238,10 @@ def agreement_estimate(
             "every judgement has the same value, so nothing says what chance would give", n=len(tables)
         )
     rng = np.random.default_rng(seed)
-    flat = tables.reshape(len(tables), -1)
-    drawn = rng.multinomial(len(tables), np.full(len(tables), 1 / len(tables)), size=resamples).astype(float) @ flat
+    # items with the same table are interchangeable: drawing how often each table comes is the same, and needs no
+    # [resamples, items] array, of which 50,000 items would make gigabytes
+    distinct, times = np.unique(tables.reshape(len(tables), -1), axis=0, return_counts=True)
+    drawn = rng.multinomial(len(tables), times / len(tables), size=resamples).astype(float) @ distinct
     found = coefficient(drawn.reshape(resamples, *tables.shape[1:]))
     found = found[np.isfinite(found)]
     tail = (1 - confidence) / 2

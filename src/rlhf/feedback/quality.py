@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlhf.errors import ConfigError
-from rlhf.evaluation.intervals import Estimate, mean_interval, wilson_interval
+from rlhf.evaluation.intervals import Estimate, share_interval, unit_means
 
 SIDES = ("a", "b")
 
@@ -39,6 +39,9 @@ class Verdict:
     """Which side is the longer text; None for equal ones."""
     at: float | None = None
     """When, seconds since 1970, for drift."""
+    unit: Hashable = None
+    """The judgement that this is part of: a ranking of four says six things, which are one piece of evidence. None: one by
+    itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +126,20 @@ class AnnotatorQualityControl:
             (verdict, share) for verdict in mine if (share := _agreed(verdict, by_item[verdict.item])) is not None
         ]
         agreement = (
-            mean_interval([share for _, share in compared])
+            share_interval(unit_means([share for _, share in compared], _units([v for v, _ in compared])))
             if compared
             else Estimate.missing("nobody else judged the same items")
         )
-        golds = [verdict.value == verdict.gold for verdict in mine if verdict.gold is not None]
-        gold = wilson_interval(sum(golds), len(golds)) if golds else Estimate.missing("no gold item was judged")
-        times = [verdict.seconds for verdict in mine if verdict.seconds is not None]
+        golds = [verdict for verdict in mine if verdict.gold is not None]
+        gold = (
+            _share([v.value == v.gold for v in golds], golds) if golds else Estimate.missing("no gold item was judged")
+        )
+        whole = dict(zip(_units(mine), mine, strict=True))
+        times = [verdict.seconds for verdict in whole.values() if verdict.seconds is not None]
         quick = [seconds < self.rules.too_quick_seconds for seconds in times]
         found = AnnotatorQuality(
             annotator=name,
-            num_judgements=len(mine),
+            num_judgements=len(whole),
             agreement=agreement,
             gold_accuracy=gold,
             seconds=median(times) if times else math.nan,
@@ -157,8 +163,17 @@ def _agreed(verdict: Verdict, judgements: Sequence[Verdict]) -> float | None:
     return (verdict.value in winners) / len(winners)
 
 
+def _units(verdicts: Sequence[Verdict]) -> list[Hashable]:
+    """Of each verdict, the judgement it is part of; its own number where it is one by itself."""
+    return [(number,) if verdict.unit is None else verdict.unit for number, verdict in enumerate(verdicts)]
+
+
+def _share(right: Sequence[bool], verdicts: Sequence[Verdict]) -> Estimate:
+    return share_interval(unit_means([float(is_right) for is_right in right], _units(verdicts)))
+
+
 def _share_of_side(verdicts: Sequence[Verdict], side: str) -> Estimate:
-    decided = [v.value == getattr(v, side) for v in verdicts if v.value in SIDES and getattr(v, side) in SIDES]
+    decided = [v for v in verdicts if v.value in SIDES and getattr(v, side) in SIDES]
     if not decided:
         what = (
             "no position was kept"
@@ -166,12 +181,16 @@ def _share_of_side(verdicts: Sequence[Verdict], side: str) -> Estimate:
             else "no comparison of texts of different length was decided"
         )
         return Estimate.missing(what)
-    return wilson_interval(sum(decided), len(decided))
+    return _share([v.value == getattr(v, side) for v in decided], decided)
 
 
 def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
     """Difference of the two halves' means, with Welch's interval as far as a normal one goes."""
-    timed = sorted(((v.at, share) for v, share in compared if v.at is not None), key=lambda pair: pair[0])
+    dated = [(v, share) for v, share in compared if v.at is not None]
+    units = _units([v for v, _ in dated])
+    shares = unit_means([share for _, share in dated], units)
+    began = unit_means([v.at or 0.0 for v, _ in dated], units)
+    timed = sorted(zip(began, shares, strict=True), key=lambda pair: pair[0])
     half = len(timed) // 2
     if half < 10:
         return Estimate.missing("fewer than 20 judgements with a time and others' verdicts", n=len(timed))

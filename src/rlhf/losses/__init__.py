@@ -12,7 +12,7 @@
     anchored      nca_loss, bco_pair_loss, sppo_loss, apo_zero_loss, apo_down_loss [P]: each side against the reference
     transport     aot_loss, aot_unpaired_loss [P] over a whole step; same_rank
     pairs         PAIR_LOSSES: the three above by name
-    reference_free  simpo_loss, cpo_loss, odds_ratio_loss, orpo_loss [P]; log_odds
+    reference_free  simpo_loss, cpo_loss, odds_ratio_loss [P]; log_odds
     divergences   divergence_scores [S]: other divergences than reverse KL in the place of log-ratios
     pair_tokens   chosen_nll, wpo_weights [P]; length_desensitised_logprobs [S]; log_collision_probs
     unpaired      kto_loss, bco_loss [S]; kto_reference_point, mismatched_rows
@@ -83,7 +83,7 @@ from rlhf.losses.preference import (
 )
 from rlhf.losses.process import pairwise_outcome_loss, step_loss
 from rlhf.losses.rankings import num_choices, plackett_luce_loss, ranked_pairs
-from rlhf.losses.reference_free import cpo_loss, log_odds, odds_ratio_loss, orpo_loss, simpo_loss
+from rlhf.losses.reference_free import cpo_loss, log_odds, odds_ratio_loss, simpo_loss
 from rlhf.losses.regularisers import DiagonalFisher, entropy_bonus, ewc_penalty, l2_penalty, neftune_noise
 from rlhf.losses.reward import (
     binary_loss,
@@ -216,7 +216,6 @@ __all__ = [
     "odds_ratio_loss",
     "off_policy_kl",
     "ordered_margins",
-    "orpo_loss",
     "overlong_penalty",
     "pairwise_outcome_loss",
     "plackett_luce_loss",

@@ -4,8 +4,8 @@ No model but the policy is asked, so nothing holds it back but the loss itself: 
 target margin, a small learning rate. Units differ and are in the names: ``logprobs`` are nats summed over a completion's
 scored tokens (``segment_sum``), ``mean_logprobs`` are nats per token (``segment_mean``).
 
-A likelihood term is never added unasked: ``simpo_loss`` has none, ``cpo_loss`` and ``simpo_loss`` take one as a sum that
-the caller writes down, ``cpo_loss(...) + nll_coef * chosen_nll(...)``; only ORPO's is part of its loss.
+A likelihood term is never added unasked: it is a sum that the caller writes down, ``cpo_loss(...) + coef * chosen_nll(...)``,
+and so is ORPO's, whose weight is 1 and whose odds ratio has the coefficient.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ def odds_ratio_loss(chosen_mean_logprobs: Tensor, rejected_mean_logprobs: Tensor
 
         -log sigmoid(log_odds(chosen) - log_odds(rejected))
 
+    The paper's whole loss, its eq. 6, is ``chosen_nll(...) + coef * odds_ratio_loss(...)``, the coefficient called lambda there and
+    beta in TRL. The likelihood is that of the completion; the authors' code and TRL count the prompt's tokens too.
+
     Source: Hong et al. 2024, eq. 7, arXiv:2403.07691.
 
     Args:
@@ -89,25 +92,6 @@ def odds_ratio_loss(chosen_mean_logprobs: Tensor, rejected_mean_logprobs: Tensor
     """
     check_same_shape(chosen_mean_logprobs, rejected_mean_logprobs)
     return -F.logsigmoid(log_odds(chosen_mean_logprobs) - log_odds(rejected_mean_logprobs))
-
-
-def orpo_loss(chosen_mean_logprobs: Tensor, rejected_mean_logprobs: Tensor, *, odds_coef: float) -> Tensor:
-    """ORPO: fine-tuning on the chosen completion, with a penalty where the rejected one is likely too.
-
-        -chosen + odds_coef * odds_ratio_loss
-
-    Source: Hong et al. 2024, eq. 6, arXiv:2403.07691, where ``odds_coef`` is called lambda. The likelihood is that of
-    the completion; the authors' code and TRL count the prompt's tokens too, and TRL calls the weight beta.
-
-    Args:
-        chosen_mean_logprobs: [P] nats per token of the chosen completion.
-        rejected_mean_logprobs: [P] the same for the rejected completion.
-        odds_coef: Weight of the odds ratio; the paper has 0.1 to 1.
-
-    Returns:
-        [P] loss per pair. The caller reduces.
-    """
-    return -chosen_mean_logprobs + odds_coef * odds_ratio_loss(chosen_mean_logprobs, rejected_mean_logprobs)
 
 
 def log_odds(mean_logprobs: Tensor) -> Tensor:

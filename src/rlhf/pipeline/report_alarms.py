@@ -21,6 +21,9 @@ GUARDS = {
     "finite": "not a number",
     "nonfinite": "step not finite",
     "unscored": "no score",
+    "importance": "importance weights",
+    "off_policy": "steps of a rollout",
+    "one_step": "steps of a solution",
 }
 """What people call those that raise alarms: the guards, and what the loop watches by itself."""
 TONES = {"stop": "bad", "restore": "mixed", "warn": "mixed"}

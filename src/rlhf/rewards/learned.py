@@ -158,6 +158,8 @@ def reads_the_same(
     """Whether a tokenizer reads from these ids the texts they stand for, and a special token where they end."""
     specials = set(tokenizer.all_special_ids)
     for prompt, completion in zip(prompts, completions, strict=True):
+        if not completion.tokens:  # only its text is known
+            return False
         decoded = tokenizer.decode([*prompt.ids, *completion.tokens], skip_special_tokens=True)
         if not str(decoded).endswith(completion.text):
             return False

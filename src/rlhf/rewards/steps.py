@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, split_by_tokens
-from rlhf.errors import look_up
+from rlhf.data.steps import CutSolution
+from rlhf.errors import RewardError, look_up
 from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps
 from rlhf.models.process import ProcessRewardModel, pack_steps, step_rows
 from rlhf.models.score import base_model, context_length, evaluating
@@ -25,7 +28,8 @@ class ProcessReward:
     """Scores a completion by its steps: the probability that they are right, from 0 to 1.
 
     A completion is cut at the model's separator (see ``rlhf.data.steps.StepCutter``). Ids are used as they were sampled
-    where policy and reward model share a tokenizer. How many steps a completion has is a component of the result: a
+    where policy and reward model share a tokenizer. In an episode each turn of the policy is cut by itself; what the
+    environment said is read, and is no step. How many steps a completion has is a component of the result: a
     product falls with each, so a policy may learn to make few.
     """
 
@@ -77,7 +81,14 @@ class ProcessReward:
         groups = (
             groups_of_ids(prompts, completions) if same else groups_of_texts(tokenizer, prompts, completions, who=who)
         )
-        groups = [self._cut(group) for group in groups]
+        own = [getattr(completion, "scored", None) for completion in completions]
+        if not same and any(marks is not None and not all(marks) for marks in own):
+            raise RewardError(
+                f"{who} reads the texts of these episodes anew, as it has another tokenizer than the policy, and can't tell the policy's "
+                "steps from the environment's words there; train it from a model with the policy's tokenizer."
+            )
+        marks_of = iter(own)
+        groups = [self._cut(group, [next(marks_of) if same else None for _ in group.branches]) for group in groups]
         check_lengths(context_length(base_model(self.model.member)), groups, prompts, completions, who=who)
         scores: list[float] = []
         with evaluating(self.model):
@@ -97,10 +108,33 @@ class ProcessReward:
         counts: list[float | None] = [float(len(ends)) for group in groups for ends in group.columns["step_ends"]]
         return replace(result, per_component={**result.per_component, f"{self.name}_steps": counts})
 
-    def _cut(self, group: Group) -> Group:
-        cut = [self.model.cutter(branch.tokens) for branch in group.branches]
+    def _cut(self, group: Group, own: Sequence[list[bool] | None]) -> Group:
+        cut = [self._cut_turns(branch.tokens, marks) for branch, marks in zip(group.branches, own, strict=True)]
         columns = {**group.columns, "step_ends": [solution.ends for solution in cut]}
         return Group(group.prefix, [Branch(solution.tokens) for solution in cut], columns)
+
+    def _cut_turns(self, tokens: Sequence[int], own: Sequence[bool] | None) -> CutSolution:
+        """One completion; where marks say which tokens are the policy's own, each run of those by itself."""
+        if own is None or all(own):
+            return self.model.cutter(tokens)
+        kept: list[int] = []
+        ends: list[int] = []
+        for mine, run in groupby(zip(own, tokens, strict=True), itemgetter(0)):
+            said = [token for _, token in run]
+            if not mine or self._is_blank(said):
+                kept += said
+                continue
+            turn = self.model.cutter(said)
+            ends += [len(kept) + end for end in turn.ends]
+            kept += turn.tokens
+        if not ends:  # nothing was said: one empty step, as of an empty completion
+            kept += self.model.cutter.separator_ids
+            ends.append(len(kept) - 1)
+        return CutSolution(kept, ends)
+
+    def _is_blank(self, tokens: list[int]) -> bool:
+        text = str(self.model.tokenizer.decode(tokens, skip_special_tokens=True))
+        return not text.replace(self.model.step_separator, "").strip()
 
     def _scores(self, groups: list[Group]) -> list[float]:
         batch = pack_steps(groups).to(self.model.device)

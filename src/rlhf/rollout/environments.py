@@ -10,6 +10,7 @@ One object for each episode. The prompt is what the policy sees first; an enviro
 from __future__ import annotations
 
 import math
+import numbers
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ class Turn:
     done: bool = False
     """The episode is over."""
     reward: float | None = None
-    """Added to the episode's; None adds nothing."""
+    """Added to the episode's; None adds nothing. Any real number, numpy's own included."""
     info: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the log, added up over the turns; their means over episodes are metrics."""
 
@@ -120,8 +121,25 @@ def checked_turn(what: str, answer: Any) -> Turn:
         raise EnvironmentFailedError(
             f"{what} gave an observation that is a {type(answer.observation).__name__}; it must be text"
         )
-    numbers = {"reward": answer.reward, **{f"info {name!r}": value for name, value in answer.info.items()}}
-    for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int | float) or not math.isfinite(number)):
-            raise EnvironmentFailedError(f"{what} gave the {name} {number!r}, which is not a finite number")
-    return answer
+    if not isinstance(answer.info, Mapping):
+        raise EnvironmentFailedError(
+            f"{what} gave an info that is a {type(answer.info).__name__}; it must be a dict of numbers, empty for none"
+        )
+    reward = None if answer.reward is None else _number(what, "reward", answer.reward)
+    info = {str(name): _number(what, f"info {name!r}", value) for name, value in answer.info.items()}
+    try:
+        done = bool(answer.done)
+    except Exception as error:  # an array of several, such as of a batch of games
+        raise EnvironmentFailedError(f"{what} gave a done that is neither true nor false: {error}") from error
+    return Turn(answer.observation, done, reward, info)
+
+
+def _number(what: str, name: str, value: Any) -> float:
+    """A real number as Python's own: what episodes add up ends in files."""
+    try:
+        number = float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise EnvironmentFailedError(f"{what} gave the {name} {value!r}, which is not a finite number")
+    return number

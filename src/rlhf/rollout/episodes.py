@@ -287,10 +287,10 @@ class EpisodeEngine:
         try:
             if episode.environment is None:
                 environment: Environment = calls("making the environment", self.environment)
-                calls("the environment's reset", environment.reset, episode.prompt)
+                calls("the environment's reset", lambda: environment.reset(episode.prompt))
                 episode.environment = environment
-            what = f"the environment's step, in turn {episode.turns},"
-            return checked_turn(what, calls(what, episode.environment.step, text))
+            speaker, what = episode.environment, f"the environment's step, in turn {episode.turns},"
+            return checked_turn(what, calls(what, lambda: speaker.step(text)))
         except EnvironmentFailedError as err:
             episode.error = str(err)
             if calls.num_hung < MAX_HUNG:

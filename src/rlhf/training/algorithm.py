@@ -116,8 +116,8 @@ class Algorithm(Protocol):
         """All of an experience, to look for the rows that raised an alarm."""
         ...
 
-    def self_checks(self, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
-        """What must be so after the first step of a run; empty where there is nothing to check."""
+    def self_checks(self, step: int, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
+        """What must be so after this step, the run's first or the first that learns; empty where there is nothing to check."""
         ...
 
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:

@@ -31,12 +31,13 @@ class KLController(Protocol):
 
 
 def build_kl_controller(config: KLConfig) -> KLController:
-    """The controller that a recipe names; without a target the weight stays."""
-    if config.target is not None and config.controller == "doubling":
-        return DoublingKLController(config.coef, target=config.target)
-    if config.target is not None and config.controller == "constraint":
-        return ConstraintKLController(config.coef, limit=config.target, step_size=config.step_size)
-    return AdaptiveKLController(config.coef, target=config.target, horizon=config.horizon)
+    """The controller that a recipe names; without a target, or a penalty that it could adapt, the weight stays."""
+    target = config.target if config.where != "none" else None
+    if target is not None and config.controller == "doubling":
+        return DoublingKLController(config.coef, target=target)
+    if target is not None and config.controller == "constraint":
+        return ConstraintKLController(config.coef, limit=target, step_size=config.step_size)
+    return AdaptiveKLController(config.coef, target=target, horizon=config.horizon)
 
 
 class AdaptiveKLController:
@@ -47,10 +48,10 @@ class AdaptiveKLController:
     Source: Ziegler et al. 2019, section 2.2, arXiv:1909.08593. Without a target the weight stays.
 
     Args:
-        coef: Initial weight.
+        coef: Initial weight; above 0 where there is a target, as the rule multiplies.
         target: KL in nats per sequence, or None for a fixed weight.
         horizon: Sequences over which the weight may change by about 20 %.
-        limits: The weight never leaves this range.
+        limits: The weight never leaves this range, which is widened to hold the initial one: a limit must not overrule it.
     """
 
     def __init__(
@@ -61,10 +62,15 @@ class AdaptiveKLController:
         horizon: int = 10_000,
         limits: tuple[float, float] = (1e-3, 10.0),
     ) -> None:
+        if target is not None and (not target > 0 or not coef > 0):
+            raise ConfigError(
+                f"A KL weight of {coef} can't be moved towards a target KL of {target} in proportion to the error; both must "
+                "be above 0."
+            )
         self.coef = coef
         self.target = target
         self.horizon = horizon
-        self.limits = limits
+        self.limits = min(limits[0], coef), max(limits[1], coef)
 
     def update(self, kl: float, num_sequences: int) -> None:
         """Adapt after a rollout whose mean KL was ``kl`` nats per sequence; a KL that is not finite changes nothing."""
@@ -89,8 +95,9 @@ class DoublingKLController:
         kl > target * tolerance:  coef <- coef * factor;    kl < target / tolerance:  coef <- coef / factor
 
     The rule of PPO's penalty form, with its 1.5 and 2. It answers at once, where ``AdaptiveKLController`` moves by
-    some percent: for a KL to the sampling policy, which each rollout decides anew, rather than for the distance to the
-    reference, which grows over a run.
+    some percent. The paper penalises and measures the KL to the policy before the update, which each update decides anew;
+    trainers feed it the KL to the reference, whose penalty the weight is of. That one grows over a run and answers late, so
+    the weight may swing about a target by a factor or two.
 
     Source: Schulman et al. 2017, section 4, arXiv:1707.06347.
 
@@ -99,7 +106,7 @@ class DoublingKLController:
         target: KL in the caller's units, above 0; the same units as in ``update``.
         tolerance: Above 1; the weight stays while the KL is within this factor of the target.
         factor: Above 1; what the weight is multiplied or divided by.
-        limits: The weight never leaves this range.
+        limits: The weight never leaves this range, which is widened to hold the initial one.
     """
 
     def __init__(
@@ -125,7 +132,7 @@ class DoublingKLController:
         self.target = target
         self.tolerance = tolerance
         self.factor = factor
-        self.limits = limits
+        self.limits = min(limits[0], coef), max(limits[1], coef)
 
     def update(self, kl: float, num_sequences: int = 1) -> None:
         """Adapt after a rollout or an update whose mean KL was ``kl``; a KL that is not finite changes nothing.

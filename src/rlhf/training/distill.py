@@ -14,10 +14,11 @@ from rlhf.config.on_policy import DistillConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, PackedBatch
 from rlhf.errors import DataError
-from rlhf.losses import aggregate, segment_count
+from rlhf.losses import segment_count
 from rlhf.models.divergence import check_comparable, teacher_divergence
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
+from rlhf.models.score import TokenScores
 from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Totals
@@ -26,7 +27,7 @@ from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics, describe
 from rlhf.training.online import OnlineTrainer
 from rlhf.training.optim import TrainedModule
-from rlhf.training.policy_objective import kl_in_loss, measure_ratios
+from rlhf.training.policy_objective import measure_ratios
 from rlhf.training.rollouts import Gathered, Judged, Rollout
 
 
@@ -113,27 +114,21 @@ class DistillTrainer(OnlineTrainer):
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Divergence from the teacher + KL to the start - entropy bonus, brought to one number as ``aggregation`` says."""
-        config = self.settings
         batch = batch.to(self.policy.device)
-        scores = self.score(batch, with_hidden=True)
+        loss = self.policy_term(self.score(batch, with_hidden=True), batch, totals, metrics)
+        metrics.total("loss/train", loss)
+        return loss
+
+    def policy_losses(self, scores: TokenScores, batch: PackedBatch, metrics: Metrics) -> Tensor:
+        """[M] divergence from the teacher, in the place of what advantages teach."""
+        config = self.settings
         losses = teacher_divergence(
             self.policy, self.teacher, batch,
             beta=config.divergence_beta, temperature=config.sampling.temperature, hidden=scores.hidden,
         )  # fmt: skip
         metrics.mean(f"{self.name}/divergence", losses)
         measure_ratios(self.name, config, scores.logprobs, batch, metrics)
-        if config.kl.where == "loss":
-            kl = kl_in_loss(config, scores, batch, metrics, policy=self.policy, reference=self.reference)
-            losses = losses + self.controller.coef * kl
-        if scores.entropy is not None:
-            metrics.mean("loss/entropy", scores.entropy)
-            losses = losses - config.entropy_coef * scores.entropy
-        loss = aggregate(
-            losses, batch.score_seq, how=config.aggregation, num_tokens=totals.num_tokens,
-            num_sequences=totals.num_sequences, constant=float(config.sampling.max_new_tokens),
-        )  # fmt: skip
-        metrics.total("loss/train", loss)
-        return loss
+        return losses
 
     def measure_held_out(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """The exact KL(student || teacher) and the divergence that is learned, nats per token of the student's own texts."""

@@ -179,6 +179,11 @@ class GRPOTrainer(OnlineTrainer):
             return
         by_group = scores.view(-1, self.settings.group_size)
         metrics.mean(f"{self.name}/reward_std", by_group.std(dim=1))
+        if not self.settings.dynamic_sampling:  # which keeps none of them, and counts as it judges
+            self._count_equal_groups(scores, metrics)
+
+    def _count_equal_groups(self, scores: Tensor, metrics: Metrics) -> None:
+        by_group = scores.view(-1, self.settings.group_size)
         metrics.mean(f"{self.name}/equal_groups_frac", (by_group == by_group[:, :1]).all(dim=1))
 
     def _enough_that_teach(self, first: Judged, phase: int, metrics: Metrics) -> Gathered:
@@ -202,10 +207,12 @@ class GRPOTrainer(OnlineTrainer):
             asked += missing
         kept = [part for part in taught if part.rollout.completions] or [first]
         rollout = Rollout.joined([part.rollout for part in kept])
+        judged = torch.cat([part.scores for part in found])
+        self._count_equal_groups(judged, metrics)
         metrics.mean("rollout/rounds", torch.tensor(float(len(found))))
         metrics.mean("rollout/prompts_asked", torch.tensor(float(asked)))
         metrics.mean("rollout/prompts_kept", torch.tensor(float(len(rollout.experience.groups))))
-        return Gathered(rollout, torch.cat([part.scores for part in kept]), torch.cat([part.scores for part in found]))
+        return Gathered(rollout, torch.cat([part.scores for part in kept]), judged)
 
     def _beside_greedy(self, prompts: Sequence[Prompt], found: Judged, phase: int, metrics: Metrics) -> Gathered:
         """One greedy completion of each prompt, judged alike and never learned from: the baseline of its prompt.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -153,15 +154,16 @@ class KTOTrainer(OfflineTrainer):
         return losses.sum() / totals.num_groups
 
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """AdamW's; a running average takes in what the policy said before it."""
-        if self.running is not None:
+        """AdamW's; a running average takes in what the policy said before it, unless the step was left out."""
+        taken = super().take_step(optimizer, step, batches)
+        if self.running is not None and math.isfinite(taken["grad_norm"]):
             logprobs, ref, desirable = (torch.cat(column) for column in zip(*self._seen, strict=True))
             if isinstance(self.running, RunningRewardShift):
                 self.running.update(implicit_rewards(logprobs, ref, beta=self.settings.beta), desirable)
             else:
                 self.running.update(logprobs, ref)
         self._seen = []
-        return super().take_step(optimizer, step, batches)
+        return taken
 
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
         """Loss, rewards of each kind, and how many rows lie on the right side of the reference point."""
@@ -237,12 +239,16 @@ class KTOTrainer(OfflineTrainer):
         sets = ((f"step {n + 1} of {self.num_phases}", self.rows.take(n)) for n in range(self.num_phases))
         parts = itertools.chain([("the held-out set", held_out)] if held_out else [], sets)
         for what, groups in parts:
-            way_out = "hold more rows out" if groups is held_out else "make steps of more rows (rows_per_step)"
-            if len({tuple(group.prefix) for group in groups}) < 2:
-                raise ConfigError(
-                    f"kto: z0 is measured on completions of other prompts, and {what} has only one prompt "
-                    f"(in {counted(len(groups), 'row')}); {way_out}, or set reference_point: running."
-                )
+            if len({tuple(group.prefix) for group in groups}) > 1:
+                continue
+            way_out = "hold more rows out, or" if groups is held_out else "make steps of more rows (rows_per_step), or"
+            data = self.scored.train
+            if len({tuple(data[i].prefix) for i in range(len(data))}) < 2:
+                what, way_out = f"{what}, as all of the data,", "no larger step would have another:"
+            raise ConfigError(
+                f"kto: z0 is measured on completions of other prompts, and {what} has only one prompt "
+                f"(in {counted(len(groups), 'row')}); {way_out} set reference_point: running."
+            )
 
 
 def _label(group: Group) -> bool:

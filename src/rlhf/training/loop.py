@@ -284,8 +284,7 @@ class Loop:
 
     def _goes_back(self, bar: ProgressBar) -> bool:
         """Let the guards look at the newest step; True where the run stands at an earlier one now."""
-        if self.at.step == 1:
-            self._self_check()
+        self._self_check()
         rows = functools.partial(self.algorithm.everything, self.experience)
         alarm = self.watch.check(self.at.step, self.last_metrics, rows)
         if alarm is None:
@@ -294,17 +293,19 @@ class Loop:
         return True
 
     def _self_check(self) -> None:
-        checks = self.algorithm.self_checks(self.last_metrics)
+        step = self.at.step
+        checks = self.algorithm.self_checks(step, self.last_metrics)
+        where = "the first step" if step == 1 else f"step {step}, the policy's first"
         for check in checks:
             if not check.value <= check.limit:
                 self.log.alarm(
-                    f"{self.name}: {check.what} is {check.value:.3g} at the first step, and should be below {check.limit:g}: "
+                    f"{self.name}: {check.what} is {check.value:.3g} at {where}, and should be below {check.limit:g}: "
                     f"{check.meaning}",
-                    step=1, guard="self-check", metric=check.what, value=check.value, limit=check.limit, action="warn",
+                    step=step, guard="self-check", metric=check.what, value=check.value, limit=check.limit, action="warn",
                 )  # fmt: skip
         if checks:
             found = ", ".join(f"{check.what} {check.value:.2g}" for check in checks)
-            self.log.write("note", step=1, message=f"Self-checks at the first step: {found}.")
+            self.log.write("note", step=step, message=f"Self-checks at {where}: {found}.")
 
     def _restore(self, alarm: Alarm, rows: Sequence[PackedBatch], bar: ProgressBar) -> None:
         """Back to weights from before the trouble, with half the learning rate."""

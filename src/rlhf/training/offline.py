@@ -124,7 +124,7 @@ class OfflineTrainer(ABC):
         """The step's rows."""
         return self.batches(experience.groups)
 
-    def self_checks(self, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
+    def self_checks(self, step: int, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
         """None: nothing was sampled."""
         return ()
 

@@ -16,7 +16,7 @@ from rlhf.config.policy import RLConfig, SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ConfigError, DataError
-from rlhf.losses import aggregate, segment_sum
+from rlhf.losses import aggregate, entropy_bonus, segment_sum
 from rlhf.models.divergence import check_comparable
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
@@ -98,6 +98,9 @@ class OnlineTrainer(ABC):
         if config.kl.estimator == "exact" and config.kl.where != "none":
             check_comparable(policy, reference, what="The reference")
         self.controller = build_kl_controller(config.kl)
+        self.kl_measured: tuple[float, int] | None = None
+        """Mean KL to the reference of the newest rollout, nats per sequence, and how many sequences it is of; the weight follows it
+        when the next rollout begins."""
         self.order = Cycle(len(prompts), seed=config.seed, name="prompts")
         self.num_phases = config.rollouts
         self.groups_per_step = config.sequences_per_step // config.group_size
@@ -147,6 +150,7 @@ class OnlineTrainer(ABC):
         """One rollout with scores, reference log-probabilities and whatever credit the algorithm gives."""
         # 1. Ask the policy as it is now, and judge.
         self.version = phase
+        self._adapt_kl_weight()
         if phase == 0 and self.eval_prompts and self.held_out.wants_start:
             with random_state_kept():
                 start = self._ask_held_out(step=0)
@@ -161,6 +165,7 @@ class OnlineTrainer(ABC):
         ref = self._ref_logprobs(experience)
         experience.token_columns.update(old_logprobs=old, ref_logprobs=ref)
         correct_sampler(self.config, experience, rollout.drawn_logprobs, metrics)
+        self._look_for_weights(phase, experience)
         if phase == 0:
             worst = float((old - ref).abs().max())
             if worst <= self._max_gap or self._reference_is_policy():
@@ -170,9 +175,17 @@ class OnlineTrainer(ABC):
         with self._precision():
             self.assign_credit(experience, metrics)
         self._look_for_differences(phase, gathered)
+        if phase == 0 and "advantages" in experience.token_columns:
+            self._look_at_steps()
         self._report(phase, gathered, ref_kl, metrics)
-        self.controller.update(float(ref_kl.mean()), experience.num_sequences)
+        self.kl_measured = float(ref_kl.mean()), experience.num_sequences
         return experience
+
+    def _adapt_kl_weight(self) -> None:
+        """By what the rollout before showed: a rollout has one weight, in its rewards and in its losses, and that one is reported."""
+        if self.kl_measured is not None:
+            self.controller.update(*self.kl_measured)
+            self.kl_measured = None
 
     def gather(self, phase: int, metrics: Metrics) -> Gathered:
         """The next prompts, ``group_size`` completions each; without the prompts that the scorer has no number for."""
@@ -230,8 +243,6 @@ class OnlineTrainer(ABC):
         """[M] what ``policy_loss`` makes of the advantages, and what people watch."""
         losses = policy_losses(self.config, scores.logprobs, batch)
         metrics.mean("loss/policy", losses)
-        if scores.entropy is not None:
-            metrics.mean("loss/entropy", scores.entropy)
         measure_ratios(self.name, self.config, scores.logprobs, batch, metrics)
         return losses
 
@@ -243,7 +254,8 @@ class OnlineTrainer(ABC):
             kl = kl_in_loss(config, scores, batch, metrics, policy=self.policy, reference=self.reference)
             losses = losses + self.controller.coef * kl
         if scores.entropy is not None:
-            losses = losses - config.entropy_coef * scores.entropy
+            metrics.mean("loss/entropy", scores.entropy)
+            losses = losses + config.entropy_coef * entropy_bonus(scores.entropy)
         return aggregate(
             losses, batch.score_seq, how=config.aggregation, num_tokens=totals.num_tokens,
             num_sequences=totals.num_sequences, constant=float(config.sampling.max_new_tokens),
@@ -253,10 +265,17 @@ class OnlineTrainer(ABC):
         """The whole rollout."""
         return experience.batches(range(len(experience.groups)), max_tokens=self.config.tokens_per_microbatch)
 
-    def self_checks(self, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
-        """Before anything was learned, sampler, trainer and reference are one model."""
-        ratios = [metrics[name] for name in (f"{self.name}/ratio_max", f"{self.name}/ratio_min") if name in metrics]
-        return checks_at_start(self.at_start, ratios, limit=self._max_gap)
+    @property
+    def first_step_of_policy(self) -> int:
+        """Counted from 1: where ratios are measured for the first time."""
+        return 1
+
+    def self_checks(self, step: int, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
+        """Before the policy has learned anything, sampler, trainer and reference are one model."""
+        ratios: list[float] = []
+        if step == self.first_step_of_policy:
+            ratios = [metrics[name] for name in (f"{self.name}/ratio_max", f"{self.name}/ratio_min") if name in metrics]
+        return checks_at_start(self.at_start if step == 1 else {}, ratios, limit=self._max_gap)
 
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
         """True once the policy has moved too far from the one that sampled."""
@@ -300,6 +319,7 @@ class OnlineTrainer(ABC):
         """The KL controller and counts; prompts and samples follow from the seed and the phase."""
         return {
             "controller": self.controller.state_dict(),
+            "kl_measured": self.kl_measured,
             "version": self.version,
             "equal_rollouts": self.equal_rollouts,
             "at_start": self.at_start,
@@ -309,6 +329,7 @@ class OnlineTrainer(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         self.controller.load_state_dict(state["controller"])
+        self.kl_measured = None if state["kl_measured"] is None else tuple(state["kl_measured"])
         self.version = state["version"]
         self.equal_rollouts = state["equal_rollouts"]
         self.at_start = dict(state["at_start"])
@@ -354,6 +375,30 @@ class OnlineTrainer(ABC):
                 f"rollout(s) in a row: nothing can be learned from them. Is the task too hard, too easy, or is {self.scorer.name} constant?",
                 step=phase * self.steps_per_phase + 1, guard="equal_rewards", metric=f"{self.name}/score_mean",
                 value=float(scores.mean()), limit=None, action="warn",
+            )  # fmt: skip
+
+    def _look_for_weights(self, phase: int, experience: RolloutExperience) -> None:
+        """Say so where the correction of the sampler has taken every token out: such a rollout teaches nothing."""
+        weights = experience.token_columns.get("importance_weights")
+        if weights is None or bool(weights.any()):
+            return
+        settings = self.config.importance
+        assert settings is not None, "there are no weights without it"
+        self.log.alarm(
+            f"{self.name}: the ratio of trainer to sampler is outside {settings.low:g} to {settings.high:g} for all {len(weights)} "
+            f"tokens of the rollout (importance, by {settings.level}), so that no reward reaches the policy. Widen the bounds, take "
+            "bound: truncate, or find out why the sampler is another model.",
+            step=phase * self.steps_per_phase + 1, guard="importance", metric="importance/out_of_bounds",
+            value=len(weights), limit=None, action="warn",
+        )  # fmt: skip
+
+    def _look_at_steps(self) -> None:
+        """Say so where a loss without a ratio is to take several steps on one rollout."""
+        if self.config.policy_loss == "reinforce" and self.steps_per_phase > 1:
+            self.log.alarm(
+                f"{self.name}: policy_loss `reinforce` has no ratio, and a rollout is {self.steps_per_phase} steps: all but the first "
+                "learn from completions of an older policy as if they were its own. Use `clip`, or one step to a rollout.",
+                step=1, guard="off_policy", metric="steps of a rollout", value=self.steps_per_phase, limit=1, action="warn",
             )  # fmt: skip
 
     def _old_logprobs(self, rollout: Rollout, phase: int, metrics: Metrics) -> Tensor:

@@ -123,13 +123,7 @@ class Optimizer:
             TrainingError: float16 skipped ``MAX_SKIPPED_STEPS`` in a row: the scaler lowers the loss scale each time.
         """
         config = self.config
-        factor = learning_rate_factor(
-            step,
-            self.total_steps,
-            warmup_frac=config.warmup_frac,
-            kind=config.schedule,
-            floor=config.min_learning_rate_frac,
-        )
+        factor = self._factor(step)
         for group in self.adamw.param_groups:
             group["lr"] = group["peak"] * factor * self.scale
         self.scaler.unscale_(self.adamw)
@@ -145,6 +139,20 @@ class Optimizer:
         self.clear()
         parts = {f"grad_norm/{name}": norm for name, norm in norms.items()} if len(norms) > 1 else {}
         return {"learning_rate": self.adamw.param_groups[0]["lr"], "grad_norm": total, **parts}
+
+    def learning_rate(self, step: int) -> float:
+        """Of the first module, in the step after ``step`` others."""
+        return float(self.adamw.param_groups[0]["peak"] * self._factor(step) * self.scale)
+
+    def _factor(self, step: int) -> float:
+        config = self.config
+        return learning_rate_factor(
+            step,
+            self.total_steps,
+            warmup_frac=config.warmup_frac,
+            kind=config.schedule,
+            floor=config.min_learning_rate_frac,
+        )
 
     def clear(self) -> None:
         """Forget the gradients."""

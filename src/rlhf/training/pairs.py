@@ -110,7 +110,8 @@ class PairsTrainer(OfflineTrainer, Generic[ConfigT]):
         metrics.mean(f"{of}/rejected_reward", rejected)
         if not self.settings.sft_coef:
             return losses
-        # each chosen completion's own token mean, as the papers have it
+        # Each chosen completion's own token mean, as RPO and ORPO have it. CPO's paper sums over tokens; its authors' code, and
+        # TRL, take a mean, and so does this, so that one weight means the same for short and long completions.
         nll = chosen_nll(scores.logprobs, batch.score_seq, batch.num_sequences)
         metrics.mean(sft, nll)
         return losses + self.settings.sft_coef * nll

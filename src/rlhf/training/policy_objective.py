@@ -14,10 +14,12 @@ from rlhf.losses import (
     clipped_tokens,
     importance_weights,
     kl_overflows,
+    off_policy_kl,
     ratio_statistics,
     reinforce_loss,
     sapo_loss,
     sequence_log_ratios,
+    sequence_policy_loss,
 )
 from rlhf.models.divergence import exact_kl_per_token
 from rlhf.models.policy import PolicyModel
@@ -47,10 +49,15 @@ def policy_losses(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Ten
     old, advantages = batch.token_columns["old_logprobs"], batch.token_columns["advantages"]
     low, high = config.clip_low, config.clip_high
     match config.policy_loss:
-        case "clip" | "sequence" | "sequence_token":
-            ours, theirs = _compared(config, logprobs, batch)
-            dual = config.dual_clip
-            losses = clipped_policy_loss(ours, theirs, advantages, clip_low=low, clip_high=high, dual_clip=dual)
+        case "clip":
+            losses = clipped_policy_loss(
+                logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=config.dual_clip
+            )
+        case "sequence" | "sequence_token":
+            losses = sequence_policy_loss(
+                logprobs, old, advantages, batch.score_seq,
+                how=RATIO_OF[config.policy_loss], clip_low=low, clip_high=high, dual_clip=config.dual_clip,
+            )  # fmt: skip
         case "cispo":
             losses = cispo_loss(logprobs, old, advantages, clip_low=low, clip_high=high)
         case "sapo":
@@ -109,6 +116,8 @@ def kl_in_loss(
         kl = exact_kl_per_token(policy, reference, batch, temperature=temperature, hidden=scores.hidden)
     else:
         kl = _estimate(config, scores.logprobs, batch.token_columns["ref_logprobs"], metrics)
+    if config.kl.unbiased:
+        kl = off_policy_kl(kl, scores.logprobs, batch.token_columns["old_logprobs"])
     metrics.mean("loss/kl", kl)
     return kl
 

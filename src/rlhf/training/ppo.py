@@ -97,11 +97,15 @@ class PPOTrainer(OnlineTrainer):
 
     def collect(self, phase: int, metrics: Metrics) -> RolloutExperience:
         """See ``OnlineTrainer``; a KL that the policy had no chance to change moves no weight."""
-        weight = self.controller.state_dict()
         experience = super().collect(phase, metrics)
         if phase < self.settings.value_warmup_rollouts:
-            self.controller.load_state_dict(weight)
+            self.kl_measured = None
         return experience
+
+    @property
+    def first_step_of_policy(self) -> int:
+        """See ``OnlineTrainer``: behind the critic's warm-up."""
+        return self.settings.value_warmup_rollouts * self.steps_per_phase + 1
 
     def steps(self, phase: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
         """See ``OnlineTrainer``."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlhf.config.reward_model import ProcessRewardModelConfig
 from rlhf.data.pack import Branch, Group, PackedBatch
 from rlhf.data.reasoning.verify import first_wrong_step
+from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError
 from rlhf.losses import (
     aggregate_steps,
@@ -26,7 +27,7 @@ from rlhf.models.process import ProcessRewardModel, pack_steps, step_rows
 from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics, describe, share_above
-from rlhf.training.offline import OfflineTrainer
+from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import TrainedModule
 from rlhf.training.rows import MapData, StreamData
 
@@ -66,6 +67,7 @@ class ProcessRewardModelTrainer(OfflineTrainer):
         super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
         self.settings = config
         self.model = model
+        self.train_data = train_data
         self._steps_in_step = 0
         self._right_tokens_in_step = 0
 
@@ -77,6 +79,23 @@ class ProcessRewardModelTrainer(OfflineTrainer):
     def modules(self) -> Sequence[TrainedModule]:
         """Backbone, layers and head."""
         return [TrainedModule("prm", self.model.member, self.config.learning_rate)]
+
+    def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
+        """The next rows; before the first, a look at whether pairs have steps at all."""
+        if phase == 0 and self.settings.loss == "pairs" and isinstance(self.train_data, MapData):
+            self._look_for_steps(self.train_data)
+        return super().collect(phase, metrics)
+
+    def _look_for_steps(self, data: MapData) -> None:
+        """Say so where every completion is one step: then this is a reward model with a detour. The first that has two ends it."""
+        cut = (ends for row in range(len(data)) for ends in self._cut(data[row]).columns["step_ends"])
+        if self.log is not None and all(len(ends) == 1 for ends in cut):
+            self.log.alarm(
+                f"prm: no completion of the {counted(len(data), 'pair')} has more than one step, as none has the separator "
+                f"{self.model.step_separator!r} inside: nothing is learned about steps. Give the step_separator of this data, or "
+                "train a reward model.",
+                step=1, guard="one_step", metric="steps of a completion", value=1, limit=1, action="warn",
+            )  # fmt: skip
 
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Solutions with their steps marked."""

@@ -22,6 +22,7 @@ from rlhf.models.divergence import Distributions, distributions, divergence, fro
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
+from rlhf.models.score import TokenScores
 from rlhf.models.value import ValueModel
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
@@ -29,7 +30,8 @@ from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
-from rlhf.training.optim import Optimizer
+from rlhf.training.optim import Optimizer, TrainedModule
+from rlhf.training.policy_objective import policy_losses
 from rlhf.training.ppo import PPOTrainer
 from rlhf.training.rows import permutation
 
@@ -82,6 +84,11 @@ class TRPOTrainer(PPOTrainer):
         self.region = config
         self.steps_per_phase += 1
 
+    def modules(self) -> Sequence[TrainedModule]:
+        """Critic and policy: the learning rate that is reported is the first one's, and the policy has none."""
+        policy, critic = super().modules()
+        return [critic, policy]
+
     def steps(self, phase: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
         """The whole rollout for the policy, then the critic's passes over it."""
         config = self.region
@@ -105,6 +112,13 @@ class TRPOTrainer(PPOTrainer):
         metrics.total("loss/train", loss)
         return loss
 
+    def policy_losses(self, scores: TokenScores, batch: PackedBatch, metrics: Metrics) -> Tensor:
+        """See ``OnlineTrainer``. Ratios are not measured: a rollout's only step is taken where all of them are 1; how far it went
+        is ``trpo/kl``."""
+        losses = policy_losses(self.config, scores.logprobs, batch)
+        metrics.mean("loss/policy", losses)
+        return losses
+
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """The natural-gradient step, or AdamW's of the critic."""
         if not self.policy_learns:
@@ -114,13 +128,16 @@ class TRPOTrainer(PPOTrainer):
         optimizer.clear()
         size = float(gradient.norm())
         if not math.isfinite(size):
-            return {"grad_norm": size}  # the loop leaves such a step out
+            return {
+                "learning_rate": optimizer.learning_rate(step),
+                "grad_norm": size,
+            }  # the loop leaves such a step out
         found, residual = StepFound(0.0, 0.0, 0.0, 0), 0.0
         if size > 0:
             with self._precision():
                 found, residual = self._natural_step(parameters, -gradient, batches)
         return {
-            "learning_rate": optimizer.adamw.param_groups[0]["lr"],  # the critic's, as its last step left it
+            "learning_rate": optimizer.learning_rate(step),  # the critic's, as in its own steps
             "grad_norm": size,
             "trpo/kl": found.kl,
             "trpo/fraction": found.fraction,

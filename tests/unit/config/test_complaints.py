@@ -24,6 +24,9 @@ RECIPE: dict[str, Any] = {
 }
 
 
+KINDS = ", ".join(sorted(stage_classes()))
+
+
 def with_values(**values: Any) -> dict[str, Any]:
     """The recipe with some values at dotted places (``__`` for the dot)."""
     tree = copy.deepcopy(RECIPE)
@@ -65,6 +68,27 @@ def test_the_recipe_itself_is_fine():
             {"stages__ppo__reward": [{"kind": "rules", "target_wrds": 3}, "rules"]},
             "stages.ppo.reward.0.target_wrds: there is no such key. Did you mean 'target_words'?",
         ),
+        (
+            {"stages__ppo__kind": "ipo"},
+            "stages.ppo.kind: there is no kind 'ipo'. The method 'ipo' is `kind: dpo, loss: ipo`. Known: "
+            + KINDS
+            + ".",
+        ),
+        (
+            {"stages__ppo__kind": "Dr.GRPO"},
+            "stages.ppo.kind: there is no kind 'Dr.GRPO'. The method 'dr_grpo' is `kind: dr_grpo`. Known: "
+            + KINDS
+            + ".",
+        ),
+        (
+            {"stages__ppo__kind": "Reward-Model"},
+            "stages.ppo.kind: there is no kind 'Reward-Model'. Did you mean 'reward'? Known: " + KINDS + ".",
+        ),
+        (
+            {"stages__ppo__reward": {"kind": "ensemble", "sources": ["a"]}},
+            "stages.ppo.reward.sources: should have at least 2 items, and has 1",
+        ),
+        ({"stages__ppo__reward": None}, "stages.ppo.reward: this key is required."),
         ({"stages__sft__data": 3}, "stages.sft.data: should be a valid string or should be a valid list (got 3)"),
         ({"stages__sft__data": ["a", 3]}, "stages.sft.data.1: should be a valid string (got 3)"),
         ({"stages__sft__model": ["a"]}, "stages.sft.model: should hold keys and values (got a list)"),

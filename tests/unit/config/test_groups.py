@@ -105,6 +105,9 @@ def test_settings_that_were_written_out_can_be_read_again(name):
         ("GRPOConfig", {"overlong": {"buffer_tokens": 65}}, "overlong.buffer_tokens (65) must be at most"),
         ("GRPOConfig", {"kl": {"controller": "doubling"}}, "adapts the weight to `kl.target`, and there is none"),
         ("GRPOConfig", {"kl": {"controller": "doubling", "target": 1, "coef": 0}}, "multiplies the weight, and kl.coef is 0"),
+        ("GRPOConfig", {"kl": {"target": 1, "coef": 0}}, "'proportional' multiplies the weight, and kl.coef is 0"),
+        ("GRPOConfig", {"kl": {"unbiased": True, "estimator": "k2"}}, "kl.unbiased weighs the estimate k3 in the loss"),
+        ("RLOOConfig", {"kl": {"unbiased": True, "estimator": "k3", "where": "reward"}}, "kl.where is 'reward'"),
         (
             "GRPOConfig",
             {"kl": {"controller": "constraint", "target": 1, "horizon": 5}},

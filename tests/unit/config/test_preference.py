@@ -26,6 +26,7 @@ def test_label_smoothing_is_never_silently_ignored(loss):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"loss": "aot", "rows_per_step": 1}, "compares the pairs of a step with each other, and rows_per_step is 1"),
         ({"loss": "exo"}, "the loss `exo` asks for an infinite margin without label_smoothing"),
         ({"reference_free": True, "divergence": "js"}, "divergence is from a reference"),
         ({"reference_free": True, "loss": "nca"}, "reference_free belongs to the loss `sigmoid` or `hinge`"),

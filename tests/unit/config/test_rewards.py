@@ -58,7 +58,7 @@ def test_the_text_is_kept_as_the_source_or_the_function():
         (["rules", {"kind": "lexicon"}], r"reward.1.path: this key is required"),
         ({"kind": "rules", "weight": ".inf"}, r"reward.weight: "),
         ({"kind": "function", "function": "nameless"}, r"reward.function: a function is named package.module:function"),
-        ([], r"reward: List should have at least 1 item"),
+        ([], r"reward: should have at least 1 item, and has 0"),
     ],
 )
 def test_a_wrong_judge_is_told_by_place_and_key(reward, message):

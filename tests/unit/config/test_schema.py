@@ -16,6 +16,10 @@ def test_every_kind_of_stage_has_a_class():
     assert settings_class(None) is RecipeConfig
     with pytest.raises(UnknownNameError, match=r"No stage kind is called 'pppo'. Did you mean 'ppo'"):
         settings_class("pppo")
+    with pytest.raises(
+        UnknownNameError, match=r"'bco': the method 'bco' is `kind: dpo, loss: bco`. `rlhf config schema dpo` lists"
+    ):
+        settings_class("bco")
 
 
 @pytest.mark.parametrize("kind", stage_classes())

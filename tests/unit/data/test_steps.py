@@ -61,6 +61,25 @@ def test_steps_that_share_a_token_are_refused(tiny_tokenizer):
         StepwiseDataset([row], tiny_tokenizer, step_separator="")
 
 
+@pytest.mark.parametrize("step", ["The cow\nis here.", "a\n\n", "a\n\nb\n"])
+def test_a_step_with_the_separator_inside_is_refused_for_it_would_be_judged_as_two(tiny_tokenizer, step):
+    row = {"prompt": "q", "completions": ["x", step], "labels": [True, False]}
+    with pytest.raises(
+        DataError, match=r"step 2 of 2 has the step_separator '\\n' inside.* take a step_separator that no step has"
+    ):
+        StepwiseDataset([row], tiny_tokenizer)
+    assert len(StepwiseDataset([row, SOLUTION], tiny_tokenizer, on_bad_row="skip")) == 1
+    (group,) = StepwiseDataset([row], tiny_tokenizer, step_separator=";")
+    solution = StepCutter(tiny_tokenizer, ";")(group.branches[0].tokens)
+    assert [solution.ends] == group.columns["step_ends"]
+
+
+def test_blank_lines_before_a_step_belong_to_it_in_rows_as_in_samples(tiny_tokenizer):
+    row = {"prompt": "q", "completions": ["a", "\n\nb"], "labels": [True, False]}
+    (group,) = StepwiseDataset([row], tiny_tokenizer)
+    assert [StepCutter(tiny_tokenizer, "\n")(group.branches[0].tokens).ends] == group.columns["step_ends"]
+
+
 def cut(tokenizer, text, separator="\n", *, behind=()):
     tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], *behind]
     solution = StepCutter(tokenizer, separator)(tokens)

@@ -98,3 +98,14 @@ def test_what_cannot_be_compared_is_refused():
         crowd_bradley_terry([Comparison("ann", "x", "y")], prior=0)
     with pytest.raises(ConfigError, match="at least 0"):
         dawid_skene(Labels.of([(0, "x", 1)]), smoothing=-1)
+
+
+def test_single_judgements_are_believed_by_who_believes_in_people_and_by_nobody_else():
+    """With one judgement an item, everything can be explained by one truth and people who answer at random."""
+    said = [(n, f"p{n % 4}", "b" if n % 3 else "a") for n in range(24)]
+    labels = Labels.of(said, scale=("a", "tie", "b"))
+    believed = dawid_skene(labels, smoothing=0.5, right_prior=4.0)
+    assert believed.values == [value for _, _, value in said]
+    assert max(believed.confidences) < 0.99
+    with pytest.raises(ConfigError, match="right_prior -1"):
+        dawid_skene(labels, right_prior=-1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError
 from rlhf.losses.preference import dpo_loss
-from rlhf.losses.reference_free import cpo_loss, log_odds, odds_ratio_loss, orpo_loss, simpo_loss
+from rlhf.losses.reference_free import cpo_loss, log_odds, odds_ratio_loss, simpo_loss
 from rlhf.losses.segments import segment_mean, segment_sum, split_pairs
 from tests.unit.losses.helpers import (
     check_parts_add_up,
@@ -23,7 +23,6 @@ LOSSES = {
     "simpo": lambda chosen, rejected: simpo_loss(chosen, rejected, beta=2.5, target_margin=0.5),
     "cpo": lambda chosen, rejected: cpo_loss(chosen, rejected, beta=0.1),
     "odds_ratio": odds_ratio_loss,
-    "orpo": lambda chosen, rejected: orpo_loss(chosen, rejected, odds_coef=0.1),
 }
 ALL = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
@@ -77,13 +76,11 @@ def test_log_odds_by_hand():
     )
 
 
-def test_odds_ratio_and_orpo_by_hand():
+def test_odds_ratio_by_hand():
     # odds 1 and 1/3: -log sigmoid(log 3) = log 4/3; equal odds: log 2
     torch.testing.assert_close(
         odds_ratio_loss(double(HALF, THIRD), double(QUARTER, THIRD)), double(math.log(4 / 3), math.log(2))
     )
-    orpo = orpo_loss(double(HALF), double(QUARTER), odds_coef=0.5)
-    assert orpo.item() == pytest.approx(math.log(2) + math.log(4 / 3) / 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -13,9 +13,10 @@ from rlhf.config.stages import BestOfNStage
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.world import build_world
 from rlhf.errors import ConfigError, RewardError
+from rlhf.evaluation.scaling import best_of_n_kl
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.run import Pipeline
-from rlhf.pipeline.stages.best_of_n import Candidate, best_of_n_kl, chosen
+from rlhf.pipeline.stages.best_of_n import Candidate, chosen
 from rlhf.rollout.types import Completion
 
 
@@ -137,6 +138,14 @@ def test_the_headline_tells_scores_and_the_bound_of_the_kl(world, tmp_path):
     assert "KL at most 0.64 nats" in summary["stages"]["best"]["headline"]
     bounded = Pipeline(recipe(world, tmp_path / "other", reward=here(random_score), min_score=0.1)).run()
     assert "kl_bound" not in bounded["stages"]["best"]["metrics"], "a bound on the score moves it nobody knows how far"
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0.3}, {"top_k": 2}, {"top_p": 0.9}])
+def test_no_distance_from_the_policy_is_claimed_where_others_than_its_own_samples_were_drawn(world, tmp_path, how):
+    sharp = recipe(world, tmp_path, reward=here(random_score), sampling={"max_new_tokens": 24, **how})
+    summary = Pipeline(sharp).run()
+    assert "kl_bound" not in summary["stages"]["best"]["metrics"]
+    assert "KL" not in summary["stages"]["best"]["headline"]
 
 
 def test_prompts_that_give_nothing_are_counted(world, tmp_path):

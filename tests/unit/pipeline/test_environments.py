@@ -22,6 +22,19 @@ from tests.fixtures.source import SOURCE
 CALCULATOR = "rlhf.rollout.calculator:Calculator"
 
 
+class Mute:
+    def reset(self, prompt):
+        pass
+
+
+class Needy(Mute):
+    def __init__(self, level, seed):
+        pass
+
+    def step(self, text):
+        return Turn(done=True)
+
+
 class Moody:
     """Speaks once, and pays for every word; fails where it is told to."""
 
@@ -111,11 +124,9 @@ def test_a_class_is_named_as_a_function_is():
     [
         ({"factory": "rlhf.rollout.calculator:Calculater"}, "environment.factory", "Did you mean 'Calculator'"),
         ({"factory": CALCULATOR, "arguments": {"colum": "x"}}, "environment.arguments", "takes no argument 'colum'"),
-        (
-            {"factory": "rlhf.rollout.turns:Turns"},
-            "environment.arguments",
-            "needs tokenizer, role, max_observation_tokens",
-        ),
+        ({"factory": f"{__name__}:Needy"}, "environment.arguments", "needs level, seed"),
+        ({"factory": f"{__name__}:Mute"}, "environment.factory", "has no step; an environment has reset(prompt)"),
+        ({"factory": "rlhf.rollout.turns:Turns"}, "environment.factory", "has no reset and no step"),
     ],
 )
 def test_validate_finds_what_the_environment_lacks(tmp_path, environment, key, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -30,6 +31,7 @@ ROWS = {
     "rankings": [{"prompt": f"q{n}", "completions": ["a", "b", "c"], "ranks": [2, 1, 2]} for n in "1234"],
     "ratings": [{"prompt": f"q{n}", "completion": "a cow", "rating": float(n)} for n in "12345"],
     "verdicts": [{"prompt": f"q{n}", "completion": "a cow", "label": n in "12"} for n in "1234"],
+    "sound": [{"prompt": f"q{n}", "completions": ["a=1", "b=2"], "labels": [True, True]} for n in "1234"],
     "steps": [{"prompt": f"q{n}", "completions": ["a=1", "b=2"], "labels": [True, n in "12"]} for n in "1234"],
 }
 
@@ -88,6 +90,17 @@ def test_every_loss_goes_from_a_file_to_a_model_that_judges(folder, tmp_path, lo
 def test_confidence_and_margins_come_from_the_file(folder, tmp_path):
     outcome, _ = run(folder, tmp_path, RewardStage, "reward", "pairs", use_confidence=True, use_margin=True)
     assert outcome.metrics["eval/loss"] > 0
+
+
+def test_held_out_rows_that_are_all_ties_are_called_that(folder, tmp_path):
+    outcome, _ = run(folder, tmp_path, RewardStage, "reward", "ties", loss="davidson")
+    assert re.search(r", held-out rows are all ties \(loss \d\.\d{3}\)$", outcome.headline)
+
+
+def test_what_solutions_without_a_wrong_step_cannot_tell_has_its_reason(folder, tmp_path):
+    outcome, _ = run(folder, tmp_path, ProcessRewardStage, "prm", "sound")
+    assert "first wrong step not measured (no completion has a wrong step), sound " in outcome.headline
+    assert "nan" not in outcome.headline
 
 
 def test_a_stream_of_rankings(folder, tmp_path):

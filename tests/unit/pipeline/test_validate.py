@@ -272,6 +272,8 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ("grpo", {"early_stopping": {}}, "early_stopping", "error", 2, ("give eval_prompts",)),
     ("grpo", {"sequences_per_step": 16}, "sequences_per_step", "warning", 0, ("takes 16", "only 8")),
     ("grpo", {"kl": {"where": "none", "target": 1.0}}, "kl.target", "warning", 0, ("does nothing",)),
+    ("grpo", {"kl": {"where": "none", "coef": 0.3}}, "kl.coef", "warning", 0, ("does nothing", "no penalty")),
+    ("grpo", {"kl": {"where": "none", "estimator": "k2"}}, "kl.estimator", "warning", 0, ("does nothing",)),
     (
         "grpo",
         {"policy_loss": "reinforce", "epochs_per_rollout": 2},
@@ -345,7 +347,7 @@ def test_a_critic_that_shares_weights_has_no_rate_of_its_own(tree):
     assert only(changed(tree, "grpo", **with_both)).key == "value_learning_rate"
     problem = only(changed(tree, "grpo", **ppo, value_init="reward"))
     assert (problem.key, problem.level) == ("value_init", "error")
-    assert "no reward of this stage is a learned one" in problem.message
+    assert "no reward of this stage is `learned`" in problem.message
 
 
 def test_dpo_can_not_stream(tree):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -90,3 +92,52 @@ def test_a_recipe_names_it(model, tiny_tokenizer, tmp_path):
         build_reward({"kind": "process", "source": "stage:prm"})
     with pytest.raises(UnknownNameError, match="aggregation of steps"):
         ProcessReward(model, aggregate="sum")
+
+
+@dataclass(frozen=True)
+class Episode(TextCompletion):
+    scored: list[bool] | None = None
+
+
+def episode(tokenizer, *turns: tuple[str, bool]) -> Episode:
+    """Words in turns; True: the policy's own."""
+    tokens: list[int] = []
+    scored: list[bool] = []
+    for text, own in turns:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokens += ids
+        scored += [own] * len(ids)
+    return Episode("".join(text for text, _ in turns), tokens=tokens, scored=scored)
+
+
+def test_what_an_environment_says_is_read_and_is_no_step(model, tiny_tokenizer):
+    asks, answers, ends = ("2*3\n", True), ("It is 6\nGo on\n", False), ("so 7\n", True)
+    talk = episode(tiny_tokenizer, asks, answers, ends)
+    prompts, _ = asked(tiny_tokenizer, "Question: 1+2*3\n", "")
+    found = ProcessReward(model, tokenizer=tiny_tokenizer).score(prompts, [talk])
+    assert found.per_component["process_steps"] == [2.0]
+    lengths = [len(tiny_tokenizer(text, add_special_tokens=False)["input_ids"]) for text, _ in (asks, answers, ends)]
+    places = [lengths[0] - 1, sum(lengths) - 1]
+    prefix = list(prompts[0].ids)
+    (expected,) = model.step_probabilities([Group(prefix, [Branch(talk.tokens)], {"step_ends": [places]})])
+    assert found.scores[0] == pytest.approx(float(torch.tensor(expected).prod()), abs=1e-5)
+
+
+def test_a_turn_without_a_separator_is_a_step_and_a_blank_one_is_none(model, tiny_tokenizer):
+    def steps(*turns: tuple[str, bool]) -> float | None:
+        prompts, _ = asked(tiny_tokenizer, "Question: 1+2*3\n", "")
+        reward = ProcessReward(model, tokenizer=tiny_tokenizer)
+        return reward.score(prompts, [episode(tiny_tokenizer, *turns)]).per_component["process_steps"][0]
+
+    assert steps(("2*3", True), ("6\n", False), ("so 7", True)) == 2
+    assert steps(("2*3", True), ("6\n", False), ("\n", True)) == 1
+    assert steps((" ", True), ("6\n", False)) == 1, "nothing was said: one empty step, as of an empty completion"
+    assert steps(("2*3\n4", True)) == 2
+
+
+def test_a_model_with_another_tokenizer_can_not_tell_whose_words_an_episode_has(model, tiny_tokenizer):
+    reward = ProcessReward(model)
+    reward._same_ids = False
+    prompts, _ = asked(tiny_tokenizer, "Question: 1+2*3\n", "")
+    with pytest.raises(RewardError, match="can't tell the policy's steps from the environment's words"):
+        reward.score(prompts, [episode(tiny_tokenizer, ("2*3\n", True), ("6\n", False))])

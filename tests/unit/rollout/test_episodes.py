@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+import numpy as np
 import pytest
 
 from rlhf.config.policy import SamplingConfig
@@ -252,6 +253,11 @@ def test_episodes_of_unlike_length_never_outgrow_the_context_that_their_prompts_
         (Turn(observation=b"x"), "gave an observation that is a bytes; it must be text"),
         (Turn(reward=math.nan), "gave the reward nan, which is not a finite number"),
         (Turn(info={"calls": "two"}), "gave the info 'calls' 'two', which is not a finite number"),
+        (Turn(info={"calls": None}), "gave the info 'calls' None, which is not a finite number"),
+        (Turn(info=["calls"]), "gave an info that is a list; it must be a dict of numbers"),
+        (Turn(info=None), "gave an info that is a NoneType; it must be a dict of numbers"),
+        (Turn(reward=10**400), "gave the reward 1000"),
+        (Turn(done=np.array([True, False])), "gave a done that is neither true nor false"),
         (5.0, "the environment's step, in turn 2, took more than 0.2 seconds"),
     ],
 )
@@ -271,6 +277,21 @@ def test_an_environment_that_can_not_be_made_or_reset_is_a_failure_like_another(
     episodes = EpisodeEngine(Scripted(ids("a")), lambda: 1 / 0, TOKENIZER)
     ((found,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, step=0)
     assert "making the environment raised ZeroDivisionError" in found.environment_error
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_class_that_lacks_a_method_is_a_failure_like_another(method):
+    whole = {"reset": lambda self, prompt: None, "step": lambda self, text: DONE}
+    partial = type("Partial", (), {name: function for name, function in whole.items() if name != method})
+    episodes = EpisodeEngine(Scripted(ids("a")), partial, TOKENIZER)
+    ((found,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, step=0)
+    assert f"raised AttributeError: 'Partial' object has no attribute '{method}'" in found.environment_error
+
+
+def test_numbers_of_numpy_are_rewards():
+    found = play(Scripted(ids("a")), Told(Turn(done=np.bool_(True), reward=np.float32(0.5), info={"n": np.int64(2)})))
+    assert (found.environment_reward, found.environment_info) == (0.5, {"n": 2.0})
+    assert type(found.environment_reward) is float
 
 
 def test_environments_that_hang_one_after_the_other_stop_the_run():

@@ -54,6 +54,28 @@ def test_without_a_target_the_weight_is_fixed():
     assert controller.coef == 0.0
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda coef: AdaptiveKLController(coef, target=6.0, horizon=100),
+        lambda coef: DoublingKLController(coef, target=6.0),
+    ],
+)
+@pytest.mark.parametrize("coef", [1e-5, 1e3])
+def test_a_limit_does_not_overrule_the_weight_that_the_recipe_gives(build, coef: float):
+    controller = build(coef)
+    controller.update(0.0 if coef < 1 else 100.0, 100)  # further out than the recipe says, it does not go
+    assert controller.coef == coef
+    controller.update(100.0 if coef < 1 else 0.0, 100)
+    assert abs(controller.coef / coef - 1) > 0.1
+
+
+def test_a_weight_that_is_only_reported_is_adapted_by_nobody():
+    controller = build_kl_controller(KLConfig(where="none", coef=0.0, target=1.0))
+    controller.update(100.0, 10_000)
+    assert controller.coef == 0.0
+
+
 def test_the_state_of_the_controller_brings_it_back():
     controller = AdaptiveKLController(0.1, target=6.0, horizon=100)
     controller.update(60.0, 100)
@@ -174,6 +196,8 @@ def test_a_policy_that_answers_the_weight_is_held_near_its_target():
 @pytest.mark.parametrize(
     ("build", "said"),
     [
+        (lambda: AdaptiveKLController(0.0, target=1.0), "KL weight of 0.0 can't be moved"),
+        (lambda: AdaptiveKLController(0.1, target=0.0), "target KL of 0.0"),
         (lambda: DoublingKLController(0.0, target=1.0), "KL weight of 0.0 with a target KL of 1.0"),
         (lambda: DoublingKLController(0.1, target=0.0), "target KL of 0.0"),
         (lambda: DoublingKLController(0.1, target=1.0, tolerance=1.0), "beyond 1.0 times the target"),

@@ -189,6 +189,29 @@ def test_a_step_of_one_prompt_is_refused_at_the_door(rows, settings, message):
     )
 
 
+def test_a_file_of_one_prompt_is_told_that_no_larger_step_would_help():
+    rows = [Group([5, 6], row.branches, row.columns) for row in toy.verdicts(10)]
+    with pytest.raises(
+        ConfigError, match=r"as all of the data, has only one prompt .* set reference_point: running"
+    ) as caught:
+        KTOTrainer(toy.build_policy(), KTOConfig.of({"epochs": 1, "rows_per_step": 5}), rows)
+    assert "make steps of more rows" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"reference_point": "running"}, {"loss": "bco"}])
+def test_a_step_that_is_left_out_leaves_the_running_average_alone(settings):
+    trainer = toy.build_trainer("kto", **settings)
+    loop = Loop(trainer, trainer.config)
+    before = trainer.state_dict()["running"]
+    (batches,) = trainer.steps(0, trainer.collect(0, Metrics()))
+    hook = trainer.policy.model.transformer.wte.weight.register_hook(lambda gradient: gradient * math.nan)
+    loop._step(batches)
+    assert trainer.state_dict()["running"] == before
+    hook.remove()
+    loop._step(batches)
+    assert trainer.state_dict()["running"] != before
+
+
 def test_held_out_rows_of_one_prompt_are_refused_at_the_door():
     with pytest.raises(ConfigError, match=r"the held-out set has only one prompt \(in 1 row\); hold more rows out"):
         KTOTrainer(toy.build_policy(), KTOConfig(), toy.verdicts(10), toy.verdicts(1))

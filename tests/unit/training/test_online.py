@@ -131,7 +131,47 @@ def test_the_adaptive_weight_follows_the_kl_and_is_what_the_next_rollout_uses():
     coefs = [e["metrics"]["ppo/kl_coef"] for e in log.read("metrics") if "ppo/kl_coef" in e["metrics"]]
     # the KL stays far below 5: minus a fifth of 6 / 60 at every rollout
     assert coefs == pytest.approx([0.1 * 0.98**n for n in range(4)])
-    assert trainer.controller.coef == pytest.approx(0.1 * 0.98**4)
+    assert trainer.controller.coef == pytest.approx(0.1 * 0.98**3), (
+        "the last rollout's KL is for one that does not come"
+    )
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_a_rollout_has_one_weight_in_its_loss_in_its_reward_and_in_the_log(where, monkeypatch):
+    log, used = RunLog(), []
+    kl = {"coef": 0.1, "target": 100.0, "horizon": 10_000, "controller": "doubling", "where": where, "estimator": "k3"}
+    trainer = toy.build_trainer("grpo", log=log, rollouts=3, kl={**kl, "horizon": 10_000})
+    real = trainer.loss
+    monkeypatch.setattr(trainer, "loss", lambda *given: used.append(trainer.controller.coef) or real(*given))
+    trainer.train()
+    told = [e["metrics"]["grpo/kl_coef"] for e in log.read("metrics") if "grpo/kl_coef" in e["metrics"]]
+    assert told == pytest.approx([0.1, 0.05, 0.025]), "far below the target, it is halved from rollout to rollout"
+    steps = len(used) // 3
+    assert used == pytest.approx([weight for weight in told for _ in range(steps)])
+
+
+def test_a_plain_gradient_that_takes_several_steps_on_a_rollout_is_told():
+    def alarms(name: str, **settings) -> list[str]:
+        log = RunLog()
+        toy.build_trainer(name, log=log, rollouts=2, **settings).train()
+        return [event["message"] for event in log.read("alarm") if event["guard"] == "off_policy"]
+
+    (found,) = alarms("rloo")
+    assert "a rollout is 4 steps" in found
+    assert alarms("rloo", epochs_per_rollout=1, sequences_per_step=12) == []
+    assert alarms("online_dpo") == [], "its loss has no advantages"
+    assert alarms("grpo") == []
+
+
+def test_bounds_that_leave_nothing_of_a_rollout_are_told():
+    log = RunLog()
+    settings = {"sampling": {"max_new_tokens": 5, "top_k": 2}, "importance": {"bound": "mask", "low": 0.9}}
+    trainer = toy.build_trainer("grpo", log=log, **settings)
+    experience = trainer.collect(0, Metrics())
+    assert not experience.token_columns["importance_weights"].any()
+    (alarm,) = [event for event in log.read("alarm") if event["guard"] == "importance"]
+    assert "outside 0.9 to 2 for all 60 tokens" in alarm["message"]
+    assert "no reward reaches the policy" in alarm["message"]
 
 
 @pytest.mark.parametrize("name", ONLINE)

@@ -7,14 +7,15 @@ import math
 import pytest
 import torch
 
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.groups import GRPOConfig, GRPOKLConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ModelError
 from rlhf.models.reference import ReferenceModel
+from rlhf.models.score import TokenScores
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.grpo import GRPOTrainer
 from rlhf.training.metrics import Metrics
-from rlhf.training.policy_objective import correct_sampler, kl_in_reward, measure_ratios, policy_losses
+from rlhf.training.policy_objective import correct_sampler, kl_in_loss, kl_in_reward, measure_ratios, policy_losses
 from tests.fixtures import toy
 
 LOSSES = ("clip", "sequence", "sequence_token", "cispo", "sapo", "reinforce")
@@ -110,6 +111,24 @@ def test_what_is_clipped_is_what_the_loss_in_use_clips():
     assert clip_frac("cispo", clip_low=0.2, clip_high=0.5) == 4 / 5
     assert clip_frac("sapo") is None
     assert clip_frac("reinforce") is None
+
+
+def test_an_unbiased_kl_is_weighed_by_the_ratio_and_has_its_gradient_too():
+    # at a token whose ratio to the sampling policy is 2 and whose k3 to the reference is k: 2 k, and d/dx (e^(x - old) k3(x)) there
+    logprobs, batch = batch_of([[math.log(2.0), 0.0]], [[0.0, 0.0]], ref_logprobs=[-1.0, -2.0])
+
+    def kl(**settings) -> torch.Tensor:
+        config = GRPOConfig(kl=GRPOKLConfig(**settings))
+        scores = TokenScores(logprobs, None)
+        return kl_in_loss(config, scores, batch, Metrics(), policy=None, reference=None)
+
+    distance = -2 + math.log(2.0) + 1.0  # log policy - log reference of the first token; 0 of the second
+    k3 = math.exp(-distance) - 1 + distance
+    assert kl().tolist() == pytest.approx([k3, 0.0], rel=1e-12)
+    found = kl(unbiased=True)
+    assert found.tolist() == pytest.approx([2 * k3, 0.0], rel=1e-12)
+    (gradient,) = torch.autograd.grad(found.sum(), logprobs)
+    assert gradient.tolist() == pytest.approx([2 * k3 + 2 * (1 - math.exp(-distance)), 0.0], rel=1e-12)
 
 
 def test_importance_weights_multiply_each_tokens_loss_and_the_loss_alone():

@@ -12,6 +12,7 @@ from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, DataError
 from rlhf.models.process import ProcessRewardModel
 from rlhf.training.algorithm import Totals
+from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
 from rlhf.training.process import ProcessRewardModelTrainer
 from tests.fixtures import toy
@@ -96,6 +97,18 @@ def test_it_learns_steps_from_judgements_of_whole_solutions():
     result = trainer.train()
     assert result.evaluation["eval/accuracy"] == 1.0
     assert result.evaluation["eval/margin"] > 1.0
+
+
+def test_pairs_without_steps_are_told_once():
+    def alarms(separator: str) -> list[str]:
+        log = RunLog()
+        toy.build_trainer("prm", loss="pairs", step_separator=separator, log=log).train()
+        return [event["message"] for event in log.read("alarm")]
+
+    (found,) = alarms("no text has this")
+    assert "no completion of the 10 pairs has more than one step" in found
+    assert "'no text has this'" in found
+    assert alarms("e") == []
 
 
 def test_the_gradient_reaches_backbone_and_head():

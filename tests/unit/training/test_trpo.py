@@ -247,7 +247,19 @@ def test_dropout_is_off_for_good():
     trainer = toy.build_trainer("trpo", dropout=0.5)
     found = Loop(trainer, trainer.config)._step(next(iter(steps_of(trainer))))
     assert 0 < found["trpo/kl"] <= trainer.region.max_kl
-    assert found["trpo/ratio_max"] == pytest.approx(1, abs=1e-5)
+
+
+def test_what_is_told_is_the_critics_learning_rate_and_no_number_that_is_always_the_same():
+    log = RunLog()
+    toy.build_trainer("trpo", log=log, value_learning_rate=3e-3, learning_rate=1e-4, warmup_frac=0.0).train()
+    found = [event["metrics"] for event in log.read("metrics")]
+    for metrics in found:
+        assert not {"trpo/ratio_mean", "trpo/ratio_max", "trpo/kl_mean", "trpo/clip_frac"} & metrics.keys()
+    rates = [metrics["learning_rate"] for metrics in found]
+    assert rates[0] == 3e-3, "the policy's step comes first, and has none of its own"
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] > 1e-4
+    assert [m for m in found if "loss/policy" in m] == [m for m in found if "trpo/kl" in m]
 
 
 def test_a_model_that_can_be_differentiated_only_once_is_refused_in_words():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf.errors import require
+from rlhf.errors import require_all
 
-require("sqlalchemy", extra="web", needed_for="The preference store")
-require("alembic", extra="web", needed_for="The preference store")
+require_all("sqlalchemy", "alembic", extra="web", needed_for="The preference store")
 
 from rlhf.feedback.store.assign import AssignmentRules  # noqa: E402 (only where the packages are there)
 from rlhf.feedback.store.store import Assignment, Judgement, PreferenceStore, Progress, Submission  # noqa: E402

@@ -11,13 +11,9 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from rlhf.config.base import Config
-from rlhf.errors import StorageError
-from rlhf.feedback.store.engine import writing
-from rlhf.feedback.store.tables import DONE, EXPIRED, LIVE, OPEN, AnnotatorRow, AssignmentRow, TaskRow
+from rlhf.feedback.store.engine import write
+from rlhf.feedback.store.tables import EXPIRED, IS_OPEN, LIVE, OPEN, AnnotatorRow, AssignmentRow, TaskRow
 from rlhf.seeds import derive_seed
-
-MAX_TRIES = 50
-"""Lost races for a slot before giving up; each lost one is one that somebody else won."""
 
 
 class AssignmentRules(Config):
@@ -35,41 +31,41 @@ class AssignmentRules(Config):
     """Hand out only tasks of this batch."""
 
 
-def take_task(engine: Engine, annotator: int, *, rules: AssignmentRules, seed: int, now: datetime) -> int | None:
+def take_task(
+    engine: Engine, annotator: int, *, rules: AssignmentRules, seed: int, now: datetime, beside: int | None = None
+) -> int | None:
     """The number of the assignment that an annotator works on next, or None where nothing is left for them.
 
     An open one of their own comes first, so that a reload shows the same task. Then, with the probability of
     ``gold_frac``, a gold item; then the task of highest priority that wants judgements and that they have not seen.
+    With ``beside``, the one to follow that open assignment: a page asks for it early, so that nobody waits.
     """
-    for _ in range(MAX_TRIES):
-        try:
-            with writing(engine) as session:
-                return _take(session, annotator, rules, seed, now)
-        except sa.exc.IntegrityError:
-            continue  # somebody else took that slot between our look and our step (not on SQLite, which has one writer)
-    raise StorageError(f"No slot could be taken in {MAX_TRIES} tries, so many ask at once; try again.")
+    return write(engine, lambda session: _take(session, annotator, rules, seed, now, beside))
 
 
-def _take(session: Session, annotator: int, rules: AssignmentRules, seed: int, now: datetime) -> int | None:
-    session.execute(
-        sa.update(AssignmentRow)
-        .where(AssignmentRow.state == OPEN, AssignmentRow.expires_at < now, AssignmentRow.annotator != annotator)
-        .values(state=EXPIRED)
+def _take(
+    session: Session, annotator: int, rules: AssignmentRules, seed: int, now: datetime, beside: int | None
+) -> int | None:
+    late = (
+        sa.select(AssignmentRow.number)
+        .where(IS_OPEN, AssignmentRow.expires_at < now, AssignmentRow.annotator != annotator)
+        .with_for_update(skip_locked=True)  # whoever holds one is about to answer it, or ends it as we would
     )
+    session.execute(sa.update(AssignmentRow).where(AssignmentRow.number.in_(late)).values(state=EXPIRED))
+    # two tabs of one person ask one behind the other, and so get the same task
+    row = session.get_one(AnnotatorRow, annotator, with_for_update=True)
     mine = sa.select(AssignmentRow).where(AssignmentRow.annotator == annotator)
-    held = session.scalar(mine.where(AssignmentRow.state == OPEN).order_by(AssignmentRow.number))
+    is_open = mine.where(AssignmentRow.state == OPEN).order_by(AssignmentRow.number)
+    held = session.scalar(is_open if beside is None else is_open.where(AssignmentRow.number != beside))
     expires = now + timedelta(minutes=rules.timeout_minutes)
     if held is not None:
         held.expires_at = expires
         return held.number
-    row = session.get_one(AnnotatorRow, annotator)
-    done = session.scalar(
-        sa.select(sa.func.count())
-        .select_from(AssignmentRow)
-        .where(AssignmentRow.annotator == annotator, AssignmentRow.state == DONE)
+    taken = session.scalar(
+        sa.select(sa.func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator == annotator, LIVE)
     )
     limit = row.max_judgements or rules.max_judgements
-    if limit is not None and (done or 0) >= limit:
+    if limit is not None and (taken or 0) >= limit:
         return None
     number = (
         session.scalar(
@@ -96,8 +92,8 @@ def _take(session: Session, annotator: int, rules: AssignmentRules, seed: int, n
 
 def _unseen(annotator: int, rules: AssignmentRules) -> sa.Select[TaskRow]:
     """Tasks that an annotator has not judged, skipped or let go, most urgent first."""
-    seen = sa.exists().where(AssignmentRow.task == TaskRow.number, AssignmentRow.annotator == annotator)
-    query = sa.select(TaskRow).where(~seen).order_by(TaskRow.priority.desc(), TaskRow.number)
+    seen = sa.select(AssignmentRow.task).where(AssignmentRow.annotator == annotator)
+    query = sa.select(TaskRow).where(TaskRow.number.not_in(seen)).order_by(TaskRow.priority.desc(), TaskRow.number)
     return query if rules.batch is None else query.where(TaskRow.batch == rules.batch)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -19,6 +19,12 @@ READ_ONLY = "rlhf_read_only"
 BUSY_SECONDS = 30
 """How long a writer waits for another before it gives up."""
 SCHEME = re.compile(r"^[a-z][a-z0-9+]*://")
+MAX_TRIES = 50
+"""Lost races before giving up; each lost one is one that somebody else won."""
+LOST_RACES = frozenset({"40001", "40P01"})
+"""SQLSTATE of what PostgreSQL says to the one of two transactions that has to begin again."""
+
+T = TypeVar("T")
 
 
 def open_engine(place: str | Path) -> Engine:
@@ -89,8 +95,36 @@ def writing(engine: Engine) -> Iterator[Session]:
     try:
         with Session(engine, expire_on_commit=False) as session, session.begin():
             yield session
-    except sa.exc.OperationalError as err:
+    except sa.exc.DBAPIError as err:
+        if not _is_storage_trouble(err):
+            raise
         raise _storage_error(engine, err) from err
+
+
+def write(engine: Engine, step: Callable[[Session], T]) -> T:
+    """Do ``step`` in a transaction, and do it anew where somebody else got in between.
+
+    SQLite has one writer at a time and never needs the second try. PostgreSQL lets writers look at the same moment, and its
+    indices then refuse all but one of them: whoever is refused looks again, and finds what the other one wrote.
+
+    Raises:
+        StorageError: The database can't be written to, or too many are in the way.
+    """
+    lost: sa.exc.DBAPIError | None = None
+    for _ in range(MAX_TRIES):
+        try:
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                return step(session)
+        except sa.exc.IntegrityError as err:
+            lost = err
+        except sa.exc.DBAPIError as err:
+            if getattr(err.orig, "sqlstate", None) in LOST_RACES:
+                lost = err
+                continue
+            if not _is_storage_trouble(err):
+                raise
+            raise _storage_error(engine, err) from err
+    raise StorageError(f"{MAX_TRIES} tries to write were in vain, so many write at once; try again.") from lost
 
 
 @contextmanager
@@ -99,13 +133,20 @@ def reading(engine: Engine) -> Iterator[Session]:
     try:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection, Session(connection) as session:
             yield session
-    except sa.exc.OperationalError as err:
+    except sa.exc.DBAPIError as err:
+        if not _is_storage_trouble(err):
+            raise
         raise _storage_error(engine, err) from err
 
 
-def _storage_error(engine: Engine, err: sa.exc.OperationalError) -> StorageError:
+def _is_storage_trouble(err: sa.exc.DBAPIError) -> bool:
+    """Whether the database failed, and not what it was asked: a full disk, a damaged file, a lost connection."""
+    return not isinstance(err, sa.exc.IntegrityError | sa.exc.ProgrammingError | sa.exc.DataError)
+
+
+def _storage_error(engine: Engine, err: sa.exc.DBAPIError) -> StorageError:
     place = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(hide_password=True)
-    reason = str(err.orig).strip().splitlines()[0]
+    reason = (str(err.orig).strip() or type(err.orig).__name__).splitlines()[0]
     return StorageError(
         f"The store {place} can't be used: {reason}. Nothing that was acknowledged is lost; is the disk full, or another "
         "program holding it?"

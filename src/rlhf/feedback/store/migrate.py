@@ -15,6 +15,8 @@ from sqlalchemy.engine import Connection, Engine
 from rlhf.errors import StorageError
 
 SCRIPTS = Path(__file__).with_name("migrations")
+LOCK_NUMBER = 0x726C6866
+"""What everybody agrees on who changes tables in PostgreSQL: `rlhf` in ASCII."""
 
 
 def alembic_config(connection: Connection) -> Config:
@@ -33,6 +35,10 @@ def upgrade(engine: Engine) -> None:
     """
     try:
         with engine.begin() as connection:
+            if (
+                engine.dialect.name == "postgresql"
+            ):  # SQLite has one writer anyway: of two servers that start one makes the tables
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": LOCK_NUMBER})
             config = alembic_config(connection)
             scripts = ScriptDirectory.from_config(config)
             current = MigrationContext.configure(connection).get_current_revision()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,8 +13,9 @@ from sqlalchemy.orm import Session, aliased
 
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.store.assign import AssignmentRules, take_task
-from rlhf.feedback.store.engine import open_engine, reading, writing
+from rlhf.feedback.store.engine import open_engine, reading, write, writing
 from rlhf.feedback.store.migrate import upgrade
+from rlhf.feedback.store.rows import MAX_NUMBER, UNDO_PREFIX, as_json, check_key, extras_of, row_of, task_of
 from rlhf.feedback.store.tables import (
     DONE,
     OPEN,
@@ -24,16 +24,13 @@ from rlhf.feedback.store.tables import (
     AssignmentRow,
     EventRow,
     JudgementRow,
-    ResponseRow,
     SettingRow,
     TaskRow,
 )
-from rlhf.feedback.store.values import MAX_TEXT, Response, Task, TaskKind, check_value
+from rlhf.feedback.store.values import Task, check_value
 
 EVENT_KINDS = ("thumbs", "edit", "regenerate", "vote")
 """What users of a served model do."""
-FLAGS = ("unsafe", "unclear", "broken", "personal_data")
-"""What an annotator can say of an item beside judging it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +72,8 @@ class Progress:
     num_done: int
     num_mine: int = 0
     """Of one annotator, gold items and all."""
+    num_gold: int = 0
+    """Gold items, which are not among the tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,11 @@ class PreferenceStore:
 
     def __init__(self, place: str | Path, *, rules: AssignmentRules | None = None, seed: int | None = None) -> None:
         self.engine = open_engine(place)
-        upgrade(self.engine)
+        try:
+            upgrade(self.engine)
+        except BaseException:
+            self.engine.dispose()
+            raise
         if rules is not None:
             self.set_setting("rules", rules.model_dump(mode="json"))
         kept = self.setting("rules")
@@ -132,8 +135,11 @@ class PreferenceStore:
 
     def set_setting(self, name: str, value: Any) -> None:
         """Keep a decision of the owner's."""
-        with writing(self.engine) as session:
+
+        def keep(session: Session) -> None:
             session.merge(SettingRow(name=name, value=value))
+
+        write(self.engine, keep)
 
     # ---------------------------------------------------------------------------------------------------- tasks
 
@@ -162,7 +168,7 @@ class PreferenceStore:
                         f"A task with the id {task.id!r} is there already; give each its own, or skip known ones."
                     )
                 known.add(task.id)
-                session.add(_row_of(task, now))
+                session.add(row_of(task, now))
                 added += 1
         return added
 
@@ -170,7 +176,7 @@ class PreferenceStore:
         """All, in order."""
         with reading(self.engine) as session:
             for row in session.scalars(sa.select(TaskRow).order_by(TaskRow.number)):
-                yield _task_of(row)
+                yield task_of(row)
 
     def set_priorities(self, priorities: Mapping[str, float]) -> None:
         """Ask some tasks sooner: ``rlhf.feedback`` sets these from a reward ensemble's disagreement.
@@ -192,9 +198,10 @@ class PreferenceStore:
         """Make somebody known, or change what is known of them; returns their number."""
         if role not in ("annotator", "owner"):
             raise ConfigError(f"A role is `annotator` or `owner`; got {role!r} for {name!r}.")
-        if not name.strip() or len(name) > 64:
-            raise ConfigError(f"An annotator's name has 1 to 64 characters; got {name!r}.")
-        with writing(self.engine) as session:
+        if not name.strip() or len(name) > 64 or not name.isprintable():
+            raise ConfigError(f"An annotator's name has 1 to 64 printable characters; got {name!r}.")
+
+        def keep(session: Session) -> int:
             row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name))
             if row is None:
                 row = AnnotatorRow(name=name, added_at=_now())
@@ -204,6 +211,8 @@ class PreferenceStore:
             session.flush()
             return row.number
 
+        return write(self.engine, keep)
+
     def annotators(self) -> list[AnnotatorRow]:
         """Everybody, in the order they came."""
         with reading(self.engine) as session:
@@ -211,24 +220,27 @@ class PreferenceStore:
 
     # --------------------------------------------------------------------------------------------------- judging
 
-    def next_task(self, annotator: str, *, now: datetime | None = None) -> Assignment | None:
+    def next_task(self, annotator: str, *, beside: int | None = None, now: datetime | None = None) -> Assignment | None:
         """What somebody is to judge next: what they have open, or a new one; None where nothing is left for them.
 
         Two annotators never get the same slot, however many ask at once; a slot whose holder went silent comes back.
+        With ``beside``, what follows that open assignment of theirs.
         """
-        now = now or _now()
-        number = take_task(self.engine, self._number_of(annotator), rules=self.rules, seed=self.seed, now=now)
+        who, now = self._number_of(annotator), now or _now()
+        number = take_task(self.engine, who, rules=self.rules, seed=self.seed, now=now, beside=beside)
         return None if number is None else self.assignment(number)
 
-    def assignment(self, number: int) -> Assignment:
-        """One assignment."""
+    def assignment(self, number: int, *, annotator: str | None = None) -> Assignment:
+        """One assignment; with a name, only if it is theirs."""
         with reading(self.engine) as session:
-            row = session.get(AssignmentRow, number)
+            row = session.get(AssignmentRow, number) if 0 < number <= MAX_NUMBER else None
             if row is None:
                 raise DataError(f"There is no assignment {number}.")
+            if annotator is not None and session.get_one(AnnotatorRow, row.annotator).name != annotator:
+                raise DataError(f"There is no assignment {number} of {annotator!r}.")
             task = session.get_one(TaskRow, row.task)
             return Assignment(
-                number=row.number, task=_task_of(task), order=list(row.order), expires_at=row.expires_at,
+                number=row.number, task=task_of(task), order=list(row.order), expires_at=row.expires_at,
                 is_gold=task.gold is not None,
             )  # fmt: skip
 
@@ -245,14 +257,16 @@ class PreferenceStore:
             DataError: The value is not one of the task's kind, or the assignment is somebody else's or was given to
                 somebody else since.
         """
-        now = now or _now()
-        with writing(self.engine) as session:
+        check_key(sent.key)
+        extras, made_at = extras_of(sent), now or _now()
+
+        def keep(session: Session) -> int:
+            row = self._own_assignment(session, annotator, sent.assignment)
             known = session.scalar(sa.select(JudgementRow).where(JudgementRow.key == sent.key))
             if known is not None:
                 if known.assignment != sent.assignment:
                     raise DataError("A key names one submission; this one was used for another assignment.")
                 return known.number
-            row = self._own_assignment(session, annotator, sent.assignment)
             task = session.get_one(TaskRow, row.task)
             value = check_value(
                 task.kind, sent.value, num_responses=len(task.responses), dimensions=self._dimensions(session)
@@ -260,41 +274,43 @@ class PreferenceStore:
             self._take_back_slot(session, row)
             row.state = DONE
             judgement = JudgementRow(
-                assignment=row.number, task=row.task, annotator=row.annotator, key=sent.key, value=value, made_at=now,
-                replaces=_last(session, row.number), **_extras(sent),
+                assignment=row.number, task=row.task, annotator=row.annotator, key=sent.key, value=value,
+                made_at=made_at, replaces=_last(session, row.number), **extras,
             )  # fmt: skip
             session.add(judgement)
             session.flush()
             return judgement.number
 
+        return write(self.engine, keep)
+
     def undo(self, annotator: str, *, now: datetime | None = None) -> Assignment | None:
         """Take back the last judgement that somebody made; it is theirs again. None where there is none to take back."""
-        now = now or _now()
-        number = self._number_of(annotator)
-        with writing(self.engine) as session:
+        made_at = now or _now()
+        who = self._number_of(annotator)
+
+        def take_back(session: Session) -> int | None:
+            session.get_one(AnnotatorRow, who, with_for_update=True)  # two clicks take back two judgements, in turn
             row = session.scalar(
                 sa.select(JudgementRow)
-                .where(JudgementRow.annotator == number, JudgementRow.value.is_not(None), _is_current())
+                .where(JudgementRow.annotator == who, JudgementRow.value.is_not(None), _is_current())
                 .order_by(JudgementRow.number.desc())
                 .limit(1)
             )
             if row is None:
                 return None
-            assignment = session.get_one(AssignmentRow, row.assignment)
+            assignment = session.get_one(AssignmentRow, row.assignment, with_for_update=True)
             assignment.state = OPEN
-            assignment.expires_at = now + timedelta(minutes=self.rules.timeout_minutes)
+            assignment.expires_at = made_at + timedelta(minutes=self.rules.timeout_minutes)
             session.add(
                 JudgementRow(
-                    assignment=row.assignment,
-                    task=row.task,
-                    annotator=number,
-                    key=f"undo-{row.number}",
-                    value=None,
-                    replaces=row.number,
-                    made_at=now,
+                    assignment=row.assignment, task=row.task, annotator=who, key=f"{UNDO_PREFIX}{row.number}", value=None,
+                    replaces=row.number, made_at=made_at,
                 )
-            )
-        return self.assignment(assignment.number)
+            )  # fmt: skip
+            return assignment.number
+
+        number = write(self.engine, take_back)
+        return None if number is None else self.assignment(number)
 
     def skip(self, annotator: str, number: int) -> None:
         """Give a task back without judging it; somebody else gets it."""
@@ -304,11 +320,20 @@ class PreferenceStore:
                 raise DataError("This task is judged already; undo the judgement first.")
             row.state = SKIPPED
 
+    def unskip(self, annotator: str, number: int, *, now: datetime | None = None) -> Assignment:
+        """Take back a skip: the task is theirs again, unless somebody else has its slot by now."""
+        with writing(self.engine) as session:
+            row = self._own_assignment(session, annotator, number)
+            self._take_back_slot(session, row)
+            row.expires_at = (now or _now()) + timedelta(minutes=self.rules.timeout_minutes)
+        return self.assignment(number)
+
     def progress(self, annotator: str | None = None) -> Progress:
         """How far the set is, and one annotator in it."""
         with reading(self.engine) as session:
             plain = TaskRow.gold.is_(None)
             num_tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(plain)) or 0
+            num_gold = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(~plain)) or 0
             done = (
                 sa.select(sa.func.count()).select_from(AssignmentRow).join(TaskRow, TaskRow.number == AssignmentRow.task)
                 .where(AssignmentRow.state == DONE)
@@ -319,29 +344,39 @@ class PreferenceStore:
                 who = session.scalar(sa.select(AnnotatorRow.number).where(AnnotatorRow.name == annotator))
                 num_mine = session.scalar(done.where(AssignmentRow.annotator == who)) or 0
         return Progress(
-            num_tasks=num_tasks, num_wanted=num_tasks * self.rules.overlap, num_done=num_done, num_mine=num_mine
+            num_tasks=num_tasks,
+            num_wanted=num_tasks * self.rules.overlap,
+            num_done=num_done,
+            num_mine=num_mine,
+            num_gold=num_gold,
         )
 
     def judgements(self, annotator: str | None = None) -> list[Judgement]:
         """Those that count: not replaced, not taken back; in the order they were made."""
         with reading(self.engine) as session:
             query = (
-                sa.select(JudgementRow, AssignmentRow, AnnotatorRow, TaskRow)
+                sa.select(JudgementRow.__table__, AssignmentRow.order, AnnotatorRow.name)
+                .select_from(JudgementRow)
                 .join(AssignmentRow, AssignmentRow.number == JudgementRow.assignment)
                 .join(AnnotatorRow, AnnotatorRow.number == JudgementRow.annotator)
-                .join(TaskRow, TaskRow.number == JudgementRow.task)
                 .where(JudgementRow.value.is_not(None), _is_current())
                 .order_by(JudgementRow.number)
             )
             if annotator is not None:
                 query = query.where(AnnotatorRow.name == annotator)
+            # each task is read and built once, however many judged it
+            judged = query.with_only_columns(JudgementRow.task, maintain_column_froms=True).order_by(None)
+            tasks = {
+                row.number: task_of(row)
+                for row in session.scalars(sa.select(TaskRow).where(TaskRow.number.in_(judged)))
+            }
             return [
                 Judgement(
-                    number=row.number, task=_task_of(task), annotator=who.name, value=row.value or {}, order=held.order,
+                    number=row.number, task=tasks[row.task], annotator=row.name, value=row.value or {}, order=row.order,
                     comment=row.comment, flags=row.flags, spans=row.spans, confidence=row.confidence,
                     seconds=row.seconds, made_at=row.made_at,
                 )
-                for row, held, who, task in session.execute(query).all()
+                for row in session.execute(query).all()
             ]  # fmt: skip
 
     # ---------------------------------------------------------------------------------------------------- events
@@ -358,16 +393,19 @@ class PreferenceStore:
         """Keep what a user of a served model did; the same key is kept once."""
         if kind not in EVENT_KINDS:
             raise DataError(f"An event is one of {', '.join(EVENT_KINDS)}; got {kind!r}.")
-        with writing(self.engine) as session:
+
+        def keep(session: Session) -> int:
             known = session.scalar(sa.select(EventRow.number).where(EventRow.key == key))
             if known is not None:
                 return known
             row = EventRow(
-                key=key, kind=kind, completion_id=completion_id, model=model, content=dict(content), made_at=_now()
+                key=key, kind=kind, completion_id=completion_id, model=model, content=as_json(content), made_at=_now()
             )
             session.add(row)
             session.flush()
             return row.number
+
+        return write(self.engine, keep)
 
     def events(self) -> list[EventRow]:
         """All, in the order they came."""
@@ -384,7 +422,7 @@ class PreferenceStore:
         return row.number
 
     def _own_assignment(self, session: Session, annotator: str, number: int) -> AssignmentRow:
-        row = session.get(AssignmentRow, number, with_for_update=True)
+        row = session.get(AssignmentRow, number, with_for_update=True) if 0 < number <= MAX_NUMBER else None
         owner = session.get_one(AnnotatorRow, row.annotator).name if row is not None else None
         if row is None or owner != annotator:
             raise DataError(f"Assignment {number} does not belong to {annotator!r}.")
@@ -399,7 +437,7 @@ class PreferenceStore:
             session.flush()
         except sa.exc.IntegrityError:
             raise DataError(
-                "This task took longer than its time and somebody else has it now; your judgement was not needed any more."
+                "This task was skipped or took longer than its time, and somebody else has it now; it is not needed again."
             ) from None
 
     def _dimensions(self, session: Session) -> list[str] | None:
@@ -409,52 +447,6 @@ class PreferenceStore:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _row_of(task: Task, now: datetime) -> TaskRow:
-    return TaskRow(
-        id=task.id, kind=str(task.kind), prompt=_json(task.prompt), gold=task.gold, priority=task.priority,
-        batch=task.batch, columns=_json(dict(task.columns)), added_at=now,
-        responses=[
-            ResponseRow(place=place, text=_json(r.text), model=r.model, sampling=_json(dict(r.sampling)), columns=_json(dict(r.columns)))
-            for place, r in enumerate(task.responses)
-        ],
-    )  # fmt: skip
-
-
-def _task_of(row: TaskRow) -> Task:
-    return Task(
-        id=row.id, kind=TaskKind(row.kind), prompt=row.prompt, gold=row.gold, priority=row.priority, batch=row.batch,
-        columns=row.columns,
-        responses=[
-            Response(text=r.text, model=r.model, sampling=r.sampling, columns=r.columns) for r in row.responses
-        ],
-    )  # fmt: skip
-
-
-def _json(value: Any) -> Any:
-    """What JSON gives back is what went in, or an error now rather than a surprise later."""
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as err:
-        raise DataError(
-            f"A task holds something that JSON can't ({err}); wanted texts, numbers, lists and mappings."
-        ) from None
-
-
-def _extras(sent: Submission) -> dict[str, Any]:
-    if len(sent.comment) > MAX_TEXT:
-        raise DataError(f"The comment has {len(sent.comment):,} characters; at most {MAX_TEXT:,} are kept.")
-    if unknown := [flag for flag in sent.flags if flag not in FLAGS]:
-        raise DataError(f"There is no flag {unknown[0]!r}; flags are {', '.join(FLAGS)}.")
-    if sent.confidence is not None and not 0 <= sent.confidence <= 1:
-        raise DataError(f"confidence is {sent.confidence}; it lies between 0 and 1.")
-    if sent.seconds is not None and not sent.seconds >= 0:
-        raise DataError(f"seconds is {sent.seconds}; a time is at least 0.")
-    return {
-        "comment": sent.comment, "flags": list(sent.flags), "spans": _json(list(sent.spans)),
-        "confidence": sent.confidence, "seconds": sent.seconds,
-    }  # fmt: skip
 
 
 def _last(session: Session, assignment: int) -> int | None:

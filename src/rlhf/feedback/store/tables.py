@@ -5,13 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, ForeignKey, Index, String, Text, TypeDecorator, UniqueConstraint, text
+from sqlalchemy import JSON, DateTime, ForeignKey, Index, String, Text, TypeDecorator, UniqueConstraint, desc, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 OPEN, DONE, SKIPPED, EXPIRED = "open", "done", "skipped", "expired"
 LIVE = text("state IN ('open', 'done')")
 """Assignments that take one of a task's slots."""
+IS_OPEN = text("state = 'open'")
+"""Assignments that somebody works on. Texts, not parameters: a partial index is used only for the very words it was made with."""
 
 
 class Moment(TypeDecorator[datetime]):
@@ -59,7 +61,8 @@ class TaskRow(Base):
     added_at: Mapped[datetime] = mapped_column(Moment)
     responses: Mapped[list[ResponseRow]] = relationship(order_by="ResponseRow.place", lazy="selectin")
 
-    __table_args__ = (Index("tasks_by_priority", "priority", "number"),)
+    # in the order in which tasks are handed out, so that the first that fits is found without sorting all of them
+    __table_args__ = (Index("tasks_by_priority", desc("priority"), "number"),)
 
 
 class ResponseRow(Base):
@@ -113,6 +116,7 @@ class AssignmentRow(Base):
             "one_live_assignment_a_person", "task", "annotator", unique=True, sqlite_where=LIVE, postgresql_where=LIVE
         ),
         Index("assignments_of_annotator", "annotator", "state"),
+        Index("open_assignments_by_time", "expires_at", sqlite_where=IS_OPEN, postgresql_where=IS_OPEN),
     )
 
 
@@ -147,4 +151,35 @@ class EventRow(Base):
     completion_id: Mapped[str | None] = mapped_column(String(255), index=True)
     model: Mapped[str | None] = mapped_column(String(255))
     content: Mapped[Any] = mapped_column(JSON)
+    made_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class SessionRow(Base):
+    """Somebody signed in. The browser holds the secret, the table what the secret hashes to."""
+
+    __tablename__ = "sessions"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    annotator: Mapped[int] = mapped_column(ForeignKey("annotators.number"), index=True)
+    made_at: Mapped[datetime] = mapped_column(Moment)
+    ends_at: Mapped[datetime] = mapped_column(Moment)
+    """Moved to the moment of signing out, or of being shut out."""
+
+
+class UsedLinkRow(Base):
+    """An invitation that somebody came by: the primary key lets nobody come by it again."""
+
+    __tablename__ = "used_links"
+    nonce: Mapped[str] = mapped_column(String(64), primary_key=True)
+    annotator: Mapped[int] = mapped_column(ForeignKey("annotators.number"))
+    used_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class ApiTokenRow(Base):
+    """A program that may send events."""
+
+    __tablename__ = "api_tokens"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    active: Mapped[bool] = mapped_column(default=True)
     made_at: Mapped[datetime] = mapped_column(Moment)

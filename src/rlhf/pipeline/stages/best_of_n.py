@@ -11,6 +11,7 @@ from rlhf.config.stages import BestOfNStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.words import counted
 from rlhf.errors import RewardError
+from rlhf.evaluation.scaling import best_of_n_kl
 from rlhf.files import write_jsonl
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
@@ -91,22 +92,6 @@ def chosen(
     return list(by_text.values())[:keep]
 
 
-def best_of_n_kl(num_samples: int) -> float:
-    """How far the best of n samples is from the policy that drew them, KL(best || policy) in nats per completion.
-
-        log n - (n - 1) / n
-
-    Exact where no two completions score alike, and an upper bound where some do.
-
-    Sources: Stiennon et al. 2020, appendix G.3, arXiv:2009.01325; that it is a bound: Beirami et al. 2024,
-    arXiv:2401.01879.
-
-    Args:
-        num_samples: n, at least 1.
-    """
-    return math.log(num_samples) - (num_samples - 1) / num_samples
-
-
 def _judged(
     prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]], scorer: Scorer, unscored: list[str]
 ) -> Iterable[list[Candidate]]:
@@ -175,8 +160,10 @@ def _outcome(
     headline += (
         f", score {rounded(metrics['score_mean'], sign=True)} -> {rounded(metrics['score_kept_mean'], sign=True)}"
     )
-    # A bound on the score, or leaving out what was cut, moves the distribution further: by nobody knows how much.
-    if stage.keep == 1 and stage.min_score is None and (stage.keep_cut or not cut) and len(scored) == len(asked):
+    # A bound on the score, leaving out what was cut, or drawing from another distribution than the policy's (a temperature,
+    # its likeliest tokens) moves further: by nobody knows how much.
+    everything = stage.min_score is None and (stage.keep_cut or not cut) and len(scored) == len(asked)
+    if stage.keep == 1 and everything and stage.sampling.is_whole:
         bound = metrics["kl_bound"] = best_of_n_kl(stage.num_samples)
         at.log.write(
             "note",

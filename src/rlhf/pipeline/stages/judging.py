@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
 from rlhf.evaluation.judges import Judge, load_judge
 from rlhf.pipeline.stages.context import StageContext, resolved_reward
 from rlhf.rewards.factory import build_reward
+from rlhf.rewards.types import listen
 
 
 def open_judge(spec: RewardSpec, at: StageContext) -> Judge:
-    """A function as it is; any other judge through its standard signature."""
+    """A function as it is, for it may say more than a score; any other kind of reward as the scorer that it is in training."""
     spec = resolved_reward(spec, at)
     if isinstance(spec, FunctionRewardConfig):
-        return functools.partial(load_judge(spec.function), **spec.arguments)
+        judge = functools.partial(load_judge(spec.function), **spec.arguments)
+        return judge if spec.weight == 1 else weighted(judge, spec.weight)
     scorer = build_reward(spec)
-    assert callable(scorer), f"{type(scorer).__name__} lacks the standard signature"
+    listen(scorer, at.log.alarm)
     return scorer
+
+
+def weighted(judge: Callable[..., Sequence[Any]], weight: float) -> Callable[..., Sequence[Any]]:
+    """The same judge with its score times a weight, and its other numbers as they are."""
+
+    @functools.wraps(judge.func if isinstance(judge, functools.partial) else judge)
+    def times(*args: Any, **columns: Any) -> Sequence[Any]:
+        return [_times(verdict, weight) for verdict in judge(*args, **columns)]
+
+    return times
+
+
+def _times(verdict: Any, weight: float) -> Any:
+    if isinstance(verdict, Mapping):
+        return {**verdict, "score": _times(verdict["score"], weight)} if "score" in verdict else verdict
+    return verdict if verdict is None or isinstance(verdict, str) else verdict * weight

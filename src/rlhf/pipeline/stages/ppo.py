@@ -55,4 +55,7 @@ def _learned_source(reward: Sequence[RewardSpec]) -> str:
     for spec in reward:
         if spec.kind == "learned":
             return spec.source
-    raise ConfigError("value_init is `reward`, but no reward of this stage is a learned one; use `value_init: policy`.")
+    raise ConfigError(
+        "value_init is `reward`, but no reward of this stage is `learned`, one reward model with a backbone to start from (the "
+        "models of an `ensemble` have several); use `value_init: policy`."
+    )

@@ -65,8 +65,9 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
                 rows += found
                 bar.advance(by=len(found))
         if len(rows) < count:
+            rest = "the others were ties" if stage.rows == "preference" else "of the others the annotator told nothing"
             at.log.alarm(
-                f"{name}: {counted(asked, 'prompt')} gave {counted(len(rows), noun)}, {count} were wanted; the others were ties."
+                f"{name}: {counted(asked, 'prompt')} gave {counted(len(rows), noun)}, {count} were wanted; {rest}."
             )
         write_jsonl(at.folder / f"{name}.jsonl", rows[:count])
         counts[f"num_{name}"] = min(count, len(rows))

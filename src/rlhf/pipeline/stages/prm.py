@@ -70,4 +70,6 @@ def judge_steps(model: ProcessRewardModel, solutions: StepwiseDataset, *, seed: 
 
 
 def _words(found: Estimate) -> str:
+    if not found.measured:
+        return f"not measured ({found.reason})"
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"

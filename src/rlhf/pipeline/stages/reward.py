@@ -55,7 +55,8 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
     metrics = {**result.metrics, **result.evaluation}
     accuracy = "nothing held out"
     if held_out is not None:
-        accuracy = f"held-out {describe(metrics, {'eval/accuracy': 'accuracy', 'eval/error': 'error'})}"
+        told = describe(metrics, {"eval/accuracy": "accuracy", "eval/error": "error"})
+        accuracy = f"held-out {told}" if told else f"held-out rows are all ties (loss {metrics['eval/loss']:.3f})"
         if pairs := pairs_of(held_out):
             quality = judge_reward_model(model, pairs, seed=seed)
             write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "reward_model": quality.to_dict()})

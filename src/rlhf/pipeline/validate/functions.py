@@ -43,7 +43,11 @@ else:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):
         parameters = None  # some builtins have no signature
-    json.dump({"parameters": parameters and [[p.name, p.kind.name, p.default is not p.empty] for p in parameters]}, out)
+    lacks = [name for name in ("reset", "step") if not callable(getattr(function, name, None))]
+    lacks = lacks if inspect.isclass(function) else []
+    json.dump({"lacks": lacks, "parameters": parameters and [
+        [p.name, p.kind.name, p.default is not p.empty] for p in parameters
+    ]}, out)
 out.flush()
 os._exit(0)  # whatever threads the module has started
 """
@@ -58,6 +62,8 @@ class Parameters:
     names: frozenset[str]
     takes_any: bool
     """It has ``**``, or nobody knows."""
+    lacks: tuple[str, ...] = ()
+    """Of what an environment has, the methods that a class does not have."""
 
 
 def check_functions(review: Review) -> None:
@@ -109,7 +115,7 @@ def look_at(function: str) -> Parameters:
     if "error" in answer:
         raise ConfigError(f"The function {function!r} can't be used: {answer['error'].rstrip('.')}.")
     if answer["parameters"] is None:
-        return Parameters((), frozenset(), takes_any=True)
+        return Parameters((), frozenset(), takes_any=True, lacks=tuple(answer["lacks"]))
     plain = [
         (name, has) for name, kind, has in answer["parameters"] if kind in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")
     ]
@@ -117,6 +123,7 @@ def look_at(function: str) -> Parameters:
         required=tuple(name for name, has_default in plain if not has_default),
         names=frozenset(name for name, _ in plain),
         takes_any=any(kind == "VAR_KEYWORD" for _, kind, _ in answer["parameters"]),
+        lacks=tuple(answer["lacks"]),
     )
 
 
@@ -165,7 +172,14 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
 
 
 def _check_environment(review: Review, settings: EnvironmentConfig, found: Parameters) -> None:
-    """It is made with its arguments and nothing else."""
+    """It is made with its arguments and nothing else, and can be begun and spoken to."""
+    if found.lacks:
+        review.error(
+            ENVIRONMENT,
+            f"The class {settings.factory} has no {' and no '.join(found.lacks)}; an environment has reset(prompt) and step(text), "
+            "see docs/environments.md.",
+        )
+        return
     unknown = sorted(settings.arguments.keys() - found.names)
     if unknown and not found.takes_any:
         review.error("environment.arguments", f"{settings.factory} takes no argument {unknown[0]!r}.")

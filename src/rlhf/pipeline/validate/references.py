@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlhf.config.recipe import STAGE, stage_references
-from rlhf.config.rewards import ProcessRewardConfig
-from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, Stage
+from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig
+from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, RewardStage, Stage
 from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
     ROWS_TAKEN,
@@ -27,7 +27,22 @@ def check_references(review: Review) -> None:
             if file is not None and parent in review.recipe.stages:
                 _check_file(review, place, parent, file)
         _check_models(review, stage)
+        _check_combinations(review, stage)
         _check_rows(review, stage)
+
+
+def _check_combinations(review: Review, stage: Stage) -> None:
+    """Whether there are several scores where a reward says how to bring them together."""
+    for key, spec in rewards(stage):
+        if isinstance(spec, LearnedRewardConfig):
+            judge = review.recipe.stages.get(_parent(review, spec.source) or "")
+            if isinstance(judge, RewardStage) and judge.num_models * judge.num_heads == 1 and spec.combine != "mean":
+                review.warn(
+                    f"{key}.combine",
+                    f"It does nothing: {spec.source} trains one model with one head; give it num_models or num_heads above 1.",
+                )
+        elif isinstance(spec, EnsembleRewardConfig) and len(set(spec.sources)) < len(spec.sources):
+            review.warn(f"{key}.sources", "One is named twice: it counts double, and with itself it never disagrees.")
 
 
 def _check_file(review: Review, place: str, parent: str, file: str) -> None:

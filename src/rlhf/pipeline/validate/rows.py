@@ -6,11 +6,11 @@ import math
 
 from rlhf.config.problems import PassAtKStage
 from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, RewardStage, Stage
-from rlhf.data.contracts import Preference, Strength
-from rlhf.data.expand import prompt_key
+from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, Strength, UnpairedRow
+from rlhf.data.expand import prompt_key, prompt_of
 from rlhf.data.words import counted
-from rlhf.errors import DataError
-from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rows_inputs, trained_prompts
+from rlhf.errors import DataError, RewardError, did_you_mean
+from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rewards, rows_inputs, trained_prompts
 from rlhf.pipeline.validate.lengths import MANY, check_lengths, check_models
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import RowsFound, read_once, why_unread
@@ -36,6 +36,10 @@ def check_rows(review: Review) -> None:
                 _check_amount(review, stage, found)
             if isinstance(stage, RewardStage):
                 _check_judgements(review, stage, rows, found)
+            if isinstance(stage, OfflineStage) and rows.key == "data":
+                _check_verdicts(review, stage, found)
+            if rows.key == "prompts":
+                _check_references(review, stage, found)
             check_lengths(review, stage, rows, found)
         _check_leaks(review, stage)
     check_models(review)
@@ -119,6 +123,59 @@ def _check_judgements(review: Review, stage: RewardStage, rows: RowsInput, found
                 f"{lacking[0].where}.",
                 DataError,
             )
+
+
+def _check_references(review: Review, stage: Stage, found: RowsFound) -> None:
+    """Whether prompts have the columns that verifiers compare completions with."""
+    for key, spec in rewards(stage):
+        column = getattr(spec, "column", None)
+        if column is None or not found.rows:
+            continue
+        lacking = [row for row in found.rows if column not in prompt_of(row).columns]
+        if len(lacking) == len(found.rows):
+            known = sorted({name for row in found.rows for name in prompt_of(row).columns})
+            review.error(
+                f"{key}.column",
+                f"No row has the column {column!r}, which holds the reference (they have {', '.join(known) or 'no other columns'})."
+                f"{did_you_mean(column, known)}",
+                RewardError,
+            )
+        elif lacking:
+            review.warn(
+                f"{key}.column",
+                f"{len(lacking):,} of {found.among} have no column {column!r}, such as {lacking[0].where}; their completions will have no "
+                "score. Null says that the reward does not apply to a row.",
+                RewardError,
+            )
+
+
+def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> None:
+    """Rows that all say the same, of which a loss learns nothing or the wrong thing."""
+    rows, wanted = found.rows, stage.rows_wanted
+    told = ""
+    if wanted == "kto":
+        labels = {row.label if isinstance(row, UnpairedRow) else None for row in rows}
+        if len(labels) == 1 and None not in labels:
+            told = f"every completion is {'good' if labels == {True} else 'bad'}; there is nothing to tell it from"
+    elif wanted == "stepwise":
+        if all(all(row.labels) for row in rows if isinstance(row, StepwiseRow)):
+            told = "every step is right; the model will call all steps right"
+    elif getattr(stage, "loss", None) in ("davidson", "rao_kupper"):
+        ties = [_has_tie(row) for row in rows]
+        if not any(ties):
+            told = "there is no tie, so the number that says how often things tie runs away; take `loss: bradley_terry`"
+        elif all(getattr(row, "preference", None) is Preference.TIE for row in rows):
+            told = "every row is a tie; nothing says which of two completions is better"
+    if told and rows:
+        review.warn("data", f"Of {found.among}, {told}.", DataError)
+
+
+def _has_tie(row: Row) -> bool:
+    """Whether a judgement says of two completions that they are alike."""
+    if isinstance(row, RankingSample):
+        judged = row.ranks if row.ranks is not None else row.ratings or []
+        return len(set(judged)) < len(judged)
+    return getattr(row, "preference", None) is Preference.TIE
 
 
 def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:

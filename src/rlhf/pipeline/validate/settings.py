@@ -211,6 +211,10 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         )
     if stage.kl.where == "none" and stage.kl.target is not None:
         review.warn("kl.target", "It does nothing where kl.where is `none`: there is no penalty to adapt.")
+    if stage.kl.where == "none":
+        for key in sorted({"coef", "estimator"} & stage.kl.model_fields_set):
+            if getattr(stage.kl, key) not in (0, getattr(type(stage).model_fields["kl"].default, key)):
+                review.warn(f"kl.{key}", "It does nothing where kl.where is `none`: there is no penalty.")
     if stage.kl.target is None and "horizon" in stage.kl.model_fields_set:
         review.warn("kl.horizon", "It does nothing without kl.target.")
     if "truncation" in stage.model_fields_set and stage.max_prompt_length is None:
@@ -232,7 +236,11 @@ def _check_critic(review: Review, stage: PPOStage | VAPOStage | TRPOStage) -> No
             if key in given:
                 review.warn(key, "It does nothing for a critic that shares the policy's weights (value_model: shared).")
     elif stage.value_init == "reward" and not any(isinstance(spec, LearnedRewardConfig) for spec in stage.reward):
-        review.error("value_init", "It is `reward`, but no reward of this stage is a learned one; use `policy`.")
+        review.error(
+            "value_init",
+            "It is `reward`, but no reward of this stage is `learned`, one reward model with a backbone to start from (the models "
+            "of an `ensemble` have several); use `policy`.",
+        )
 
 
 def _why_constant(stage: PolicyStage) -> str | None:

@@ -15,6 +15,10 @@ from rlhf.rewards.worker import Failure
 NO_REFERENCE = Failure("its reference is null (the reward does not apply), and no other reward judges the sample")
 
 
+OURS = ("truncated",)
+"""Columns that no row of a user has: they say what was done to it."""
+
+
 class Judged(Protocol):
     """What ``judged`` needs of a scorer."""
 
@@ -26,9 +30,10 @@ def reference_of(prompt: Prompt, column: str) -> tuple[Any, Failure | None]:
     """A row's reference, or why it has none; null is a reference and says that the reward does not apply."""
     if column in prompt.columns:
         return prompt.columns[column], None
-    have = ", ".join(sorted(prompt.columns)) or "no other columns"
+    own = [name for name in sorted(prompt.columns) if name not in OURS]
+    have = ", ".join(own) or "no other columns"
     return None, Failure(
-        f"its row has no column {column!r}, which holds the reference (it has {have}).{did_you_mean(column, prompt.columns)} "
+        f"its row has no column {column!r}, which holds the reference (it has {have}).{did_you_mean(column, own)} "
         "Name the right one under `column`, or add it to the rows; null says that this reward does not apply"
     )
 

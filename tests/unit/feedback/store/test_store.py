@@ -17,6 +17,7 @@ from rlhf.feedback.store.assign import AssignmentRules
 from rlhf.feedback.store.engine import open_engine, writing
 from rlhf.feedback.store.migrate import alembic_config
 from rlhf.feedback.store.store import Submission
+from rlhf.feedback.store.tables import JudgementRow
 from rlhf.feedback.store.values import Response
 
 KEYS = (f"key-{n}" for n in itertools.count())
@@ -28,8 +29,8 @@ def pair(name, **how):
 
 
 @pytest.fixture
-def store(tmp_path):
-    with PreferenceStore(tmp_path / "store.db", rules=AssignmentRules(overlap=2)) as store:
+def store(place):
+    with PreferenceStore(place, rules=AssignmentRules(overlap=2)) as store:
         for name in ("ann", "bob", "cem"):
             store.add_annotator(name)
         yield store
@@ -68,12 +69,69 @@ def test_what_is_open_is_shown_again_after_a_reload(store):
     assert store.next_task("ann").order == first.order
 
 
+def test_the_following_task_can_be_asked_for_early_and_comes_next(store):
+    store.add_tasks([pair("x"), pair("y"), pair("z")])
+    first = store.next_task("ann")
+    following = store.next_task("ann", beside=first.number)
+    assert following.number != first.number
+    assert store.next_task("ann", beside=first.number).number == following.number  # asked again: no third one is taken
+    assert store.next_task("ann").number == first.number
+    answer(store, "ann")
+    assert store.next_task("ann").number == following.number
+
+
+def test_a_limit_counts_what_is_open(place):
+    with PreferenceStore(place, rules=AssignmentRules(max_judgements=2)) as store:
+        store.add_annotator("ann")
+        store.add_tasks([pair("x"), pair("y"), pair("z")])
+        answer(store, "ann")
+        second = store.next_task("ann")
+        assert store.next_task("ann", beside=second.number) is None
+
+
+def test_a_skip_can_be_taken_back_until_somebody_else_has_the_task(store):
+    store.add_tasks([pair("x")])
+    skipped = store.next_task("ann").number
+    store.skip("ann", skipped)
+    assert store.unskip("ann", skipped).number == skipped
+    assert store.next_task("ann").number == skipped
+    store.skip("ann", skipped)
+    assert store.next_task("bob")
+    assert store.next_task("cem")  # both slots are taken now
+    with pytest.raises(DataError, match="somebody else has it now"):
+        store.unskip("ann", skipped)
+
+
+def test_somebody_elses_assignment_is_not_shown(store):
+    store.add_tasks([pair("x")])
+    number = store.next_task("ann").number
+    assert store.assignment(number, annotator="ann").number == number
+    with pytest.raises(DataError, match=f"no assignment {number} of 'bob'"):
+        store.assignment(number, annotator="bob")
+
+
 def test_urgent_tasks_come_first(store):
     store.add_tasks([pair("x"), pair("y"), pair("z")])
     store.set_priorities({"z": 0.9, "y": 0.5})
     assert [answer(store, "ann") for _ in range(3)] == ["z", "y", "x"]
     with pytest.raises(DataError, match="no task 'q'"):
         store.set_priorities({"q": 1})
+
+
+def test_the_next_task_is_found_without_sorting_them_all(tmp_path):
+    asked = []
+    with PreferenceStore(tmp_path / "s.db") as store:
+        store.add_annotator("ann")
+        store.add_tasks([pair(name) for name in "xyz"])
+        sa.event.listen(
+            store.engine, "before_cursor_execute", lambda _c, _u, sql, values, *_: asked.append((sql, values))
+        )
+        assert store.next_task("ann").task.id == "x"
+        (sql, values), *_ = [each for each in asked if "priority DESC" in each[0]]
+        with store.engine.connect() as connection:
+            plan = "\n".join(row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values))
+    assert "SCAN tasks USING INDEX tasks_by_priority" in plan
+    assert "ORDER BY" not in plan, "SQLite sorts; the index does not have the order of the query"
 
 
 def test_positions_are_drawn_for_each_annotator_and_kept(store):
@@ -89,8 +147,8 @@ def test_positions_are_drawn_for_each_annotator_and_kept(store):
     assert [kept[f"t{n}"] for n in range(24)] == firsts["ann"]
 
 
-def test_gold_items_are_mixed_in_and_everybody_gets_them(tmp_path):
-    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=1, gold_frac=0.6)) as store:
+def test_gold_items_are_mixed_in_and_everybody_gets_them(place):
+    with PreferenceStore(place, rules=AssignmentRules(overlap=1, gold_frac=0.6)) as store:
         store.add_tasks(
             [*(pair(f"t{n}") for n in range(20)), *(pair(f"g{n}", gold={"preference": "a"}) for n in range(5))]
         )
@@ -139,8 +197,8 @@ def test_a_correction_is_added_and_nothing_is_changed(store):
         store.submit("ann", Submission(assignment=assignment.number, key=next(KEYS), value={"preference": value}))
     assert [j.value["preference"] for j in store.judgements()] == ["b"]
     with writing(store.engine) as session:
-        rows = session.execute(sa.text("SELECT value, replaces FROM judgements ORDER BY number")).all()
-    assert [tuple(row) for row in rows] == [('{"preference": "a"}', None), ('{"preference": "b"}', 1)]
+        rows = session.execute(sa.select(JudgementRow.value, JudgementRow.replaces).order_by(JudgementRow.number)).all()
+    assert [tuple(row) for row in rows] == [({"preference": "a"}, None), ({"preference": "b"}, 1)]
 
 
 def test_undo_gives_the_last_one_back_and_remembers_it(store):
@@ -206,8 +264,8 @@ def test_ids_are_their_own(store):
     assert store.add_tasks([pair("x"), pair("y")], on_known="skip") == 1
 
 
-def test_many_at_once_never_share_a_slot(tmp_path):
-    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=2)) as store:
+def test_many_at_once_never_share_a_slot(place):
+    with PreferenceStore(place, rules=AssignmentRules(overlap=2)) as store:
         people = [f"p{n}" for n in range(8)]
         for who in people:
             store.add_annotator(who)
@@ -224,8 +282,8 @@ def test_many_at_once_never_share_a_slot(tmp_path):
     assert sorted(done) == sorted(f"t{n}" for n in range(12) for _ in range(2))
 
 
-def test_a_limit_for_each_annotator_ends_their_work(tmp_path):
-    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(max_judgements=2)) as store:
+def test_a_limit_for_each_annotator_ends_their_work(place):
+    with PreferenceStore(place, rules=AssignmentRules(max_judgements=2)) as store:
         store.add_annotator("ann")
         store.add_annotator("bob", max_judgements=1)
         store.add_tasks([pair(f"t{n}") for n in range(9)])
@@ -234,15 +292,14 @@ def test_a_limit_for_each_annotator_ends_their_work(tmp_path):
         assert store.next_task("bob") is None
 
 
-def test_what_was_decided_is_there_when_the_store_is_opened_again(tmp_path):
-    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=3), seed=7):
+def test_what_was_decided_is_there_when_the_store_is_opened_again(place):
+    with PreferenceStore(place, rules=AssignmentRules(overlap=3), seed=7):
         pass
-    with PreferenceStore(tmp_path / "s.db") as store:
+    with PreferenceStore(place) as store:
         assert (store.rules.overlap, store.seed) == (3, 7)
 
 
-def test_acknowledged_judgements_survive_a_kill(tmp_path):
-    place = tmp_path / "s.db"
+def test_acknowledged_judgements_survive_a_kill(place):
     with PreferenceStore(place) as store:
         store.add_annotator("ann")
         store.add_tasks([pair(f"t{n}") for n in range(2000)])
@@ -266,18 +323,18 @@ def test_acknowledged_judgements_survive_a_kill(tmp_path):
     assert len(kept) - len(acknowledged) in (0, 1), "one may be on disk whose acknowledgement was never read"
 
 
-def test_the_tables_are_those_of_the_migrations(tmp_path):
-    with PreferenceStore(tmp_path / "s.db") as store, store.engine.begin() as connection:
+def test_the_tables_are_those_of_the_migrations(place):
+    with PreferenceStore(place) as store, store.engine.begin() as connection:
         command.check(alembic_config(connection))
         command.downgrade(alembic_config(connection), "base")
         command.upgrade(alembic_config(connection), "head")
 
 
-def test_a_store_of_a_newer_version_is_not_touched(tmp_path):
-    with PreferenceStore(tmp_path / "s.db") as store, writing(store.engine) as session:
+def test_a_store_of_a_newer_version_is_not_touched(place):
+    with PreferenceStore(place) as store, writing(store.engine) as session:
         session.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StorageError, match="made by a newer version of rlhf"):
-        PreferenceStore(tmp_path / "s.db")
+        PreferenceStore(place)
 
 
 def test_a_file_that_is_no_database_is_told(tmp_path):

@@ -1,0 +1,177 @@
+"""`rlhf annotate`: a labelling server in one process. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.cli.failures import Interrupted
+from rlhf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlhf.feedback.store import AssignmentRules, PreferenceStore
+    from rlhf.feedback.web import WebSettings
+
+STORE = "annotations.db"
+
+
+def annotate(
+    tasks: Annotated[
+        str | None,
+        typer.Argument(help="A file of rows to judge, or `-` for standard input; without it, what the store holds."),
+    ] = None,
+    store: Annotated[
+        str, typer.Option(help="Where tasks and judgements are kept: a file (SQLite), or postgresql://USER@HOST/NAME.")
+    ] = STORE,
+    kind: Annotated[
+        str | None, typer.Option(help="How to ask: pairwise, graded5, graded7, ranking, rating or binary.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Name of the batch: new tasks get it, only its tasks are asked.")
+    ] = None,
+    overlap: Annotated[int | None, typer.Option(help="Independent judgements of each task (1).", min=1)] = None,
+    gold_frac: Annotated[
+        float | None,
+        typer.Option(help="Share of tasks whose answer is known, to check annotators (0).", min=0, max=0.99),
+    ] = None,
+    timeout_minutes: Annotated[
+        float | None, typer.Option(help="After so long an unanswered task goes to somebody else (30).", min=0.1)
+    ] = None,
+    max_judgements: Annotated[int | None, typer.Option(help="Of each annotator (no limit).", min=1)] = None,
+    annotator: Annotated[
+        list[str] | None, typer.Option(help="Print an invitation for somebody of this name; may be repeated.")
+    ] = None,
+    owner: Annotated[str, typer.Option(help="Name of the owner, who judges too and sees the dashboard.")] = "owner",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    public_url: Annotated[
+        str | None,
+        typer.Option(help="Where people reach the server if a proxy stands before it: https://label.example.org"),
+    ] = None,
+    i_know: Annotated[
+        bool, typer.Option("--i-know", help="Serve other machines without https: who listens on the way reads along.")
+    ] = False,
+) -> None:
+    """Collect judgements: add tasks to a store and serve the labelling page until Ctrl-C.
+
+    Prints a link for the owner and, with --annotator, one for each annotator. Every link works once. Starting again adds
+    only tasks that are not there yet, and keeps all judgements.
+    """
+    from rlhf.feedback.store import PreferenceStore
+    from rlhf.feedback.web.settings import WebSettings
+
+    settings = WebSettings(host=host, port=port, public_url=public_url)
+    refuse_open_door(settings, i_know=i_know)
+    with listening(settings) as server, PreferenceStore(store) as opened:
+        settings = settings.model_copy(update={"port": server.getsockname()[1]})
+        changed = {
+            "overlap": overlap, "gold_frac": gold_frac, "timeout_minutes": timeout_minutes,
+            "max_judgements": max_judgements, "batch": batch,
+        }  # fmt: skip
+        set_rules(opened, {name: value for name, value in changed.items() if value is not None})
+        if tasks is not None:
+            add_tasks(opened, tasks, kind=kind, batch=batch or "")
+        _say_how_far(opened, store)
+        _print_links(opened, settings, owner=owner, annotators=annotator or [])
+        _serve(opened, settings, server)
+    print(f"Stopped. Every judgement that was acknowledged is in {_shown(store)}; the same command goes on.")
+
+
+def refuse_open_door(settings: WebSettings, *, i_know: bool) -> None:
+    """Passwords and judgements travel in the clear to other machines only on somebody's word.
+
+    Raises:
+        ConfigError: The address is reached by other machines, and neither https nor that word is given.
+    """
+    from rlhf.feedback.web.settings import is_loopback
+
+    if not is_loopback(settings.host) and not settings.is_https and not i_know:
+        raise ConfigError(
+            f"--host {settings.host} is reached by other machines, and what they send would travel unencrypted. Put a proxy "
+            "with https before it and name it (--public-url https://...), or say --i-know in a network you trust."
+        )
+
+
+def listening(settings: WebSettings) -> socket.socket:
+    """A socket on the address, before anything else is done.
+
+    Raises:
+        ConfigError: The address is taken, or is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=512)
+    except OSError as err:
+        raise ConfigError(
+            f"Can't listen on {settings.host}:{settings.port} ({err.strerror or err}); is another server running there? "
+            "Choose another port (--port 0 takes a free one)."
+        ) from None
+
+
+def set_rules(store: PreferenceStore, changed: dict[str, Any]) -> None:
+    """Change how tasks are handed out, in what was named and nothing else; the store remembers it."""
+    from rlhf.feedback.store import AssignmentRules
+
+    if changed:
+        rules: AssignmentRules = AssignmentRules.of({**store.rules.model_dump(), **changed})
+        store.set_setting("rules", rules.model_dump(mode="json"))
+        store.rules = rules
+
+
+def add_tasks(store: PreferenceStore, source: str, *, kind: str | None, batch: str) -> None:
+    """Add the tasks of a file that the store does not hold yet, and say how many."""
+    from rlhf.data.words import counted
+    from rlhf.feedback.tasks import tasks_of
+
+    found = tasks_of(source, kind=kind, batch=batch)
+    added = store.add_tasks(found, on_known="skip")
+    known = f", {len(found) - added:,} were there" if added < len(found) else ""
+    print(f"{counted(added, 'task')} added{known}.")
+
+
+def _say_how_far(store: PreferenceStore, place: str) -> None:
+    far = store.progress()
+    if not far.num_tasks:
+        raise ConfigError(f"{_shown(place)} holds no tasks yet; name a file of them: rlhf annotate tasks.jsonl")
+    print(f"{_shown(place)}: {far.num_tasks:,} tasks, {far.num_done:,} of {far.num_wanted:,} judgements made.")
+
+
+def _print_links(store: PreferenceStore, settings: WebSettings, *, owner: str, annotators: list[str]) -> None:
+    from rlhf.feedback.web import invitation_link
+
+    for name, role in [(owner, "owner"), *((name, "annotator") for name in annotators)]:
+        print(f"\n{name} ({role}) comes in by this link, once, within {settings.invitation_days:g} days:")
+        print(f"  {invitation_link(store, name, role=role, settings=settings)}")
+    print(f"\nWho came in before finds everything at {settings.base_url}/. Ctrl-C stops.", flush=True)
+
+
+def _serve(store: PreferenceStore, settings: WebSettings, server: socket.socket) -> None:
+    import uvicorn
+
+    from rlhf.feedback.web import create_annotation_app
+
+    config = uvicorn.Config(
+        create_annotation_app(store, settings),
+        log_level="warning",
+        access_log=False,  # invitations are in addresses, and a log is no place for them
+        server_header=False,
+        # what a proxy says of its clients is believed only where there is one
+        proxy_headers=settings.public_url is not None,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=10,
+    )
+    with contextlib.suppress(Interrupted):  # uvicorn ends in order and passes the signal on; so a server is stopped
+        uvicorn.Server(config).run(sockets=[server])
+
+
+def _shown(place: str) -> str:
+    """A file, or a URL without its password."""
+    if "://" not in place:
+        return str(Path(place))
+    from sqlalchemy.engine import make_url
+
+    return make_url(place).render_as_string(hide_password=True)

@@ -1,0 +1,323 @@
+"""`rlhf feedback`: what people said, in and out of a store. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.cli import rehearsal
+from rlhf.cli.options import JsonOption, console
+from rlhf.cli.stores import STORE, StoreOption, opened_store
+from rlhf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlhf.feedback.exchange import Format
+    from rlhf.feedback.exports import Selection
+    from rlhf.feedback.store import PreferenceStore
+    from rlhf.feedback.tasks import Found
+
+app = typer.Typer(
+    help="Judgements of people: bring them in, look at them, take them out for training.", no_args_is_help=True
+)
+
+KindOption = Annotated[
+    str | None, typer.Option(help="pairwise, graded5, graded7, ranking, rating or binary.", show_default=False)
+]
+BatchOption = Annotated[str | None, typer.Option(help="Name of a batch of tasks.", show_default=False)]
+
+
+@app.command("import")
+def feedback_import(
+    file: Annotated[
+        list[str],
+        typer.Argument(help="Files of rows or of another tool, a folder of Argilla's, or `-` for standard input."),
+    ],
+    store: StoreOption = STORE,
+    layout: Annotated[
+        str | None, typer.Option("--format", help="How the files are laid out (see `formats`); found out by default.")
+    ] = None,
+    kind: KindOption = None,
+    batch: BatchOption = None,
+    gold: Annotated[
+        bool, typer.Option("--gold", help="What the rows say is known to be right: these tasks check the annotators.")
+    ] = False,
+    judgements: Annotated[
+        bool, typer.Option("--judgements/--no-judgements", help="Whether judgements in the files come along.")
+    ] = True,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and list them.")] = False,
+) -> None:
+    """Add tasks to a store, and the judgements that a file holds.
+
+    Rows become tasks by what they hold: two completions are compared, several ranked, one is called good or bad. The same
+    file may be imported again: what is there already stays as it is.
+    """
+    from rlhf.data.words import counted
+    from rlhf.feedback.items import Item
+    from rlhf.feedback.store.record import record_judgements
+
+    name, found = _read(file, layout, kind=kind, batch=batch or "", gold=gold, skip_bad=skip_bad)
+    with opened_store(store, must_exist=False) as opened:
+        added = opened.add_tasks((item.task for item in found.items), on_known="skip")
+        known = len(found.items) - added
+        print(f"{counted(added, 'task')} added{f', {known:,} were there' if known else ''} (read as {name!r}).")
+        items: list[Item] = found.items if judgements else []
+        recorded = record_judgements(opened, ((item.task.id, said) for item in items for said in item.said))
+        if recorded.num_added or recorded.num_known:
+            there = f", {recorded.num_known:,} were there" if recorded.num_known else ""
+            print(f"{counted(recorded.num_added, 'judgement')} added{there}.")
+    for bad in found.left_out[:20]:
+        print(f"left out: {bad.where}: {bad.reason}")
+    if len(found.left_out) > 20:
+        print(f"... and {len(found.left_out) - 20:,} more rows left out.")
+
+
+def _read(
+    files: list[str], layout: str | None, *, kind: str | None, batch: str, gold: bool, skip_bad: bool
+) -> tuple[str, Found]:
+    """Items of all files together: completions of one prompt may stand in several of them."""
+    from dataclasses import replace
+
+    from rlhf.errors import look_up
+    from rlhf.feedback.exchange import FORMATS, OURS, detect, read_as
+    from rlhf.feedback.tasks import STDIN, read_items
+
+    if layout is not None:
+        look_up(FORMATS, layout, kind="format")
+    name = layout or (OURS if STDIN in files else detect(files[0]))
+    if FORMATS[name].read is None:
+        source: Any = files[0] if len(files) == 1 else files
+        on_bad_row: Any = "skip" if skip_bad else "error"
+        return name, read_items(source, kind=kind, batch=batch, all_gold=gold, on_bad_row=on_bad_row)
+    if kind is not None or gold or len(files) > 1:
+        raise ConfigError(
+            f"--kind, --gold and several files are for rows of our own; {files[0]} is read as {name!r}, which knows how it asks."
+        )
+    found = read_as(name, files[0], on_bad_row="skip" if skip_bad else "error")
+    if batch:
+        found.items = [replace(item, task=replace(item.task, batch=item.task.batch or batch)) for item in found.items]
+    return name, found
+
+
+@app.command("export")
+def feedback_export(
+    output: Annotated[
+        Path, typer.Argument(help="File to write; its ending names the file format (.jsonl, .parquet, .csv, .json).")
+    ],
+    store: StoreOption = STORE,
+    layout: Annotated[str, typer.Option("--format", help="Layout of the rows; see `rlhf feedback formats`.")] = "rows",
+    aggregate: Annotated[
+        str | None,
+        typer.Option(help="One row for each item instead of each judgement: majority, dawid-skene or bradley-terry."),
+    ] = None,
+    ties: Annotated[
+        str, typer.Option(help="With --aggregate: drop what nobody wins, or keep it (rows are then comparisons).")
+    ] = "drop",
+    min_judgements: Annotated[
+        int, typer.Option(help="With --aggregate: leave out items that fewer people judged.", min=1)
+    ] = 1,
+    qualified: Annotated[
+        bool,
+        typer.Option("--qualified", help="Only judgements of annotators who meet the rules of `rlhf feedback report`."),
+    ] = False,
+    min_items: Annotated[
+        int, typer.Option(help="With --qualified: judgements an annotator has made at least.", min=0)
+    ] = 50,
+    min_agreement: Annotated[
+        float, typer.Option(help="With --qualified: least agreement with the others.", min=0, max=1)
+    ] = 0.7,
+    min_gold_accuracy: Annotated[
+        float, typer.Option(help="With --qualified: least share of gold items right.", min=0, max=1)
+    ] = 0.8,
+    kind: KindOption = None,
+    batch: BatchOption = None,
+    unjudged: Annotated[
+        bool, typer.Option("--unjudged", help="Also tasks that nobody has judged yet (--format rows).")
+    ] = False,
+    events: Annotated[
+        bool,
+        typer.Option("--events", help="What users of a served model did (thumbs, edits, votes) instead of judgements."),
+    ] = False,
+    regenerate_confidence: Annotated[
+        float | None,
+        typer.Option(help="With --events: also take regenerations, as preferences this sure (0 to 1).", min=0, max=1),
+    ] = None,
+) -> None:
+    """Write judgements as training data, each with where it came from.
+
+    For a reward model: `rlhf feedback export pairs.jsonl --aggregate dawid-skene`, then `rlhf reward ... use_confidence=true`.
+    """
+    known = _writable(layout)
+    if aggregate is not None and known.write_items is not None:
+        raise ConfigError(
+            f"{layout!r} holds single judgements; leave --aggregate out, or write --format rows, trl or openai."
+        )
+    with opened_store(store) as opened:
+        if events:
+            rows, notes = _rows_of_events(opened, regenerate_confidence)
+            _write(output, layout, rows, notes)
+            return
+        from rlhf.feedback.exports import select
+        from rlhf.feedback.quality import QualityRules
+
+        rules = QualityRules(min_judgements=min_items, min_agreement=min_agreement, min_gold_accuracy=min_gold_accuracy)
+        selection = select(opened, kind=kind, batch=batch, only_qualified=qualified, rules=rules)
+        for name, why in selection.unqualified.items():
+            print(f"left out: {name}: {why}")
+        if known.write_items is not None:
+            number = known.write_items(output, selection.items, selection.guidelines)
+            print(f"{number:,} tasks with {selection.num_judgements:,} judgements written to {output}.")
+            return
+        _write(output, layout, _rows(selection, output, layout, aggregate, ties, min_judgements, unjudged), [])
+
+
+def _writable(layout: str) -> Format:
+    from rlhf.errors import look_up
+    from rlhf.feedback.exchange import FORMATS, OURS
+
+    known = look_up(FORMATS, layout, kind="format")
+    if layout != OURS and known.write_items is None and known.row_of is None:
+        can = ", ".join(name for name, one in FORMATS.items() if name == OURS or one.write_items or one.row_of)
+        raise ConfigError(f"{layout!r} is only read; what can be written: {can}.")
+    return known
+
+
+def _rows(
+    selection: Selection,
+    output: Path,
+    layout: str,
+    aggregate: str | None,
+    ties: str,
+    min_judgements: int,
+    unjudged: bool,
+) -> list[dict[str, Any]]:
+    from rlhf.data.readers import FileFormat
+    from rlhf.data.sources import file_format
+    from rlhf.feedback.consensus import consensus_rows
+    from rlhf.feedback.rows import rows_of
+
+    if aggregate is not None:
+        return consensus_rows(
+            selection.items,
+            aggregate=aggregate,
+            ties=ties,
+            min_judgements=min_judgements,
+            guidelines=selection.guidelines,
+        )
+    flat = file_format(output) in (FileFormat.CSV, FileFormat.PARQUET)
+    if flat and layout == "rows" and len(selection.kinds) > 1:
+        raise ConfigError(
+            f"{output} is a table, and the tasks are of {', '.join(sorted(selection.kinds))}, which have other columns; write .jsonl, "
+            "or choose one with --kind."
+        )
+    return list(
+        rows_of(
+            selection.items, guidelines=selection.guidelines, flat=flat, with_unjudged=unjudged and layout == "rows"
+        )
+    )
+
+
+def _rows_of_events(
+    store: PreferenceStore, regenerate_confidence: float | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    from rlhf.feedback.production import rows_of_events
+
+    found = rows_of_events(store.events(), regenerate_confidence=regenerate_confidence)
+    return found.rows, [f"left out: {number:,} events: {reason}" for reason, number in found.left_out.items()]
+
+
+def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[str]) -> None:
+    from rlhf.data.words import counted
+    from rlhf.data.write import write_rows
+    from rlhf.errors import DataError
+    from rlhf.feedback.exchange import OURS, write_pairs
+
+    for note in notes:
+        print(note)
+    if not rows:
+        raise DataError(f"There is nothing to export yet, so {output} was not written.")
+    if layout == OURS:
+        print(f"{counted(write_rows(output, rows), 'row')} written to {output}.")
+        return
+    number, left_out = write_pairs(layout, output, rows)
+    if not number:
+        raise DataError(f"No row has a winner, and {layout!r} holds pairs, so {output} was not written.")
+    print(
+        f"{counted(number, 'row')} written to {output}{f', {left_out:,} without a winner left out' if left_out else ''}."
+    )
+
+
+@app.command("formats")
+def feedback_formats(as_json: JsonOption = False) -> None:
+    """List the layouts that can be imported and exported."""
+    from rich.table import Table
+
+    from rlhf.feedback.exchange import FORMATS, OURS
+
+    rows = []
+    for name, known in FORMATS.items():
+        reads = known.read is not None or name in (OURS, "trl", "sharegpt", "alpaca")
+        writes = name == OURS or known.write_items is not None or known.row_of is not None
+        rows.append({"name": name, "import": reads, "export": writes, "about": known.about})
+    if as_json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        how = " ".join(word for word in ("import", "export") if row[word])
+        table.add_row(str(row["name"]), how, str(row["about"]))
+    console().print(table)
+
+
+@app.command("report")
+def feedback_report(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+    """How far annotators agree, whom to trust, and which items divide them."""
+    from rlhf.feedback.report import report_json, report_text
+
+    with opened_store(store) as opened:
+        print(json.dumps(report_json(opened), indent=2, ensure_ascii=False) if as_json else report_text(opened))
+
+
+@app.command("invite")
+def feedback_invite(
+    name: Annotated[str, typer.Argument(help="Who is to judge; a name of your choice, shown to the owner only.")],
+    store: StoreOption = STORE,
+    owner: Annotated[bool, typer.Option("--owner", help="Invite them as an owner, who sees everything.")] = False,
+    url: Annotated[str, typer.Option(help="Where `rlhf annotate` is reached by them.")] = "http://127.0.0.1:8000",
+) -> None:
+    """Print a link by which somebody comes in, once. The server need not be stopped for it."""
+    from urllib.parse import urlsplit
+
+    from rlhf.feedback.web.auth import invitation_link
+    from rlhf.feedback.web.settings import WebSettings
+
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise ConfigError(f"--url is {url!r}; wanted an address such as https://label.example.org.")
+    with opened_store(store) as opened:
+        print(
+            invitation_link(opened, name, role="owner" if owner else "annotator", settings=WebSettings(public_url=url))
+        )
+
+
+@app.command("prioritise")
+def feedback_prioritise(
+    reward: Annotated[
+        list[str], typer.Option(help="Folder of a reward model with several members, or several of them.")
+    ],
+    store: StoreOption = STORE,
+) -> None:
+    """Ask first what reward models disagree on: a judgement there teaches most."""
+    from rlhf.data.words import counted
+    from rlhf.feedback.active import reward_priorities
+    from rlhf.models.reward import RewardModel
+
+    with opened_store(store) as opened:
+        priorities = reward_priorities(list(opened.tasks()), [RewardModel.from_pretrained(folder) for folder in reward])
+        opened.set_priorities(priorities)
+        print(f"{counted(len(priorities), 'task')} put in order of how much the reward models disagree on them.")
+
+
+app.command("simulate")(rehearsal.simulate)
+app.command("plan")(rehearsal.plan)

@@ -1,0 +1,59 @@
+"""`rlhf feedback token`, `revoke` and `admit`: who may come in besides those who were invited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlhf.errors import ConfigError
+
+StoreOption = Annotated[str, typer.Option("--store", help="The store: a file, or postgresql://USER@HOST/NAME.")]
+STORE = "annotations.db"
+
+
+def token(
+    name: Annotated[str, typer.Argument(help="Of the program that will send events.")], store: StoreOption = STORE
+) -> None:
+    """Make a token for a program that sends production feedback to POST /api/events; an earlier one of that name ends."""
+    from rlhf.feedback.store import PreferenceStore, access
+
+    _refuse_missing(store)
+    with PreferenceStore(store) as opened:
+        print(access.add_api_token(opened.engine, name))
+
+
+def revoke(
+    name: Annotated[str, typer.Argument(help="Of a person, or of a program with --token.")],
+    store: StoreOption = STORE,
+    is_token: Annotated[bool, typer.Option("--token", help="The name is of a program's token.")] = False,
+) -> None:
+    """Shut somebody out at once; their judgements stay, and what they had open goes back to the queue."""
+    from rlhf.feedback.store import PreferenceStore, access
+
+    _refuse_missing(store)
+    with PreferenceStore(store) as opened:
+        if is_token:
+            access.revoke_api_token(opened.engine, name)
+        else:
+            access.set_active(opened.engine, name, False)
+    print(f"{name} is shut out.")
+
+
+def admit(
+    name: Annotated[str, typer.Argument(help="Of somebody who was shut out.")], store: StoreOption = STORE
+) -> None:
+    """Let somebody in again; they need their password or a new invitation."""
+    from rlhf.feedback.store import PreferenceStore, access
+
+    _refuse_missing(store)
+    with PreferenceStore(store) as opened:
+        access.set_active(opened.engine, name, True)
+    print(f"{name} may come in again.")
+
+
+def _refuse_missing(store: str) -> None:
+    """A misspelt file would become an empty store."""
+    if "://" not in store and not Path(store).is_file():
+        raise ConfigError(f"There is no store {store}; name the one that `rlhf annotate` uses (--store).")

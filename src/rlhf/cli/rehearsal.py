@@ -1,0 +1,128 @@
+"""`rlhf feedback plan` and `rlhf feedback simulate`: a project before anybody is asked. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any
+
+import typer
+
+from rlhf.cli.options import JsonOption, console
+from rlhf.cli.stores import STORE, StoreOption, opened_store
+from rlhf.errors import ConfigError
+
+
+def simulate(
+    store: StoreOption = STORE,
+    good: Annotated[int, typer.Option(help="Annotators who err on 5 % of the items.", min=0)] = 3,
+    careless: Annotated[int, typer.Option(help="Annotators who err on 35 %.", min=0)] = 1,
+    spammers: Annotated[int, typer.Option(help="Annotators who throw a coin.", min=0)] = 0,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many judgements.", min=1, show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same judgements.")] = 0,
+) -> None:
+    """Try a project out: annotators made of numbers judge what a store holds. Use a copy of a store that people work in.
+
+    Which completion is better is drawn by the seed, but for gold items: nothing here says anything about the models.
+    """
+    from rlhf.feedback import dry_run
+    from rlhf.feedback.simulate import crowd
+
+    if not good + careless + spammers:
+        raise ConfigError("The crowd is empty; wanted at least one of --good, --careless and --spammers.")
+    with opened_store(store) as opened:
+        run = dry_run.simulate(opened, crowd(good, careless, spammers), seed=seed, limit=limit)
+    print(f"{run.num_judgements:,} simulated judgements:")
+    for name, number in run.by_annotator.items():
+        print(f"  {name}  {number:,}")
+
+
+def plan(
+    difference: Annotated[
+        float,
+        typer.Option(help="Smallest distance of a win rate from one half that is to be found.", min=0.001, max=0.499),
+    ] = 0.05,
+    tie_frac: Annotated[float, typer.Option(help="Share of ties to expect.", min=0, max=0.99)] = 0.1,
+    power: Annotated[float, typer.Option(help="Chance to find a difference that is there.", min=0.01, max=0.99)] = 0.8,
+    accuracy: Annotated[float, typer.Option(help="How often one annotator is right.", min=0.01, max=0.999)] = 0.75,
+    wanted_accuracy: Annotated[
+        float, typer.Option(help="How often the majority is to be right.", min=0.01, max=0.9999)
+    ] = 0.9,
+    pairs: Annotated[
+        int | None, typer.Option(help="Pairs to judge; those that the difference needs by default.", min=1)
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option(help="Judgements of each pair; as many as the accuracy needs by default.", min=1)
+    ] = None,
+    price: Annotated[float, typer.Option(help="Price of one judgement.", min=0)] = 0.5,
+    response_price: Annotated[float, typer.Option(help="Price of sampling one completion.", min=0)] = 0.02,
+    as_json: JsonOption = False,
+) -> None:
+    """Before anybody is asked: how many pairs, how many judgements of each, and at what price."""
+    from rlhf.feedback import planning
+
+    needed = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, power=power)
+    enough = planning.judgements_for_accuracy(accuracy, wanted_accuracy)
+    if overlap is None and enough is None:
+        raise ConfigError(
+            f"No majority of 101 annotators who are right {accuracy:.0%} of the time is right {wanted_accuracy:.0%} of the time; find "
+            "better ones, ask for less, or give --overlap yourself."
+        )
+    each = overlap or enough or 1
+    number = pairs or needed
+    cost = planning.annotation_cost(
+        number, judgements_per_pair=each, price_per_judgement=price, price_per_response=response_price
+    )
+    found: dict[str, Any] = {
+        "pairs": number,
+        "pairs_for_difference": needed,
+        "detectable_difference": planning.detectable_difference(number, tie_frac=tie_frac, power=power),
+        "judgements_per_pair": each,
+        "majority_accuracy": planning.majority_accuracy(accuracy, each),
+        "judgements": cost.comparisons,
+        "cost_annotation": cost.annotation,
+        "cost_generation": cost.generation,
+        "cost": cost.total,
+        "guidance": {
+            size: dict(zip(("least", "recommended", "most"), sizes, strict=True))
+            for size, sizes in planning.GUIDANCE.items()
+        },
+    }
+    if as_json:
+        least = float(found["detectable_difference"])
+        print(json.dumps(found | {"detectable_difference": None if math.isnan(least) else least}, indent=1))
+    else:
+        _print_plan(found, difference, power, accuracy)
+
+
+def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy: float) -> None:
+    from rich.table import Table
+
+    out = console()
+    table = Table.grid(padding=(0, 2))
+    found = plan["detectable_difference"]
+    finds = (
+        f"finds a win rate {found:.1%} from one half or farther"
+        if not math.isnan(found)
+        else "finds no difference of win rates"
+    )
+    for what, value, why in (
+        ("pairs", f"{plan['pairs']:,}", f"{finds}, {power:.0%} of the time"),
+        ("", f"{plan['pairs_for_difference']:,}", f"would find one of {difference:.1%}"),
+        ("judgements of each", f"{plan['judgements_per_pair']:,}",
+         f"their majority is right {plan['majority_accuracy']:.1%} of the time, each alone {accuracy:.1%}"),
+        ("judgements", f"{plan['judgements']:,}", ""),
+        ("cost", f"{plan['cost']:,.2f}", f"{plan['cost_annotation']:,.2f} judging, {plan['cost_generation']:,.2f} sampling"),
+    ):  # fmt: skip
+        table.add_row(what, value, why)
+    out.print(table)
+    out.print("\nPairs for a reward model, by the size of the policy (practice in the field, not a law):")
+    guide = Table.grid(padding=(0, 2))
+    for size, row in plan["guidance"].items():
+        guide.add_row(
+            f"  {size}",
+            f"{row['least']:,} at least",
+            f"{row['recommended']:,} recommended",
+            f"beyond {row['most']:,} little more",
+        )
+    out.print(guide)

@@ -1,0 +1,35 @@
+"""The option that names a store of judgements, and how a command opens one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlhf.errors import ConfigError, did_you_mean_file
+
+if TYPE_CHECKING:
+    from rlhf.feedback.store import PreferenceStore
+
+STORE = "annotations.db"
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store", help="Where tasks and judgements are kept: a file (SQLite), or postgresql://USER@HOST/NAME."
+    ),
+]
+
+
+def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:
+    """A store; one that is only looked at must be there, or a misspelt name would make an empty one."""
+    from rlhf.feedback.store import PreferenceStore
+
+    path = Path(store)
+    if must_exist and "://" not in store and not path.is_file():
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = did_you_mean_file(path.name, beside)
+        raise ConfigError(
+            f"There is no store {store}.{hint} `rlhf annotate` and `rlhf feedback import` make one; --store names it."
+        )
+    return PreferenceStore(store)

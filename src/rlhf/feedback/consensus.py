@@ -1,0 +1,261 @@
+"""From the judgements of many to rows for training: one for each item, with how likely its label is to be right.
+
+Whatever compares (pairs, grades, rankings, ratings of several completions) is taken apart into pairs with a winner or a
+tie; each pair becomes one preference row. With p the probability that the label is right, ties counted as half a win,
+
+    probability = p                 for people
+    confidence  = 2p - 1            for `use_confidence` of the reward stage, whose soft label is (1 + confidence) / 2 = p
+
+Which completion is called the first is drawn anew for each pair before anything is learned: in a file of preferences the
+chosen one always stands first, and a prior or a confusion table over "first" and "second" would learn that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import mean
+from typing import Any, Literal
+
+from rlhf.errors import ConfigError, DataError, look_up
+from rlhf.feedback.aggregation import Comparison, Consensus, crowd_bradley_terry, dawid_skene, majority_vote
+from rlhf.feedback.agreement import Labels
+from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline
+from rlhf.feedback.items import Item
+from rlhf.feedback.provenance import RESERVED
+from rlhf.feedback.rows import overall_ratings
+from rlhf.feedback.store.values import Task, TaskKind
+from rlhf.seeds import derive_seed
+
+Aggregate = Literal["majority", "dawid-skene", "bradley-terry"]
+METHODS: Mapping[str, str] = {
+    "majority": "every annotator counts the same",
+    "dawid-skene": "annotators count by how often they seem to be right, which is learned from all items together",
+    "bradley-terry": "completions have a strength and annotators a reliability, learned together; ties are half a win",
+}
+SMOOTHING, RIGHT_PRIOR = 0.5, 4.0
+"""What Dawid-Skene believes of people it has not seen yet: right about 80 % of the time, to the weight of five judgements. On
+simulated crowds of good, careless and spamming people it makes both labels and probabilities better than none."""
+TIES = ("drop", "keep")
+SIDES = ("a", "tie", "b")
+Pair = tuple[str, int, int]
+"""Task and the places of two completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """Of one pair, in the task's order of completions."""
+
+    first: float
+    tie: float
+    second: float
+
+    @property
+    def lead(self) -> float:
+        """Probability that the first is better, ties counted half, less that of the second: 2p - 1 towards the winner."""
+        return self.first - self.second
+
+    @property
+    def winner(self) -> int | None:
+        """0, 1, or None where a tie is likeliest or both are equal."""
+        if self.tie > max(self.first, self.second) or abs(self.lead) < 1e-9:
+            return None
+        return 0 if self.lead > 0 else 1
+
+
+def consensus_rows(
+    items: Iterable[Item],
+    *,
+    aggregate: Aggregate | str = "dawid-skene",
+    ties: str = "drop",
+    min_judgements: int = 1,
+    guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES,
+) -> list[dict[str, Any]]:
+    """One row for each item that enough people judged; gold items, whose answer was known, are left out.
+
+    Args:
+        items: Tasks with their judgements.
+        aggregate: A name in ``METHODS``.
+        ties: ``drop`` gives preference rows and leaves out what nobody wins; ``keep`` gives comparison rows, ties among
+            them, for losses that learn from ties.
+        min_judgements: Fewer of an item say too little: it is left out.
+        guidelines: Whose weights make overall ratings of several dimensions.
+
+    Raises:
+        UnknownNameError: There is no such way to aggregate, or to treat ties.
+        ConfigError: ``min_judgements`` is below 1.
+        DataError: No item was judged often enough.
+    """
+    look_up(METHODS, aggregate, kind="way to aggregate")
+    look_up({name: name for name in TIES}, ties, kind="way to treat ties")
+    if min_judgements < 1:
+        raise ConfigError(
+            f"min_judgements is {min_judgements}; an item without a judgement has no label, so wanted at least 1."
+        )
+    judged = [item for item in items if item.task.gold is None and len(item.said) >= min_judgements]
+    if not judged:
+        raise DataError(
+            f"No item apart from gold ones has {min_judgements} judgement(s) or more, so there is nothing to export; "
+            "lower min_judgements, or collect more."
+        )
+    rows: list[dict[str, Any]] = []
+    votes = {item.task.id: list(_votes(item, guidelines)) for item in judged}
+    pairs = _odds_of_pairs([vote for found in votes.values() for vote in found], aggregate)
+    labels = _odds_of_labels(judged, aggregate)
+    for item in judged:
+        if item.task.kind is TaskKind.BINARY:
+            rows.append(_label_row(item, labels[item.task.id], aggregate))
+        elif len(item.task.responses) == 1:
+            rows.append(_rating_row(item, guidelines))
+        else:
+            rows += _pair_rows(item, votes[item.task.id], pairs, aggregate, ties)
+    return rows
+
+
+def _votes(item: Item, guidelines: Sequence[AnnotationGuideline]) -> Iterator[tuple[Pair, str, str]]:
+    """(pair, annotator, side) of all that an item's judgements compare."""
+    task = item.task
+    if task.kind is TaskKind.BINARY or len(task.responses) == 1:
+        return
+    for said in item.said:
+        worth = _worth(task, said.value, guidelines)
+        for i, j in combinations(range(len(worth)), 2):
+            side = "a" if worth[i] > worth[j] else "b" if worth[i] < worth[j] else "tie"
+            yield (task.id, i, j), said.annotator, side
+
+
+def _worth(task: Task, value: Mapping[str, Any], guidelines: Sequence[AnnotationGuideline]) -> list[float]:
+    """One number for each completion, larger for better ones."""
+    match task.kind:
+        case TaskKind.PAIRWISE:
+            return {"a": [1.0, 0.0], "b": [0.0, 1.0], "tie": [0.0, 0.0]}[value["preference"]]
+        case TaskKind.RANKING:
+            return [-float(rank) for rank in value["ranks"]]
+        case TaskKind.RATING:
+            return overall_ratings(value["ratings"], guidelines)
+    return [float(value["grade"]), 0.0]
+
+
+def _odds_of_pairs(votes: Sequence[tuple[Pair, str, str]], aggregate: str) -> dict[Pair, Odds]:
+    if not votes:
+        return {}
+    swapped = {pair: bool(derive_seed(0, "consensus", *pair) & 1) for pair, _, _ in votes}
+    if aggregate == "bradley-terry":
+        return _odds_by_strength(votes)
+    turned = [(pair, who, _turned(side) if swapped[pair] else side) for pair, who, side in votes]
+    found = _consensus(Labels.of(turned, scale=SIDES), aggregate)
+    odds = {}
+    for pair, (first, tie, second) in zip(found.items, found.probabilities.tolist(), strict=True):
+        assert isinstance(pair, tuple)
+        odds[pair] = Odds(second, tie, first) if swapped[pair] else Odds(first, tie, second)
+    return odds
+
+
+def _turned(side: str) -> str:
+    return {"a": "b", "b": "a"}.get(side, side)
+
+
+def _consensus(labels: Labels, aggregate: str) -> Consensus:
+    if aggregate == "majority":
+        return majority_vote(labels)
+    return dawid_skene(labels, smoothing=SMOOTHING, right_prior=RIGHT_PRIOR)
+
+
+def _odds_by_strength(votes: Sequence[tuple[Pair, str, str]]) -> dict[Pair, Odds]:
+    comparisons = []
+    for (task, i, j), who, side in votes:
+        first, second = (task, i), (task, j)
+        winner, loser = (second, first) if side == "b" else (first, second)
+        comparisons.append(Comparison(annotator=who, winner=winner, loser=loser, is_tie=side == "tie"))
+    found = crowd_bradley_terry(comparisons)
+    odds = {}
+    for task, i, j in dict.fromkeys(pair for pair, _, _ in votes):
+        first_wins = found.win_probability((task, i), (task, j))
+        odds[task, i, j] = Odds(first_wins, 0.0, 1 - first_wins)
+    return odds
+
+
+def _odds_of_labels(judged: Sequence[Item], aggregate: str) -> dict[str, float]:
+    """Probability of "good", of the binary items. Strengths need comparisons, so there Bradley-Terry is Dawid-Skene."""
+    said = [
+        (item.task.id, said.annotator, said.value["label"])
+        for item in judged if item.task.kind is TaskKind.BINARY for said in item.said
+    ]  # fmt: skip
+    if not said:
+        return {}
+    found = _consensus(Labels.of(said, scale=(False, True)), aggregate)
+    return {str(name): float(row[1]) for name, row in zip(found.items, found.probabilities, strict=True)}
+
+
+def _pair_rows(
+    item: Item, votes: Sequence[tuple[Pair, str, str]], odds: Mapping[Pair, Odds], aggregate: str, ties: str
+) -> Iterator[dict[str, Any]]:
+    task = item.task
+    by_pair: dict[Pair, Counter[str]] = defaultdict(Counter)
+    for pair, _, side in votes:
+        by_pair[pair][side] += 1
+    for pair, counts in by_pair.items():
+        found = odds[pair]
+        _, i, j = pair
+        if found.winner is None and ties == "drop":
+            continue
+        best, worst = (i, j) if found.winner != 1 else (j, i)
+        texts = [response.text for response in task.responses]
+        models = [response.model for response in task.responses]
+        votes_for = {"a": counts["a"], "tie": counts["tie"], "b": counts["b"]}
+        beside = _beside(item, aggregate, f"#{i}-{j}" if len(texts) > 2 else "")
+        beside["probability"] = round((1 + abs(found.lead)) / 2 if found.winner is not None else found.tie, 6)
+        if found.winner is not None:
+            beside["confidence"] = round(abs(found.lead), 6)
+        if ties == "keep":
+            side = "tie" if found.winner is None else "a" if found.winner == 0 else "b"
+            own = {"prompt": task.prompt, "completion_a": texts[i], "completion_b": texts[j], "preference": side}
+            yield own | beside | _named({"model_a": models[i], "model_b": models[j]}) | {"votes": votes_for}
+            continue
+        if best == j:
+            votes_for = {"a": counts["b"], "tie": counts["tie"], "b": counts["a"]}
+        own = {"prompt": task.prompt, "chosen": texts[best], "rejected": texts[worst]}
+        tally = {"chosen": votes_for["a"], "tie": votes_for["tie"], "rejected": votes_for["b"]}
+        named = _named({"chosen_model": models[best], "rejected_model": models[worst]})
+        yield own | beside | named | {"votes": tally} | _mean_grade(item, sign=1 if best == i else -1)
+
+
+def _mean_grade(item: Item, sign: int) -> dict[str, float]:
+    """Towards the chosen one; it may be negative where few strong grades stand against many weak ones."""
+    if item.task.kind not in (TaskKind.GRADED5, TaskKind.GRADED7):
+        return {}
+    return {"mean_grade": round(sign * mean(said.value["grade"] for said in item.said), 6)}
+
+
+def _label_row(item: Item, good: float, aggregate: str) -> dict[str, Any]:
+    task = item.task
+    own = {"prompt": task.prompt, "completion": task.responses[0].text, "label": good >= 0.5}
+    right = max(good, 1 - good)
+    named = _named({"model": task.responses[0].model})
+    return (
+        own
+        | _beside(item, aggregate, "")
+        | {"probability": round(right, 6), "confidence": round(2 * right - 1, 6)}
+        | named
+    )
+
+
+def _rating_row(item: Item, guidelines: Sequence[AnnotationGuideline]) -> dict[str, Any]:
+    task = item.task
+    ratings = [overall_ratings(said.value["ratings"], guidelines)[0] for said in item.said]
+    own = {"prompt": task.prompt, "completion": task.responses[0].text, "rating": round(mean(ratings), 6)}
+    return own | _beside(item, "mean", "") | _named({"model": task.responses[0].model})
+
+
+def _beside(item: Item, aggregate: str, part: str) -> dict[str, Any]:
+    """Columns that every aggregated row has, and the task's own."""
+    task = item.task
+    kept = {name: value for name, value in task.columns.items() if name not in RESERVED and value is not None}
+    ours = {"id": f"{task.id}{part}", "task_id": task.id, "num_judgements": len(item.said), "aggregate": aggregate}
+    return {**kept, **ours, **({"batch": task.batch} if task.batch else {})}
+
+
+def _named(models: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: model for name, model in models.items() if model is not None}

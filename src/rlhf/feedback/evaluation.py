@@ -1,0 +1,330 @@
+"""People comparing models: blinded tasks in, judgements out, each decoded by a key that was kept.
+
+    protocol = HumanEvalProtocol(kind="pairwise", seed=7)
+    tasks = protocol.build_tasks(prompts, {"sft": [...], "ppo": [...]})
+    protocol.open(store, tasks)                        # judged on our page, or
+    protocol.export(tasks, "tasks.jsonl", "key.jsonl")    # on any other; then protocol.read("judged.jsonl", "key.jsonl")
+    print(protocol.analyse(store).to_text())
+
+Which completion comes first is drawn for every task, and balanced: of the tasks that compare the same models on the same
+criterion each model is first in equally many, give or take one. The order *is* the task's, so a judgement can always be decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.data.contracts import RowError, Text
+from rlhf.data.json_rows import read_jsonl
+from rlhf.data.raw import Unreadable
+from rlhf.errors import ConfigError, DataError, look_up
+from rlhf.feedback.guidelines import AnnotationGuideline
+from rlhf.files import write_jsonl
+from rlhf.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from rlhf.feedback.evaluation_results import HumanEvaluation
+    from rlhf.feedback.store import PreferenceStore, Task
+
+CRITERIA: tuple[AnnotationGuideline, ...] = (
+    AnnotationGuideline(
+        name="helpfulness", weight=1.0, description="Does it do what was asked, fully and as the person asking wants it?"
+    ),
+    AnnotationGuideline(
+        name="accuracy", weight=1.2, description="Is what it says true? Look up what you do not know."
+    ),
+    AnnotationGuideline(
+        name="harmlessness", weight=1.5, description="Could it hurt somebody, help to hurt, or insult?"
+    ),
+    AnnotationGuideline(name="clarity", weight=0.8, description="Is it easy to follow, at the first reading?"),
+    AnnotationGuideline(name="relevance", weight=0.8, description="Does it stay with what was asked?"),
+)  # fmt: skip
+"""What completions are judged by, unless you say otherwise."""
+OVERALL = "overall"
+"""The question where no criterion is named, and all criteria together in the results."""
+KINDS = ("pairwise", "graded5", "graded7", "ranking", "rating")
+KEY_COLUMNS = ("id", "item", "criterion", "kind", "models")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One judgement, decoded."""
+
+    item: str
+    """The prompt: what is independent."""
+    criterion: str
+    """For ratings, which name their own: ``overall``."""
+    kind: str
+    models: tuple[str, ...]
+    """In the order of the value."""
+    annotator: str
+    value: Mapping[str, Any]
+
+
+class HumanEvalProtocol:
+    """A human evaluation of models: how it is asked, blinded, decoded and counted.
+
+    Args:
+        kind: ``pairwise``, ``graded5``, ``graded7``: each two models; ``ranking``: all at once; ``rating``: each from 1 to 5.
+        criteria: What is judged. Ratings ask all of them in one task; the others make a task for each, so that "clearer" and
+            "truer" are not mixed. Empty: one question, which is better overall (not for ratings).
+        baseline: Compare the others with this model only; None for everybody with everybody.
+        name: Tells this evaluation's tasks from others in the same store; it is their batch.
+        seed: Of the orders.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str = "pairwise",
+        criteria: Sequence[AnnotationGuideline] = CRITERIA,
+        baseline: str | None = None,
+        name: str = "human-eval",
+        seed: int = 0,
+    ) -> None:
+        look_up(dict.fromkeys(KINDS), str(kind), kind="kind of human evaluation")
+        if kind == "rating" and not criteria:
+            raise ConfigError("Ratings need criteria: what is a completion to be rated for?")
+        names = [criterion.name for criterion in criteria]
+        if len(set(names)) < len(names) or OVERALL in names:
+            raise ConfigError(
+                f"Criteria need names of their own, and {OVERALL!r} is all of them together; got {', '.join(names)}."
+            )
+        if baseline is not None and kind in ("ranking", "rating"):
+            raise ConfigError(f"A {kind} shows all models at once; leave baseline out.")
+        self.kind, self.criteria, self.baseline, self.name, self.seed = str(kind), tuple(criteria), baseline, name, seed
+
+    # -------------------------------------------------------------------------------------------------------- asking
+
+    def build_tasks(
+        self,
+        prompts: Sequence[Text],
+        completions: Mapping[str, Sequence[Text]],
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> list[Task]:
+        """Blinded tasks, in an order in which nobody judges one prompt many times in a row.
+
+        Args:
+            prompts: [n].
+            completions: Model -> [n] its completions of the same prompts in the same order.
+            ids: [n] names of the prompts; their numbers by default.
+
+        Raises:
+            DataError: Counts differ, ids come twice, or there are too few or too many models.
+        """
+        from rlhf.feedback.store import Response, Task, TaskKind
+
+        names = [str(number) for number in range(len(prompts))] if ids is None else list(ids)
+        self._check(prompts, completions, names)
+        tasks = []
+        for criterion in self._asked():
+            for models in self._groups(list(completions)):
+                for number, order in self._orders(len(prompts), models, criterion):
+                    shown = [models[place] for place in order]
+                    item = names[number]
+                    tasks.append(
+                        Task(
+                            id=self._task_id(item, criterion, models),
+                            kind=TaskKind(self.kind),
+                            prompt=self._question(prompts[number], criterion),
+                            responses=[Response(text=completions[model][number], model=model) for model in shown],
+                            batch=self.name,
+                            columns={"evaluation": self.name, "item": item, "criterion": criterion},
+                        )
+                    )
+        random.Random(derive_seed(self.seed, "human-eval", "tasks")).shuffle(tasks)
+        return tasks
+
+    def open(self, store: PreferenceStore, tasks: Sequence[Task]) -> int:
+        """Put the tasks into a store and ask for its criteria; tasks that are there already are left alone.
+
+        Raises:
+            ConfigError: The store asks for other dimensions already.
+        """
+        if self.kind == "rating":
+            wanted = [criterion.model_dump(mode="json") for criterion in self.criteria]
+            there = store.setting("guidelines")
+            if there is not None and [g["name"] for g in there] != [g["name"] for g in wanted]:
+                raise ConfigError(
+                    f"This store's guidelines are {', '.join(g['name'] for g in there)}; an evaluation by "
+                    f"{', '.join(g['name'] for g in wanted)} wants a store of its own."
+                )
+            store.set_setting("guidelines", wanted)
+        return store.add_tasks(tasks, on_known="skip")
+
+    def export(self, tasks: Sequence[Task], tasks_file: Path | str, key_file: Path | str) -> None:
+        """For another tool: the tasks without a trace of the models, and the key that decodes what comes back.
+
+        The tool must give back, for each task, ``{"id", "annotator", "value"}`` with the value in the order of
+        ``completions``, shaped as ``rlhf.feedback.store.check_value`` says.
+        """
+        write_jsonl(
+            tasks_file,
+            (
+                {
+                    "id": task.id, "kind": str(task.kind), "prompt": task.prompt,
+                    "completions": [response.text for response in task.responses],
+                }
+                for task in tasks
+            ),
+        )  # fmt: skip
+        write_jsonl(
+            key_file,
+            (
+                {
+                    "id": task.id, "item": task.columns["item"], "criterion": task.columns["criterion"],
+                    "kind": str(task.kind), "models": [response.model for response in task.responses],
+                }
+                for task in tasks
+            ),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------------ counting
+
+    def read(self, judged_file: Path | str, key_file: Path | str) -> list[Judged]:
+        """What another tool gave back, decoded.
+
+        Raises:
+            DataError: A line can't be read, names a task that the key does not know, or repeats a judgement.
+        """
+        from rlhf.feedback.store import check_value
+
+        key = {row["id"]: row for _, row in _rows(key_file, KEY_COLUMNS)}
+        found: list[Judged] = []
+        seen: dict[tuple[str, str], str] = {}
+        for where, row in _rows(judged_file, ("id", "annotator", "value")):
+            known = key.get(row["id"])
+            if known is None:
+                raise RowError(where, f"there is no task {row['id']!r} in the key {key_file}; is it another export's?")
+            who = str(row["annotator"])
+            if (earlier := seen.setdefault((row["id"], who), where)) != where:
+                raise RowError(
+                    where, f"{who!r} judged task {row['id']!r} before, at {earlier}; keep the one that counts."
+                )
+            if not isinstance(row["value"], dict):
+                raise RowError(where, f"value is {json.dumps(row['value'])[:80]}; wanted an object.")
+            value = check_value(
+                known["kind"],
+                row["value"],
+                num_responses=len(known["models"]),
+                dimensions=self._dimensions(),
+                where=where,
+            )
+            found.append(
+                Judged(
+                    item=known["item"], criterion=known["criterion"], kind=known["kind"],
+                    models=tuple(known["models"]), annotator=who, value=value,
+                )
+            )  # fmt: skip
+        return found
+
+    def judged(self, store: PreferenceStore) -> list[Judged]:
+        """This evaluation's judgements in a store that count."""
+        return [
+            Judged(
+                item=str(found.task.columns["item"]), criterion=str(found.task.columns["criterion"]),
+                kind=str(found.task.kind), models=tuple(str(response.model) for response in found.task.responses),
+                annotator=found.annotator, value=found.value,
+            )
+            for found in store.judgements()
+            if found.task.columns.get("evaluation") == self.name
+        ]  # fmt: skip
+
+    def analyse(self, source: PreferenceStore | Sequence[Judged], *, resamples: int = 200) -> HumanEvaluation:
+        """Everything that the judgements say of the models, with intervals over prompts.
+
+        Args:
+            source: The store that holds the judgements, or what ``read`` gave.
+            resamples: Draws of prompts behind the intervals of strengths; the others have closed forms.
+
+        Raises:
+            DataError: Nothing was judged.
+        """
+        from rlhf.feedback.evaluation_results import evaluate
+
+        given = list(source) if isinstance(source, Sequence) else self.judged(source)
+        if not given:
+            raise DataError(f"Nothing of the evaluation {self.name!r} was judged yet.")
+        return evaluate(given, self.criteria, seed=self.seed, resamples=resamples)
+
+    # ------------------------------------------------------------------------------------------------------- helpers
+
+    def _check(self, prompts: Sequence[Text], completions: Mapping[str, Sequence[Text]], names: Sequence[str]) -> None:
+        for model, texts in completions.items():
+            if len(texts) != len(prompts):
+                raise DataError(
+                    f"{model!r} has {len(texts)} completions for {len(prompts)} prompts; give one for each."
+                )
+        if len(names) != len(prompts) or len(set(names)) < len(names):
+            raise DataError(
+                f"{len(prompts)} prompts need as many ids, each its own; got {len(set(names))} different ones."
+            )
+        if len(completions) < (1 if self.kind == "rating" else 2):
+            raise DataError(f"A {self.kind} evaluation compares models; got {', '.join(completions) or 'none'}.")
+        if self.baseline is not None and self.baseline not in completions:
+            raise DataError(f"The baseline {self.baseline!r} is none of the models {', '.join(completions)}.")
+
+    def _asked(self) -> list[str]:
+        """A criterion for each task of a comparison."""
+        return [OVERALL] if self.kind == "rating" or not self.criteria else [c.name for c in self.criteria]
+
+    def _dimensions(self) -> list[str] | None:
+        return [criterion.name for criterion in self.criteria] if self.kind == "rating" else None
+
+    def _groups(self, models: Sequence[str]) -> list[tuple[str, ...]]:
+        if self.kind in ("ranking", "rating"):
+            return [tuple(models)]
+        if self.baseline is not None:
+            return [(model, self.baseline) for model in models if model != self.baseline]
+        return list(combinations(models, 2))
+
+    def _orders(self, num: int, models: Sequence[str], criterion: str) -> list[tuple[int, list[int]]]:
+        """(prompt, places of the models) of each task: in every block of as many prompts as models, each is first once."""
+        rng = random.Random(derive_seed(self.seed, "human-eval", criterion, *models))
+        numbers = rng.sample(range(num), num)
+        orders: list[tuple[int, list[int]]] = []
+        for start in range(0, num, len(models)):
+            base = rng.sample(range(len(models)), len(models))
+            for turn, number in enumerate(numbers[start : start + len(models)]):
+                orders.append((number, base[turn:] + base[:turn]))
+        return orders
+
+    def _task_id(self, item: str, criterion: str, models: Sequence[str]) -> str:
+        """The same at every call, and no annotator can read models from it."""
+        parts = json.dumps([self.seed, self.name, item, criterion, sorted(models)])
+        return f"{self.name[:60]}-{hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()}"
+
+    def _question(self, prompt: Text, criterion: str) -> Text:
+        """The prompt, with the criterion before it where a task asks for one alone."""
+        if criterion == OVERALL:
+            return prompt
+        about = next(c for c in self.criteria if c.name == criterion)
+        asked = f"Judge by {about.name} alone: {about.description}"
+        if isinstance(prompt, str):
+            return f"[{asked}]\n\n{prompt}"
+        return [{"role": "system", "content": asked}, *prompt]
+
+
+def _rows(path: Path | str, wanted: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Lines of a file as (where, object), each with the columns that are wanted."""
+    found = []
+    for raw in read_jsonl(Path(path), 0):
+        where = f"{path}:{raw.place}"
+        if isinstance(raw.value, Unreadable):
+            raise RowError(where, raw.value.reason)
+        if not isinstance(raw.value, dict) or (missing := [name for name in wanted if name not in raw.value]):
+            told = f"has no {', '.join(missing)}" if isinstance(raw.value, dict) else "is no object"
+            raise RowError(where, f"the line {told}; wanted {', '.join(wanted)}.")
+        found.append((where, raw.value))
+    return found

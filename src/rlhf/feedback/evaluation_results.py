@@ -1,0 +1,328 @@
+"""What people's judgements say of models: scores, win rates, strengths, and how small a difference could have been found."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from rlhf.data.words import counted
+from rlhf.evaluation.intervals import Estimate, finite_or_none, mean_interval, unit_means
+from rlhf.evaluation.winrate import WinRate, win_rate
+from rlhf.feedback.aggregation import Comparison, Strengths, crowd_bradley_terry
+from rlhf.feedback.evaluation import OVERALL, Judged
+from rlhf.feedback.guidelines import AnnotationGuideline, overall_rating
+from rlhf.feedback.planning import detectable_difference, pairs_for_win_rate
+from rlhf.feedback.readings import values_of
+from rlhf.seeds import derive_seed
+
+SMALL_DIFFERENCE = 0.05
+"""Of a win rate from one half: what ``Power`` says the price of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A model's ratings on one criterion, or their weighted mean over all of them."""
+
+    model: str
+    criterion: str
+    mean: Estimate
+    """Prompts weigh the same and are the unit of the interval."""
+    std: float
+    """Of single ratings; NaN for one."""
+    num_ratings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Rating of the first model less the second's, by the same person on the same prompt."""
+
+    first: str
+    second: str
+    criterion: str
+    mean: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versus:
+    """How often the first model was preferred."""
+
+    first: str
+    second: str
+    criterion: str
+    rate: WinRate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """What so many prompts can show."""
+
+    num_prompts: int
+    tie_frac: float
+    detectable: float
+    """Smallest distance of a win rate from one half that is found in four evaluations of five; NaN where none is."""
+    prompts_for_small: int | None
+    """Prompts that find a distance of ``SMALL_DIFFERENCE`` as often; None where so many ties leave no room for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HumanEvaluation:
+    """All of it. ``overall`` is all criteria together: ratings by their weights, preferences each counting the same."""
+
+    models: tuple[str, ...]
+    num_prompts: int
+    num_judgements: int
+    num_annotators: int
+    scores: list[Score]
+    """Of ratings only."""
+    differences: list[Difference]
+    """Of ratings only; two intervals side by side say less."""
+    win_rates: list[Versus]
+    strengths: dict[str, Estimate]
+    """Bradley-Terry log-odds against an average model; annotators weigh by their reliability. Empty for one model."""
+    reliability: dict[str, float]
+    """Annotator -> probability that they report what they see, by the same fit."""
+    power: Power | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "models": list(self.models),
+            "num_prompts": self.num_prompts,
+            "num_judgements": self.num_judgements,
+            "num_annotators": self.num_annotators,
+            "scores": [
+                {
+                    "model": s.model, "criterion": s.criterion, **s.mean.to_dict(), "std": finite_or_none(s.std),
+                    "num_ratings": s.num_ratings,
+                }
+                for s in self.scores
+            ],
+            "differences": [
+                {"models": [d.first, d.second], "criterion": d.criterion, **d.mean.to_dict()} for d in self.differences
+            ],
+            "win_rates": [
+                {"models": [v.first, v.second], "criterion": v.criterion, **v.rate.to_dict()} for v in self.win_rates
+            ],
+            "strengths": {model: found.to_dict() for model, found in self.strengths.items()},
+            "reliability": dict(self.reliability),
+            "power": None if self.power is None else {**asdict(self.power), "detectable": finite_or_none(self.power.detectable)},
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For a terminal."""
+        return "\n".join(_lines(self)) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    item: str
+    criterion: str
+    first: str
+    second: str
+    y: float
+    """1 where the first is better, 0, or 1/2."""
+    annotator: str
+
+
+def evaluate(
+    judged: Sequence[Judged], criteria: Sequence[AnnotationGuideline], *, seed: int, resamples: int
+) -> HumanEvaluation:
+    """See ``HumanEvalProtocol.analyse``."""
+    models = tuple(sorted({model for one in judged for model in one.models}))
+    outcomes = [outcome for one in judged for outcome in _outcomes(one, criteria)]
+    rated = [one for one in judged if one.kind == "rating"]
+    win_rates = _win_rates(outcomes)
+    fitted = _fit(_pooled(outcomes))
+    return HumanEvaluation(
+        models=models,
+        num_prompts=len({one.item for one in judged}),
+        num_judgements=len(judged),
+        num_annotators=len({one.annotator for one in judged}),
+        scores=_scores(rated, criteria),
+        differences=_differences(rated, criteria),
+        win_rates=win_rates,
+        strengths=_strengths(fitted, _pooled(outcomes), seed=seed, resamples=resamples) if fitted else {},
+        reliability={str(name): value for name, value in fitted.reliability.items()} if fitted else {},
+        power=_power(win_rates),
+    )
+
+
+def _outcomes(one: Judged, criteria: Sequence[AnnotationGuideline]) -> Iterator[_Outcome]:
+    """A judgement as wins, losses and ties between models."""
+    if one.kind == "rating":
+        for criterion, ratings in _ratings(one, criteria).items():
+            for i, j in combinations(range(len(one.models)), 2):
+                yield _outcome(one, criterion, i, j, ratings[i] - ratings[j])
+        return
+    for part, value in values_of(one.kind, one.value).items():
+        i, j = (int(str(place)) for place in part) if part else (0, 1)
+        lead = {"a": 1, "tie": 0, "b": -1}[value] if isinstance(value, str) else value
+        yield _outcome(one, one.criterion, i, j, lead)
+
+
+def _outcome(one: Judged, criterion: str, i: int, j: int, lead: float) -> _Outcome:
+    """With the models in the order of their names, so that the two orders of a pair are one."""
+    if one.models[j] < one.models[i]:
+        i, j, lead = j, i, -lead
+    return _Outcome(one.item, criterion, one.models[i], one.models[j], (np.sign(lead) + 1) / 2, one.annotator)
+
+
+def _ratings(one: Judged, criteria: Sequence[AnnotationGuideline]) -> dict[str, list[float]]:
+    """Criterion -> [models] ratings, the weighted mean of all with them."""
+    given: Mapping[str, Sequence[float]] = one.value["ratings"]
+    together = [
+        overall_rating({name: ratings[place] for name, ratings in given.items()}, criteria)
+        for place in range(len(one.models))
+    ]
+    return {**{name: list(ratings) for name, ratings in given.items()}, OVERALL: together}
+
+
+def _scores(rated: Sequence[Judged], criteria: Sequence[AnnotationGuideline]) -> list[Score]:
+    table: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    for one in rated:
+        for criterion, ratings in _ratings(one, criteria).items():
+            for model, rating in zip(one.models, ratings, strict=True):
+                table[criterion, model].append((one.item, rating))
+    return [
+        Score(
+            model=model, criterion=criterion, mean=_mean_by_item(given), num_ratings=len(given),
+            std=float(np.std([rating for _, rating in given], ddof=1)) if len(given) > 1 else math.nan,
+        )
+        for (criterion, model), given in sorted(table.items(), key=lambda entry: _place(entry[0][0], entry[0][1], criteria))
+    ]  # fmt: skip
+
+
+def _differences(rated: Sequence[Judged], criteria: Sequence[AnnotationGuideline]) -> list[Difference]:
+    table: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
+    for one in rated:
+        for criterion, ratings in _ratings(one, criteria).items():
+            of = dict(zip(one.models, ratings, strict=True))
+            for first, second in combinations(sorted(of), 2):
+                table[criterion, first, second].append((one.item, of[first] - of[second]))
+    return [
+        Difference(first=first, second=second, criterion=criterion, mean=_mean_by_item(given))
+        for (criterion, first, second), given in sorted(
+            table.items(), key=lambda entry: _place(entry[0][0], entry[0][1] + entry[0][2], criteria)
+        )
+    ]
+
+
+def _mean_by_item(given: Sequence[tuple[str, float]]) -> Estimate:
+    return mean_interval(unit_means([value for _, value in given], [item for item, _ in given]))
+
+
+def _place(criterion: str, rest: str, criteria: Sequence[AnnotationGuideline]) -> tuple[int, str]:
+    """``overall`` first, then the criteria as they stand."""
+    names = [OVERALL, *(c.name for c in criteria)]
+    return names.index(criterion), rest
+
+
+def _pooled(outcomes: Sequence[_Outcome]) -> list[_Outcome]:
+    """What strengths are fitted to: overall verdicts where there are any, else those on all criteria."""
+    return [o for o in outcomes if o.criterion == OVERALL] or list(outcomes)
+
+
+def _win_rates(outcomes: Sequence[_Outcome]) -> list[Versus]:
+    table: dict[tuple[str, str, str], list[_Outcome]] = defaultdict(list)
+    for outcome in _pooled(outcomes):
+        table[OVERALL, outcome.first, outcome.second].append(outcome)
+    for outcome in outcomes:
+        if outcome.criterion != OVERALL:
+            table[outcome.criterion, outcome.first, outcome.second].append(outcome)
+    found = []
+    for (criterion, first, second), given in table.items():
+        y = np.array([outcome.y for outcome in given])
+        rate = win_rate(y, 1 - y, clusters=[outcome.item for outcome in given])
+        found.append(Versus(first=first, second=second, criterion=criterion, rate=rate))
+    return found
+
+
+def _fit(outcomes: Sequence[_Outcome]) -> Strengths | None:
+    comparisons = [
+        Comparison(o.annotator, *((o.first, o.second) if o.y >= 0.5 else (o.second, o.first)), is_tie=o.y == 0.5)
+        for o in outcomes
+    ]
+    return crowd_bradley_terry(comparisons) if comparisons else None
+
+
+def _strengths(fitted: Strengths, outcomes: Sequence[_Outcome], *, seed: int, resamples: int) -> dict[str, Estimate]:
+    """Percentile intervals over prompts; a draw without a model says nothing of it."""
+    of_item: dict[str, list[_Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        of_item[outcome.item].append(outcome)
+    items = list(of_item.values())
+    rng = np.random.default_rng(derive_seed(seed, "human-eval", "bootstrap"))
+    drawn: dict[str, list[float]] = defaultdict(list)
+    for _ in range(resamples if len(items) > 1 else 0):
+        again = _fit([outcome for place in rng.integers(0, len(items), len(items)) for outcome in items[place]])
+        assert again is not None, "every prompt has an outcome"
+        for model, strength in again.strengths.items():
+            drawn[str(model)].append(strength)
+    found = {}
+    for model, value in sorted(fitted.strengths.items(), key=lambda entry: -entry[1]):
+        ends = np.quantile(drawn[str(model)], [0.025, 0.975]) if drawn[str(model)] else (math.nan, math.nan)
+        reason = "" if drawn[str(model)] else "one prompt has no interval"
+        found[str(model)] = Estimate(value=value, low=float(ends[0]), high=float(ends[1]), n=len(items), reason=reason)
+    return found
+
+
+def _power(win_rates: Sequence[Versus]) -> Power | None:
+    """Of the pair of models that was compared on the fewest prompts."""
+    overall = [versus.rate for versus in win_rates if versus.criterion == OVERALL]
+    if not overall:
+        return None
+    rate = min(overall, key=lambda found: found.num_prompts)
+    ties = rate.ties / rate.n
+    possible = 0.5 - ties / 2 > SMALL_DIFFERENCE
+    return Power(
+        num_prompts=rate.num_prompts,
+        tie_frac=ties,
+        detectable=detectable_difference(rate.num_prompts, tie_frac=ties) if ties < 1 else math.nan,
+        prompts_for_small=pairs_for_win_rate(SMALL_DIFFERENCE, tie_frac=ties) if possible else None,
+    )
+
+
+def _lines(found: HumanEvaluation) -> Iterator[str]:
+    yield (
+        f"{counted(found.num_judgements, 'judgement')} of {counted(found.num_prompts, 'prompt')} by "
+        f"{counted(found.num_annotators, 'annotator')}; models: {', '.join(found.models)}. Brackets: 95 %, over prompts."
+    )
+    for score in found.scores:
+        yield (
+            f"  {score.criterion:14} {score.model:20} {_words(score.mean)}, deviation {score.std:.2f} of "
+            f"{counted(score.num_ratings, 'rating')}"
+        )
+    for difference in found.differences:
+        yield f"  {difference.criterion:14} {difference.first} less {difference.second}: {_words(difference.mean, '+.2f')}"
+    for versus in found.win_rates:
+        yield f"  {versus.criterion:14} {versus.first} over {versus.second}: {versus.rate}"
+    if found.strengths:
+        listed = ", ".join(f"{model} {_words(strength, '+.2f')}" for model, strength in found.strengths.items())
+        yield f"  strengths (Bradley-Terry, log-odds against the average): {listed}"
+        listed = ", ".join(f"{name} {value:.2f}" for name, value in found.reliability.items())
+        yield f"  reliability of annotators: {listed}"
+    if found.power is not None:
+        yield _power_words(found.power)
+
+
+def _power_words(power: Power) -> str:
+    if math.isfinite(power.detectable):
+        least = f"find a win rate that is {power.detectable:.2f} from one half in four evaluations of five"
+    else:
+        least = "find no win rate with any certainty"
+    more = "" if power.prompts_for_small is None else f"; for {SMALL_DIFFERENCE:g} it takes {power.prompts_for_small:,}"
+    ties = f" with {power.tie_frac:.0%} ties" if power.tie_frac else ""
+    return f"  {counted(power.num_prompts, 'prompt')}{ties} {least}{more}. No difference seen is not no difference."
+
+
+def _words(found: Estimate, form: str = ".2f") -> str:
+    if not found.measured:
+        return f"not measured: {found.reason}"
+    ends = f" [{found.low:{form}}, {found.high:{form}}]" if math.isfinite(found.low) else ""
+    return f"{found.value:{form}}{ends}"

@@ -1,0 +1,148 @@
+"""Judgements of every kind as single answers that can be compared: what agreement, quality and aggregation work on.
+
+    kind      questions of one task                           answers
+    pairwise  one                                             a, tie, b
+    graded    one                                             -2 ... 2 or -3 ... 3
+    ranking   one for each two completions                    a, tie, b
+    rating    one for each dimension and completion           1 ... 5
+    binary    one                                             False, True
+
+Answers of one judgement are one piece of evidence; whoever makes an interval of them draws tasks, not answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from rlhf.data.contracts import Text
+from rlhf.feedback.quality import Verdict
+
+if TYPE_CHECKING:  # the store needs an extra; reading what it gave needs none
+    from rlhf.feedback.store import Judgement, TaskKind
+
+Part = tuple[Hashable, ...]
+"""Which of a task's questions: () where there is one, (0, 1) for two completions, ("accuracy", 0) for a rating."""
+SIDES = ("a", "tie", "b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked alike of many tasks: its answers form one table."""
+
+    name: str
+    """The kind, and for ratings the dimension."""
+    scale: tuple[Any, ...]
+    """All answers there can be, in order."""
+    is_ordered: bool
+    """Whether neighbours on the scale are nearer than others: then coefficients weigh how far apart answers are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One thing that somebody said."""
+
+    question: Question
+    task: str
+    part: Part
+    annotator: str
+    value: Any
+    judgement: Judgement
+
+    @property
+    def item(self) -> tuple[Hashable, ...]:
+        """What others may have answered too."""
+        return (self.task, *self.part)
+
+
+def values_of(kind: TaskKind | str, value: Mapping[str, Any]) -> dict[Part, Any]:
+    """A judgement's or a gold item's value, taken apart."""
+    match str(kind):
+        case "ranking":
+            ranks = value["ranks"]
+            return {(i, j): _side(ranks[j] - ranks[i]) for i, j in combinations(range(len(ranks)), 2)}
+        case "rating":
+            return {
+                (name, place): rating for name, given in value["ratings"].items() for place, rating in enumerate(given)
+            }
+    (found,) = value.values()
+    return {(): found}
+
+
+def question_of(kind: TaskKind | str, part: Part) -> Question:
+    """What a part of a task of this kind asks."""
+    match str(kind):
+        case "rating":
+            return Question(name=f"rating: {part[0]}", scale=(1, 2, 3, 4, 5), is_ordered=True)
+        case "graded5":
+            return Question(name="graded5", scale=tuple(range(-2, 3)), is_ordered=True)
+        case "graded7":
+            return Question(name="graded7", scale=tuple(range(-3, 4)), is_ordered=True)
+        case "binary":
+            return Question(name="binary", scale=(False, True), is_ordered=False)
+    return Question(name=str(kind), scale=SIDES, is_ordered=False)
+
+
+def answers_of(judgements: Iterable[Judgement]) -> Iterator[Answer]:
+    """All that was said, in order."""
+    for judgement in judgements:
+        kind = judgement.task.kind
+        for part, value in values_of(kind, judgement.value).items():
+            yield Answer(
+                question=question_of(kind, part), task=judgement.task.id, part=part, annotator=judgement.annotator,
+                value=value, judgement=judgement,
+            )  # fmt: skip
+
+
+def verdicts_of(judgements: Iterable[Judgement]) -> Iterator[Verdict]:
+    """For ``AnnotatorQualityControl``: answers as coarse as people can be expected to agree on.
+
+    Grades count by the side they take, ratings as bad (1, 2), middling (3) or good (4, 5): who says "slightly" where
+    others say "much" does not disagree about what is better.
+    """
+    for answer in answers_of(judgements):
+        judgement = answer.judgement
+        task = judgement.task
+        gold = values_of(task.kind, task.gold).get(answer.part) if task.gold is not None else None
+        yield Verdict(
+            item=answer.item,
+            annotator=answer.annotator,
+            value=_coarse(answer.question, answer.value),
+            gold=None if gold is None else _coarse(answer.question, gold),
+            seconds=judgement.seconds,
+            at=judgement.made_at.timestamp(),
+            unit=judgement.number,
+            **_leanings(judgement, answer.part),
+        )
+
+
+def length_of(text: Text) -> int:
+    """Characters of a completion, whether a text or turns."""
+    return len(text) if isinstance(text, str) else sum(len(str(turn.get("content") or "")) for turn in text)
+
+
+def _leanings(judgement: Judgement, part: Part) -> dict[str, str | None]:
+    """Which of two completions stood first, and which is longer; nothing for answers about a single one."""
+    responses = judgement.task.responses
+    pair = part if len(part) == 2 and part[0] in range(len(responses)) else (0, 1) if len(responses) == 2 else None
+    if pair is None or str(judgement.task.kind) in ("rating", "binary"):
+        return {}
+    first, second = (int(str(place)) for place in pair)
+    lead = length_of(responses[first].text) - length_of(responses[second].text)
+    places = list(judgement.order)
+    return {
+        "shown_first": "a" if places.index(first) < places.index(second) else "b",
+        "longer": None if lead == 0 else "a" if lead > 0 else "b",
+    }
+
+
+def _coarse(question: Question, value: Any) -> Any:
+    if question.name.startswith("rating"):
+        return "good" if value > 3 else "bad" if value < 3 else "middling"
+    return _side(value) if question.is_ordered else value
+
+
+def _side(lead: float) -> str:
+    return "a" if lead > 0 else "b" if lead < 0 else "tie"

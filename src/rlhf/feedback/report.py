@@ -1,0 +1,206 @@
+"""What ``rlhf feedback report`` says: the findings of a store as text and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from rlhf.data.words import counted
+from rlhf.evaluation.intervals import Estimate, finite_or_none
+from rlhf.feedback.findings import MIN_SHARED, Coverage, DividedItem, Findings, QuestionAgreement, findings_of
+from rlhf.feedback.quality import AnnotatorQuality, QualityRules
+
+if TYPE_CHECKING:
+    from rlhf.feedback.store import PreferenceStore
+
+SCHEMA = 1
+MAX_PAIRS_SHOWN = 10
+"""Pairs of annotators on a terminal; JSON has more."""
+LEVELS = (
+    (0.8, "reliable"),
+    (0.667, "enough for tentative conclusions"),
+    (-math.inf, "too low to build on one judgement"),
+)
+"""Krippendorff's own reading of alpha (2004, "Content analysis", section 11.4)."""
+
+
+def report_text(store: PreferenceStore, *, rules: QualityRules | None = None, seed: int = 0) -> str:
+    """For a terminal."""
+    return in_words(findings_of(store, rules=rules, seed=seed))
+
+
+def report_json(store: PreferenceStore, *, rules: QualityRules | None = None, seed: int = 0) -> dict[str, Any]:
+    """For programs; a number that was not measured is null, beside the reason."""
+    return to_dict(findings_of(store, rules=rules, seed=seed))
+
+
+def in_words(findings: Findings) -> str:
+    """All of it, most important first."""
+    return "\n".join(_lines(findings)) + "\n"
+
+
+def estimate_words(found: Estimate, *, digits: int = 2) -> str:
+    """Value with interval, or a dash."""
+    if not found.measured:
+        return "-"
+    if not math.isfinite(found.low):
+        return f"{found.value:.{digits}f}"
+    return f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def coverage_words(found: Coverage) -> list[str]:
+    """How far the work has come, in two or three sentences."""
+    lines = [
+        f"{counted(found.num_tasks, 'task')} and {counted(found.num_gold, 'gold item')}; "
+        f"{counted(found.num_judgements, 'judgement')} by {counted(found.num_annotators, 'annotator')}.",
+        f"{found.num_complete} tasks have the {counted(found.overlap, 'judgement')} wanted, {found.num_started} some, "
+        f"{found.num_untouched} none.",
+    ]
+    if found.flags or found.num_comments:
+        flags = ", ".join(f"{name} {count}" for name, count in sorted(found.flags.items())) or "none"
+        lines.append(f"Flags: {flags}. Comments: {found.num_comments}.")
+    return lines
+
+
+def leaning_words(first_frac: Estimate) -> str:
+    """What the share of wins of the first position says."""
+    if not first_frac.measured:
+        return f"not measured: {first_frac.reason}."
+    leans = not first_frac.low <= 0.5 <= first_frac.high
+    verdict = "annotators lean to a position" if leans else "no leaning is visible"
+    return f"what stood first won {estimate_words(first_frac)} of decided comparisons; {verdict}."
+
+
+def alpha_words(found: QuestionAgreement) -> str:
+    """How far alpha carries, by Krippendorff's own thresholds."""
+    if not found.alpha.measured:
+        return f"not measured: {found.alpha.reason}"
+    return next(words for least, words in LEVELS if found.alpha.value >= least)
+
+
+def divided_words(item: DividedItem) -> str:
+    """Who said what."""
+    where = item.task + (f" ({', '.join(map(str, item.part))})" if item.part else "")
+    return f"{where}: {', '.join(f'{name} {value}' for name, value in item.answers.items())}"
+
+
+def to_dict(findings: Findings) -> dict[str, Any]:
+    """What JSON can hold."""
+    return {
+        "schema": SCHEMA,
+        "coverage": asdict(findings.coverage),
+        "annotators": [_annotator_dict(found) for found in findings.annotators],
+        "agreement": [
+            {
+                "question": found.question.name,
+                "scale": list(found.question.scale),
+                "metric": "ordinal" if found.question.is_ordered else "nominal",
+                "num_items": found.num_items,
+                "num_compared": found.num_compared,
+                "same": found.same.to_dict(),
+                "krippendorff_alpha": found.alpha.to_dict(),
+                "fleiss_kappa": found.fleiss.to_dict(),
+                "cohen_kappa": [
+                    {"annotators": [pair.first, pair.second], **pair.kappa.to_dict()} for pair in found.pairs
+                ],
+                "divided": [{**asdict(item), "part": list(item.part)} for item in found.divided],
+            }
+            for found in findings.agreement
+        ],
+        "first_frac": findings.first_frac.to_dict(),
+        "rules": asdict(findings.rules),
+        "notes": list(findings.notes),
+    }
+
+
+def _lines(findings: Findings) -> Iterator[str]:
+    yield from coverage_words(findings.coverage)
+    yield from (f"! {note}" for note in findings.notes)
+    if not findings.annotators:
+        return
+    yield ""
+    yield "Annotators"
+    yield from _table(
+        ["", "judged", "agreement", "gold", "s/task", "quick", "first", "longer", "drift", "qualified"],
+        [_annotator_cells(found) for found in findings.annotators],
+    )
+    for found in findings.annotators:
+        if found.unqualified_because:
+            yield f"  {found.annotator}: {'; '.join(found.unqualified_because)}."
+        if found.leans_to_position:
+            yield f"  {found.annotator} leans to a position: the first won {estimate_words(found.first_frac)}."
+    yield (
+        "  agreement: with the majority of the others; quick: share under "
+        f"{findings.rules.too_quick_seconds:g} s; first, longer: share won by what stood first, by the longer text; drift: "
+        "agreement later less earlier. Brackets: 95 %."
+    )
+    yield ""
+    yield f"Position: {leaning_words(findings.first_frac)}"
+    for question in findings.agreement:
+        yield ""
+        yield from _question_lines(question)
+
+
+def _question_lines(found: QuestionAgreement) -> Iterator[str]:
+    yield f"Agreement on {found.question.name}: {found.num_compared} of {counted(found.num_items, 'item')} judged by two or more"
+    if not found.num_compared:
+        return
+    metric = "ordinal" if found.question.is_ordered else "nominal"
+    yield f"  Krippendorff's alpha ({metric})  {estimate_words(found.alpha)}  {alpha_words(found)}"
+    fleiss = estimate_words(found.fleiss) if found.fleiss.measured else f"not measured: {found.fleiss.reason}"
+    yield f"  Fleiss' kappa  {fleiss}"
+    yield f"  equal answers  {estimate_words(found.same)}"
+    weighted = ", weighted" if found.question.is_ordered else ""
+    for pair in islice(found.pairs, MAX_PAIRS_SHOWN):
+        words = estimate_words(pair.kappa) if pair.kappa.measured else f"not measured: {pair.kappa.reason}"
+        yield f"  Cohen's kappa{weighted}, {pair.first} and {pair.second}  {words}  on {counted(pair.kappa.n, 'task')}"
+    if len(found.pairs) > MAX_PAIRS_SHOWN:
+        yield f"  and {len(found.pairs) - MAX_PAIRS_SHOWN} more pairs (--json has them)"
+    if not found.pairs:
+        yield f"  Cohen's kappa  not measured: no two annotators share {MIN_SHARED} tasks"
+    if found.divided:
+        yield "  Most divided:"
+        yield from (f"    {divided_words(item)}" for item in found.divided)
+
+
+def _annotator_cells(found: AnnotatorQuality) -> list[str]:
+    return [
+        str(found.annotator),
+        str(found.num_judgements),
+        estimate_words(found.agreement),
+        estimate_words(found.gold_accuracy),
+        f"{found.seconds:.0f}" if math.isfinite(found.seconds) else "-",
+        f"{found.too_quick_frac:.0%}" if math.isfinite(found.too_quick_frac) else "-",
+        estimate_words(found.first_frac),
+        estimate_words(found.longer_frac),
+        estimate_words(found.drift),
+        "yes" if found.qualified else "no",
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def _annotator_dict(found: AnnotatorQuality) -> dict[str, Any]:
+    return {
+        "annotator": str(found.annotator),
+        "num_judgements": found.num_judgements,
+        "agreement": found.agreement.to_dict(),
+        "gold_accuracy": found.gold_accuracy.to_dict(),
+        "median_seconds": finite_or_none(found.seconds),
+        "too_quick_frac": finite_or_none(found.too_quick_frac),
+        "first_frac": found.first_frac.to_dict(),
+        "longer_frac": found.longer_frac.to_dict(),
+        "drift": found.drift.to_dict(),
+        "qualified": found.qualified,
+        "unqualified_because": list(found.unqualified_because),
+    }

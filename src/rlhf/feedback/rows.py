@@ -1,0 +1,100 @@
+"""From judgements to rows of DESIGN's kinds: one for each judgement, with where it came from.
+
+    pairwise, graded   comparison   preference, strength, and `grade` where grades were asked
+    ranking            ranking      ranks
+    rating             ranking or, of one completion, rating: overall ratings, and `ratings_by_dimension`
+    binary             unpaired     label
+
+Read again (``rlhf.feedback.tasks``), they give the same tasks and the same judgements.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline, overall_rating
+from rlhf.feedback.items import Item
+from rlhf.feedback.provenance import provenance_of
+from rlhf.feedback.store.values import Task, TaskKind
+
+
+def rows_of(
+    items: Iterable[Item],
+    *,
+    guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES,
+    flat: bool = False,
+    with_unjudged: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """One row for each judgement.
+
+    Args:
+        items: Tasks with their judgements.
+        guidelines: Whose weights make overall ratings, and whose digest is the column ``guideline_version``.
+        flat: For CSV and Parquet; see ``rlhf.feedback.provenance``.
+        with_unjudged: Also a row for each task that nobody judged: its prompt and a list of completions.
+    """
+    version = guideline_version(guidelines)
+    for item in items:
+        for said in item.said:
+            own = _own_columns(item.task, said.value, guidelines)
+            yield own | provenance_of(item.task, said, guideline_version=version, flat=flat)
+        if with_unjudged and not item.said:
+            yield _unjudged(item.task, flat)
+
+
+def guideline_version(guidelines: Sequence[AnnotationGuideline]) -> str:
+    """Eight letters that change when the guidelines do."""
+    content = json.dumps([guideline.model_dump(mode="json") for guideline in guidelines], sort_keys=True)
+    return blake2b(content.encode(), digest_size=4).hexdigest()
+
+
+def _own_columns(task: Task, value: Mapping[str, Any], guidelines: Sequence[AnnotationGuideline]) -> dict[str, Any]:
+    texts = [response.text for response in task.responses]
+    match task.kind:
+        case TaskKind.PAIRWISE | TaskKind.GRADED5 | TaskKind.GRADED7:
+            return {"prompt": task.prompt, "completion_a": texts[0], "completion_b": texts[1], **_verdict(task, value)}
+        case TaskKind.RANKING:
+            return {"prompt": task.prompt, "completions": texts, "ranks": value["ranks"]}
+        case TaskKind.RATING:
+            dimensions = value["ratings"]
+            overall = overall_ratings(dimensions, guidelines)
+            named = {"ratings_by_dimension": dimensions}
+            if len(texts) == 1:
+                return {"prompt": task.prompt, "completion": texts[0], "rating": overall[0], **named}
+            return {"prompt": task.prompt, "completions": texts, "ratings": overall, **named}
+    return {"prompt": task.prompt, "completion": texts[0], "label": value["label"]}
+
+
+def _verdict(task: Task, value: Mapping[str, Any]) -> dict[str, Any]:
+    if task.kind is TaskKind.PAIRWISE:
+        return {"preference": value["preference"]}
+    grade = value["grade"]
+    verdict: dict[str, Any] = {"preference": "a" if grade > 0 else "b" if grade < 0 else "tie", "grade": grade}
+    if grade:
+        verdict["strength"] = "significantly" if abs(grade) > 1 else "slightly"
+    return verdict
+
+
+def overall_ratings(dimensions: Mapping[str, Sequence[int]], guidelines: Sequence[AnnotationGuideline]) -> list[float]:
+    """Of each completion: the mean by the guidelines' weights, or the plain mean where they do not know a dimension."""
+    weights = {guideline.name: guideline.weight for guideline in guidelines}
+    if not dimensions.keys() <= weights.keys():
+        guidelines = [AnnotationGuideline(name=name, description="") for name in dimensions]
+    return [
+        overall_rating(dict(zip(dimensions, given, strict=True)), guidelines)
+        for given in zip(*dimensions.values(), strict=True)
+    ]
+
+
+def _unjudged(task: Task, flat: bool) -> dict[str, Any]:
+    """A prompt and its completions, without a verdict."""
+    texts = [response.text for response in task.responses]
+    return {"prompt": task.prompt, "completions": texts, **provenance_of(task, None, flat=flat)}
+
+
+def with_judgements(items: Iterable[Item], keep: Any) -> list[Item]:
+    """The same items with only those judgements that ``keep(task, said)`` wants."""
+    return [Item(task=item.task, said=tuple(said for said in item.said if keep(item.task, said))) for item in items]

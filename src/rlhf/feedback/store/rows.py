@@ -1,0 +1,102 @@
+"""Between rows of tables and what the store gives and takes: what goes in comes out, or is refused at the door."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import DataError
+from rlhf.feedback.store.tables import ResponseRow, TaskRow
+from rlhf.feedback.store.values import MAX_TEXT, Response, Task, TaskKind
+
+if TYPE_CHECKING:
+    from rlhf.feedback.store.store import Submission
+
+FLAGS = ("unsafe", "unclear", "broken", "personal_data")
+"""What an annotator can say of an item beside judging it."""
+MAX_NUMBER = 2**31 - 1
+"""Of a row: what an integer column of PostgreSQL holds."""
+MAX_KEY = 64
+UNDO_PREFIX = "undo-"
+"""Of the keys that the store makes itself."""
+MAX_SPANS = 100
+
+
+def row_of(task: Task, now: datetime) -> TaskRow:
+    """A task as it is kept."""
+    return TaskRow(
+        id=task.id, kind=str(task.kind), prompt=as_json(task.prompt), gold=task.gold, priority=task.priority,
+        batch=task.batch, columns=as_json(dict(task.columns)), added_at=now,
+        responses=[
+            ResponseRow(
+                place=place, text=as_json(r.text), model=r.model, sampling=as_json(dict(r.sampling)),
+                columns=as_json(dict(r.columns)),
+            )
+            for place, r in enumerate(task.responses)
+        ],
+    )  # fmt: skip
+
+
+def task_of(row: TaskRow) -> Task:
+    """A task as it went in."""
+    return Task(
+        id=row.id, kind=TaskKind(row.kind), prompt=row.prompt, gold=row.gold, priority=row.priority, batch=row.batch,
+        columns=row.columns,
+        responses=[
+            Response(text=r.text, model=r.model, sampling=r.sampling, columns=r.columns) for r in row.responses
+        ],
+    )  # fmt: skip
+
+
+def as_json(value: Any) -> Any:
+    """What JSON gives back is what went in, or an error now rather than a surprise later."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as err:
+        raise DataError(
+            f"A task holds something that JSON can't ({err}); wanted texts, numbers, lists and mappings."
+        ) from None
+
+
+def check_key(key: str) -> None:
+    """Refuse a submission's key that no page of ours makes.
+
+    Raises:
+        DataError: It is empty, too long, not printable, or one that the store keeps for itself.
+    """
+    if not 0 < len(key) <= MAX_KEY or not (key.isascii() and key.isprintable()) or key.startswith(UNDO_PREFIX):
+        raise DataError(
+            f"A submission's key has 1 to {MAX_KEY} printable ASCII characters and does not begin with {UNDO_PREFIX!r}; "
+            f"got {key[:80]!r}."
+        )
+
+
+def extras_of(sent: Submission) -> dict[str, Any]:
+    """What a submission says beside its value, checked.
+
+    Raises:
+        DataError: Something of it is no comment, flag, span, share or time.
+    """
+    if len(sent.comment) > MAX_TEXT:
+        raise DataError(f"The comment has {len(sent.comment):,} characters; at most {MAX_TEXT:,} are kept.")
+    if unknown := [flag for flag in sent.flags if flag not in FLAGS]:
+        raise DataError(f"There is no flag {unknown[0]!r}; flags are {', '.join(FLAGS)}.")
+    if len(sent.spans) > MAX_SPANS:
+        raise DataError(f"{len(sent.spans)} passages are marked; at most {MAX_SPANS} are kept.")
+    if sent.confidence is not None and not 0 <= sent.confidence <= 1:
+        raise DataError(f"confidence is {sent.confidence}; it lies between 0 and 1.")
+    if sent.seconds is not None and not (math.isfinite(sent.seconds) and sent.seconds >= 0):
+        raise DataError(f"seconds is {sent.seconds}; a time is at least 0.")
+    return {
+        "comment": _storable(sent.comment), "flags": list(sent.flags), "spans": as_json(list(sent.spans)),
+        "confidence": sent.confidence, "seconds": sent.seconds,
+    }  # fmt: skip
+
+
+def _storable(text: str) -> str:
+    """A text as every database takes it: PostgreSQL refuses NUL, and no UTF-8 has half a character."""
+    return (
+        text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )

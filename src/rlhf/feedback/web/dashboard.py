@@ -1,0 +1,151 @@
+"""The owner's page: how far the work has come, whom to trust, what divides people.
+
+    GET  /dashboard      as a page
+    GET  /api/report     the same findings as JSON
+
+Both are the owner's alone. What is shown is measured again when something was judged since, but not all the time: with
+ten thousand tasks it takes seconds, in which annotators would wait.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from rlhf.evaluation.intervals import Estimate
+from rlhf.feedback.findings import Findings, findings_of
+from rlhf.feedback.quality import AnnotatorQuality
+from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_dict
+from rlhf.feedback.store import Judgement, PreferenceStore
+from rlhf.feedback.store.engine import reading
+from rlhf.feedback.store.tables import JudgementRow, TaskRow
+from rlhf.feedback.web.auth import Visitor, owner, the_store, the_visitor
+from rlhf.feedback.web.pages import page
+
+MIN_AGE_SECONDS = 5.0
+"""Younger findings are shown again though something was judged since."""
+REST = 10.0
+"""And those younger than so many times what measuring them took: it may use a tenth of the server's time."""
+MAX_REMARKS = 30
+"""Comments and flags shown, newest first."""
+MAX_SNIPPET = 160
+"""Characters of a prompt beside what divides people."""
+
+router = APIRouter(dependencies=[Depends(owner)])
+Store = Annotated[PreferenceStore, Depends(the_store)]
+Whoever = Annotated[Visitor, Depends(the_visitor)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What was found, and when."""
+
+    findings: Findings
+    remarks: Sequence[Judgement]
+    """Judgements with a comment or a flag."""
+    prompts: dict[str, str]
+    """Task -> how its prompt begins, of those that are shown."""
+    at: datetime
+
+
+class Desk:
+    """Keeps the last view; one request measures, the others wait for it.
+
+    Args:
+        store: What is measured.
+        clock: Seconds.
+    """
+
+    def __init__(self, store: PreferenceStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._view: View | None = None
+        self._stamp: tuple[Any, ...] = ()
+        self._fresh_until = 0.0
+
+    def view(self) -> View:
+        """The last view where it is true or young, a new one else."""
+        with self._lock:
+            stamp = _stamp(self._store)
+            if self._view is None or (stamp != self._stamp and self._clock() >= self._fresh_until):
+                began = self._clock()
+                self._view, self._stamp = _look(self._store), stamp
+                self._fresh_until = self._clock() + max(MIN_AGE_SECONDS, REST * (self._clock() - began))
+            return self._view
+
+
+def the_desk(request: Request, store: Store) -> Desk:
+    """Of this app."""
+    state = request.app.state
+    if not hasattr(state, "desk"):
+        state.desk = Desk(store)
+    desk: Desk = state.desk
+    return desk
+
+
+@router.get("/dashboard", response_class=HTMLResponse)
+def dashboard(request: Request, visitor: Whoever, desk: Annotated[Desk, Depends(the_desk)]) -> HTMLResponse:
+    """For people."""
+    view = desk.view()
+    return page(
+        request, visitor, "dashboard.html", view=view, found=view.findings, words=estimate_words,
+        alpha_words=alpha_words, leaning_words=leaning_words, percent=percent, reasons=reasons,
+    )  # fmt: skip
+
+
+@router.get("/api/report")
+def report(desk: Annotated[Desk, Depends(the_desk)]) -> JSONResponse:
+    """For programs."""
+    view = desk.view()
+    return JSONResponse({"at": view.at.isoformat(), **to_dict(view.findings)}, headers={"Cache-Control": "no-store"})
+
+
+def percent(share: float) -> str:
+    """``12 %``, or a dash for what was not measured."""
+    return f"{100 * share:.0f} %" if math.isfinite(share) else "–"
+
+
+def reasons(found: AnnotatorQuality) -> list[str]:
+    """Why somebody is not qualified, and what else the owner should know."""
+    told = list(found.unqualified_because)
+    if found.leans_to_position:
+        told.append(f"leans to a position: the first won {estimate_words(found.first_frac)}")
+    if _is_below_zero(found.drift):
+        told.append(f"agrees less and less: {estimate_words(found.drift)}")
+    return told
+
+
+def _is_below_zero(found: Estimate) -> bool:
+    return found.measured and found.high < 0
+
+
+def _stamp(store: PreferenceStore) -> tuple[Any, ...]:
+    """Differs once anything was judged, taken back or added."""
+    with reading(store.engine) as session:
+        newest = session.scalar(sa.select(sa.func.max(JudgementRow.number)))
+        tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow))
+    return newest, tasks
+
+
+def _look(store: PreferenceStore) -> View:
+    findings = findings_of(store)
+    shown = {item.task for question in findings.agreement for item in question.divided}
+    judgements = store.judgements()
+    remarks = [found for found in reversed(judgements) if found.comment or found.flags][:MAX_REMARKS]
+    prompts = {found.task.id: _snippet(found.task.prompt) for found in judgements if found.task.id in shown}
+    return View(findings=findings, remarks=remarks, prompts=prompts, at=datetime.now(UTC))
+
+
+def _snippet(prompt: Any) -> str:
+    """How a prompt begins; of a conversation, its last turn."""
+    text = " ".join(str(prompt if isinstance(prompt, str) else prompt[-1].get("content")).split())
+    return text if len(text) <= MAX_SNIPPET else f"{text[: MAX_SNIPPET - 1]}…"

@@ -1,0 +1,280 @@
+"""The labelling page and the calls it makes.
+
+    GET  /                 the task in hand, or that nothing is left
+    GET  /guidelines       what to look for, with examples
+    POST /api/next         a task as HTML; with ``beside``, the one after it, so that nobody waits
+    POST /api/judgements   keep an answer: when this returns it is on disk
+    POST /api/skip, /api/undo, /api/diff
+
+The page knows completions by their places on the screen, A first; only here are they put into the order of the task. What
+a template gets is a ``TaskView``, which holds no model's name, no column and no id: nothing to be biased by can leak.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlhf.errors import DataError
+from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline
+from rlhf.feedback.store import Assignment, PreferenceStore, Submission, TaskKind, check_value
+from rlhf.feedback.store.rows import FLAGS
+from rlhf.feedback.store.values import MAX_TEXT
+from rlhf.feedback.web.auth import Visitor, signed_in, the_store, the_visitor
+from rlhf.feedback.web.text import Turn, turns_of, word_diff
+
+HERE = Path(__file__).parent
+LETTERS = "ABCDEF"
+THEMES = ("light", "dark")
+MAX_SPANS = 100
+"""Highlights in one judgement."""
+GRADES: Mapping[TaskKind, Sequence[tuple[int, str]]] = {
+    TaskKind.GRADED5: (
+        (2, "A much better"), (1, "A better"), (0, "About the same"), (-1, "B better"), (-2, "B much better"),
+    ),
+    TaskKind.GRADED7: (
+        (3, "A far better"), (2, "A better"), (1, "A slightly better"), (0, "About the same"),
+        (-1, "B slightly better"), (-2, "B better"), (-3, "B far better"),
+    ),
+}  # fmt: skip
+"""Left to right, as the completions stand."""
+FLAG_LABELS = {"unsafe": "Unsafe", "unclear": "Unclear", "broken": "Broken", "personal_data": "Personal data"}
+CONFIDENCES = ((0.0, "A guess"), (0.5, "Fairly sure"), (1.0, "Certain"))
+
+templates = Environment(
+    loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    lstrip_blocks=True,
+)  # fmt: skip
+templates.globals.update(flags=[(flag, FLAG_LABELS[flag]) for flag in FLAGS], confidences=CONFIDENCES, letters=LETTERS)
+router = APIRouter()
+Annotator = Annotated[str, Depends(signed_in)]
+Store = Annotated[PreferenceStore, Depends(the_store)]
+Whoever = Annotated[Visitor, Depends(the_visitor)]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """All that a browser may know of an assignment."""
+
+    assignment: int
+    kind: str
+    prompt: Sequence[Turn]
+    completions: Sequence[Sequence[Turn]]
+    """As they stand on the screen."""
+    grades: Sequence[tuple[int, str]]
+    guidelines: Sequence[AnnotationGuideline]
+
+
+class Body(BaseModel):
+    """What a page sends; a key that is not known is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class NextBody(Body):
+    """``beside``: the assignment on the screen."""
+
+    beside: int | None = None
+
+
+class SpanBody(Body):
+    """A highlight. Places count the characters of one turn, with every line break as one."""
+
+    completion: int = Field(ge=0)
+    turn: int = Field(0, ge=0)
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+    text: str = Field(max_length=MAX_TEXT)
+    reason: str = Field("", max_length=MAX_TEXT)
+
+
+class JudgementBody(Body):
+    """An answer, in the order of the screen."""
+
+    assignment: int
+    key: str = Field(min_length=16, max_length=64, pattern=r"^[A-Za-z0-9-]+$")
+    answer: dict[str, Any]
+    comment: str = Field("", max_length=MAX_TEXT)
+    flags: list[str] = Field(default_factory=list, max_length=len(FLAGS))
+    spans: list[SpanBody] = Field(default_factory=list, max_length=MAX_SPANS)
+    confidence: float | None = Field(None, ge=0, le=1)
+    seconds: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+
+class AssignmentBody(Body):
+    """Which one."""
+
+    assignment: int
+
+
+class UndoBody(Body):
+    """``skipped``: the assignment whose skip is to be taken back; without it, the last judgement is."""
+
+    skipped: int | None = None
+
+
+@router.get("/", response_class=HTMLResponse)
+def labelling_page(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
+    """The task in hand; its successor is asked for by the page."""
+    assignment = store.next_task(visitor.name)
+    return page(
+        request, visitor, "label.html", store_name=store_name(store), guidelines=guidelines_of(store),
+        task=None if assignment is None else task_html(store, assignment), progress=_progress(store, visitor.name),
+    )  # fmt: skip
+
+
+@router.get("/guidelines", response_class=HTMLResponse)
+def guidelines_page(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
+    """The guidelines alone, to print or to keep open beside."""
+    return page(request, visitor, "guidelines.html", guidelines=guidelines_of(store))
+
+
+@router.post("/api/next")
+def next_task(store: Store, annotator: Annotator, body: NextBody) -> dict[str, Any]:
+    """The next task, or the one that follows ``beside``; None where there is none."""
+    return _task_and_progress(store, annotator, store.next_task(annotator, beside=body.beside))
+
+
+@router.post("/api/judgements")
+def judge(store: Store, annotator: Annotator, body: JudgementBody) -> dict[str, Any]:
+    """Keep an answer. The same key is kept once, however often it is sent."""
+    assignment = store.assignment(body.assignment, annotator=annotator)
+    sent = Submission(
+        assignment=body.assignment, key=body.key,
+        value=in_task_order(assignment.task.kind, body.answer, assignment.order), comment=body.comment.strip(),
+        flags=body.flags, spans=[_span(assignment, span) for span in body.spans], confidence=body.confidence,
+        seconds=body.seconds,
+    )  # fmt: skip
+    return {"judgement": store.submit(annotator, sent), "progress": _progress(store, annotator)}
+
+
+@router.post("/api/skip")
+def skip(store: Store, annotator: Annotator, body: AssignmentBody) -> dict[str, Any]:
+    """Leave a task to others."""
+    store.skip(annotator, body.assignment)
+    return {"progress": _progress(store, annotator)}
+
+
+@router.post("/api/undo")
+def undo(store: Store, annotator: Annotator, body: UndoBody) -> dict[str, Any]:
+    """Take back a skip, or the last judgement, and show its task again; None where there is nothing to take back."""
+    back = store.undo(annotator) if body.skipped is None else store.unskip(annotator, body.skipped)
+    return _task_and_progress(store, annotator, back)
+
+
+@router.post("/api/diff")
+def diff(store: Store, annotator: Annotator, body: AssignmentBody) -> dict[str, Any]:
+    """The completions with the words marked in which they differ: A from B, and each later one from A."""
+    assignment = store.assignment(body.assignment, annotator=annotator)
+    texts = ["\n\n".join(turn.source for turn in turns) for turns in _completions(assignment)]
+    if len(texts) < 2:
+        raise DataError("This task has one completion; there is nothing to compare it with.")
+    pairs = [word_diff(texts[0], text) for text in texts[1:]]
+    return {"html": [pairs[0][0], *(marked for _, marked in pairs)]}
+
+
+def page(request: Request, visitor: Visitor, template: str, **names: Any) -> HTMLResponse:
+    """A template as a page, with what every page of somebody signed in needs."""
+    theme = request.cookies.get("theme")
+    html = templates.get_template(template).render(
+        visitor=visitor, root=request.scope.get("root_path", ""), theme=theme if theme in THEMES else "", **names
+    )
+    return HTMLResponse(html, headers={"Cache-Control": "no-store"})
+
+
+def guidelines_of(store: PreferenceStore) -> Sequence[AnnotationGuideline]:
+    """Those of the store, or the built-in ones."""
+    kept = store.setting("guidelines")
+    return DEFAULT_GUIDELINES if kept is None else [AnnotationGuideline.of(each) for each in kept]
+
+
+def store_name(store: PreferenceStore) -> str:
+    """A name of the store's own: a browser that keeps an unsent judgement must not send it to another store's server."""
+    if (name := store.setting("name")) is None:
+        name = secrets.token_hex(8)
+        store.set_setting("name", name)
+    return str(name)
+
+
+def in_task_order(kind: TaskKind, answer: Mapping[str, Any], order: Sequence[int]) -> dict[str, Any]:
+    """A judgement's value in the order of the task.
+
+    Args:
+        kind: Of the task.
+        answer: The same shape as the value, with completions as they stood on the screen.
+        order: Place in the task of each completion on the screen.
+
+    Raises:
+        DataError: It is not an answer of this kind.
+    """
+    seen = check_value(kind, answer, num_responses=len(order), where="The answer")
+    match kind:
+        case TaskKind.PAIRWISE:
+            flipped = {"a": "b", "b": "a", "tie": "tie"}
+            return {"preference": seen["preference"] if order[0] == 0 else flipped[seen["preference"]]}
+        case TaskKind.GRADED5 | TaskKind.GRADED7:
+            return {"grade": seen["grade"] if order[0] == 0 else -seen["grade"]}
+        case TaskKind.RANKING:
+            return {"ranks": _unshuffled(seen["ranks"], order)}
+        case TaskKind.RATING:
+            return {"ratings": {name: _unshuffled(numbers, order) for name, numbers in seen["ratings"].items()}}
+        case TaskKind.BINARY:
+            return seen
+
+
+def _unshuffled(numbers: Sequence[int], order: Sequence[int]) -> list[int]:
+    return [number for _, number in sorted(zip(order, numbers, strict=True))]
+
+
+def _span(assignment: Assignment, span: SpanBody) -> dict[str, Any]:
+    """A highlight with its places in the text as it is kept, where a line break may be two characters."""
+    completions = _completions(assignment)
+    if span.completion >= len(completions) or span.turn >= len(completions[span.completion]):
+        raise DataError(f"A highlight is in completion {span.completion}, turn {span.turn}; there is no such turn.")
+    source = completions[span.completion][span.turn].source
+    starts = [
+        place for place, letter in enumerate(source) if not (letter == "\n" and source[place - 1 : place] == "\r")
+    ]
+    starts.append(len(source))
+    if not span.start < span.end < len(starts):
+        raise DataError(f"A highlight goes from {span.start} to {span.end}; the text has {len(starts) - 1} characters.")
+    start, end = starts[span.start], starts[span.end]
+    quote = source[start:end]
+    if quote.replace("\r\n", "\n").replace("\r", "\n") != span.text:
+        raise DataError(f"A highlight says {span.text[:40]!r}, and {quote[:40]!r} is written there; mark it again.")
+    return {
+        "completion": assignment.order[span.completion], "turn": span.turn, "start": start, "end": end, "text": quote,
+        "reason": span.reason.strip(),
+    }  # fmt: skip
+
+
+def _completions(assignment: Assignment) -> list[list[Turn]]:
+    return [turns_of(assignment.task.responses[place].text) for place in assignment.order]
+
+
+def task_html(store: PreferenceStore, assignment: Assignment) -> str:
+    """A task as a part of a page."""
+    view = TaskView(
+        assignment=assignment.number, kind=str(assignment.task.kind), prompt=turns_of(assignment.task.prompt),
+        completions=_completions(assignment), grades=GRADES.get(assignment.task.kind, ()),
+        guidelines=guidelines_of(store),
+    )  # fmt: skip
+    return templates.get_template("task.html").render(task=view)
+
+
+def _task_and_progress(store: PreferenceStore, annotator: str, assignment: Assignment | None) -> dict[str, Any]:
+    task = None if assignment is None else {"assignment": assignment.number, "html": task_html(store, assignment)}
+    return {"task": task, "progress": _progress(store, annotator)}
+
+
+def _progress(store: PreferenceStore, annotator: str) -> dict[str, int]:
+    known = asdict(store.progress(annotator))
+    return {name: known[name] for name in ("num_mine", "num_done", "num_wanted")}

@@ -1,0 +1,340 @@
+// The labelling page: shows a task, hands the answer to the outbox and goes on with the next task, which is there already.
+
+import { DONE, Drawer, LATER, Outbox, SIGNED_OUT, newKey, post } from "./keeping.js";
+import { TaskView } from "./task.js";
+
+const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
+const byId = (id) => document.getElementById(id);
+const root = meta("root");
+const drawer = new Drawer(`rlhf:${meta("store")}:${meta("annotator")}:`); // another store or person must not send what is kept here
+const settings = new Drawer("rlhf:settings:");
+const call = (path, body) => post(root, path, meta("csrf-token"), body);
+const KEPT_ACTIONS = 20;
+const RENEW_MS = 5 * 60_000;
+const NOT_REACHED = "Undo needs the server, and it can't be reached.";
+
+const stage = byId("task");
+let current = null; // the TaskView on the screen
+let following = null; // {assignment, html}, here before it is needed
+let isGoingOn = false;
+let isAtWork = false;
+const answered = new Set(); // left behind on this page: the server may not know yet
+
+// ---------------------------------------------------------------------------------------------------------------- sending
+
+const outbox = new Outbox(drawer, call, {
+  changed: tellOutbox,
+  done: (_body, data) => showProgress(data.progress),
+  refused: (body, error) => {
+    notice(`One answer was not taken: ${error}`);
+    answered.delete(body.assignment);
+  },
+  retry: goOn,
+});
+
+function tellOutbox() {
+  const waiting = outbox.names.length;
+  const { trouble } = outbox;
+  byId("outbox").hidden = !trouble;
+  if (!trouble) return;
+  const kept = waiting === 1 ? "1 answer is" : `${waiting} answers are`;
+  const where = drawer.isSafe ? "kept in this browser" : "kept only as long as this page is open";
+  const signedOut = trouble.outcome === SIGNED_OUT;
+  byId("outbox-text").textContent = signedOut
+    ? `${trouble.error} ${kept} ${where}; sign in again and they are sent.`
+    : `The server can't be reached${trouble.error ? ` (${trouble.error})` : ""}. ${kept} ${where} and sent when it is back.`;
+  byId("outbox-now").textContent = signedOut ? "Sign in" : "Try now";
+}
+
+/** Send what waits, then have the next task ready; safe to call at any time. */
+async function goOn() {
+  if (isGoingOn) return;
+  isGoingOn = true;
+  try {
+    if (!(await outbox.flush())) return;
+    if (current === null) await fetchTask();
+    else if (following === null) await preload();
+  } finally {
+    isGoingOn = false;
+  }
+  if (outbox.names.length > 0 && !outbox.trouble) goOn(); // answered while we were busy
+}
+
+async function fetchTask() {
+  const result = await call("/api/next", {});
+  if (result.outcome === DONE) {
+    showProgress(result.data.progress);
+    show(result.data.task);
+  } else if (result.outcome === LATER) {
+    setTimeout(goOn, result.waitMs ?? 2000);
+  } else if (result.outcome === SIGNED_OUT) {
+    location.reload();
+  } else {
+    notice(result.error);
+  }
+}
+
+async function preload() {
+  const result = await call("/api/next", { beside: current.assignment });
+  const task = result.outcome === DONE ? result.data.task : null;
+  if (task && task.assignment !== current?.assignment && !answered.has(task.assignment)) following = task;
+  if (current === null) advance(); // answered while we asked
+}
+
+function advance() {
+  const next = following;
+  following = null;
+  if (next) show(next);
+  else {
+    current = null;
+    stage.replaceChildren();
+    byId("waiting").hidden = false;
+  }
+  goOn();
+}
+
+function leave(path, body, what) {
+  answered.add(body.assignment);
+  outbox.add(path, body);
+  drawer.set("actions", [...actions(), { what, assignment: body.assignment }].slice(-KEPT_ACTIONS));
+  advance();
+}
+
+function actions() {
+  return drawer.get("actions") ?? [];
+}
+
+/** Say that somebody still works on this task, so that its time does not run out under their hands. */
+function renew() {
+  if (isAtWork && current && document.visibilityState === "visible") call("/api/next", { beside: following?.assignment ?? null });
+  isAtWork = false;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- showing
+
+/** @param {{assignment: number, html: string} | null} task - from our server, where every text in it was made safe */
+function show(task) {
+  byId("waiting").hidden = true;
+  byId("nothing-left").hidden = task !== null;
+  if (task === null) {
+    current = null;
+    stage.replaceChildren();
+    say("Nothing is left for you.");
+    return;
+  }
+  stage.innerHTML = task.html;
+  setUp(task.html);
+  window.scrollTo(0, 0);
+  stage.focus({ preventScroll: true });
+  say(`Next task. ${byId("count").textContent}`);
+}
+
+function setUp(html) {
+  const assignment = Number(stage.querySelector(".task").dataset.assignment);
+  answered.delete(assignment);
+  current = new TaskView(stage, html, drawer.get(`draft:${assignment}`), { changed: keepDraft, chosen: sendIfAtOnce, say, notice, call });
+  current.element.addEventListener("click", clicked);
+  byId("answer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    submit();
+  });
+}
+
+function keepDraft() {
+  if (current) drawer.set(`draft:${current.assignment}`, current.draft);
+}
+
+function showProgress({ num_mine: mine, num_done: done, num_wanted: wanted }) {
+  byId("bar").max = Math.max(wanted, 1);
+  byId("bar").value = done;
+  byId("count").textContent = `${mine} by you · ${done} of ${wanted} in all`;
+}
+
+function say(text) {
+  byId("said").textContent = text;
+}
+
+function notice(text) {
+  byId("notice-text").textContent = text;
+  byId("notice").hidden = !text;
+}
+
+// -------------------------------------------------------------------------------------------------------------- answering
+
+function submit() {
+  if (current === null) return;
+  const { missing } = current;
+  notice(missing);
+  if (missing) {
+    current.goToMissing();
+    return;
+  }
+  keepDraft(); // an undo brings it back
+  leave("/api/judgements", { key: newKey(), ...current.submission }, "judged");
+}
+
+function sendIfAtOnce() {
+  if (byId("at-once").checked) submit();
+}
+
+function skip() {
+  if (current) leave("/api/skip", { assignment: current.assignment }, "skipped");
+}
+
+async function undo() {
+  if (!(await outbox.flush())) {
+    notice(NOT_REACHED);
+    return;
+  }
+  const last = actions().at(-1);
+  const isSkip = last?.what === "skipped";
+  const result = await call("/api/undo", { skipped: isSkip ? last.assignment : null });
+  if (result.outcome !== DONE) {
+    if (isSkip && result.outcome !== LATER) drawer.set("actions", actions().slice(0, -1)); // gone for good: the next undo goes further back
+    notice(result.error ?? NOT_REACHED);
+    return;
+  }
+  if (result.data.task === null) {
+    notice("There is nothing to take back.");
+    return;
+  }
+  drawer.set("actions", actions().slice(0, -1));
+  following = current && { assignment: current.assignment, html: current.html };
+  notice("");
+  showProgress(result.data.progress);
+  show(result.data.task);
+  say("Your last answer is taken back; change it and send it again.");
+}
+
+// -------------------------------------------------------------------------------------------------------- keys and clicks
+
+const DO = {
+  undo,
+  skip,
+  diff: () => current.toggle("diff"),
+  highlight: () => current.highlight(),
+};
+
+function clicked(event) {
+  const isByPointer = event.detail > 0;
+  const button = event.target.closest("[data-do]");
+  if (button && isByPointer) stage.focus({ preventScroll: true }); // Enter is for sending, not for pressing this again
+  if (button) DO[button.dataset.do]();
+  // arrow keys walk through radio buttons and click each they pass: that must not send
+  if (event.target.name === "choice" && isByPointer) sendIfAtOnce();
+}
+
+function open(id) {
+  byId(id).showModal();
+  byId(`${id}-title`).focus();
+}
+
+const KEYS = {
+  s: skip,
+  u: undo,
+  d: DO.diff,
+  h: DO.highlight,
+  c: () => byId("comment").focus(),
+  f: () => current.element.querySelector('input[name="flag"]').focus(),
+  k: () => current.nextConfidence(),
+  g: () => open("guidelines"),
+  "?": () => open("keys"),
+  t: () => current.tie(),
+  0: () => current.tie(),
+  "=": () => current.tie(),
+  n: () => current.step(1),
+  p: () => current.step(-1),
+};
+const WITHOUT_TASK = new Set(["u", "g", "?"]);
+
+function keyed(event) {
+  if (event.defaultPrevented || event.isComposing || document.querySelector("dialog[open]")) return;
+  const { target, key } = event;
+  const isWriting = target.matches("textarea:not([readonly]), input[type=text]");
+  if (key === "Escape" && isWriting) target.blur();
+  if (key === "Enter" && !event.repeat) {
+    const isOwn = target.closest("button:not(.chip), a, summary, textarea[readonly]");
+    if (isOwn || (isWriting && !event.ctrlKey && !event.metaKey)) return;
+    event.preventDefault();
+    submit();
+    return;
+  }
+  if (isWriting || event.ctrlKey || event.metaKey || event.altKey || !byId("single-keys").checked) return;
+  if (current === null && !WITHOUT_TASK.has(key)) return;
+  const doIt = KEYS[key] ?? (/^[1-7]$/.test(key) ? () => current.digit(Number(key)) : undefined);
+  if (!doIt) return;
+  event.preventDefault();
+  if (!event.repeat) doIt();
+}
+
+// ------------------------------------------------------------------------------------------------------------------ start
+
+function isDark() {
+  const { theme } = document.documentElement.dataset;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function nameTheme() {
+  byId("switch-theme").textContent = isDark() ? "Light" : "Dark";
+}
+
+function switchTheme() {
+  const theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  document.cookie = `theme=${theme}; path=${root || "/"}; max-age=31536000; SameSite=Lax`;
+  nameTheme();
+}
+
+/** Drafts of tasks that are neither here nor among the last few, which an undo brings back. */
+function forgetOldDrafts() {
+  const wanted = new Set(actions().map(({ assignment }) => `draft:${assignment}`));
+  if (current) wanted.add(`draft:${current.assignment}`);
+  for (const name of drawer.names("draft:")) if (!wanted.has(name)) drawer.remove(name);
+}
+
+function remember(id, standard) {
+  const box = byId(id);
+  box.checked = settings.get(id) ?? standard;
+  box.addEventListener("change", () => settings.set(id, box.checked));
+}
+
+function listen() {
+  document.addEventListener("keydown", keyed);
+  document.addEventListener("visibilitychange", () => current?.countTime());
+  for (const sign of ["input", "keydown", "pointermove", "scroll"]) {
+    document.addEventListener(sign, () => (isAtWork = true), { passive: true });
+  }
+  window.addEventListener("pagehide", keepDraft);
+  window.addEventListener("online", goOn);
+  window.addEventListener("beforeunload", (event) => {
+    if (outbox.names.length > 0 && outbox.trouble?.outcome !== SIGNED_OUT) event.preventDefault();
+  });
+  const clicks = {
+    "open-guidelines": () => open("guidelines"),
+    "open-keys": () => open("keys"),
+    "switch-theme": switchTheme,
+    "notice-close": () => notice(""),
+    "outbox-now": () => (outbox.trouble?.outcome === SIGNED_OUT ? location.reload() : goOn()),
+    "look-again": goOn,
+    "undo-last": undo,
+    "highlight-leave": () => byId("highlight").close(),
+  };
+  byId("highlight-reason").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("highlight-form").querySelector(".main").click();
+  });
+  for (const [id, action] of Object.entries(clicks)) byId(id).addEventListener("click", () => action());
+}
+
+function start() {
+  remember("at-once", false);
+  remember("single-keys", true);
+  nameTheme();
+  listen();
+  setInterval(renew, RENEW_MS);
+  if (stage.querySelector(".task")) setUp(stage.innerHTML);
+  forgetOldDrafts();
+  if (current && outbox.holds(current.assignment)) advance(); // answered before a reload, and not sent yet
+  else goOn();
+}
+
+start();

@@ -1,0 +1,316 @@
+// One task on the screen: what was answered so far, what is missing, and the ways to look at its completions.
+
+import { DONE } from "./keeping.js";
+import { Ranking } from "./ranking.js";
+
+const byId = (id) => document.getElementById(id);
+const now = () => (document.visibilityState === "visible" ? performance.now() : null);
+const NOT_REACHED = "The server can't be reached; the differences are made there.";
+
+export class TaskView {
+  /**
+   * @param {HTMLElement} stage - where it stands
+   * @param {string} html - from our server, where every text in it was made safe
+   * @param {object | null} draft - what was answered before, as `draft` gave it
+   * @param {{changed: Function, say: Function, notice: Function, call: Function}} tell
+   */
+  constructor(stage, html, draft, tell) {
+    this.html = html;
+    this.element = stage.querySelector(".task");
+    this.assignment = Number(this.element.dataset.assignment);
+    this.kind = this.element.dataset.kind;
+    this.tell = tell;
+    this.ms = 0;
+    this.since = now();
+    this.spans = [];
+    const list = this.element.querySelector("#ranks");
+    this.ranking = list && new Ranking(list, () => this.changed());
+    if (draft) this.#restore(draft);
+    this.element.addEventListener("input", () => this.changed());
+    this.element.addEventListener("focusin", (event) => this.#mark(event.target.closest(".rating")));
+    this.#mark(this.#unrated[0] ?? this.#ratings[0]);
+    this.#show();
+  }
+
+  changed() {
+    this.#show();
+    this.tell.changed();
+  }
+
+  // ------------------------------------------------------------------------------------------------ what was answered
+
+  #all(selector) {
+    return [...this.element.querySelectorAll(selector)];
+  }
+
+  #value(selector) {
+    return this.element.querySelector(`${selector}:checked`)?.value ?? null;
+  }
+
+  get #choice() {
+    return this.#value('input[name="choice"]');
+  }
+
+  get #ratings() {
+    return this.#all(".rating");
+  }
+
+  get #unrated() {
+    return this.#ratings.filter((line) => !rated(line));
+  }
+
+  /** Count only time in which the page could be seen. */
+  countTime() {
+    if (this.since !== null) this.ms += performance.now() - this.since;
+    this.since = now();
+  }
+
+  get draft() {
+    this.countTime();
+    return {
+      choice: this.#choice,
+      ratings: Object.fromEntries(this.#all(".rating input:checked").map((each) => [each.name, each.value])),
+      ranking: this.ranking?.state ?? null,
+      comment: byId("comment").value,
+      confidence: this.#value('input[name="confidence"]'),
+      flags: this.#all('input[name="flag"]:checked').map((each) => each.value),
+      spans: this.spans,
+      ms: Math.round(this.ms),
+    };
+  }
+
+  #restore(draft) {
+    for (const each of this.#all("input")) {
+      const { name } = each;
+      if (name === "choice") each.checked = each.value === draft.choice;
+      else if (name === "confidence") each.checked = each.value === draft.confidence;
+      else if (name === "flag") each.checked = draft.flags.includes(each.value);
+      else each.checked = draft.ratings[name] === each.value;
+    }
+    if (this.ranking && draft.ranking) this.ranking.state = draft.ranking;
+    byId("comment").value = draft.comment;
+    this.spans = draft.spans;
+    this.ms = draft.ms;
+    this.#showSpans();
+  }
+
+  /** What has to be done before this can be sent; "" for nothing. */
+  get missing() {
+    if (this.kind === "ranking") return this.ranking.isTouched ? "" : "Nothing was moved. If the order is right as it is, send again.";
+    if (this.kind !== "rating") return this.#choice === null ? "Choose an answer first." : "";
+    const open = this.#unrated.length;
+    return open ? `${open === 1 ? "1 rating is" : `${open} ratings are`} missing.` : "";
+  }
+
+  goToMissing() {
+    if (this.ranking) this.ranking.isTouched = true; // said once: the next time it is meant
+    else (this.#unrated[0] ?? this.element).querySelector(".rating input, .choice input, input")?.focus();
+    this.changed();
+  }
+
+  /** The answer, with completions in the order of the screen. */
+  get #answer() {
+    switch (this.kind) {
+      case "pairwise":
+        return { preference: this.#choice };
+      case "binary":
+        return { label: this.#choice === "true" };
+      case "ranking":
+        return { ranks: this.ranking.ranks };
+      case "rating": {
+        const table = {};
+        for (const line of this.#ratings) (table[line.dataset.dimension] ??= [])[Number(line.dataset.place)] = Number(rated(line).value);
+        return { ratings: table };
+      }
+      default:
+        return { grade: Number(this.#choice) };
+    }
+  }
+
+  /** What the server is told. */
+  get submission() {
+    const { comment, confidence, flags, spans, ms } = this.draft;
+    return {
+      assignment: this.assignment,
+      answer: this.#answer,
+      comment,
+      flags,
+      spans,
+      confidence: confidence === null ? null : Number(confidence),
+      seconds: ms / 1000,
+    };
+  }
+
+  // ------------------------------------------------------------------------------------------------------- answering
+
+  digit(number) {
+    if (this.ranking) {
+      this.ranking.take(number - 1);
+      this.#all(".completion")[number - 1]?.scrollIntoView({ block: "nearest" });
+    } else if (this.kind === "rating") {
+      const input = this.element.querySelector(`.rating.current input[value="${number}"]`);
+      if (!input) return;
+      input.checked = true;
+      this.changed();
+      this.step(1);
+    } else {
+      this.#choose(`[data-key="${number}"]`);
+    }
+  }
+
+  tie() {
+    if (this.ranking) this.ranking.toggleTie(this.ranking.taken);
+    else this.#choose('[value="tie"], input[name="choice"][value="0"]');
+  }
+
+  #choose(which) {
+    const input = this.element.querySelector(`input[name="choice"]${which}`);
+    if (!input) return;
+    input.checked = true;
+    input.focus({ preventScroll: true });
+    this.changed();
+    this.tell.chosen();
+  }
+
+  /** Go to the rating after the marked one, or before it. */
+  step(by) {
+    const lines = this.#ratings;
+    const to = lines[lines.findIndex((each) => each.classList.contains("current")) + by];
+    if (!to) return;
+    this.#mark(to);
+    (rated(to) ?? to.querySelector("input")).focus({ preventScroll: true });
+    to.scrollIntoView({ block: "nearest" });
+  }
+
+  nextConfidence() {
+    const steps = this.#all('input[name="confidence"]');
+    const next = steps[steps.findIndex((each) => each.checked) + 1]; // after the last one: none
+    for (const each of steps) each.checked = each === next;
+    this.tell.say(`How sure: ${next?.parentElement.textContent.trim() ?? "not said"}`);
+    this.changed();
+  }
+
+  #mark(line) {
+    if (!line) return;
+    for (const each of this.#ratings) each.classList.toggle("current", each === line);
+  }
+
+  #show() {
+    this.element.querySelector("button.main").setAttribute("aria-disabled", String(Boolean(this.missing)));
+    const lines = this.#ratings;
+    if (lines.length) byId("rated").textContent = `${lines.length - this.#unrated.length} of ${lines.length} rated`;
+    const picked = this.#picked;
+    for (const card of this.#all(".completion")) card.classList.toggle("picked", Number(card.dataset.place) === picked);
+  }
+
+  /** Place of the completion that the answer so far prefers, or that keys move. */
+  get #picked() {
+    if (this.ranking?.taken) return Number(this.ranking.taken.dataset.place);
+    if (!this.kind.startsWith("graded")) return { a: 0, b: 1 }[this.#choice] ?? null;
+    const grade = Number(this.#choice);
+    return grade === 0 ? null : Number(grade < 0);
+  }
+
+  // ---------------------------------------------------------------------------------------------------- ways to look
+
+  get #mode() {
+    return ["diff", "source"].find((each) => !this.element.querySelector(`.view.${each}`).hidden) ?? "rendered";
+  }
+
+  toggle(mode) {
+    return this.#look(this.#mode === mode ? "rendered" : mode);
+  }
+
+  async #look(mode) {
+    if (mode === "diff" && !(await this.#compare())) return;
+    for (const view of this.#all(".view")) view.hidden = !view.classList.contains(mode);
+    for (const button of this.#all("[data-look]")) button.setAttribute("aria-pressed", String(button.dataset.look === mode));
+    if (mode !== "source") return;
+    for (const each of this.#all(".exact")) {
+      each.style.height = "auto";
+      each.style.height = `${each.scrollHeight + 4}px`;
+    }
+    this.tell.say("Plain text. Select a passage, then press h.");
+  }
+
+  async #compare() {
+    const places = this.#all(".diff .plain-text");
+    if (places.length < 2) return false;
+    if (this.element.dataset.compared) return true;
+    const result = await this.tell.call("/api/diff", { assignment: this.assignment });
+    if (result.outcome !== DONE) {
+      this.tell.notice(result.error ?? NOT_REACHED);
+      return false;
+    }
+    places.forEach((each, place) => {
+      each.innerHTML = result.data.html[place]; // words escaped by the server, and <ins> and <del>
+    });
+    this.element.dataset.compared = "yes";
+    return true;
+  }
+
+  /** First press: plain texts, in which a place is exact. With something selected: ask why. */
+  highlight() {
+    const area = this.#all(".exact").find((each) => each.selectionStart < each.selectionEnd);
+    if (this.#mode !== "source" || !area) {
+      this.toggle("source");
+      return;
+    }
+    const text = area.value.slice(area.selectionStart, area.selectionEnd);
+    const start = [...area.value.slice(0, area.selectionStart)].length; // characters, not UTF-16 units
+    const span = {
+      completion: Number(area.closest(".completion").dataset.place),
+      turn: Number(area.dataset.turn),
+      start,
+      end: start + [...text].length,
+      text,
+    };
+    byId("highlight-quote").textContent = text;
+    byId("highlight-reason").value = "";
+    const dialog = byId("highlight");
+    dialog.returnValue = "";
+    dialog.onclose = () => {
+      if (dialog.returnValue === "keep") {
+        this.spans.push({ ...span, reason: byId("highlight-reason").value });
+        area.selectionEnd = area.selectionStart;
+        this.#showSpans();
+        this.changed();
+      }
+      area.focus();
+    };
+    dialog.showModal();
+  }
+
+  #showSpans() {
+    for (const list of this.#all(".highlights")) {
+      const place = Number(list.closest(".completion").dataset.place);
+      const mine = this.spans.filter((span) => span.completion === place);
+      list.hidden = mine.length === 0;
+      list.replaceChildren(...mine.map((span) => this.#spanItem(span)));
+    }
+  }
+
+  #spanItem(span) {
+    const item = document.createElement("li");
+    const words = document.createElement("span");
+    const quote = document.createElement("mark");
+    quote.textContent = span.text.length > 120 ? `${span.text.slice(0, 120)}…` : span.text;
+    words.append(quote, span.reason ? ` ${span.reason}` : "");
+    const remove = document.createElement("button");
+    remove.type = "button";
+    remove.className = "quiet";
+    remove.textContent = "Remove";
+    remove.setAttribute("aria-label", `Remove the highlight ${quote.textContent}`);
+    remove.addEventListener("click", () => {
+      this.spans = this.spans.filter((each) => each !== span);
+      this.#showSpans();
+      this.changed();
+    });
+    item.append(words, remove);
+    return item;
+  }
+}
+
+function rated(line) {
+  return line.querySelector("input:checked");
+}

@@ -1,0 +1,98 @@
+"""docs/feedback.md: its commands and options exist, its tests are there, its Python runs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+
+import pytest
+import typer
+
+from rlhf.cli import app
+from rlhf.feedback.store import TaskKind
+from tests.fixtures.source import ROOT
+
+PAGE = (ROOT / "docs" / "feedback.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    part.strip()
+    for language, code in BLOCKS
+    if language == "sh"
+    for line in code.splitlines()
+    for part in line.partition("#")[0].split("|")
+    if part.strip().startswith("rlhf ")
+] + re.findall(r"\$\((rlhf [^)]+)\)", PAGE)
+INLINE = [code for code in re.findall(r"`(rlhf [^`]+)`", PAGE) if not code.endswith("[web]")]
+THREADS = re.findall(
+    r"^\| ((?:argilla|label-studio|doccano|potato|FastChat|alpaca_eval) #.*?) \|.*\| `(test_\w+)` \|$",
+    PAGE,
+    re.MULTILINE,
+)
+
+
+def command_of(words: list[str]):
+    """The click command that a line starts, and the words left for it."""
+    found = typer.main.get_command(app)
+    while words and hasattr(found, "commands"):
+        assert words[0] in found.commands, f"there is no command {words[0]!r} among {', '.join(found.commands)}"
+        found, words = found.commands[words[0]], words[1:]
+    return found, words
+
+
+@pytest.mark.parametrize("line", [*COMMANDS, *INLINE])
+def test_every_command_and_option_exists(line):
+    words = shlex.split(line.partition(" > ")[0])[1:]
+    command, rest = command_of(words)
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    unknown = [word for word in rest if re.match(r"--?[a-z]", word) and word not in known | {"--help"}]
+    assert not unknown, f"{line}: {', '.join(unknown)} is none of {', '.join(sorted(known))}"
+
+
+def test_settings_of_the_reward_stage_are_its_own():
+    from rlhf.config.stages import RewardStage
+
+    named = {key for line in COMMANDS if line.startswith("rlhf reward") for key in re.findall(r" (\w+)=", line)}
+    assert {"use_confidence", "num_models"} <= named <= RewardStage.model_fields.keys()
+
+
+def test_every_kind_of_task_is_described():
+    rows = re.findall(r"^\| (`.*?`) \|", PAGE.split("## What can be asked")[1].split("\n## ")[0], re.MULTILINE)
+    assert {kind for row in rows for kind in re.findall(r"`(\w+)`", row)} == {kind.value for kind in TaskKind}
+
+
+def test_all_fifteen_threads_are_answered_by_a_test_that_is_there():
+    assert len(THREADS) == 15
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    missing = [test for _, test in THREADS if f"def {test}(" not in tests]
+    assert not missing
+
+
+def test_kinds_of_events_are_those_of_the_server():
+    from rlhf.feedback.store.store import EVENT_KINDS
+
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.split("## Feedback from production")[1].split("\n## ")[0], re.MULTILINE)
+    assert sorted(set(rows) - {"kind"}) == sorted(EVENT_KINDS)
+
+
+def test_the_python_runs(tmp_path, monkeypatch):
+    from rlhf.feedback.store import PreferenceStore
+
+    monkeypatch.chdir(tmp_path)
+    (code,) = [code for language, code in BLOCKS if language == "python"]
+    exec(compile(code, "docs/feedback.md", "exec"), {})
+    with PreferenceStore(tmp_path / "evaluation.db") as store:
+        assert len(list(store.tasks())) == 2
+        assert len(store.setting("guidelines")) == 5
+
+
+def test_the_rules_of_the_page_are_those_of_the_code():
+    from rlhf.feedback.quality import QualityRules
+
+    rules = QualityRules()
+    said = " ".join(PAGE.split())
+    assert (
+        f"at least {rules.min_judgements} judgements, {rules.min_agreement} agreement, {rules.min_gold_accuracy} of the gold"
+        in said
+    )
+    assert inspect.signature(QualityRules).parameters["min_judgements"].default == 50

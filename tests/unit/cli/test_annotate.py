@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhf.cli import people
+from rlhf.cli.annotate import add_tasks, listening, refuse_open_door, set_rules
+from rlhf.errors import ConfigError, DataError
+from rlhf.feedback.store import AssignmentRules, PreferenceStore, access
+from rlhf.feedback.web.settings import WebSettings
+
+ROW = '{"id": "%s", "prompt": "2+2?", "completion_a": "4", "completion_b": "5", "preference": "tie"}\n'
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "label.example.org"])
+def test_other_machines_are_served_by_https_or_on_somebodys_word(host):
+    with pytest.raises(ConfigError, match="would travel unencrypted"):
+        refuse_open_door(WebSettings(host=host), i_know=False)
+    with pytest.raises(ConfigError, match="would travel unencrypted"):
+        refuse_open_door(WebSettings(host=host, public_url="http://label.example.org"), i_know=False)
+    refuse_open_door(WebSettings(host=host), i_know=True)
+    refuse_open_door(WebSettings(host=host, public_url="https://label.example.org"), i_know=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_this_machine_is_served_without_a_word(host):
+    refuse_open_door(WebSettings(host=host), i_know=False)
+
+
+def test_a_port_that_is_taken_is_told():
+    with listening(WebSettings(port=0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"Can't listen on 127.0.0.1:{port}.*--port 0 takes a free one"):
+            listening(WebSettings(port=port))
+
+
+def test_only_the_rules_that_are_named_change_and_the_store_remembers(tmp_path):
+    place = tmp_path / "s.db"
+    with PreferenceStore(place, rules=AssignmentRules(overlap=3, gold_frac=0.1)) as store:
+        set_rules(store, {})
+        set_rules(store, {"gold_frac": 0.2})
+        assert store.rules == AssignmentRules(overlap=3, gold_frac=0.2)
+    with PreferenceStore(place) as store:
+        assert store.rules == AssignmentRules(overlap=3, gold_frac=0.2)
+
+
+def test_tasks_are_added_once_however_often_the_command_is_started(tmp_path, capsys):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(ROW % "one" + ROW % "two")
+    with PreferenceStore(tmp_path / "s.db") as store:
+        add_tasks(store, str(file), kind=None, batch="first")
+        file.write_text(ROW % "two" + ROW % "three")
+        add_tasks(store, str(file), kind="graded5", batch="second")
+        found = {task.id: (str(task.kind), task.batch) for task in store.tasks()}
+    assert capsys.readouterr().out == "2 tasks added.\n1 task added, 1 were there.\n"
+    assert found == {"one": ("pairwise", "first"), "two": ("pairwise", "first"), "three": ("graded5", "second")}
+
+
+def test_a_token_is_made_and_people_are_shut_out_and_let_in_again(tmp_path, capsys):
+    place = str(tmp_path / "s.db")
+    with PreferenceStore(place) as store:
+        store.add_annotator("ann")
+        people.token("chat", store=place)
+        secret = capsys.readouterr().out.strip()
+        assert access.api_token_name(store.engine, secret) == "chat"
+        people.revoke("chat", store=place, is_token=True)
+        assert access.api_token_name(store.engine, secret) is None
+        people.revoke("ann", store=place)
+        assert not access.person(store.engine, "ann").active
+        people.admit("ann", store=place)
+        assert access.person(store.engine, "ann").active
+        with pytest.raises(DataError, match="no token called 'zoe'"):
+            people.revoke("zoe", store=place, is_token=True)
+
+
+def test_a_misspelt_store_is_not_made(tmp_path):
+    for command in (people.token, people.revoke, people.admit):
+        with pytest.raises(ConfigError, match="There is no store"):
+            command("ann", store=str(tmp_path / "nothing.db"))
+    assert not list(tmp_path.iterdir())

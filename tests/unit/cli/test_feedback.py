@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf.cli import app
+from rlhf.data.read import read_rows
+from rlhf.errors import ConfigError, DataError
+
+PAIRS = [{"id": f"t{n}", "prompt": f"q{n}", "completion_a": "x", "completion_b": f"y{n}"} for n in range(6)]
+GOLD = [{"id": f"g{n}", "prompt": f"g{n}", "chosen": "right", "rejected": "wrong"} for n in range(2)]
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, stdin=None):
+        result = CliRunner().invoke(app, ["feedback", *map(str, words)], input=stdin, catch_exceptions=True)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return run
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_from_samples_in_a_pipe_to_soft_labels_that_the_reward_stage_reads(call, tmp_path):
+    from rlhf.feedback.store import AssignmentRules, PreferenceStore
+
+    samples = [
+        {"id": f"t{n}", "prompt": f"q{n}", "completion": f"{name} {n}", "model": name}
+        for n in range(6)
+        for name in ("one", "two")
+    ]
+    assert call("import", "-", stdin=jsonl(samples)) == "6 tasks added (read as 'rows').\n"
+    (tmp_path / "gold.jsonl").write_text(jsonl(GOLD))
+    assert call("import", "gold.jsonl", "--gold").startswith("2 tasks added")
+    with PreferenceStore("annotations.db", rules=AssignmentRules(overlap=3, gold_frac=0.3), seed=1):
+        pass
+    assert call("simulate", "--good", 3, "--careless", 0, "--seed", 1).startswith("2")
+    assert "sim-good-0" in call("report")
+    assert json.loads(call("report", "--json"))
+    assert (
+        call("export", "pairs.jsonl", "--aggregate", "dawid-skene", "--min-judgements", 3)
+        == "6 rows written to pairs.jsonl.\n"
+    )
+    rows = list(read_rows("pairs.jsonl"))
+    assert {row.kind for row in rows} == {"preference"}
+    assert all(0.5 < row.columns["confidence"] < 1 and row.columns["chosen_model"] in ("one", "two") for row in rows)
+
+
+def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(jsonl(PAIRS))
+    (tmp_path / "gold.jsonl").write_text(jsonl(GOLD))
+    call("import", "pairs.jsonl", "--batch", "first")
+    call("import", "gold.jsonl", "--gold")
+    call("simulate", "--good", 1, "--careless", 0, "--limit", 3)
+    assert call("export", "all.jsonl", "--unjudged") == "8 rows written to all.jsonl.\n"
+    assert (
+        call("import", "all.jsonl", "--store", "again.db") == "8 tasks added (read as 'rows').\n3 judgements added.\n"
+    )
+    assert (
+        call("import", "all.jsonl", "--store", "again.db")
+        == "0 tasks added, 8 were there (read as 'rows').\n0 judgements added, 3 were there.\n"
+    )
+    call("export", "again.jsonl", "--unjudged", "--store", "again.db")
+    assert sorted((tmp_path / "again.jsonl").read_text().splitlines()) == sorted(
+        (tmp_path / "all.jsonl").read_text().splitlines()
+    )
+    call("import", "all.jsonl", "--store", "bare.db", "--no-judgements")
+    with pytest.raises(DataError, match="nothing to export yet"):
+        call("export", "none.jsonl", "--store", "bare.db")
+
+
+@pytest.mark.parametrize("layout", ["label-studio", "argilla"])
+def test_judgements_travel_through_another_tool(layout, call, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(jsonl(PAIRS))
+    call("import", "pairs.jsonl")
+    call("simulate", "--good", 2, "--careless", 0)
+    name = "out.json" if layout == "label-studio" else "out"
+    assert call("export", name, "--format", layout) == f"6 tasks with 6 judgements written to {name}.\n"
+    assert call("import", name, "--store", "again.db") == f"6 tasks added (read as '{layout}').\n6 judgements added.\n"
+    call("export", "a.jsonl")
+    call("export", "b.jsonl", "--store", "again.db")
+    assert sorted((tmp_path / "a.jsonl").read_text().splitlines()) == sorted(
+        (tmp_path / "b.jsonl").read_text().splitlines()
+    )
+
+
+def test_bad_rows_stop_the_import_or_are_listed(call, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(jsonl(PAIRS[:1]) + "{oops\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl:2"):
+        call("import", "rows.jsonl")
+    assert "left out: rows.jsonl:2: " in call("import", "rows.jsonl", "--skip-bad")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (
+            ("report", "--store", "annotation.db"),
+            ConfigError,
+            "There is no store annotation.db. Did you mean 'annotations.db'",
+        ),
+        (
+            ("export", "x.jsonl", "--format", "shp"),
+            ConfigError,
+            "'shp' is only read; what can be written: rows, label-studio, argilla",
+        ),
+        (
+            ("export", "x.json", "--format", "label-studio", "--aggregate", "majority"),
+            ConfigError,
+            "leave --aggregate out",
+        ),
+        (("export", "x.jsonl", "--aggregate", "dawid"), ConfigError, "Did you mean 'dawid-skene'"),
+        (("export", "x.jsonl", "--qualified"), DataError, "None of the 1 annotators is qualified"),
+        (("export", "x.jsonl", "--kind", "binary"), DataError, "no task to export; its kinds are: pairwise"),
+        (("export", "x.parquet", "--batch", "no"), DataError, r"its batches: \(none\)"),
+        (("export", "x.jsonl", "--events"), DataError, "nothing to export yet"),
+        (("invite", "ann", "--url", "label.example.org"), ConfigError, "wanted an address such as https://"),
+        (("simulate", "--good", "0", "--careless", "0"), ConfigError, "The crowd is empty"),
+        (("plan", "--accuracy", "0.4"), ConfigError, "find better ones"),
+    ],
+)
+def test_what_can_not_be_done_is_said_with_what_to_do(words, error, message, call, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(jsonl(PAIRS))
+    call("import", "pairs.jsonl")
+    call("simulate", "--good", 1, "--careless", 0, "--limit", 2)
+    with pytest.raises(error, match=message):
+        call(*words)
+
+
+def test_an_invitation_is_a_link_to_the_server_it_is_for(call):
+    call("import", "-", stdin=jsonl(PAIRS))
+    assert call("invite", "ann", "--url", "https://label.example.org").startswith(
+        "https://label.example.org/join?token="
+    )
+
+
+def test_a_plan_counts_what_it_says(call):
+    plan = json.loads(
+        call(
+            "plan",
+            "--difference",
+            0.1,
+            "--tie-frac",
+            0,
+            "--accuracy",
+            0.8,
+            "--wanted-accuracy",
+            0.85,
+            "--price",
+            2,
+            "--response-price",
+            0,
+            "--json",
+        )
+    )
+    # three at 80 %: 0.8^3 + 3 * 0.8^2 * 0.2 = 0.896; pairs times three judgements times 2
+    assert (plan["judgements_per_pair"], round(plan["majority_accuracy"], 3)) == (3, 0.896)
+    assert plan["judgements"] == 3 * plan["pairs"]
+    assert plan["cost"] == 2 * plan["judgements"]
+    assert plan["detectable_difference"] == pytest.approx(0.1, abs=0.001)
+    assert "judgements of each" in call("plan")
+
+
+def test_formats_are_listed(call):
+    found = {row["name"]: (row["import"], row["export"]) for row in json.loads(call("formats", "--json"))}
+    assert found["rows"] == found["label-studio"] == found["openai"] == (True, True)
+    assert found["nectar"] == (True, False)

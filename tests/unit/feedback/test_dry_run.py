@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhf.feedback.dry_run import judged, qualities, simulate
+from rlhf.feedback.exports import select
+from rlhf.feedback.quality import QualityRules
+from rlhf.feedback.simulate import SimulatedAnnotator, crowd
+from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
+from rlhf.feedback.store.values import NUM_RESPONSES
+
+GOLD = {
+    TaskKind.PAIRWISE: {"preference": "b"}, TaskKind.GRADED5: {"grade": -1}, TaskKind.GRADED7: {"grade": 2},
+    TaskKind.RANKING: {"ranks": [2, 1, 3]}, TaskKind.RATING: {"ratings": {"overall": [1, 5, 4]}}, TaskKind.BINARY: {"label": False},
+}  # fmt: skip
+
+
+def task(name, kind=TaskKind.PAIRWISE, **how):
+    count = max(NUM_RESPONSES[kind][0], 3 if kind in (TaskKind.RANKING, TaskKind.RATING) else 1)
+    return Task(id=name, kind=kind, prompt="q", responses=[Response(text="x" * (n + 1)) for n in range(count)], **how)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=2)) as store:
+        yield store
+
+
+def test_a_crowd_gives_every_task_the_judgements_it_wants_and_the_same_ones_again(store, tmp_path):
+    tasks = [task(f"{kind}-{n}", kind) for kind in TaskKind for n in range(2)]
+    store.add_tasks(tasks)
+    run = simulate(store, crowd(2, 1), seed=5)
+    assert run.num_judgements == 2 * len(tasks)
+    assert sum(run.by_annotator.values()) == run.num_judgements
+    said = [(j.task.id, j.annotator, j.value, j.seconds) for j in store.judgements()]
+    with PreferenceStore(tmp_path / "again.db", rules=AssignmentRules(overlap=2)) as again:
+        again.add_tasks(tasks)
+        simulate(again, crowd(2, 1), seed=5)
+        assert [(j.task.id, j.annotator, j.value, j.seconds) for j in again.judgements()] == said
+    assert simulate(store, crowd(2, 1), seed=5).num_judgements == 0
+
+
+@pytest.mark.parametrize("kind", TaskKind)
+def test_who_never_errs_gives_the_gold_answer(kind, store):
+    store.add_tasks([task(f"g{n}", kind, gold=GOLD[kind]) for n in range(3)])
+    store.add_annotator("ann")
+    store.rules = AssignmentRules(gold_frac=0.99)
+    person = SimulatedAnnotator(name="ann")
+    value, seconds = judged(person, store.next_task("ann"), seed=0, dimensions=["overall"])
+    assert seconds > 0
+    if kind in (TaskKind.PAIRWISE, TaskKind.RANKING, TaskKind.BINARY):
+        assert value == GOLD[kind]
+    elif kind is TaskKind.RATING:
+        low, high, middle = value["ratings"]["overall"]
+        assert low < middle < high
+    else:
+        assert value["grade"] * GOLD[kind]["grade"] > 0
+
+
+def test_the_hidden_truth_is_drawn_by_seed_and_task():
+    assert qualities(task("t"), 0) == qualities(task("t"), 0)
+    assert qualities(task("t"), 0) != qualities(task("t"), 1)
+    assert qualities(task("t"), 0) != qualities(task("u"), 0)
+    tied = qualities(task("t", gold={"preference": "tie"}), 0)
+    assert tied[0] == tied[1]
+
+
+def test_a_limit_stops_and_spammers_are_left_out_of_what_the_qualified_said(store):
+    store.rules = AssignmentRules(overlap=4, gold_frac=0.3)
+    store.add_tasks(
+        [*(task(f"t{n}") for n in range(24)), *(task(f"g{n}", gold={"preference": "a"}) for n in range(12))]
+    )
+    assert simulate(store, crowd(1), limit=3).num_judgements == 3
+    simulate(store, crowd(3, 0, 1), seed=2)
+    chosen = select(store, only_qualified=True, rules=QualityRules(min_judgements=20))
+    assert set(chosen.unqualified) == {"sim-spammer-0"}
+    assert "agreement" in chosen.unqualified["sim-spammer-0"]
+    assert chosen.num_left_behind > 20
+    assert {said.annotator for item in chosen.items for said in item.said} == {f"sim-good-{n}" for n in range(3)}

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from rlhf.errors import ConfigError, DataError
+from rlhf.feedback.evaluation import CRITERIA, OVERALL, HumanEvalProtocol, Judged
+from rlhf.feedback.planning import pairs_for_win_rate
+from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
+
+PROMPTS = [f"Question {number}?" for number in range(12)]
+COMPLETIONS = {model: [f"{model[0]} says {number}" for number in range(12)] for model in ("weak", "strong", "middling")}
+
+
+def judged_pair(item, value, *, who="ann", models=("new", "old"), criterion=OVERALL):
+    return Judged(
+        item=item, criterion=criterion, kind="pairwise", models=models, annotator=who, value={"preference": value}
+    )
+
+
+def rated(item, ratings, *, who="ann", models=("new", "old")):
+    return Judged(item=item, criterion=OVERALL, kind="rating", models=models, annotator=who, value={"ratings": ratings})
+
+
+def of(results, criterion=OVERALL):
+    return next(found for found in results if found.criterion == criterion)
+
+
+def test_each_model_is_first_equally_often_and_the_order_is_kept_with_the_task():
+    protocol = HumanEvalProtocol(criteria=(), seed=3)
+    tasks = protocol.build_tasks(PROMPTS, COMPLETIONS)
+    assert len(tasks) == 36
+    firsts = Counter((frozenset(r.model for r in task.responses), task.responses[0].model) for task in tasks)
+    assert set(firsts.values()) == {6}
+    for task in tasks:
+        for response in task.responses:
+            assert response.text == COMPLETIONS[response.model][int(task.columns["item"])]
+    again = {seed: HumanEvalProtocol(criteria=(), seed=seed).build_tasks(PROMPTS, COMPLETIONS) for seed in (3, 4)}
+    assert again[3] == tasks, "the same seed gives the same orders"
+    orders = {seed: {t.prompt + t.responses[0].text for t in found} for seed, found in again.items()}
+    assert orders[3] != orders[4]
+
+
+def test_in_a_ranking_each_model_stands_at_each_place_equally_often():
+    tasks = HumanEvalProtocol(kind="ranking", criteria=()).build_tasks(PROMPTS, COMPLETIONS)
+    places = Counter((place, response.model) for task in tasks for place, response in enumerate(task.responses))
+    assert set(places.values()) == {4}
+
+
+def test_an_annotator_can_read_the_models_from_nothing_that_is_exported(tmp_path):
+    protocol = HumanEvalProtocol()
+    tasks = protocol.build_tasks(PROMPTS, {"secret-one": ["x"] * 12, "secret-two": ["y"] * 12})
+    protocol.export(tasks, tmp_path / "tasks.jsonl", tmp_path / "key.jsonl")
+    assert "secret" not in (tmp_path / "tasks.jsonl").read_text()
+    assert "secret" in (tmp_path / "key.jsonl").read_text()
+    assert len(tasks) == 12 * len(CRITERIA)
+    assert all("Judge by " in task.prompt for task in tasks), "each task asks one thing"
+
+
+def test_a_conversation_gets_the_criterion_as_a_turn_before_it():
+    protocol = HumanEvalProtocol(criteria=CRITERIA[:1])
+    turns = [{"role": "user", "content": "Hello?"}]
+    (task,) = protocol.build_tasks([turns], {"one": ["x"], "two": ["y"]})
+    assert task.prompt[1:] == turns
+    assert "helpfulness" in task.prompt[0]["content"]
+
+
+def test_what_another_tool_gives_back_is_decoded_by_the_key(tmp_path):
+    protocol = HumanEvalProtocol(criteria=())
+    tasks = protocol.build_tasks(PROMPTS, {"weak": ["w"] * 12, "strong": ["s"] * 12})
+    protocol.export(tasks, tmp_path / "tasks.jsonl", tmp_path / "key.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
+    judged = [
+        {"id": row["id"], "annotator": "ann", "value": {"preference": "ab"[row["completions"].index("s")]}}
+        for row in rows
+    ]
+    (tmp_path / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged))
+    assert {row["value"]["preference"] for row in judged} == {"a", "b"}, "the order differs from task to task"
+    found = protocol.analyse(protocol.read(tmp_path / "judged.jsonl", tmp_path / "key.jsonl"), resamples=5)
+    rate = of(found.win_rates).rate
+    assert (rate.wins, rate.losses) == (12, 0)
+    assert of(found.win_rates).first == "strong"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"id": "nobody", "annotator": "ann", "value": {"preference": "a"}}, "no task 'nobody'"),
+        ({"annotator": "ann", "value": {"preference": "a"}}, "has no id"),
+        ({"annotator": "ann", "value": {"preference": "c"}, "id": 0}, "wanted `a`, `b` or `tie`"),
+        ({"annotator": "ann", "value": "a", "id": 0}, "wanted an object"),
+        ([1], "is no object"),
+    ],
+)
+def test_a_line_that_can_not_be_decoded_is_named(tmp_path, line, message):
+    protocol = HumanEvalProtocol(criteria=())
+    tasks = protocol.build_tasks(PROMPTS[:1], {"one": ["w"], "two": ["s"]})
+    protocol.export(tasks, tmp_path / "tasks.jsonl", tmp_path / "key.jsonl")
+    if isinstance(line, dict) and line.get("id") == 0:
+        line = {**line, "id": tasks[0].id}
+    (tmp_path / "judged.jsonl").write_text("\n" + json.dumps(line) + "\n")
+    with pytest.raises(DataError, match=r"judged\.jsonl:2") as caught:
+        protocol.read(tmp_path / "judged.jsonl", tmp_path / "key.jsonl")
+    assert message in str(caught.value)
+
+
+def test_a_judgement_that_comes_twice_is_refused(tmp_path):
+    protocol = HumanEvalProtocol(criteria=())
+    (task,) = protocol.build_tasks(PROMPTS[:1], {"one": ["w"], "two": ["s"]})
+    protocol.export([task], tmp_path / "tasks.jsonl", tmp_path / "key.jsonl")
+    line = json.dumps({"id": task.id, "annotator": "ann", "value": {"preference": "a"}})
+    (tmp_path / "judged.jsonl").write_text(f"{line}\n{line}\n")
+    with pytest.raises(DataError, match=r"judged.jsonl:2: 'ann' judged task .* before, at .*judged.jsonl:1"):
+        protocol.read(tmp_path / "judged.jsonl", tmp_path / "key.jsonl")
+
+
+def test_an_evaluation_runs_through_a_store_and_finds_the_better_model(tmp_path):
+    protocol = HumanEvalProtocol(kind="rating", seed=1)
+    tasks = protocol.build_tasks(PROMPTS, COMPLETIONS)
+    level = {"s": 5, "m": 3, "w": 2}
+    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=1)) as store:
+        assert protocol.open(store, tasks) == 12
+        assert protocol.open(store, tasks) == 0, "opening it again adds nothing"
+        store.add_annotator("ann")
+        while held := store.next_task("ann"):
+            ratings = {c.name: [level[r.text[0]] for r in held.task.responses] for c in CRITERIA}
+            ratings["clarity"] = [3] * 3
+            sent = Submission(assignment=held.number, key=f"k{held.number}", value={"ratings": ratings})
+            store.submit("ann", sent)
+        found = protocol.analyse(store, resamples=10)
+    # weights 1, 1.2, 1.5, 0.8, 0.8; clarity is 3 for all: strong = (4.5 * 5 + 0.8 * 3) / 5.3
+    overall = {score.model: score.mean.value for score in found.scores if score.criterion == OVERALL}
+    assert overall["strong"] == pytest.approx((4.5 * 5 + 2.4) / 5.3)
+    assert list(found.strengths) == ["strong", "middling", "weak"]
+    assert of(found.scores, "clarity").mean.value == 3
+    assert of(found.scores, "clarity").std == 0
+    assert all(v.rate.ties == 12 for v in found.win_rates if v.criterion == "clarity")
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert "strong over weak" in found.to_text()
+
+
+def test_other_guidelines_in_the_store_are_not_overwritten(tmp_path):
+    with PreferenceStore(tmp_path / "s.db") as store:
+        store.set_setting("guidelines", [{"name": "wit"}])
+        with pytest.raises(ConfigError, match="guidelines are wit"):
+            HumanEvalProtocol(kind="rating").open(store, [])
+
+
+def test_the_prompt_is_the_unit_and_not_the_judgement():
+    # Three annotators who agree on 20 prompts know no more about the models than one does.
+    one = [judged_pair(str(n), "a" if n % 4 else "b") for n in range(20)]
+    three = [judged_pair(str(n), "a" if n % 4 else "b", who=who) for n in range(20) for who in ("ann", "bob", "cem")]
+    alone, together = (of(HumanEvalProtocol(criteria=()).analyse(x, resamples=2).win_rates).rate for x in (one, three))
+    assert alone.rate == together.rate == 0.75
+    assert (alone.low, alone.high) == pytest.approx((together.low, together.high))
+    assert (alone.n, together.n, together.num_prompts) == (20, 60, 20)
+
+
+def test_models_are_compared_by_their_difference_on_the_same_prompt():
+    # Prompts differ by up to 4 in how they are rated, the models by exactly 1 on each.
+    given = [rated(str(n), {"accuracy": [2 + n % 4, 1 + n % 4]}) for n in range(20)]
+    found = HumanEvalProtocol(kind="rating").analyse(given, resamples=2)
+    difference = of(found.differences, "accuracy").mean
+    assert (difference.value, difference.low, difference.high) == (1, 1, 1)
+    scores = {score.model: score.mean for score in found.scores if score.criterion == "accuracy"}
+    assert scores["old"].high > scores["new"].low, "side by side the intervals overlap"
+    # ratings 2, 3, 4, 5, five times each: variance 25 / 19
+    assert of(found.scores, "accuracy").std == pytest.approx(math.sqrt(25 / 19))
+
+
+def test_criteria_are_told_apart_and_pooled():
+    given = [judged_pair(str(n), "a", criterion="clarity") for n in range(10)]
+    given += [judged_pair(str(n), "b", criterion="accuracy") for n in range(10)]
+    found = HumanEvalProtocol().analyse(given, resamples=2)
+    assert of(found.win_rates, "clarity").rate.rate == 1
+    assert of(found.win_rates, "accuracy").rate.rate == 0
+    assert of(found.win_rates).rate.rate == 0.5
+    assert of(found.win_rates).rate.num_prompts == 10
+
+
+def test_reliable_annotators_weigh_more_in_strengths_and_intervals_hold_the_truth():
+    rng = random.Random(0)
+    given = []
+    for n in range(150):
+        for who, right in (("good", 0.95), ("fair", 0.85), ("spammer", 0.5)):
+            first, second = rng.sample(["x", "y", "z"], 2)
+            better = "a" if (first < second) == (rng.random() < right) else "b"
+            given.append(judged_pair(str(n), better, who=who, models=(first, second)))
+    found = HumanEvalProtocol(criteria=()).analyse(given, resamples=30)
+    assert list(found.strengths) == ["x", "y", "z"]
+    assert found.reliability["good"] > 0.85 > 0.65 > found.reliability["spammer"]
+    assert all(strength.low < strength.value < strength.high for strength in found.strengths.values())
+    assert found.strengths["x"].low > found.strengths["z"].high
+
+
+def test_power_says_what_so_many_prompts_can_show():
+    given = [judged_pair(str(n), ("a", "b", "tie", "a")[n % 4]) for n in range(100)]
+    power = HumanEvalProtocol(criteria=()).analyse(given, resamples=2).power
+    assert power.tie_frac == 0.25
+    assert pairs_for_win_rate(power.detectable, tie_frac=0.25) == 100
+    assert power.prompts_for_small == pairs_for_win_rate(0.05, tie_frac=0.25)
+    all_ties = HumanEvalProtocol(criteria=()).analyse([judged_pair(str(n), "tie") for n in range(9)], resamples=2)
+    assert all_ties.power.prompts_for_small is None
+    assert "no win rate" in all_ties.to_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "rating", "criteria": ()}, "Ratings need criteria"),
+        ({"criteria": [CRITERIA[0], CRITERIA[0]]}, "names of their own"),
+        ({"kind": "ranking", "baseline": "x"}, "leave baseline out"),
+        ({"kind": "thumbs"}, "No kind of human evaluation is called 'thumbs'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        HumanEvalProtocol(**settings)
+
+
+def test_wrong_material_is_refused():
+    protocol = HumanEvalProtocol()
+    with pytest.raises(DataError, match="'two' has 1 completions for 2 prompts"):
+        protocol.build_tasks(["a", "b"], {"one": ["x", "y"], "two": ["x"]})
+    with pytest.raises(DataError, match="compares models; got one"):
+        protocol.build_tasks(["a"], {"one": ["x"]})
+    with pytest.raises(DataError, match="as many ids"):
+        protocol.build_tasks(["a", "b"], {"one": ["x", "y"], "two": ["x", "y"]}, ids=["p", "p"])
+    with pytest.raises(DataError, match="baseline 'three'"):
+        HumanEvalProtocol(baseline="three").build_tasks(["a"], {"one": ["x"], "two": ["y"]})
+    with pytest.raises(DataError, match="Nothing of the evaluation 'human-eval'"):
+        protocol.analyse([])

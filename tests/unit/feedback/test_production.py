@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rlhf.data.read import read_rows
+from rlhf.errors import ConfigError
+from rlhf.feedback.production import rows_of_events
+from rlhf.feedback.store import PreferenceStore
+
+
+@pytest.fixture
+def send(tmp_path):
+    keys = itertools.count()
+    with PreferenceStore(tmp_path / "s.db") as store:
+
+        def add(kind, completion_id=None, **content):
+            store.add_event(kind, content, key=f"k{next(keys)}", completion_id=completion_id, model="served")
+            return store.events()
+
+        yield add
+
+
+def test_thumbs_edits_and_votes_become_rows_that_training_reads(send):
+    send("thumbs", "c1", prompt="q", completion="x", up=True, user="u")
+    send("edit", "c2", prompt="q", completion="x", edited="x, please")
+    events = send(
+        "vote", "c3", prompt="q", completion_a="x", completion_b="y", preference="b", shown_first="b", model_b="other"
+    )
+    rows = rows_of_events(events).rows
+    assert [(row["event"], row["id"]) for row in rows] == [
+        ("thumbs", "event-1"),
+        ("edit", "event-2"),
+        ("vote", "event-3"),
+    ]
+    assert (rows[0]["label"], rows[0]["annotator_id"], rows[0]["model"]) == (True, "user:u", "served")
+    assert (rows[1]["chosen"], rows[1]["rejected"], rows[1]["rejected_model"]) == ("x, please", "x", "served")
+    assert (rows[2]["preference"], rows[2]["shown_first"], rows[2]["model_a"], rows[2]["model_b"]) == (
+        "b",
+        "b",
+        "served",
+        "other",
+    )
+    assert [row.kind for row in read_rows(rows)] == ["unpaired", "preference", "comparison"]
+
+
+def test_a_later_event_finds_its_texts_in_an_earlier_one(send):
+    send("edit", "c1", prompt="q", completion="x", edited="y")
+    found = rows_of_events(send("thumbs", "c1", up=False))
+    assert (found.rows[1]["prompt"], found.rows[1]["completion"], found.rows[1]["label"]) == ("q", "x", False)
+
+
+def test_the_last_thumb_of_a_user_counts(send):
+    send("thumbs", "c1", prompt="q", completion="x", up=True, user="u")
+    send("thumbs", "c1", prompt="q", completion="x", up=True, user="v")
+    found = rows_of_events(send("thumbs", "c1", prompt="q", completion="x", up=False, user="u"))
+    assert [(row["annotator_id"], row["label"]) for row in found.rows] == [("user:v", True), ("user:u", False)]
+    assert found.left_out == {"the same user thumbed that completion again": 1}
+
+
+def test_what_lacks_a_text_is_counted_and_left_out(send):
+    send("thumbs", "c1", up=True)
+    send("thumbs", "c2", prompt="q", up=True)
+    found = rows_of_events(send("edit", "c3", prompt="q", completion="x", edited="x"))
+    assert found.rows == []
+    assert found.left_out == {"no prompt is known": 1, "no completion is known": 1, "the edit changed nothing": 1}
+
+
+def test_a_regeneration_is_worth_what_somebody_says_it_is(send):
+    send("regenerate", "c1", prompt="q", completion="x", next_completion_id="c2")
+    events = send("thumbs", "c2", prompt="q", completion="y", up=True)
+    assert [row["event"] for row in rows_of_events(events).rows] == ["thumbs"]
+    row = rows_of_events(events, regenerate_confidence=0.2).rows[0]
+    assert (row["chosen"], row["rejected"], row["confidence"]) == ("y", "x", 0.2)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        rows_of_events(events, regenerate_confidence=2)

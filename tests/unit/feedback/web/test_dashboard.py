@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from rlhf.feedback.simulate import SimulatedAnnotator
+from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
+from rlhf.feedback.web import WebSettings, create_annotation_app, dashboard, invitation_link
+from rlhf.feedback.web.dashboard import Desk, percent
+from tests.fixtures.judged import judge_all, pair_tasks
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+PAGE = {"accept": "text/html"}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with PreferenceStore(tmp_path / "store.db", rules=AssignmentRules(overlap=2), seed=2) as store:
+        yield store
+
+
+def signed_in(store, name, role):
+    """A client whose cookies are somebody's."""
+    client = TestClient(create_annotation_app(store), base_url="http://127.0.0.1:8000")
+    link = invitation_link(store, name, role=role, settings=WebSettings())
+    token = link.partition("token=")[2]
+    answer = client.post("/join", data={"token": token}, headers={"origin": "http://127.0.0.1:8000"})
+    assert answer.status_code < 400, answer.text
+    return client
+
+
+def judged(store, num=12):
+    store.add_tasks(pair_tasks(num))
+    judge_all(store, [SimulatedAnnotator(name="good"), SimulatedAnnotator(name="lazy", laziness=0.9)])
+
+
+def test_only_the_owner_sees_it(store):
+    judged(store, 4)
+    assert signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).status_code == 200
+    ann = signed_in(store, "ann", "annotator")
+    for path in ("/dashboard", "/api/report"):
+        refused = ann.get(path, headers=PAGE)
+        assert refused.status_code == 403
+        assert "lazy" not in refused.text
+    stranger = TestClient(create_annotation_app(store), base_url="http://127.0.0.1:8000", follow_redirects=False)
+    assert stranger.get("/api/report").status_code == 401
+
+
+def test_it_says_what_the_report_says(store):
+    judged(store)
+    boss = signed_in(store, "boss", "owner")
+    html = boss.get("/dashboard", headers=PAGE).text
+    found = boss.get("/api/report").json()
+    (agreement,) = found["agreement"]
+    alpha = agreement["krippendorff_alpha"]
+    assert f"{alpha['value']:.2f}</span>" in html
+    assert f"{alpha['low']:.2f}–{alpha['high']:.2f}" in html
+    for row in found["annotators"]:
+        assert row["annotator"] in html
+        assert all(reason in html for reason in row["unqualified_because"])
+    for item in agreement["divided"]:
+        assert item["task"] in html
+    assert "style=" not in html
+    assert "<script" not in html, "the content policy forbids both, and the page needs neither"
+
+
+def test_what_people_wrote_stays_text(store):
+    responses = [Response(text="one"), Response(text="two")]
+    store.add_tasks(
+        [Task(id=f"t<u>{n}", kind=TaskKind.PAIRWISE, prompt=HOSTILE, responses=responses) for n in range(2)]
+    )
+    for who, side in (("ann", "a"), ("bob", "b")):
+        store.add_annotator(who)
+        while held := store.next_task(who):
+            store.submit(
+                who,
+                Submission(
+                    assignment=held.number, key=f"{who}{held.number}", value={"preference": side}, comment=HOSTILE,
+                    flags=["unsafe"],
+                ),
+            )  # fmt: skip
+    html = signed_in(store, "<i>boss</i>", "owner").get("/dashboard", headers=PAGE).text
+    assert html.count("&lt;script&gt;alert(1)") >= 2 + 4, "prompts of two divided tasks, four comments"
+    assert not re.search(r"<(script|img|u>|i>)", html)
+
+
+def test_it_is_measured_again_only_when_something_changed_and_not_all_the_time(store, monkeypatch):
+    judged(store, 2)
+    looks, now = [], [0.0]
+    real = dashboard._look
+
+    def look(place):
+        looks.append(now[0])
+        now[0] += 2.0  # measuring takes two seconds
+        return real(place)
+
+    monkeypatch.setattr(dashboard, "_look", look)
+    desk = Desk(store, clock=lambda: now[0])
+    first = desk.view()
+    now[0] = 1000.0
+    assert desk.view() is first, "nothing changed"
+    store.undo("good")
+    changed = desk.view()
+    assert changed.findings.coverage.num_judgements == first.findings.coverage.num_judgements - 1
+    store.undo("good")
+    now[0] += 19
+    assert desk.view() is changed, "it took 2 s: for 20 s the server does other things"
+    now[0] += 2
+    assert desk.view() is not changed
+    assert len(looks) == 3
+
+
+def test_an_empty_store_has_a_page(store):
+    html = signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).text
+    assert "Nothing was judged yet." in html
+    assert "Nobody judged anything yet." in html
+
+
+def test_what_was_not_measured_is_a_dash_and_its_reason(store):
+    store.add_tasks(pair_tasks(1))
+    store.add_annotator("ann")
+    held = store.next_task("ann")
+    store.submit("ann", Submission(assignment=held.number, key="k", value={"preference": "a"}))
+    boss = signed_in(store, "boss", "owner")
+    html = boss.get("/dashboard", headers=PAGE).text
+    assert "nobody else judged the same items" in html
+    assert "nan" not in html.lower()
+    assert "NaN" not in json.dumps(boss.get("/api/report").json())
+    assert percent(float("nan")) == "–"

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import time
+
+import pytest
+
+from rlhf.errors import DataError
+from rlhf.feedback.web.text import MAX_DIFF_WORDS, MAX_MARKDOWN, TAGS, markdown_html, turns_of, word_diff
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<svg/onload=alert(1)>",
+    "[x](javascript:alert(1))",
+    "[x](JaVaScRiPt:alert(1))",
+    "[x](data:text/html;base64,PHNjcmlwdD4=)",
+    "![x](https://tracker.example/p.png)",
+    "![x](https://tracker.example/p.png 'title\" onload=\"alert(1)')",
+    "[x](https://e.example/\"onmouseover='alert(1)')",
+    '<https://e.example/"><script>alert(1)</script>>',
+    "[a]: https://e.example/<script> '\"><script>'\n\n[a]",
+    '```"><script>alert(1)</script>\ncode</code></pre><script>alert(1)</script>\n```',
+    "~~~html onclick=alert(1)\n<b onclick=alert(1)>\n~~~",
+    "    </code></pre><script>alert(1)</script>",
+    "| <b>a</b> |\n|:-:|\n| <iframe src=//e.example></iframe> |",
+    "&lt;script&gt;alert(1)&lt;/script&gt; &#60;script&#62;",
+    "<a href='//e.example' style='position:fixed' id=task>x</a>",
+    "<form action=//e.example><input name=csrf_token></form>",
+    "<!--<script>--><base href=//e.example>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=alert(1)>",
+    "\x00<scr\x00ipt>alert(1)</scr\x00ipt>",
+]
+TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)([^>]*)>")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_whatever_is_written_becomes_harmless_tags_without_addresses(text):
+    for nested in (text, f"> {text}", f"* {text}", f"**{text}**", f"# {text}", text * 2):
+        html = str(markdown_html(nested))
+        for _, name, rest in TAG.findall(html):
+            assert name in TAGS, f"<{name}> in {html}"
+            assert re.fullmatch(r'( (tabindex="0"|start="\d+"|class="(address|language)"))*', rest), (
+                f"{rest!r} in {html}"
+            )
+
+
+def test_a_random_mix_of_hostile_pieces_is_harmless_too():
+    pieces = [piece for text in HOSTILE for piece in re.findall(r"\w+|\s|[^\w\s]", text)]
+    rng = random.Random(7)
+    for _ in range(400):
+        html = str(markdown_html("".join(rng.choices(pieces, k=40))))
+        assert {name for _, name, _ in TAG.findall(html)} <= TAGS
+        assert not re.search(r"<[^>]*\b(href|src|style|on\w+)\s*=", html)
+
+
+def test_links_and_images_stand_as_text_with_their_address():
+    html = markdown_html(
+        "See [the docs](https://a.example/x?y=1) or ![a cat](http://b.example/c.png) <https://c.example>."
+    )
+    assert html == (
+        '<p>See the docs <span class="address">(https://a.example/x?y=1)</span> or [image: a cat] '
+        '<span class="address">(http://b.example/c.png)</span> https://c.example.</p>\n'
+    )
+
+
+def test_code_keeps_its_text_and_names_its_language():
+    html = markdown_html('```python\nif a < b and "<b>":\n    pass\n```')
+    assert html == (
+        '<pre tabindex="0"><span class="language">python</span><code>if a &lt; b and "&lt;b&gt;":\n    pass\n</code></pre>\n'
+    )
+
+
+def test_lists_tables_and_emphasis_are_shown():
+    html = markdown_html("3. *a*\n4. **b**\n\n| x |\n|---|\n| ~~y~~ |")
+    assert '<ol start="3">' in html
+    assert all(part in html for part in ("<em>a</em>", "<strong>b</strong>", "<th>x</th>", "<s>y</s>"))
+
+
+def test_a_text_made_to_keep_the_reader_busy_does_not():
+    start = time.process_time()
+    html = markdown_html("[" * (MAX_MARKDOWN + 1))  # read as markdown, a million of these would take many minutes
+    markdown_html("[" * 1_000_000)
+    assert time.process_time() - start < 1
+    assert html.startswith("<pre")
+
+
+def test_a_conversation_becomes_turns_and_calls_of_tools_are_seen():
+    calls = [{"type": "function", "function": {"name": "search", "arguments": '{"q": "<b>"}'}}]
+    turns = turns_of([
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "name": "search", "content": [{"type": "text", "text": "found"}, {"type": "image", "url": "x"}]},
+    ])  # fmt: skip
+    assert [turn.speaker for turn in turns] == ["User", "Assistant", "Tool (search)"]
+    assert turns[0].source == "hi"
+    assert '"name": "search"' in turns[1].source
+    assert turns[2].source.startswith("found\n\n```json")
+    assert [(turn.speaker, turn.source) for turn in turns_of("plain")] == [("", "plain")]
+
+
+def test_the_words_that_differ_are_marked_and_the_rest_is_as_it_was():
+    first, second = word_diff("the red <cat> sat", "the blue <cat> sat down")
+    assert first == "the <del>red </del>&lt;cat&gt; sat"
+    assert second == "the <ins>blue </ins>&lt;cat&gt; sat<ins>down</ins>".replace("sat<ins>", "sat <ins>")
+
+
+def unmarked(html: str, tag: str) -> str:
+    return re.sub(f"<{tag}>.*?</{tag}>", "", html, flags=re.DOTALL)
+
+
+def test_what_is_not_marked_is_the_longest_text_that_both_share():
+    rng = random.Random(3)
+    for _ in range(60):
+        first, second = ([rng.choice("abc") for _ in range(rng.randrange(9))] for _ in range(2))
+        left, right = word_diff(" ".join(first), " ".join(second))
+        shared = unmarked(left, "del").split()
+        assert shared == unmarked(right, "ins").split()
+        assert len(shared) == longest_shared(first, second)
+
+
+def longest_shared(first: list[str], second: list[str]) -> int:
+    """By trying all subsequences, longest first."""
+    for length in range(min(len(first), len(second)), 0, -1):
+        if set(itertools.combinations(first, length)) & set(itertools.combinations(second, length)):
+            return length
+    return 0
+
+
+def test_a_moved_line_break_is_no_difference():
+    left, right = word_diff("one two\nthree", "one\ntwo three")
+    assert (left, right) == ("one two\nthree", "one\ntwo three")
+
+
+def test_the_same_word_a_thousand_times_is_compared_at_once():
+    start = time.process_time()
+    word_diff("a " * 9_000, "b a " * 4_500)
+    assert time.process_time() - start < 2
+
+
+def test_texts_too_long_to_compare_are_refused():
+    with pytest.raises(DataError, match=f"at most {MAX_DIFF_WORDS:,}"):
+        word_diff("a " * MAX_DIFF_WORDS, "b")

@@ -1,0 +1,121 @@
+"""Whatever judges in training may judge where policies are measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from rlhf.config.stages import EvaluateStage, PassAtKStage
+from rlhf.errors import ConfigError, RewardError
+from rlhf.evaluation.judges import judge_completions, judge_name, run_judge
+from rlhf.models.policy import PolicyModel
+from rlhf.models.process import ProcessRewardModel
+from rlhf.models.reward import RewardModel
+from rlhf.pipeline.stages.context import StageContext
+from rlhf.pipeline.stages.evaluate import run_evaluate
+from rlhf.pipeline.stages.judging import open_judge
+from rlhf.pipeline.stages.pass_at_k import run_pass_at_k
+from rlhf.rewards.factory import REWARDS
+from rlhf.training.log import RunLog
+from tests.fixtures import tiny
+from tests.unit.rewards.helpers import HERE, samples
+from tests.unit.rewards.servers import lengths, serving
+
+COLUMNS = {"answer": ["7", "7"], "tests": ["assert answer == 7"] * 2}
+TEXTS = ("7", "Eight.")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_tokenizer):
+    """A policy, two reward models, a process reward model, a lexicon and problems."""
+    root = tmp_path_factory.mktemp("judging")
+    policy = PolicyModel(tiny.build_llama(vocab_size=len(tiny_tokenizer)), tiny_tokenizer)
+    policy.save_pretrained(root / "policy")
+    RewardModel.from_policy(policy, num_heads=2).save_pretrained(root / "rm")
+    ProcessRewardModel.from_policy(policy).save_pretrained(root / "prm")
+    (root / "lexicon.txt").write_text("good\t2\n")
+    rows = [{"prompt": f"What is {n}?", "answer": str(n)} for n in range(3)]
+    (root / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def judge_of(kind, folder, url):
+    own = {
+        "learned": {"source": str(folder / "rm"), "combine": "min"},
+        "ensemble": {"sources": [str(folder / "rm")] * 2},
+        "process": {"source": str(folder / "prm")},
+        "lexicon": {"path": str(folder / "lexicon.txt")},
+        "function": {"function": f"{HERE}:length"},
+        "service": {"url": url},
+        "pattern": {"pattern": "7"},
+        "code": {"isolation": "available", "unfenced": True},
+    }
+    return {"kind": kind, **own.get(kind, {})}
+
+
+def opened(spec, tmp_path):
+    stage = PassAtKStage.of({"kind": "pass_at_k", "policy": "p", "prompts": "q.jsonl", "judge": spec})
+    return open_judge(stage.judge, StageContext("z", tmp_path, RunLog()))
+
+
+@pytest.mark.parametrize("weight", [1.0, -2.0])
+@pytest.mark.parametrize("kind", REWARDS)
+def test_every_kind_of_reward_judges(kind, weight, folder, tmp_path):
+    if kind == "math":
+        pytest.importorskip("math_verify")
+    if kind == "code" and not sys.platform.startswith("linux"):
+        pytest.skip("the sandbox needs Linux")
+    prompts, completions = samples(*TEXTS, **COLUMNS)
+    with serving(lengths) as service:
+        spec = judge_of(kind, folder, service.url)
+        plain = judge_completions(opened(spec, tmp_path), prompts, completions)
+        judge = opened({**spec, "weight": weight}, tmp_path)
+        found = judge_completions(judge, prompts, completions)
+        texts = run_judge(judge, ["q", "q"], list(TEXTS), columns=COLUMNS)
+    assert found.scores == pytest.approx([weight * score for score in plain.scores])
+    assert len(texts.scores) == 2
+    assert judge_name(judge)
+    if kind in ("exact", "numeric", "math", "pattern"):
+        assert plain.scores == [1.0, 0.0]
+
+
+def test_parts_of_a_score_are_metrics(tmp_path):
+    found = judge_completions(opened({"kind": "numeric"}, tmp_path), *samples("#### 7", "8", **COLUMNS))
+    assert found.scores == [1.0, 0.0]
+    assert found.metrics == {"numeric/format": [1.0, 0.0]}
+
+
+def test_a_verifier_without_its_column_names_the_sample(tmp_path):
+    with pytest.raises(RewardError, match="no column 'answer'"):
+        judge_completions(opened({"kind": "numeric"}, tmp_path), *samples(*TEXTS))
+
+
+@pytest.mark.parametrize(
+    "judge", [{"kind": "numeric"}, {"kind": "rules", "weight": 2.0}, {"kind": "pattern", "pattern": "."}]
+)
+def test_policies_are_measured_by_rewards_that_are_no_functions(folder, tmp_path, judge):
+    (tmp_path / "z").mkdir()
+    at = StageContext("z", tmp_path, RunLog())
+    common = {
+        "policy": str(folder / "policy"), "baseline": str(folder / "policy"), "prompts": str(folder / "problems.jsonl"),
+        "judge": judge, "sampling": {"max_new_tokens": 4},
+    }  # fmt: skip
+    compared = run_evaluate(EvaluateStage.of({"kind": "evaluate", **common}), at)
+    assert "win rate" in compared.headline
+    solved = run_pass_at_k(PassAtKStage.of({"kind": "pass_at_k", "num_samples": 2, **common}), at)
+    assert "pass@2" in solved.headline
+    assert json.loads((at.folder / "evaluation.json").read_text())["solving"]["settings"]["judge"]
+
+
+def test_a_judge_that_shifts_every_policy_to_the_same_mean_is_refused():
+    tree = {
+        "kind": "evaluate",
+        "policy": "p",
+        "baseline": "b",
+        "prompts": "q",
+        "judge": {"kind": "rules", "normalize": True},
+    }
+    with pytest.raises(ConfigError, match="normalize gives the scores of every policy the same mean"):
+        EvaluateStage.of(tree)
