@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +19,7 @@ from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.ensemble import COMBINATIONS, combine_scores
 from rlhf.rewards.types import CompletionLike, ScoreResult, TextCompletion, sample_name
-from rlhf.rewards.verdicts import OnError, refuse, score_result
-from rlhf.rewards.worker import Failure
+from rlhf.rewards.verdicts import OnError, result_of_model
 
 
 class LearnedReward:
@@ -89,21 +87,11 @@ class LearnedReward:
         check_lengths(self._context, groups, prompts, completions, who=who)
         each = self._each_score(groups)
         scores = combine_scores(each, how=self.combine, std_coef=self.std_coef).tolist()
-        failures = {
-            place: Failure(
-                f"it gave the score {score}; its weights hold NaN or infinity, or overflowed in half precision"
-            )
-            for place, score in enumerate(scores)
-            if not math.isfinite(score)
-        }
-        if self.on_error == "raise":
-            refuse(who, failures, prompts, completions)
-        verdicts = [None if place in failures else score for place, score in enumerate(scores)]
-        result = score_result(self.name, verdicts, failures)
+        result = result_of_model(who, self.name, scores, prompts, completions, on_error=self.on_error)
         if self.model.num_scores == 1:
             return result
         spread = each.std(0, correction=0).tolist()
-        parts = {f"{self.name}_std": [None if place in failures else std for place, std in enumerate(spread)]}
+        parts = {f"{self.name}_std": [None if place in result.errors else std for place, std in enumerate(spread)]}
         return replace(result, per_component={**result.per_component, **parts})
 
     @torch.no_grad()

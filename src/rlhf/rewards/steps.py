@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -20,8 +19,7 @@ from rlhf.models.process import ProcessRewardModel, pack_steps, step_rows
 from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.learned import check_lengths, groups_of_ids, groups_of_texts, reads_the_same, same_ids
 from rlhf.rewards.types import CompletionLike, ScoreResult
-from rlhf.rewards.verdicts import OnError, refuse, score_result
-from rlhf.rewards.worker import Failure
+from rlhf.rewards.verdicts import OnError, result_of_model
 
 
 class ProcessReward:
@@ -94,17 +92,7 @@ class ProcessReward:
         with evaluating(self.model):
             for run in split_by_tokens(groups, max_tokens=self.max_tokens):
                 scores += self._scores(run)
-        failures = {
-            place: Failure(
-                f"it gave the score {score}; its weights hold NaN or infinity, or overflowed in half precision"
-            )
-            for place, score in enumerate(scores)
-            if not math.isfinite(score)
-        }
-        if self.on_error == "raise":
-            refuse(who, failures, prompts, completions)
-        verdicts = [None if place in failures else score for place, score in enumerate(scores)]
-        result = score_result(self.name, verdicts, failures)
+        result = result_of_model(who, self.name, scores, prompts, completions, on_error=self.on_error)
         counts: list[float | None] = [float(len(ends)) for group in groups for ends in group.columns["step_ends"]]
         return replace(result, per_component={**result.per_component, f"{self.name}_steps": counts})
 

@@ -71,3 +71,35 @@ def score_result(name: str, verdicts: Sequence[float | None], failures: Mapping[
     """The result of a single judge: NaN where there is no verdict, which then has an error."""
     scores = [math.nan if verdict is None else verdict for verdict in verdicts]
     return ScoreResult(scores, {name: list(verdicts)}, {place: f.reason for place, f in sorted(failures.items())})
+
+
+def result_of_model(
+    who: str,
+    name: str,
+    scores: Sequence[float],
+    prompts: Sequence[Prompt],
+    completions: Sequence[CompletionLike],
+    *,
+    on_error: OnError,
+) -> ScoreResult:
+    """The result of a model that judges, where a score that is not finite is a failure.
+
+    Args:
+        who: How errors name the model.
+        name: What the result calls it.
+        scores: [S].
+        prompts: [S].
+        completions: [S].
+        on_error: ``raise`` for the first failure, or ``report`` them in the result.
+
+    Raises:
+        RewardError: A score is not finite, and ``on_error`` says so.
+    """
+    failures = {
+        place: Failure(f"it gave the score {score}; its weights hold NaN or infinity, or overflowed in half precision")
+        for place, score in enumerate(scores)
+        if not math.isfinite(score)
+    }
+    if on_error == "raise":
+        refuse(who, failures, prompts, completions)
+    return score_result(name, [None if place in failures else score for place, score in enumerate(scores)], failures)
