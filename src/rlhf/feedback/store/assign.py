@@ -11,7 +11,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from rlhf.config.base import Config
-from rlhf.feedback.store.engine import write
+from rlhf.feedback.store.engine import wait_for_turn, write
 from rlhf.feedback.store.tables import EXPIRED, IS_OPEN, LIVE, OPEN, AnnotatorRow, AssignmentRow, TaskRow
 from rlhf.seeds import derive_seed
 
@@ -102,6 +102,8 @@ def _gold_task(session: Session, annotator: int, rules: AssignmentRules) -> Task
 
 
 def _plain_task(session: Session, annotator: int, rules: AssignmentRules) -> tuple[TaskRow | None, int | None]:
+    """The most urgent task with a free slot, and that slot. Takers come one at a time, so that each counts what the last took."""
+    wait_for_turn(session, "slots")
     taken = (
         sa.select(sa.func.count())
         .where(AssignmentRow.task == TaskRow.number, LIVE)
@@ -109,8 +111,9 @@ def _plain_task(session: Session, annotator: int, rules: AssignmentRules) -> tup
         .scalar_subquery()
     )
     query = _unseen(annotator, rules).where(TaskRow.gold.is_(None), taken < rules.overlap).limit(1)
-    task = session.scalar(query.with_for_update(skip_locked=True, of=TaskRow))
-    if task is None:
-        return None, None
-    slots = set(session.scalars(sa.select(AssignmentRow.slot).where(AssignmentRow.task == task.number, LIVE)))
-    return task, next(slot for slot in range(rules.overlap) if slot not in slots)
+    while (task := session.scalar(query)) is not None:
+        slots = set(session.scalars(sa.select(AssignmentRow.slot).where(AssignmentRow.task == task.number, LIVE)))
+        free = [slot for slot in range(rules.overlap) if slot not in slots]
+        if free:  # none if an import filled it between the two queries; the next one no longer finds that task
+            return task, free[0]
+    return None, None

@@ -127,6 +127,16 @@ def write(engine: Engine, step: Callable[[Session], T]) -> T:
     raise StorageError(f"{MAX_TRIES} tries to write were in vain, so many write at once; try again.") from lost
 
 
+def wait_for_turn(session: Session, name: str) -> None:
+    """From here to the end of the transaction, be the only one in the database who waited for this name.
+
+    In PostgreSQL each later query then sees all that the others before us have written (READ COMMITTED). A writer to SQLite
+    has had its turn since its transaction began.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"rlhf {name}", 0))))
+
+
 @contextmanager
 def reading(engine: Engine) -> Iterator[Session]:
     """One consistent view, which keeps no writer waiting."""
