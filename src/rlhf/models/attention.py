@@ -18,22 +18,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from rlhf.data.pack import PackedBatch
+from rlhf.models.buckets import Bucket, build_buckets
+from rlhf.models.tree_attention import tree_attention
 
 IMPLEMENTATION = "rlhf"
-SMALL_BUCKET_WASTE = 16_384
-"""Query-key pairs that padding may always add to one call: below this a call's fixed cost is higher than its arithmetic."""
-BUCKET_WASTE_FRAC = 0.3
-"""Share of padding allowed in a larger call."""
-BEYOND = np.iinfo(np.int32).max
-"""Position of a key that no query may see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +58,7 @@ class AttentionLayout(Protocol):
         ...
 
 
+_TWICE: contextvars.ContextVar[bool] = contextvars.ContextVar("rlhf_differentiable_twice", default=False)
 _LAYOUT: contextvars.ContextVar[AttentionLayout | None] = contextvars.ContextVar("rlhf_attention_layout", default=None)
 
 
@@ -73,6 +70,17 @@ def attention_layout(layout: AttentionLayout) -> Iterator[None]:
         yield
     finally:
         _LAYOUT.reset(token)
+
+
+@contextlib.contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """Inside, attention is made of operations whose gradients have gradients; slower, and it keeps all scores."""
+    token = _TWICE.set(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        _TWICE.reset(token)
 
 
 def attention_forward(
@@ -135,39 +143,6 @@ def attend(
     return torch.matmul(F.dropout(probs, dropout, training=training), value)
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Queries and keys of a few sequences, laid side by side for one attention call.
-
-    Padding lives only here, inside an attention call, never in the row that the rest of the model sees.
-    """
-
-    query_rows: Tensor
-    """int64 [B * Q] rows of the packed batch; a padded place repeats row 0 of its sequence."""
-    key_rows: Tensor
-    """int64 [B * K]."""
-    shape: tuple[int, int, int]
-    """B, Q, K."""
-    query_positions: Tensor
-    """int32 [B, 1, Q, 1]."""
-    key_positions: Tensor
-    """int32 [B, 1, 1, K]; BEYOND where the key is padding."""
-    masks: dict[tuple[int | None, int | None], Tensor]
-    """Built on first use for each (window, chunk) that a layer of the model asks for."""
-
-    def mask(self, window: int | None, chunk: int | None) -> Tensor:
-        """bool [B, 1, Q, K]: causal by position, inside the window and the chunk."""
-        found = self.masks.get((window, chunk))
-        if found is None:
-            found = self.key_positions <= self.query_positions
-            if window is not None:
-                found &= self.key_positions > self.query_positions - window
-            if chunk is not None:
-                found &= self.key_positions // chunk == self.query_positions // chunk
-            self.masks[window, chunk] = found
-        return found
-
-
 class PackedLayout:
     """The tree of a packed batch: a prefix sees itself, a branch sees its prefix and itself."""
 
@@ -182,7 +157,7 @@ class PackedLayout:
         """The layout of a batch, built once and kept with it."""
         layout = batch.derived.get("attention")
         if layout is None:
-            layout = batch.derived["attention"] = _build_layout(batch)
+            layout = batch.derived["attention"] = cls(*build_buckets(batch))
         return layout
 
     def attend(
@@ -190,6 +165,12 @@ class PackedLayout:
     ) -> Tensor:
         """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
         rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
+        if self._can_tile(query, settings, training=module.training):
+            window, chunk = settings.sliding_window, settings.chunk
+            own = tree_attention(
+                rows_q, rows_k, rows_v, self.buckets, scaling=settings.scaling, window=window, chunk=chunk
+            )
+            return own.unsqueeze(0)
         outputs = []
         for bucket in self.buckets:
             size, num_queries, num_keys = bucket.shape
@@ -200,6 +181,12 @@ class PackedLayout:
             out = attend(q, k, v, mask, settings, training=module.training)
             outputs.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, self.inverse).unsqueeze(0)
+
+    @staticmethod
+    def _can_tile(query: Tensor, settings: AttentionSettings, *, training: bool) -> bool:
+        """A GPU has better kernels; soft-caps, sinks and dropout are rare; a second derivative wants plain operations."""
+        plain = settings.softcap is None and settings.sinks is None and not (training and settings.dropout)
+        return plain and query.device.type == "cpu" and not _TWICE.get()
 
 
 def install_attention(model: PreTrainedModel) -> bool:
@@ -244,71 +231,6 @@ def _repeat_heads(x: Tensor, repeats: int) -> Tensor:
     """[B, kv_heads, K, D] -> [B, kv_heads * repeats, K, D], each head ``repeats`` times in a row."""
     size, heads, length, width = x.shape
     return x[:, :, None].expand(size, heads, repeats, length, width).reshape(size, heads * repeats, length, width)
-
-
-def _build_layout(batch: PackedBatch) -> PackedLayout:
-    """Sort prefixes and branches by size and fill buckets until padding would cost more than another call."""
-    starts, lengths = batch.start.cpu().numpy(), batch.length.cpu().numpy()
-    prefix_starts, prefix_lens = batch.prefix_start.cpu().numpy(), batch.prefix_len.cpu().numpy()
-    first_of_group = np.unique(prefix_starts, return_index=True)[1]
-    # a unit is (first query row, queries, first prefix row, prefix length)
-    units = [(int(prefix_starts[s]), int(prefix_lens[s]), 0, 0) for s in first_of_group]
-    units += [
-        (int(a), int(n), int(p), int(m)) for a, n, p, m in zip(starts, lengths, prefix_starts, prefix_lens, strict=True)
-    ]
-    units.sort(key=lambda u: (u[1] + u[3], u[1]))
-    runs: list[list[tuple[int, int, int, int]]] = []
-    real = 0
-    widest = 0
-    for unit in units:
-        area = unit[1] * (unit[1] + unit[3])
-        wider = max(widest, unit[1])
-        padded = (len(runs[-1]) + 1) * wider * (unit[1] + unit[3]) if runs else 0
-        if not runs or padded - (real + area) > max(SMALL_BUCKET_WASTE, BUCKET_WASTE_FRAC * (real + area)):
-            runs.append([])
-            real, wider = 0, unit[1]
-        runs[-1].append(unit)
-        real, widest = real + area, wider
-    device = batch.tokens.device
-    inverse = np.empty(batch.num_tokens, dtype=np.int64)
-    buckets = []
-    offset = 0
-    for run in runs:
-        buckets.append(_build_bucket(run, inverse, offset, device))
-        offset += buckets[-1].query_rows.numel()
-    return PackedLayout(buckets, torch.from_numpy(inverse).to(device))
-
-
-def _build_bucket(
-    units: list[tuple[int, int, int, int]], inverse: np.ndarray, offset: int, device: torch.device
-) -> Bucket:
-    size = len(units)
-    num_queries = max(u[1] for u in units)
-    num_keys = max(u[1] + u[3] for u in units)
-    query_rows = np.zeros((size, num_queries), dtype=np.int64)
-    key_rows = np.zeros((size, num_keys), dtype=np.int64)
-    query_positions = np.zeros((size, num_queries), dtype=np.int32)
-    key_positions = np.full((size, num_keys), BEYOND, dtype=np.int32)
-    for i, (first, count, prefix_first, prefix_count) in enumerate(units):
-        own = np.arange(first, first + count)
-        query_rows[i, :count] = own
-        query_rows[i, count:] = first
-        # a padded query stands where its unit's first token stands: it sees something, so its softmax is finite
-        query_positions[i] = prefix_count
-        query_positions[i, :count] = np.arange(prefix_count, prefix_count + count)
-        key_rows[i, :prefix_count] = np.arange(prefix_first, prefix_first + prefix_count)
-        key_rows[i, prefix_count : prefix_count + count] = own
-        key_rows[i, prefix_count + count :] = first
-        key_positions[i, : prefix_count + count] = np.arange(prefix_count + count)
-        inverse[own] = offset + i * num_queries + np.arange(count)
-    return Bucket(
-        query_rows=torch.from_numpy(query_rows.reshape(-1)).to(device),
-        key_rows=torch.from_numpy(key_rows.reshape(-1)).to(device),
-        shape=(size, num_queries, num_keys),
-        query_positions=torch.from_numpy(query_positions[:, None, :, None]).to(device),
-        key_positions=torch.from_numpy(key_positions[:, None, None, :]).to(device),
-        masks={},
-    )
 
 
 def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:

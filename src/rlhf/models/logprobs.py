@@ -1,12 +1,17 @@
 """Log-probabilities of given tokens straight from hidden states: no ``[tokens, vocabulary]`` tensor ever exists.
 
-Forward runs over tiles of rows with one reused buffer and keeps only each row's log-sum-exp; backward recomputes logits over
-tiles of the vocabulary, so that each row of the weight's gradient is written once. Softmax arithmetic is in float32 (float64
-for float64 input), the matrix products in the type of autocast or of the weight.
+Forward and backward run over the same tiles of the vocabulary, with all rows at once and two reused buffers. Forward keeps
+each row's log-sum-exp of each tile; backward makes a tile's logits again, and each row of the weight's gradient is written
+once. Softmax arithmetic is in float32 (float64 for float64 input), the matrix products in the type of autocast or of the
+weight.
+
+With Z the log-sum-exp of a row and Z_t that of a tile, the probabilities of a tile are ``softmax_t * exp(Z_t - Z)``. So a
+row's factor never touches the tile: it goes to the hidden states on one side of the product, and to the result on the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,9 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-FORWARD_TILE = 1 << 22
-BACKWARD_TILE = 1 << 22
-"""Logits alive at once; 4M float32 numbers are 16 MB, which stays near a CPU's cache and keeps a GPU busy."""
+TILE = 1 << 21
+"""Logits alive at once: 8 MB of float32, which stays near a CPU's cache and keeps a GPU busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,34 +119,38 @@ class _TokenLogprobs(torch.autograd.Function):
         wanted: tuple[bool, bool, bool],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        exact = torch.promote_types(hidden.dtype, torch.float32)
         with_entropy, with_mean, with_collision = wanted
-        rows, vocabulary = hidden.shape[0], weight.shape[0]
-        hidden_c, weight_c = hidden.to(dtype), weight.to(dtype)
-        target = hidden.new_empty(rows, dtype=exact)
-        logsumexp = hidden.new_empty(rows, dtype=exact)
-        entropy, mean, collision = (hidden.new_empty(rows if asked else 0, dtype=exact) for asked in wanted)
-        tile = max(1, min(rows, FORWARD_TILE // vocabulary))
-        buffer = hidden.new_empty(tile, vocabulary, dtype=dtype)
-        for first in range(0, rows, tile):
-            here = slice(first, min(first + tile, rows))
-            raw = torch.mm(hidden_c[here], weight_c.T, out=buffer[: here.stop - first])
-            logits = raw.to(exact)
-            if bias is not None:
-                logits.add_(bias)
-            logits = transform(logits, temperature)
-            target[here] = logits.gather(1, token[here, None]).squeeze(1)
-            logsumexp[here] = torch.logsumexp(logits, dim=1)
+        tiles = _Tiles(hidden, weight, bias, temperature, transform, dtype)
+        rows, exact = hidden.shape[0], tiles.exact
+        target = hidden.new_zeros(rows, dtype=exact)
+        of_tiles = hidden.new_empty(len(tiles), rows, dtype=exact)
+        expected, squares = (hidden.new_empty(len(tiles) if asked else 0, rows, dtype=exact) for asked in wanted[::2])
+        total = hidden.new_zeros(rows if with_mean else 0, dtype=exact)
+        for number, here in enumerate(tiles):
+            logits = tiles.logits(here)
+            column = token - here.start
+            inside = (column >= 0) & (column < logits.shape[1])
+            own = logits.gather(1, column.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1)
+            target = torch.where(inside, own, target)
+            log_probs = torch.log_softmax(logits, 1)
+            # both maxima belong to one token, and a log-probability near 0 takes nothing from the other's digits
+            of_tiles[number] = logits.amax(1) - log_probs.amax(1)
             if with_mean:
-                mean[here] = logits.mean(1) - logsumexp[here]
+                total += logits.sum(1)
             if with_entropy or with_collision:
-                probs = (logits - logsumexp[here, None]).exp_()
-            if with_collision:  # at least 1 / V, so its logarithm is always finite
-                collision[here] = probs.square().sum(1).log()
+                probs = torch.softmax(logits, 1)
+            if with_collision:
+                squares[number] = torch.linalg.vecdot(probs, probs)
             if with_entropy:
-                entropy[here] = logsumexp[here] - probs.mul_(logits).sum(1)
-        ctx.save_for_backward(hidden, weight, bias, token, target, logsumexp, entropy)
-        ctx.settings = (temperature, transform, wanted, dtype, exact)
+                expected[number] = torch.linalg.vecdot(probs, logits)
+        logsumexp = torch.logsumexp(of_tiles, 0)
+        share = (of_tiles - logsumexp).exp_()  # of each tile in a row's probability
+        entropy = logsumexp - (share * expected).sum(0) if with_entropy else expected.new_empty(0)
+        # at least 1 / V, so its logarithm is always finite
+        collision = (share * share * squares).sum(0).log_() if with_collision else squares.new_empty(0)
+        mean = total / weight.shape[0] - logsumexp if with_mean else total
+        ctx.save_for_backward(hidden, weight, bias, token, target, logsumexp, share, entropy)
+        ctx.settings = (temperature, transform, wanted, dtype)
         ctx.mark_non_differentiable(collision)
         return target - logsumexp, entropy, mean, collision
 
@@ -151,43 +159,97 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(
         ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor, grad_mean: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, token, target, logsumexp, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
-        temperature, transform, (with_entropy, with_mean, _), dtype, exact = ctx.settings  # type: ignore[attr-defined]
+        hidden, weight, bias, token, target, logsumexp, share, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
+        temperature, transform, (with_entropy, with_mean, _), dtype = ctx.settings  # type: ignore[attr-defined]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]  # type: ignore[attr-defined]
-        rows, vocabulary = hidden.shape[0], weight.shape[0]
-        hidden_c, weight_c = hidden.to(dtype), weight.to(dtype)
+        tiles = _Tiles(hidden, weight, bias, temperature, transform, dtype)
+        exact = tiles.exact
         grad_hidden = torch.zeros_like(hidden, dtype=exact) if needs_hidden else None
         grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.empty_like(bias) if needs_bias else None
-        tile = max(1, min(vocabulary, BACKWARD_TILE // max(rows, 1)))
-        for first in range(0, vocabulary, tile):
-            here = slice(first, min(first + tile, vocabulary))
-            logits = torch.mm(hidden_c, weight_c[here].T).to(exact)
-            if bias is not None:
-                logits.add_(bias[here])
-            logits = transform(logits, temperature)
-            slope = transform.slope(logits, temperature)
-            probs = (logits - logsumexp[:, None]).exp_()
-            grad = probs * -(grad_logprobs + grad_mean if with_mean else grad_logprobs)[:, None]
-            if with_mean:  # d mean/dlogit = 1 / V - p
-                grad.add_(grad_mean[:, None], alpha=1 / vocabulary)
-            if with_entropy:  # dH/dlogit = -p (log p + H)
-                grad.addcmul_(probs * -grad_entropy[:, None], logits - (logsumexp - entropy)[:, None])
-            grad = grad.mul_(slope)
-            grad_c = grad.to(dtype)
+        # one factor a row is all there is, unless a term bends the softmax itself
+        plain = transform.softcap is None and not (with_entropy and bool(grad_entropy.any())) and not with_mean
+        for number, here in enumerate(tiles):
+            if plain:
+                grad = tiles.softmax(here)
+                factor = share[number] * -grad_logprobs
+            else:
+                logits = tiles.logits(here)
+                probs = (logits - logsumexp[:, None]).exp_()
+                grad = probs * -(grad_logprobs + grad_mean if with_mean else grad_logprobs)[:, None]
+                if with_mean:  # d mean/dlogit = 1 / V - p
+                    grad.add_(grad_mean[:, None], alpha=1 / weight.shape[0])
+                if with_entropy:  # dH/dlogit = -p (log p + H)
+                    grad.addcmul_(probs * -grad_entropy[:, None], logits - (logsumexp - entropy)[:, None])
+                if transform.softcap is not None:
+                    grad.mul_(transform.slope(logits, temperature))
+                grad = grad.to(dtype)
+                factor = torch.ones_like(logsumexp)
             if grad_hidden is not None:
-                grad_hidden += torch.mm(grad_c, weight_c[here])
+                grad_hidden.addcmul_(torch.mm(grad, tiles.weight[here]).to(exact), factor[:, None])
             if grad_weight is not None:
-                grad_weight[here] = torch.mm(grad_c.T, hidden_c).to(weight.dtype)
+                grad_weight[here] = torch.mm(grad.T, (tiles.hidden * factor[:, None]).to(dtype))
             if grad_bias is not None:
-                grad_bias[here] = grad.sum(0)
+                grad_bias[here] = (grad * factor[:, None]).sum(0) * tiles.scale
         # the target's own +1, kept out of the tiles and in full precision
         own = grad_logprobs * transform.slope(target, temperature)
         if grad_hidden is not None:
-            grad_hidden += own[:, None] * weight[token]
+            grad_hidden.mul_(tiles.scale).add_(own[:, None] * weight[token])
         if grad_weight is not None:
             grad_weight.index_add_(0, token, (own[:, None] * hidden).to(weight.dtype))
         if grad_bias is not None:
             grad_bias.index_add_(0, token, own.to(grad_bias.dtype))
         grad_hidden = grad_hidden.to(hidden.dtype) if grad_hidden is not None else None
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+
+
+class _Tiles:
+    """Logits of all rows over one part of the vocabulary after another, in buffers that are used again."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: float,
+        transform: LogitTransform,
+        dtype: torch.dtype,
+    ) -> None:
+        self.exact = torch.promote_types(hidden.dtype, torch.float32)
+        # a scale goes into the hidden states, where it costs nothing; a soft-cap wants the raw logits
+        self.scale = transform.scale / temperature if transform.softcap is None else 1.0
+        self.hidden, self.weight = (hidden * self.scale).to(dtype), weight.to(dtype)
+        self.bias = None if bias is None else bias * self.scale
+        self.transform, self.temperature = transform, temperature
+        self.width = max(1, min(weight.shape[0], TILE // max(1, hidden.shape[0])))
+        self.raw = hidden.new_empty(hidden.shape[0] * self.width, dtype=dtype)
+        self.wide = self.raw if dtype == self.exact else hidden.new_empty(self.raw.shape, dtype=self.exact)
+
+    def __len__(self) -> int:
+        return -(-self.weight.shape[0] // self.width)
+
+    def __iter__(self) -> Iterator[slice]:
+        for first in range(0, self.weight.shape[0], self.width):
+            yield slice(first, min(first + self.width, self.weight.shape[0]))
+
+    def logits(self, here: slice) -> Tensor:
+        """[M, tile] final logits in the exact type; the next call overwrites them."""
+        raw = self._product(here)
+        logits = raw if raw.dtype == self.exact else self._part(self.wide, here).copy_(raw)
+        if self.bias is not None:
+            logits.add_(self.bias[here])
+        return logits if self.transform.softcap is None else self.transform(logits, self.temperature)
+
+    def softmax(self, here: slice) -> Tensor:
+        """[M, tile] probabilities among the tile's own tokens, in the type of the products."""
+        if self.bias is not None:
+            return torch.softmax(self.logits(here), 1).to(self.hidden.dtype)
+        logits = self._product(here)  # the kernel adds up in float32 whatever it reads
+        return torch.softmax(logits, 1)
+
+    def _product(self, here: slice) -> Tensor:
+        return torch.mm(self.hidden, self.weight[here].T, out=self._part(self.raw, here))
+
+    def _part(self, buffer: Tensor, here: slice) -> Tensor:
+        rows, width = self.hidden.shape[0], here.stop - here.start
+        return buffer[: rows * width].view(rows, width)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlhf.config.policy import TRPOConfig
 from rlhf.data.contracts import Prompt
@@ -18,6 +17,7 @@ from rlhf.data.pack import PackedBatch
 from rlhf.errors import ModelError
 from rlhf.losses import conjugate_gradient, fisher_product, line_search, trust_region_step
 from rlhf.losses.trust_region import StepFound
+from rlhf.models.attention import differentiable_twice
 from rlhf.models.divergence import Distributions, distributions, divergence, frozen_head
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
@@ -233,7 +233,7 @@ class TrustRegion:
 
         def product(vector: Tensor) -> Tensor:
             total = torch.zeros_like(vector)
-            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            with torch.enable_grad(), differentiable_twice():
                 for batch, old, counted in chosen:
                     kl = self._kls(batch, old)[counted].sum() / num_tokens
                     total += _twice_differentiated(kl, parameters, vector)

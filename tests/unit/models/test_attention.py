@@ -7,9 +7,7 @@ import torch
 
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.models.attention import (
-    BUCKET_WASTE_FRAC,
     IMPLEMENTATION,
-    SMALL_BUCKET_WASTE,
     AttentionSettings,
     PackedLayout,
     attend,
@@ -17,6 +15,7 @@ from rlhf.models.attention import (
     install_attention,
     native_attention,
 )
+from rlhf.models.buckets import BUCKET_WASTE_FRAC, SMALL_BUCKET_WASTE
 from tests.unit.models.families import build, family
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8

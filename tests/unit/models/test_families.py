@@ -17,7 +17,7 @@ from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ModelError
 from rlhf.models import paths
 from rlhf.models.adapters import add_lora, enable_checkpointing
-from rlhf.models.attention import Bucket
+from rlhf.models.buckets import Bucket
 from rlhf.models.load import disable_dropout
 from rlhf.models.paths import choose_hidden_path, choose_path
 from rlhf.models.score import backbone_of, hidden_at, score

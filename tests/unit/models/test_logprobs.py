@@ -23,10 +23,9 @@ with_and_without_bias = pytest.mark.parametrize("has_bias", [False, True], ids=[
 
 @pytest.fixture(params=["one tile", "several tiles"])
 def tiles(request, monkeypatch):
-    """Two rows a tile forward and three columns a tile backward: both leave a remainder."""
+    """Three columns a tile, which leaves a remainder."""
     if request.param == "several tiles":
-        monkeypatch.setattr(module, "FORWARD_TILE", 2 * VOCABULARY)
-        monkeypatch.setattr(module, "BACKWARD_TILE", 3 * ROWS)
+        monkeypatch.setattr(module, "TILE", 3 * ROWS)
 
 
 @pytest.fixture
@@ -166,8 +165,7 @@ def test_a_collision_is_finite_for_a_certain_and_for_an_even_distribution_over_m
 
 def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
     rows, vocabulary = 64, 512
-    monkeypatch.setattr(module, "FORWARD_TILE", 4 * vocabulary)
-    monkeypatch.setattr(module, "BACKWARD_TILE", 4 * rows)
+    monkeypatch.setattr(module, "TILE", 4 * rows)
     hidden = torch.randn(rows, 8, requires_grad=True)
     weight = torch.randn(vocabulary, 8, requires_grad=True)
 

@@ -1,0 +1,187 @@
+"""Attention over the tree of a packed batch for a CPU: few large matrix products, and nothing kept of a size above the batch's.
+
+    S = Q K^T / sqrt(d),  P = softmax(S + mask),  O = P V
+    dV = P^T dO,  dP = dO V^T,  dS = P * (dP - rowsum(dP * P)),  dQ = dS K / sqrt(d),  dK = dS^T Q / sqrt(d)
+
+Scores live for one tile of queries at a time and are computed again in the backward pass, as in FlashAttention (Dao et al. 2022,
+arXiv:2205.14135, algorithm 4); a tile stops at the last key that its queries see. PyTorch's own flash kernel for the CPU takes
+three to five times as long at the sizes of preference data. Products are in the type of autocast; a softmax reads and
+writes that type and adds up in float32 or wider.
+
+Query heads that share a key head stand below one another as rows of one product, so keys and values are never repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from rlhf.models.buckets import Bucket, Tile, Unit
+
+TILE_SCORES = 1 << 20
+"""Scores alive at once: 2 MB in bfloat16, which stays in a core's cache."""
+LEAST_TILE = 64
+"""Queries of a tile, at least: below that a product's fixed cost is higher than its arithmetic."""
+
+
+def tree_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buckets: Sequence[Bucket],
+    *,
+    scaling: float,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Attention of every row of a packed batch to what it sees.
+
+    Args:
+        query: [N, heads, D].
+        key: [N, kv_heads, D]; heads is a multiple of kv_heads.
+        value: [N, kv_heads, D'].
+        buckets: All units of the batch, see ``rlhf.models.buckets``.
+        scaling: Of the scores.
+        window: A query sees keys less than this many positions back, itself included.
+        chunk: A query sees only keys of its own chunk of this many positions.
+
+    Returns:
+        [N, heads, D'] in the type of autocast, or of the values. Differentiable once.
+    """
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    out: Tensor = _TreeAttention.apply(query, key, value, buckets, scaling, (window, chunk), dtype)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        buckets: Sequence[Bucket],
+        scaling: float,
+        sees: tuple[int | None, int | None],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        scaled, key_c, value_c = (query * scaling).to(dtype), key.to(dtype), value.to(dtype)
+        out = torch.empty((*query.shape[:2], value.shape[2]), dtype=dtype, device=query.device)
+        for bucket in buckets:
+            q, k, v = _queries(scaled, bucket, key.shape[1]), _keys(key_c, bucket), _keys(value_c, bucket)
+            o = q.new_empty((*q.shape[:3], v.shape[2]))
+            for tile in _tiles(bucket, sees, q):
+                probs = _probs(q, k, tile)
+                o[:, :, tile.start : tile.stop] = torch.bmm(probs, v[:, : tile.keys]).unflatten(1, (q.shape[1], -1))
+            _put_queries(o, bucket, out)
+        ctx.save_for_backward(scaled, key_c, value_c)
+        ctx.settings = (buckets, scaling, sees, (query.dtype, key.dtype, value.dtype))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        scaled, key, value = ctx.saved_tensors  # type: ignore[attr-defined]
+        buckets, scaling, sees, dtypes = ctx.settings  # type: ignore[attr-defined]
+        grad_out = grad_out.to(scaled.dtype)
+        exact = torch.promote_types(scaled.dtype, torch.float32)
+        grad_query = torch.empty_like(scaled)
+        grad_key = torch.zeros_like(key, dtype=exact)
+        grad_value = torch.zeros_like(value, dtype=exact)
+        for bucket in buckets:
+            q, k, v = _queries(scaled, bucket, key.shape[1]), _keys(key, bucket), _keys(value, bucket)
+            do = _queries(grad_out, bucket, key.shape[1])
+            _silence_padding(do, bucket)
+            dq = torch.empty_like(q)
+            dk, dv = torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
+            for tile in _tiles(bucket, sees, q):
+                probs = _probs(q, k, tile)
+                do_tile, q_tile = (
+                    do[:, :, tile.start : tile.stop].flatten(1, 2),
+                    q[:, :, tile.start : tile.stop].flatten(1, 2),
+                )
+                seen = slice(0, tile.keys)
+                dv[:, seen] += torch.bmm(probs.transpose(1, 2), do_tile)
+                grad_probs = torch.bmm(do_tile, v[:, seen].transpose(1, 2))
+                grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
+                dq[:, :, tile.start : tile.stop] = torch.bmm(grad_scores, k[:, seen]).unflatten(1, (q.shape[1], -1))
+                dk[:, seen] += torch.bmm(grad_scores.transpose(1, 2), q_tile)
+            _put_queries(dq, bucket, grad_query)
+            _add_keys(dk, bucket, grad_key)
+            _add_keys(dv, bucket, grad_value)
+        grads = (grad_query.to(dtypes[0]) * scaling, grad_key.to(dtypes[1]), grad_value.to(dtypes[2]))
+        return *grads, None, None, None, None
+
+
+def _probs(q: Tensor, k: Tensor, tile: Tile) -> Tensor:
+    """[B * kv_heads, R * queries, keys] attention probabilities of a tile."""
+    heads = k.shape[0] // tile.bias.shape[0]
+    scores = torch.bmm(q[:, :, tile.start : tile.stop].flatten(1, 2), k[:, : tile.keys].transpose(1, 2))
+    scores.view(tile.bias.shape[0], heads, q.shape[1], tile.stop - tile.start, tile.keys).add_(tile.bias)
+    return torch.softmax(scores, -1)
+
+
+def _tiles(bucket: Bucket, sees: tuple[int | None, int | None], q: Tensor) -> Iterator[Tile]:
+    """The bucket's queries cut so that a tile's scores stay in the cache; cut once for all layers."""
+    size, queries, keys = bucket.shape
+    known = bucket.tiles.get((sees, q.dtype))
+    if known is None:
+        rows = size * (q.shape[0] // size) * q.shape[1]
+        step = max(LEAST_TILE, TILE_SCORES // max(1, rows * keys))
+        seen = bucket.mask(*sees)[:, 0]
+        known = []
+        for start in range(0, queries, step):
+            stop = min(queries, start + step)
+            reach = max(unit.prefix_length + min(stop, unit.length) for unit in bucket.units)
+            bias = torch.zeros(size, 1, 1, stop - start, reach, dtype=q.dtype, device=q.device)
+            bias.masked_fill_(~seen[:, None, None, start:stop, :reach], float("-inf"))
+            known.append(Tile(start, stop, reach, bias))
+        bucket.tiles[sees, q.dtype] = known
+    yield from known
+
+
+def _queries(rows: Tensor, bucket: Bucket, kv_heads: int) -> Tensor:
+    """[N, heads, D] -> [B * kv_heads, R, Q, D], heads that share a key head together."""
+    size, queries, _ = bucket.shape
+    found = rows.index_select(0, bucket.query_rows) if size > 1 else _slice(rows, bucket.units[0])
+    return found.view(size, queries, kv_heads, -1, rows.shape[2]).permute(0, 2, 3, 1, 4).flatten(0, 1).contiguous()
+
+
+def _keys(rows: Tensor, bucket: Bucket) -> Tensor:
+    """[N, kv_heads, D] -> [B * kv_heads, K, D]."""
+    size, _, keys = bucket.shape
+    found = rows.index_select(0, bucket.key_rows)
+    return found.view(size, keys, *rows.shape[1:]).transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def _slice(rows: Tensor, unit: Unit) -> Tensor:
+    return rows[unit.first : unit.first + unit.length].contiguous()
+
+
+def _put_queries(found: Tensor, bucket: Bucket, rows: Tensor) -> None:
+    """[B * kv_heads, R, Q, D] -> the units' own rows of [N, heads, D]."""
+    size = len(bucket.units)
+    whole = found.unflatten(0, (size, -1)).permute(0, 3, 1, 2, 4)  # [B, Q, kv_heads, R, D]
+    for unit, part in zip(bucket.units, whole, strict=True):
+        rows[unit.first : unit.first + unit.length] = part[: unit.length].flatten(1, 2)
+
+
+def _add_keys(found: Tensor, bucket: Bucket, rows: Tensor) -> None:
+    """[B * kv_heads, K, D] added to the rows that the keys came from; branches share their prefix's rows."""
+    whole = found.unflatten(0, (len(bucket.units), -1)).transpose(1, 2)  # [B, K, kv_heads, D]
+    for (first, length, prefix_first, prefix_length), part in zip(bucket.units, whole, strict=True):
+        if prefix_length:
+            rows[prefix_first : prefix_first + prefix_length] += part[:prefix_length]
+        rows[first : first + length] += part[prefix_length : prefix_length + length]
+
+
+def _silence_padding(grad: Tensor, bucket: Bucket) -> None:
+    """A padded query repeats a real row, whose gradient is not its own."""
+    parts = grad.unflatten(0, (len(bucket.units), -1))
+    for unit, part in zip(bucket.units, parts, strict=True):
+        part[:, :, unit.length :] = 0
