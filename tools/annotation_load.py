@@ -280,8 +280,9 @@ def to_markdown(outcome: Outcome, arguments: argparse.Namespace) -> str:
 
 {arguments.annotators} annotators judge {arguments.judgements} tasks each, as fast as they get them, on one `rlhf annotate` ({kind})
 that is ended with SIGKILL {arguments.kills} times and started again. Times are those of requests that were answered at the first try;
-clients and server share {os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()}), and a person takes
-seconds where these clients take none. Written by `python tools/annotation_load.py {command}`.
+clients and server share {os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()}; load average of the last
+quarter of an hour, other programs included: {os.getloadavg()[2]:.0f}), and a person takes seconds where these clients take none. Written by
+`python tools/annotation_load.py {command}`.
 
 | | |
 |---|---|

@@ -36,6 +36,7 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.data.words import counted
 from rlhf.feedback.aggregation import Consensus, dawid_skene, majority_vote
 from rlhf.feedback.agreement import Labels, coincidences, krippendorff_alpha
+from rlhf.feedback.consensus import RIGHT_PRIOR, SMOOTHING
 from rlhf.feedback.simulate import SimulatedAnnotator, crowd
 from rlhf.files import write_json, write_jsonl, write_text
 from rlhf.pipeline.run import Pipeline, machine, versions
@@ -136,7 +137,7 @@ def labelled(rows: Sequence[Mapping[str, Any]], judged: Labels, arm: str) -> lis
     """Preference rows as an arm labels them; ``flipped`` says where it is wrong. A draw gives no row."""
     if arm == "truth":
         return [dict(row) for row in rows]
-    consensus: Consensus = majority_vote(judged) if arm == "majority" else dawid_skene(judged)
+    consensus = consensus_of(judged, arm)
     found = []
     for item, value, p in zip(consensus.items, consensus.values, consensus.confidences, strict=True):
         if value is None:
@@ -149,6 +150,13 @@ def labelled(rows: Sequence[Mapping[str, Any]], judged: Labels, arm: str) -> lis
         row |= {"flipped": wrong} | ({"confidence": 2 * min(p, SURE) - 1} if arm == "soft" else {})
         found.append(row)
     return found
+
+
+def consensus_of(judged: Labels, arm: str) -> Consensus:
+    """One label for each pair, learned with the beliefs that `rlhf feedback export --aggregate dawid-skene` starts from."""
+    if arm == "majority":
+        return majority_vote(judged)
+    return dawid_skene(judged, smoothing=SMOOTHING, right_prior=RIGHT_PRIOR)
 
 
 def alpha_of(judged: Labels) -> float:

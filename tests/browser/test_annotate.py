@@ -112,6 +112,27 @@ def test_an_undone_judgement_comes_back_with_its_answer_and_can_be_changed(serve
     assert "Question y?" in page.locator(".prompt").inner_text()  # what was on the screen before is next
 
 
+def test_that_all_are_bad_can_be_said_by_key_and_by_mouse_beside_any_answer(server, open_page):
+    server.add(task("x"), task("y"), task("z", "binary"))
+    page = open_page("ann")
+    page.keyboard.press("b")
+    assert page.get_by_label("Both bad").is_checked()
+    page.get_by_label("Both good").check(force=True)
+    assert not page.get_by_label("Both bad").is_checked(), "not both at once"
+    page.keyboard.press("b")
+    page.keyboard.press("b")
+    page.keyboard.press("0")
+    after(page, lambda: page.keyboard.press("Enter"))
+    page.keyboard.press("1" if is_good_first(page) else "2")
+    after(page, lambda: page.keyboard.press("Enter"))
+    page.keyboard.press("b")  # of one completion it says nothing that the answer does not
+    page.keyboard.press("2")
+    after(page, lambda: page.keyboard.press("Enter"))
+    now_at(page, 3)
+    said = [(judgement.value, judgement.flags) for judgement in server.store.judgements()]
+    assert said == [({"preference": "tie"}, ["all_bad"]), ({"preference": "a"}, []), ({"label": False}, [])]
+
+
 def test_a_skip_can_be_taken_back(server, open_page):
     server.add(task("x"), task("y"))
     page = open_page("ann")
@@ -353,6 +374,10 @@ def test_every_kind_fits_a_phone_and_axe_finds_no_serious_fault(server, open_pag
                 found[name] = faults(page)
                 page.screenshot(path=screenshots / f"{name}-{scheme}.png")
                 page.keyboard.press("Escape")
+            page.set_viewport_size({"width": 360, "height": 740})
+        elif scheme == "light":
+            page.set_viewport_size({"width": 1280, "height": 800})
+            page.screenshot(path=screenshots / f"{kind}-{scheme}-desk.png")
             page.set_viewport_size({"width": 360, "height": 740})
         after(page, lambda: page.keyboard.press("s"))
     page.wait_for_selector("#nothing-left:visible")

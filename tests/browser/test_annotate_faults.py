@@ -56,6 +56,30 @@ def test_an_answer_whose_acknowledgement_was_lost_is_kept_once_and_survives_a_re
     assert server.answers() == [{"preference": "a"}]
 
 
+def test_an_undo_whose_answer_was_lost_takes_back_one_judgement_when_it_is_pressed_again(server, open_page):
+    server.add(*[task(f"t{n}") for n in range(4)])
+    page = open_page("ann")
+    for number in (1, 2):
+        page.keyboard.press("1")
+        after(page, lambda: page.keyboard.press("Enter"))
+        now_at(page, number)
+    page.wait_for_load_state("networkidle")
+
+    def lose(route: Any) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/api/undo", lose)
+    page.keyboard.press("u")
+    page.wait_for_selector("#notice:visible")
+    assert len(server.answers()) == 1
+    page.unroute_all(behavior="ignoreErrors")
+    after(page, lambda: page.keyboard.press("u"))
+    assert len(server.answers()) == 1, "the same judgement, not the one before"
+    after(page, lambda: page.keyboard.press("u"))
+    assert server.answers() == [], "the next undo is another one"
+
+
 def test_an_answer_of_somebody_whose_session_ended_waits_until_they_are_back(server, open_page):
     server.add(*[task(f"t{n}") for n in range(3)])
     page = open_page("ann")

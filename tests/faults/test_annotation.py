@@ -163,8 +163,12 @@ def test_one_submission_sent_by_many_threads_at_once_is_kept_once(postgres_serve
             events = set(pool.map(lambda _: store.add_event("thumbs", {"up": True}, key="e1"), range(8)))
             store.next_task("ann")
             undone = list(pool.map(lambda _: store.undo("ann"), range(4)))
+            again = Submission(assignment=tabs[0], key="k2", value={"preference": "a"})
+            store.submit("ann", again)
+            by_key = list(pool.map(lambda _: store.undo("ann", key="one-undo-sent-8x").number, range(8)))
         assert len(numbers) == len(events) == 1
         assert sum(each is not None for each in undone) == 1
+        assert by_key == [tabs[0]] * 8
 
 
 def _patiently(browser, url):

@@ -42,6 +42,9 @@ def annotate(
         float | None, typer.Option(help="After so long an unanswered task goes to somebody else (30).", min=0.1)
     ] = None,
     max_judgements: Annotated[int | None, typer.Option(help="Of each annotator (no limit).", min=1)] = None,
+    guidelines: Annotated[
+        Path | None, typer.Option(help="What annotators look at: a YAML or JSON file; see `rlhf feedback guidelines`.")
+    ] = None,
     annotator: Annotated[
         list[str] | None, typer.Option(help="Print an invitation for somebody of this name; may be repeated.")
     ] = None,
@@ -61,9 +64,12 @@ def annotate(
     Prints a link for the owner and, with --annotator, one for each annotator. Every link works once. Starting again adds
     only tasks that are not there yet, and keeps all judgements.
     """
+    from rlhf.feedback.guidelines import set_guidelines
+    from rlhf.feedback.guidelines_file import read_guidelines
     from rlhf.feedback.store import PreferenceStore
     from rlhf.feedback.web.settings import WebSettings
 
+    asked = read_guidelines(guidelines) if guidelines is not None else None
     settings = WebSettings(host=host, port=port, public_url=public_url)
     refuse_open_door(settings, i_know=i_know)
     with listening(settings) as server, PreferenceStore(store) as opened:
@@ -73,6 +79,8 @@ def annotate(
             "max_judgements": max_judgements, "batch": batch,
         }  # fmt: skip
         set_rules(opened, {name: value for name, value in changed.items() if value is not None})
+        if asked is not None:
+            set_guidelines(opened, asked)
         if tasks is not None:
             add_tasks(opened, tasks, kind=kind, batch=batch or "")
         _say_how_far(opened, store)

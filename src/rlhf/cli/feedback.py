@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli import rehearsal
+from rlhf.cli import compare, guidelines, rehearsal
 from rlhf.cli.options import JsonOption, console
 from rlhf.cli.stores import STORE, StoreOption, opened_store
 from rlhf.errors import ConfigError
@@ -104,7 +104,10 @@ def _read(
 @app.command("export")
 def feedback_export(
     output: Annotated[
-        Path, typer.Argument(help="File to write; its ending names the file format (.jsonl, .parquet, .csv, .json).")
+        Path,
+        typer.Argument(
+            help="File to write; its ending names the file format (.jsonl, .parquet, .csv, .json). A folder for datasets."
+        ),
     ],
     store: StoreOption = STORE,
     layout: Annotated[str, typer.Option("--format", help="Layout of the rows; see `rlhf feedback formats`.")] = "rows",
@@ -134,7 +137,7 @@ def feedback_export(
     kind: KindOption = None,
     batch: BatchOption = None,
     unjudged: Annotated[
-        bool, typer.Option("--unjudged", help="Also tasks that nobody has judged yet (--format rows).")
+        bool, typer.Option("--unjudged", help="Also tasks that nobody has judged yet (JSONL or JSON).")
     ] = False,
     events: Annotated[
         bool,
@@ -175,11 +178,11 @@ def feedback_export(
 
 def _writable(layout: str) -> Format:
     from rlhf.errors import look_up
-    from rlhf.feedback.exchange import FORMATS, OURS
+    from rlhf.feedback.exchange import FORMATS, OURS, SAVED
 
     known = look_up(FORMATS, layout, kind="format")
-    if layout != OURS and known.write_items is None and known.row_of is None:
-        can = ", ".join(name for name, one in FORMATS.items() if name == OURS or one.write_items or one.row_of)
+    if layout not in (OURS, SAVED) and known.write_items is None and known.row_of is None:
+        can = ", ".join(name for name, one in FORMATS.items() if name in (OURS, SAVED) or one.write_items or one.row_of)
         raise ConfigError(f"{layout!r} is only read; what can be written: {can}.")
     return known
 
@@ -196,6 +199,7 @@ def _rows(
     from rlhf.data.readers import FileFormat
     from rlhf.data.sources import file_format
     from rlhf.feedback.consensus import consensus_rows
+    from rlhf.feedback.exchange import OURS, SAVED
     from rlhf.feedback.rows import rows_of
 
     if aggregate is not None:
@@ -206,16 +210,20 @@ def _rows(
             min_judgements=min_judgements,
             guidelines=selection.guidelines,
         )
-    flat = file_format(output) in (FileFormat.CSV, FileFormat.PARQUET)
-    if flat and layout == "rows" and len(selection.kinds) > 1:
+    is_ours = layout in (OURS, SAVED)
+    flat = layout == SAVED or file_format(output) in (FileFormat.CSV, FileFormat.PARQUET)
+    if flat and unjudged and is_ours:
+        raise ConfigError(
+            f"{output} would be a table, which gives every row every column, and a task that nobody judged has others; write .jsonl "
+            "or .json for --unjudged."
+        )
+    if flat and is_ours and len(selection.kinds) > 1:
         raise ConfigError(
             f"{output} is a table, and the tasks are of {', '.join(sorted(selection.kinds))}, which have other columns; write .jsonl, "
             "or choose one with --kind."
         )
     return list(
-        rows_of(
-            selection.items, guidelines=selection.guidelines, flat=flat, with_unjudged=unjudged and layout == "rows"
-        )
+        rows_of(selection.items, guidelines=selection.guidelines, flat=flat, with_unjudged=unjudged and is_ours)
     )
 
 
@@ -232,14 +240,15 @@ def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[st
     from rlhf.data.words import counted
     from rlhf.data.write import write_rows
     from rlhf.errors import DataError
-    from rlhf.feedback.exchange import OURS, write_pairs
+    from rlhf.feedback.exchange import OURS, SAVED, write_dataset, write_pairs
 
     for note in notes:
         print(note)
     if not rows:
         raise DataError(f"There is nothing to export yet, so {output} was not written.")
-    if layout == OURS:
-        print(f"{counted(write_rows(output, rows), 'row')} written to {output}.")
+    if layout in (OURS, SAVED):
+        number = write_rows(output, rows) if layout == OURS else write_dataset(output, rows)
+        print(f"{counted(number, 'row')} written to {output}.")
         return
     number, left_out = write_pairs(layout, output, rows)
     if not number:
@@ -254,12 +263,12 @@ def feedback_formats(as_json: JsonOption = False) -> None:
     """List the layouts that can be imported and exported."""
     from rich.table import Table
 
-    from rlhf.feedback.exchange import FORMATS, OURS
+    from rlhf.feedback.exchange import FORMATS, OURS, SAVED
 
     rows = []
     for name, known in FORMATS.items():
-        reads = known.read is not None or name in (OURS, "trl", "sharegpt", "alpaca")
-        writes = name == OURS or known.write_items is not None or known.row_of is not None
+        reads = known.read is not None or name in (OURS, SAVED, "trl", "sharegpt", "alpaca")
+        writes = name in (OURS, SAVED) or known.write_items is not None or known.row_of is not None
         rows.append({"name": name, "import": reads, "export": writes, "about": known.about})
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
@@ -321,3 +330,5 @@ def feedback_prioritise(
 
 app.command("simulate")(rehearsal.simulate)
 app.command("plan")(rehearsal.plan)
+app.command("guidelines")(guidelines.guidelines)
+app.add_typer(compare.app, name="compare")

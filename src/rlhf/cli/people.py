@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlhf.errors import ConfigError
-
-StoreOption = Annotated[str, typer.Option("--store", help="The store: a file, or postgresql://USER@HOST/NAME.")]
-STORE = "annotations.db"
+from rlhf.cli.stores import STORE, StoreOption, opened_store
 
 
 def token(
     name: Annotated[str, typer.Argument(help="Of the program that will send events.")], store: StoreOption = STORE
 ) -> None:
     """Make a token for a program that sends production feedback to POST /api/events; an earlier one of that name ends."""
-    from rlhf.feedback.store import PreferenceStore, access
+    from rlhf.feedback.store import access
 
-    _refuse_missing(store)
-    with PreferenceStore(store) as opened:
+    with opened_store(store) as opened:
         print(access.add_api_token(opened.engine, name))
 
 
@@ -30,10 +25,9 @@ def revoke(
     is_token: Annotated[bool, typer.Option("--token", help="The name is of a program's token.")] = False,
 ) -> None:
     """Shut somebody out at once; their judgements stay, and what they had open goes back to the queue."""
-    from rlhf.feedback.store import PreferenceStore, access
+    from rlhf.feedback.store import access
 
-    _refuse_missing(store)
-    with PreferenceStore(store) as opened:
+    with opened_store(store) as opened:
         if is_token:
             access.revoke_api_token(opened.engine, name)
         else:
@@ -45,15 +39,8 @@ def admit(
     name: Annotated[str, typer.Argument(help="Of somebody who was shut out.")], store: StoreOption = STORE
 ) -> None:
     """Let somebody in again; they need their password or a new invitation."""
-    from rlhf.feedback.store import PreferenceStore, access
+    from rlhf.feedback.store import access
 
-    _refuse_missing(store)
-    with PreferenceStore(store) as opened:
+    with opened_store(store) as opened:
         access.set_active(opened.engine, name, True)
     print(f"{name} may come in again.")
-
-
-def _refuse_missing(store: str) -> None:
-    """A misspelt file would become an empty store."""
-    if "://" not in store and not Path(store).is_file():
-        raise ConfigError(f"There is no store {store}; name the one that `rlhf annotate` uses (--store).")

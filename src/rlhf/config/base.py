@@ -128,6 +128,20 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     Raises:
         ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is no mapping.
     """
+    tree = parse_yaml(read_text(path), str(path))
+    if tree is None:
+        raise ConfigError(f"{path} is empty; a recipe needs at least `name:` and `stages:`.")
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds a {type(tree).__name__}; it should hold keys and values.")
+    return tree
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        ConfigError: The file is absent, or not text.
+    """
     path = Path(path)
     try:
         data = path.read_bytes()
@@ -141,12 +155,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{path} is a folder and can't be read as text; {hint}.") from None
     except OSError as err:
         raise ConfigError(f"{path} can't be read: {err.strerror or err}.") from None
-    tree = parse_yaml(_decoded(data, path), str(path))
-    if tree is None:
-        raise ConfigError(f"{path} is empty; a recipe needs at least `name:` and `stages:`.")
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds a {type(tree).__name__}; it should hold keys and values.")
-    return tree
+    return _decoded(data, path)
 
 
 def _decoded(data: bytes, path: Path) -> str:

@@ -243,8 +243,20 @@ def judge_reward_model(reward_model: RewardModel, pairs: Pairs, *, seed: int = 0
         flipped=[bool(slip) for slip in slips] if known else None,
         # Undoes the normalisation: the Bradley-Terry loss saw raw scores. Exact for one member, near for an ensemble.
         scale=float(reward_model.std.mean()),
+        threshold=_tie_threshold(reward_model),
         seed=seed,
     )
+
+
+def _tie_threshold(reward_model: RewardModel) -> float:
+    """The lead of raw scores below which the model calls two completions equal, mean over its scores; 0 without one.
+
+    Davidson's tie weight is none: his odds of win against loss are those of Bradley and Terry.
+    """
+    learned = reward_model.learned
+    if learned is None or learned.kind not in ("threshold", "margins"):
+        return 0.0
+    return float(torch.stack([learned.value(score)[0] for score in range(reward_model.num_scores)]).mean())
 
 
 def changes_between(before: Answers, after: Answers, units: Sequence[int], *, seed: int) -> dict[str, Change]:

@@ -8,7 +8,7 @@
                   distinct_2, distinct_completions
     kl            {k1, k3, per_token: estimates}: KL(policy || baseline), nats per sequence and per token
     reward_model  null, or {accuracy, accuracy_clean, margin: estimates; ties, fitted_scale, calibration {scale,
-                  log_loss, brier, expected_error, expected_error_null, bins [{low, high, count, confidence,
+                  threshold, log_loss, brier, expected_error, expected_error_null, bins [{low, high, count, confidence,
                   accuracy}]}}
     proxy         null, or {spearman, agreement: estimates}: reward model against judge on what the policies say
     curve         null, or [{step, n, proxy, gold, gold_low, gold_high, kl, <metric> ...}]: one point a rollout

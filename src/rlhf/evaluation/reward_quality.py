@@ -49,10 +49,13 @@ class Bin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Whether the probabilities of the Bradley-Terry model are true."""
+    """Whether the model's probabilities are true."""
 
     scale: float
-    """Probabilities are sigmoid(scale * d)."""
+    """Probabilities are sigmoid(scale * d), where no threshold was learned."""
+    threshold: float
+    """The lead below which the model calls two completions equal, in units of scale * d; 0 for Bradley and Terry's model,
+    which knows no ties."""
     log_loss: float
     """Mean of -log P(chosen beats rejected), nats; log 2 = 0.693 is a coin."""
     brier: float
@@ -69,6 +72,7 @@ class Calibration:
         """For JSON."""
         return {
             "scale": self.scale,
+            "threshold": self.threshold,
             "log_loss": finite_or_none(self.log_loss),
             "brier": finite_or_none(self.brier),
             "expected_error": finite_or_none(self.expected_error),
@@ -121,6 +125,7 @@ def reward_quality(
     *,
     flipped: Sequence[bool] | None = None,
     scale: float = 1.0,
+    threshold: float = 0.0,
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> RewardQuality:
@@ -131,7 +136,9 @@ def reward_quality(
         rejected_scores: [P].
         flipped: [P] True where the label is known to be a slip (``chosen`` is the worse one); None where nobody knows.
         scale: What turns a score difference into Bradley-Terry logits: the deviation that normalised scores were
-        divided by. seed: For the null of the calibration error.
+            divided by.
+        threshold: See ``calibration``.
+        seed: For the null of the calibration error.
         confidence: Share of intervals that hold the truth.
     """
     chosen, rejected = np.asarray(chosen_scores, dtype=np.float64), np.asarray(rejected_scores, dtype=np.float64)
@@ -150,7 +157,9 @@ def reward_quality(
         accuracy_clean=clean,
         ties=int((difference == 0).sum()),
         margin=mean_interval(difference, confidence=confidence),
-        calibration=calibration(difference, scale=scale, seed=seed, confidence=confidence) if usable else None,
+        calibration=calibration(difference, scale=scale, threshold=threshold, seed=seed, confidence=confidence)
+        if usable
+        else None,
         fitted_scale=fitted_scale(difference) if usable else math.nan,
     )
 
@@ -170,18 +179,25 @@ def calibration(
     difference: ArrayLike,
     *,
     scale: float = 1.0,
+    threshold: float = 0.0,
     num_bins: int = NUM_BINS,
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> Calibration:
     """Compare how sure the model is with how often it is right.
 
-        P = sigmoid(scale d),  confidence = max(P, 1 - P),  right = [d > 0], 1/2 for d = 0
+        P = sigmoid(x),  confidence = max(P, 1 - P),  right = [d > 0], 1/2 for d = 0
         log loss = mean -log P,  Brier = mean (1 - P)^2,  ECE = sum over bins of count/P |accuracy - confidence|
 
     A pair has no first and second side of its own, so the reliability is that of the side the model prefers, in bins of
-    equal width from 1/2 to 1. ECE is biased upwards: with true probabilities it is about 0.03 for 1,000 pairs, so the
-    mean under that null is drawn and reported beside it.
+    equal width from 1/2 to 1. Without a threshold x = scale d. A model that was taught ties says of win, tie and loss how
+    likely they are; these pairs were decided, so what it says of them is win against loss,
+
+        x = log(sigmoid(scale d - t) / sigmoid(-scale d - t)),
+
+    which is surer than sigmoid(scale d): somebody who saw a difference saw one larger than the threshold t. ECE is biased
+    upwards: with true probabilities it is about 0.03 for 1,000 pairs, so the mean under that null is drawn and reported
+    beside it.
 
     Sources: Guo et al. 2017, section 2, arXiv:1706.04599 (reliability, ECE); Brier 1950; null: research/evaluation.md,
         section 2.
@@ -189,11 +205,13 @@ def calibration(
     Args:
         difference: [P] score of chosen minus rejected, finite, at least one.
         scale: See above.
+        threshold: t, at least 0: Rao and Kupper's, or the first margin of a graded scale.
         num_bins: Bins between 1/2 and 1.
         seed: Names the draws of the null.
         confidence: Share of intervals that hold the truth.
     """
-    d = np.asarray(difference, dtype=np.float64) * scale
+    lead = np.asarray(difference, dtype=np.float64) * scale
+    d = np.logaddexp(0, lead + threshold) - np.logaddexp(0, threshold - lead) if threshold else lead
     sure = 1 / (1 + np.exp(-np.abs(d)))
     right = (np.sign(d) + 1) / 2
     which = np.minimum(((sure - 0.5) * 2 * num_bins).astype(np.int64), num_bins - 1)
@@ -216,6 +234,7 @@ def calibration(
             )
     return Calibration(
         scale=scale,
+        threshold=threshold,
         log_loss=float(np.logaddexp(0, -d).mean()),
         brier=float(np.square(1 / (1 + np.exp(np.clip(d, -700, 700)))).mean()),
         expected_error=_binned_error(sure, right, which, num_bins),

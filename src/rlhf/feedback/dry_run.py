@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from rlhf.feedback.guidelines import guidelines_of
 from rlhf.feedback.readings import length_of
 from rlhf.feedback.simulate import SimulatedAnnotator
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind
@@ -63,7 +64,7 @@ def simulate(
     for person in people:
         store.add_annotator(person.name)
     run = DryRun()
-    dimensions = [str(one["name"]) for one in store.setting("guidelines") or ({"name": "overall"},)]
+    dimensions = [guideline.name for guideline in guidelines_of(store)]
     waiting = list(people)
     while waiting:
         for person in list(waiting):

@@ -6,6 +6,8 @@
     protocol.export(tasks, "tasks.jsonl", "key.jsonl")    # on any other; then protocol.read("judged.jsonl", "key.jsonl")
     print(protocol.analyse(store).to_text())
 
+`rlhf feedback compare` does the same from the command line.
+
 Which completion comes first is drawn for every task, and balanced: of the tasks that compare the same models on the same
 criterion each model is first in equally many, give or take one. The order *is* the task's, so a judgement can always be decoded.
 """
@@ -19,11 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rlhf.data.contracts import RowError, Text
-from rlhf.data.json_rows import read_jsonl
-from rlhf.data.raw import Unreadable
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.files import write_jsonl
@@ -32,6 +32,7 @@ from rlhf.seeds import derive_seed
 if TYPE_CHECKING:
     from rlhf.feedback.evaluation_results import HumanEvaluation
     from rlhf.feedback.store import PreferenceStore, Task
+    from rlhf.feedback.store.record import Recorded
 
 CRITERIA: tuple[AnnotationGuideline, ...] = (
     AnnotationGuideline(
@@ -50,6 +51,8 @@ CRITERIA: tuple[AnnotationGuideline, ...] = (
 OVERALL = "overall"
 """The question where no criterion is named, and all criteria together in the results."""
 KINDS = ("pairwise", "graded5", "graded7", "ranking", "rating")
+SETTING = "evaluations"
+"""Of a store: name -> how it is asked."""
 KEY_COLUMNS = ("id", "item", "criterion", "kind", "models")
 
 
@@ -149,9 +152,17 @@ class HumanEvalProtocol:
     def open(self, store: PreferenceStore, tasks: Sequence[Task]) -> int:
         """Put the tasks into a store and ask for its criteria; tasks that are there already are left alone.
 
+        The store remembers how it is asked, for ``of_store``.
+
         Raises:
-            ConfigError: The store asks for other dimensions already.
+            ConfigError: The store asks for other dimensions already, or holds another evaluation of this name.
         """
+        kept = store.setting(SETTING, {})
+        if kept.get(self.name, self._settings()) != self._settings():
+            raise ConfigError(
+                f"This store holds an evaluation {self.name!r} that is asked in another way (kind, criteria, baseline or seed); "
+                "give this one a name of its own."
+            )
         if self.kind == "rating":
             wanted = [criterion.model_dump(mode="json") for criterion in self.criteria]
             there = store.setting("guidelines")
@@ -161,10 +172,42 @@ class HumanEvalProtocol:
                     f"{', '.join(g['name'] for g in wanted)} wants a store of its own."
                 )
             store.set_setting("guidelines", wanted)
-        return store.add_tasks(tasks, on_known="skip")
+        added = store.add_tasks(tasks, on_known="skip")
+        store.set_setting(SETTING, {**kept, self.name: self._settings()})
+        return added
 
-    def export(self, tasks: Sequence[Task], tasks_file: Path | str, key_file: Path | str) -> None:
+    @classmethod
+    def of_store(cls, store: PreferenceStore, name: str | None = None) -> Self:
+        """An evaluation that was opened in a store.
+
+        Args:
+            store: Where.
+            name: Which; None where there is one.
+
+        Raises:
+            ConfigError: There is none, none of this name, or several to choose from.
+        """
+        kept: dict[str, Any] = store.setting(SETTING, {})
+        if name is None and len(kept) == 1:
+            name = next(iter(kept))
+        if not kept or name is None:
+            told = (
+                f"holds the evaluations {', '.join(kept)}; say which by its name"
+                if kept
+                else "holds no evaluation; open one"
+            )
+            raise ConfigError(f"This store {told}.")
+        found = look_up(kept, name, kind="evaluation in this store")
+        return cls(**{**found, "criteria": [AnnotationGuideline.of(one) for one in found["criteria"]]}, name=name)
+
+    def tasks(self, store: PreferenceStore) -> list[Task]:
+        """This evaluation's tasks in a store."""
+        return [task for task in store.tasks() if task.columns.get("evaluation") == self.name]
+
+    def export(self, tasks: Sequence[Task], tasks_file: Path | str, key_file: Path | str | None = None) -> None:
         """For another tool: the tasks without a trace of the models, and the key that decodes what comes back.
+
+        A store that holds the tasks needs no key (``record``); without a store it is needed (``read``).
 
         The tool must give back, for each task, ``{"id", "annotator", "value"}`` with the value in the order of
         ``completions``, shaped as ``rlhf.feedback.store.check_value`` says.
@@ -179,6 +222,8 @@ class HumanEvalProtocol:
                 for task in tasks
             ),
         )  # fmt: skip
+        if key_file is None:
+            return
         write_jsonl(
             key_file,
             (
@@ -198,22 +243,15 @@ class HumanEvalProtocol:
         Raises:
             DataError: A line can't be read, names a task that the key does not know, or repeats a judgement.
         """
+        from rlhf.feedback.evaluation_files import keyed_rows, returned_rows
         from rlhf.feedback.store import check_value
 
-        key = {row["id"]: row for _, row in _rows(key_file, KEY_COLUMNS)}
+        key = {row["id"]: row for _, row in keyed_rows(key_file, KEY_COLUMNS)}
         found: list[Judged] = []
-        seen: dict[tuple[str, str], str] = {}
-        for where, row in _rows(judged_file, ("id", "annotator", "value")):
+        for where, row in returned_rows(judged_file):
             known = key.get(row["id"])
             if known is None:
                 raise RowError(where, f"there is no task {row['id']!r} in the key {key_file}; is it another export's?")
-            who = str(row["annotator"])
-            if (earlier := seen.setdefault((row["id"], who), where)) != where:
-                raise RowError(
-                    where, f"{who!r} judged task {row['id']!r} before, at {earlier}; keep the one that counts."
-                )
-            if not isinstance(row["value"], dict):
-                raise RowError(where, f"value is {json.dumps(row['value'])[:80]}; wanted an object.")
             value = check_value(
                 known["kind"],
                 row["value"],
@@ -224,10 +262,20 @@ class HumanEvalProtocol:
             found.append(
                 Judged(
                     item=known["item"], criterion=known["criterion"], kind=known["kind"],
-                    models=tuple(known["models"]), annotator=who, value=value,
+                    models=tuple(known["models"]), annotator=str(row["annotator"]), value=value,
                 )
             )  # fmt: skip
         return found
+
+    def record(self, store: PreferenceStore, judged_file: Path | str) -> Recorded:
+        """Put what another tool gave back into the store that holds the tasks; a second time changes nothing.
+
+        Raises:
+            DataError: A line can't be read, names a task of another evaluation, or repeats a judgement.
+        """
+        from rlhf.feedback.evaluation_files import record_returned
+
+        return record_returned(store, self.tasks(store), judged_file, self._dimensions())
 
     def judged(self, store: PreferenceStore) -> list[Judged]:
         """This evaluation's judgements in a store that count."""
@@ -275,6 +323,11 @@ class HumanEvalProtocol:
         if self.baseline is not None and self.baseline not in completions:
             raise DataError(f"The baseline {self.baseline!r} is none of the models {', '.join(completions)}.")
 
+    def _settings(self) -> dict[str, Any]:
+        """For the store; the name apart."""
+        criteria = [criterion.model_dump(mode="json") for criterion in self.criteria]
+        return {"kind": self.kind, "criteria": criteria, "baseline": self.baseline, "seed": self.seed}
+
     def _asked(self) -> list[str]:
         """A criterion for each task of a comparison."""
         return [OVERALL] if self.kind == "rating" or not self.criteria else [c.name for c in self.criteria]
@@ -314,17 +367,3 @@ class HumanEvalProtocol:
         if isinstance(prompt, str):
             return f"[{asked}]\n\n{prompt}"
         return [{"role": "system", "content": asked}, *prompt]
-
-
-def _rows(path: Path | str, wanted: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Lines of a file as (where, object), each with the columns that are wanted."""
-    found = []
-    for raw in read_jsonl(Path(path), 0):
-        where = f"{path}:{raw.place}"
-        if isinstance(raw.value, Unreadable):
-            raise RowError(where, raw.value.reason)
-        if not isinstance(raw.value, dict) or (missing := [name for name in wanted if name not in raw.value]):
-            told = f"has no {', '.join(missing)}" if isinstance(raw.value, dict) else "is no object"
-            raise RowError(where, f"the line {told}; wanted {', '.join(wanted)}.")
-        found.append((where, raw.value))
-    return found

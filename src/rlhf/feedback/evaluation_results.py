@@ -137,7 +137,7 @@ def evaluate(
     models = tuple(sorted({model for one in judged for model in one.models}))
     outcomes = [outcome for one in judged for outcome in _outcomes(one, criteria)]
     rated = [one for one in judged if one.kind == "rating"]
-    win_rates = _win_rates(outcomes)
+    win_rates = sorted(_win_rates(outcomes), key=lambda versus: _place(versus.criterion, "", criteria))
     fitted = _fit(_pooled(outcomes))
     return HumanEvaluation(
         models=models,
@@ -219,7 +219,7 @@ def _mean_by_item(given: Sequence[tuple[str, float]]) -> Estimate:
 
 def _place(criterion: str, rest: str, criteria: Sequence[AnnotationGuideline]) -> tuple[int, str]:
     """``overall`` first, then the criteria as they stand."""
-    names = [OVERALL, *(c.name for c in criteria)]
+    names = [OVERALL, *(c.name for c in criteria), criterion]
     return names.index(criterion), rest
 
 

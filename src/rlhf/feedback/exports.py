@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlhf.errors import DataError, look_up
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline
+from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.items import Item, items_of
 from rlhf.feedback.quality import AnnotatorQualityControl, QualityRules
 from rlhf.feedback.readings import verdicts_of
@@ -69,12 +69,6 @@ def select(
         _leave_unqualified(selection, store, rules)
     selection.kinds = Counter(str(item.task.kind) for item in selection.items)
     return selection
-
-
-def guidelines_of(store: PreferenceStore) -> Sequence[AnnotationGuideline]:
-    """What annotators of a store are asked to look at."""
-    kept = store.setting("guidelines")
-    return [AnnotationGuideline.of(one) for one in kept] if kept else DEFAULT_GUIDELINES
 
 
 def _leave_unqualified(selection: Selection, store: PreferenceStore, rules: QualityRules | None) -> None:

@@ -79,6 +79,26 @@ def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
         call("export", "none.jsonl", "--store", "bare.db")
 
 
+def test_rows_go_through_a_folder_of_datasets_and_back(call, tmp_path):
+    import datasets
+
+    (tmp_path / "pairs.jsonl").write_text(jsonl(PAIRS))
+    call("import", "pairs.jsonl")
+    call("simulate", "--good", 2, "--careless", 0, "--limit", 4)
+    assert call("export", "saved", "--format", "datasets") == "4 rows written to saved.\n"
+    assert set(datasets.load_from_disk("saved")["task_id"]) == {f"t{n}" for n in range(4)}
+    assert call("import", "saved", "--store", "again.db") == "4 tasks added (read as 'rows').\n4 judgements added.\n"
+    call("export", "a.jsonl")
+    call("export", "b.jsonl", "--store", "again.db")
+    assert sorted((tmp_path / "a.jsonl").read_text().splitlines()) == sorted(
+        (tmp_path / "b.jsonl").read_text().splitlines()
+    )
+    with pytest.raises(DataError, match="saved is there already"):
+        call("export", "saved", "--format", "datasets")
+    assert call("export", "soft", "--format", "datasets", "--aggregate", "majority") == "4 rows written to soft.\n"
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 @pytest.mark.parametrize("layout", ["label-studio", "argilla"])
 def test_judgements_travel_through_another_tool(layout, call, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(jsonl(PAIRS))
@@ -112,7 +132,7 @@ def test_bad_rows_stop_the_import_or_are_listed(call, tmp_path):
         (
             ("export", "x.jsonl", "--format", "shp"),
             ConfigError,
-            "'shp' is only read; what can be written: rows, label-studio, argilla",
+            "'shp' is only read; what can be written: rows, datasets, label-studio, argilla",
         ),
         (
             ("export", "x.json", "--format", "label-studio", "--aggregate", "majority"),
@@ -122,6 +142,12 @@ def test_bad_rows_stop_the_import_or_are_listed(call, tmp_path):
         (("export", "x.jsonl", "--aggregate", "dawid"), ConfigError, "Did you mean 'dawid-skene'"),
         (("export", "x.jsonl", "--qualified"), DataError, "None of the 1 annotators is qualified"),
         (("export", "x.jsonl", "--kind", "binary"), DataError, "no task to export; its kinds are: pairwise"),
+        (
+            ("export", "x.parquet", "--unjudged"),
+            ConfigError,
+            r"would be a table.*write \.jsonl or \.json for --unjudged",
+        ),
+        (("export", "x", "--format", "datasets", "--unjudged"), ConfigError, "x would be a table"),
         (("export", "x.parquet", "--batch", "no"), DataError, r"its batches: \(none\)"),
         (("export", "x.jsonl", "--events"), DataError, "nothing to export yet"),
         (("invite", "ann", "--url", "label.example.org"), ConfigError, "wanted an address such as https://"),

@@ -181,6 +181,21 @@ def test_calibration_reads_raw_scores_whatever_the_normalisation(reward_model):
     assert normalised.calibration.log_loss == pytest.approx(plain.calibration.log_loss, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "start", "threshold"),
+    [("threshold", [0.4], 0.4), ("margins", [0.5, 1.5], 0.5), ("tie_weight", [2.0], 0.0), ("offset", [3.0], 0.0)],
+)
+def test_calibration_is_by_the_law_that_the_model_learned(reward_model, kind, start, threshold):
+    from rlhf.models.learned import LearnedScalars
+
+    pairs = [Group([3, 4], [Branch([10, i, 1]), Branch([i, 11])]) for i in range(20, 30)]
+    reward_model.learned = LearnedScalars(kind, start)
+    try:
+        assert judge_reward_model(reward_model, pairs).calibration.threshold == pytest.approx(threshold)
+    finally:
+        reward_model.learned = None
+
+
 def test_the_class_is_the_function_with_its_settings_kept(policies, prompts):
     evaluator = RLHFEvaluator("tests.unit.evaluation.judge_for_tests:length", sampling=SAMPLING, seed=5)
     found = evaluator.evaluate(*policies, prompts[:4])

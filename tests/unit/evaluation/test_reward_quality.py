@@ -90,7 +90,31 @@ def test_a_normalised_score_is_calibrated_at_its_own_scale():
     assert calibration(raw / 4, scale=4.0).log_loss == pytest.approx(calibration(raw).log_loss)
 
 
+def test_a_model_that_knows_ties_is_asked_what_it_says_of_pairs_that_were_decided():
+    # lead ln 3, threshold ln 2: win sigmoid(ln 1.5) = 3/5, loss sigmoid(-ln 6) = 1/7; of the decided 3/5 / (3/5 + 1/7) = 21/26
+    found = calibration([math.log(3)], threshold=math.log(2))
+    assert found.log_loss == pytest.approx(-math.log(21 / 26))
+    assert found.brier == pytest.approx((5 / 26) ** 2)
+    assert found.bins[0].confidence == pytest.approx(21 / 26)
+    assert calibration([-math.log(3)], threshold=math.log(2)).log_loss == pytest.approx(-math.log(5 / 26))
+    assert found.to_dict()["threshold"] == math.log(2)
+
+
+def test_a_model_whose_ties_are_true_is_calibrated_only_with_its_threshold():
+    rng = np.random.default_rng(3)
+    lead, threshold = rng.normal(0, 1.5, 6000), 1.0
+    win, loss = 1 / (1 + np.exp(threshold - lead)), 1 / (1 + np.exp(threshold + lead))
+    drawn = rng.random(6000)
+    decided = np.where(drawn < win, lead, np.where(drawn > 1 - loss, -lead, np.nan))
+    decided = decided[np.isfinite(decided)]
+    knowing, blind = (calibration(decided, threshold=t) for t in (threshold, 0.0))
+    assert knowing.expected_error < 2 * knowing.expected_error_null
+    assert blind.expected_error > 3 * blind.expected_error_null
+    assert knowing.log_loss < blind.log_loss
+
+
 def test_huge_differences_do_not_overflow():
+    assert calibration([1e5], threshold=1.0).log_loss == 0
     found = calibration([1e5, -1e5, 800.0])
     assert found.log_loss == pytest.approx(1e5 / 3)
     assert found.brier == pytest.approx(1 / 3)

@@ -20,7 +20,7 @@ NAMES = TEXT | st.sampled_from(
 COLUMNS = st.dictionaries(
     NAMES.filter(lambda name: name not in ("id", "task_id", "feedback", "rlhf", "margin")), VALUES, max_size=3
 )
-FLAGS = ("unsafe", "unclear", "broken", "personal_data")
+FLAGS = ("unsafe", "unclear", "broken", "personal_data", "all_bad")
 PEOPLE = ("ann", "bob", "Çem ☺")
 NUM = {TaskKind.RANKING: (2, 4), TaskKind.RATING: (1, 3), TaskKind.BINARY: (1, 1)}
 

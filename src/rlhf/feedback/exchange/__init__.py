@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.feedback.exchange.formats import FORMATS, OURS, Format, detect, read_as, write_pairs
+from rlhf.feedback.exchange.formats import FORMATS, OURS, SAVED, Format, detect, read_as, write_pairs
+from rlhf.feedback.exchange.saved import write_dataset
 
-__all__ = ["FORMATS", "OURS", "Format", "detect", "read_as", "write_pairs"]
+__all__ = ["FORMATS", "OURS", "SAVED", "Format", "detect", "read_as", "write_dataset", "write_pairs"]

@@ -28,6 +28,8 @@ from rlhf.feedback.tasks import STDIN, Found
 ItemWriter = Callable[[Path, Sequence[Item], Sequence[AnnotationGuideline]], int]
 OURS = "rows"
 """The format that keeps everything, which `rlhf.feedback.tasks` reads and `rlhf.feedback.rows` makes."""
+SAVED = "datasets"
+"""The same rows as a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ def _is_hh(row: Mapping[str, Any]) -> bool:
 
 FORMATS: Mapping[str, Format] = {
     OURS: Format(about="rows of this library (JSONL, JSON, CSV, Parquet), TRL's and ShareGPT's and Alpaca's among them"),
+    SAVED: Format(about="the same rows as a folder for datasets.load_from_disk"),
     "label-studio": Format(
         about="Label Studio: a JSON list of tasks, with the labelling configuration beside it", columns=("data",),
         is_it=lambda row: isinstance(row.get("data"), Mapping), read=label_studio.from_label_studio,

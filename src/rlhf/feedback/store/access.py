@@ -77,6 +77,12 @@ def open_session(engine: Engine, name: str, *, lasts: timedelta, link: str | Non
     return secret
 
 
+def who_came(engine: Engine) -> set[int]:
+    """Numbers of those who signed in at any time."""
+    with reading(engine) as session:
+        return set(session.scalars(sa.select(SessionRow.annotator).distinct()))
+
+
 def link_was_used(engine: Engine, nonce: str) -> bool:
     """Whether somebody came by this invitation."""
     with reading(engine) as session:

@@ -91,8 +91,11 @@ def _take(
 
 
 def _unseen(annotator: int, rules: AssignmentRules) -> sa.Select[TaskRow]:
-    """Tasks that an annotator has not judged, skipped or let go, most urgent first."""
-    seen = sa.select(AssignmentRow.task).where(AssignmentRow.annotator == annotator)
+    """Tasks that an annotator has not judged or skipped, most urgent first.
+
+    One whose time ran out under their hands may come to them again: in a small team nobody else is left to judge it.
+    """
+    seen = sa.select(AssignmentRow.task).where(AssignmentRow.annotator == annotator, AssignmentRow.state != EXPIRED)
     query = sa.select(TaskRow).where(TaskRow.number.not_in(seen)).order_by(TaskRow.priority.desc(), TaskRow.number)
     return query if rules.batch is None else query.where(TaskRow.batch == rules.batch)
 

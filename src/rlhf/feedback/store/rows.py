@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,15 @@ from rlhf.feedback.store.values import MAX_TEXT, Response, Task, TaskKind
 if TYPE_CHECKING:
     from rlhf.feedback.store.store import Submission
 
-FLAGS = ("unsafe", "unclear", "broken", "personal_data")
-"""What an annotator can say of an item beside judging it."""
+FLAGS = ("unsafe", "unclear", "broken", "personal_data", "all_good", "all_bad")
+"""What an annotator can say of an item beside judging it. Which completion is better, or that neither is, is one question;
+whether any of them is good enough is another, and the last two answer it."""
+OPPOSITES = ("all_good", "all_bad")
 MAX_NUMBER = 2**31 - 1
 """Of a row: what an integer column of PostgreSQL holds."""
 MAX_KEY = 64
+MIN_UNDO_KEY = 16
+"""Longer than any row's number."""
 UNDO_PREFIX = "undo-"
 """Of the keys that the store makes itself."""
 MAX_SPANS = 100
@@ -73,6 +78,18 @@ def check_key(key: str) -> None:
         )
 
 
+def check_undo_key(key: str) -> None:
+    """Refuse an undo's key that could be taken for one that the store makes, which are numbers.
+
+    Raises:
+        DataError: It is too short or too long, or holds something else than letters, digits and hyphens.
+    """
+    if not MIN_UNDO_KEY <= len(key) <= MAX_KEY - len(UNDO_PREFIX) or not re.fullmatch(r"[A-Za-z0-9-]+", key):
+        raise DataError(
+            f"An undo's key has {MIN_UNDO_KEY} to {MAX_KEY - len(UNDO_PREFIX)} letters, digits or hyphens; got {key[:80]!r}."
+        )
+
+
 def extras_of(sent: Submission) -> dict[str, Any]:
     """What a submission says beside its value, checked.
 
@@ -83,6 +100,8 @@ def extras_of(sent: Submission) -> dict[str, Any]:
         raise DataError(f"The comment has {len(sent.comment):,} characters; at most {MAX_TEXT:,} are kept.")
     if unknown := [flag for flag in sent.flags if flag not in FLAGS]:
         raise DataError(f"There is no flag {unknown[0]!r}; flags are {', '.join(FLAGS)}.")
+    if set(OPPOSITES) <= set(sent.flags):
+        raise DataError(f"The flags {' and '.join(OPPOSITES)} contradict each other; keep one of them.")
     if len(sent.spans) > MAX_SPANS:
         raise DataError(f"{len(sent.spans)} passages are marked; at most {MAX_SPANS} are kept.")
     if sent.confidence is not None and not 0 <= sent.confidence <= 1:

@@ -15,7 +15,16 @@ from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.store.assign import AssignmentRules, take_task
 from rlhf.feedback.store.engine import open_engine, reading, write, writing
 from rlhf.feedback.store.migrate import upgrade
-from rlhf.feedback.store.rows import MAX_NUMBER, UNDO_PREFIX, as_json, check_key, extras_of, row_of, task_of
+from rlhf.feedback.store.rows import (
+    MAX_NUMBER,
+    UNDO_PREFIX,
+    as_json,
+    check_key,
+    check_undo_key,
+    extras_of,
+    row_of,
+    task_of,
+)
 from rlhf.feedback.store.tables import (
     DONE,
     OPEN,
@@ -283,13 +292,30 @@ class PreferenceStore:
 
         return write(self.engine, keep)
 
-    def undo(self, annotator: str, *, now: datetime | None = None) -> Assignment | None:
-        """Take back the last judgement that somebody made; it is theirs again. None where there is none to take back."""
+    def undo(self, annotator: str, *, key: str | None = None, now: datetime | None = None) -> Assignment | None:
+        """Take back the last judgement that somebody made; it is theirs again. None where there is none to take back.
+
+        Args:
+            annotator: Who.
+            key: Made by the page, once for each undo: the same key again takes back nothing more, and shows the same task
+                for as long as it is open.
+            now: For tests.
+
+        Raises:
+            DataError: The key is none, or somebody else's.
+        """
+        if key is not None:
+            check_undo_key(key)
         made_at = now or _now()
         who = self._number_of(annotator)
 
         def take_back(session: Session) -> int | None:
             session.get_one(AnnotatorRow, who, with_for_update=True)  # two clicks take back two judgements, in turn
+            if key is not None and (known := _undone_by(session, key)) is not None:
+                if known.annotator != who:
+                    raise DataError("A key names one undo; this one was used by somebody else.")
+                assignment = session.get_one(AssignmentRow, known.assignment)
+                return assignment.number if assignment.state == OPEN else None
             row = session.scalar(
                 sa.select(JudgementRow)
                 .where(JudgementRow.annotator == who, JudgementRow.value.is_not(None), _is_current())
@@ -303,8 +329,8 @@ class PreferenceStore:
             assignment.expires_at = made_at + timedelta(minutes=self.rules.timeout_minutes)
             session.add(
                 JudgementRow(
-                    assignment=row.assignment, task=row.task, annotator=who, key=f"{UNDO_PREFIX}{row.number}", value=None,
-                    replaces=row.number, made_at=made_at,
+                    assignment=row.assignment, task=row.task, annotator=who, key=f"{UNDO_PREFIX}{key or row.number}",
+                    value=None, replaces=row.number, made_at=made_at,
                 )
             )  # fmt: skip
             return assignment.number
@@ -447,6 +473,11 @@ class PreferenceStore:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def _undone_by(session: Session, key: str) -> JudgementRow | None:
+    """The row that an undo of this key wrote."""
+    return session.scalar(sa.select(JudgementRow).where(JudgementRow.key == f"{UNDO_PREFIX}{key}"))
 
 
 def _last(session: Session, assignment: int) -> int | None:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from rlhf.errors import RLHFError, StorageError
 from rlhf.feedback.store import PreferenceStore
-from rlhf.feedback.web import dashboard, doors, events, pages
+from rlhf.feedback.web import dashboard, doors, events, pages, people
 from rlhf.feedback.web.auth import Gate, NotSignedIn, guard
 from rlhf.feedback.web.doors import error_page
 from rlhf.feedback.web.settings import WebSettings, signing_key
@@ -46,7 +46,7 @@ def create_annotation_app(
         dependencies=[Depends(guard)],
     )
     app.state.gate = Gate(store, settings, key or signing_key(store.engine))
-    for router in (doors.router, pages.router, dashboard.router, events.router):
+    for router in (doors.router, pages.router, dashboard.router, people.router, events.router):
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=HERE / "static", check_dir=False), name="static")
     app.add_exception_handler(HTTPException, _refused)

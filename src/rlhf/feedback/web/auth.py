@@ -83,6 +83,10 @@ class Gate:
         """Of a session: nobody who does not hold the session's secret and our key can make it."""
         return hmac.new(self._key, b"csrf:" + secret.encode(), hashlib.sha256).hexdigest()
 
+    def invite(self, name: str, *, role: str) -> str:
+        """What the link of ``invitation_link`` carries; raises as that does."""
+        return _invitation(self.store, name, role=role, key=self._key)
+
     def visitor(self, request: Request) -> Visitor | None:
         """Whoever sent a request, looked up once."""
         state = request.state
@@ -235,6 +239,11 @@ def invitation_link(
         StorageError: The signing key can't be made or read.
     """
     settings = settings or WebSettings()
+    token = _invitation(store, name, role=role, key=key or signing_key(store.engine))
+    return f"{settings.base_url}/join?token={token}"
+
+
+def _invitation(store: PreferenceStore, name: str, *, role: str, key: bytes) -> str:
     known = access.person(store.engine, name)
     if known is None:
         store.add_annotator(name, role=role)
@@ -242,8 +251,8 @@ def invitation_link(
         raise ConfigError(f"{name!r} is known as {known.role}, not as {role}; choose another name.")
     elif not known.active:
         raise ConfigError(f"{name!r} was shut out; let them in again first.")
-    token = _serializer(key or signing_key(store.engine)).dumps({"name": name, "nonce": secrets.token_urlsafe(16)})
-    return f"{settings.base_url}/join?token={token if isinstance(token, str) else token.decode()}"
+    token = _serializer(key).dumps({"name": name, "nonce": secrets.token_urlsafe(16)})
+    return token if isinstance(token, str) else token.decode()
 
 
 def invited(gate: Gate, token: str) -> tuple[str, str]:

@@ -24,9 +24,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf.errors import DataError
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline
+from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, TaskKind, check_value
-from rlhf.feedback.store.rows import FLAGS
+from rlhf.feedback.store.rows import FLAGS, OPPOSITES
 from rlhf.feedback.store.values import MAX_TEXT
 from rlhf.feedback.web.auth import Visitor, signed_in, the_store, the_visitor
 from rlhf.feedback.web.text import Turn, turns_of, word_diff
@@ -46,14 +46,18 @@ GRADES: Mapping[TaskKind, Sequence[tuple[int, str]]] = {
     ),
 }  # fmt: skip
 """Left to right, as the completions stand."""
-FLAG_LABELS = {"unsafe": "Unsafe", "unclear": "Unclear", "broken": "Broken", "personal_data": "Personal data"}
+FLAG_LABELS = {
+    "unsafe": "Unsafe", "unclear": "Unclear", "broken": "Broken", "personal_data": "Personal data",
+    "all_good": "All good", "all_bad": "All bad",
+}  # fmt: skip
+"""Of two completions the last two say "both"; of one there is nothing that they would add."""
 CONFIDENCES = ((0.0, "A guess"), (0.5, "Fairly sure"), (1.0, "Certain"))
 
 templates = Environment(
     loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True,
 )  # fmt: skip
-templates.globals.update(flags=[(flag, FLAG_LABELS[flag]) for flag in FLAGS], confidences=CONFIDENCES, letters=LETTERS)
+templates.globals.update(confidences=CONFIDENCES, letters=LETTERS)
 router = APIRouter()
 Annotator = Annotated[str, Depends(signed_in)]
 Store = Annotated[PreferenceStore, Depends(the_store)]
@@ -71,6 +75,7 @@ class TaskView:
     """As they stand on the screen."""
     grades: Sequence[tuple[int, str]]
     guidelines: Sequence[AnnotationGuideline]
+    flags: Sequence[tuple[str, str]]
 
 
 class Body(BaseModel):
@@ -116,8 +121,12 @@ class AssignmentBody(Body):
 
 
 class UndoBody(Body):
-    """``skipped``: the assignment whose skip is to be taken back; without it, the last judgement is."""
+    """``skipped``: the assignment whose skip is to be taken back; without it, the last judgement is.
 
+    ``key`` is made once for each undo, so that one that is sent again takes back one judgement.
+    """
+
+    key: str = Field(min_length=16, max_length=59, pattern=r"^[A-Za-z0-9-]+$")
     skipped: int | None = None
 
 
@@ -165,8 +174,11 @@ def skip(store: Store, annotator: Annotator, body: AssignmentBody) -> dict[str, 
 
 @router.post("/api/undo")
 def undo(store: Store, annotator: Annotator, body: UndoBody) -> dict[str, Any]:
-    """Take back a skip, or the last judgement, and show its task again; None where there is nothing to take back."""
-    back = store.undo(annotator) if body.skipped is None else store.unskip(annotator, body.skipped)
+    """Take back a skip, or the last judgement, and show its task again; None where there is nothing to take back.
+
+    Sent again with the same key it takes back nothing more.
+    """
+    back = store.undo(annotator, key=body.key) if body.skipped is None else store.unskip(annotator, body.skipped)
     return _task_and_progress(store, annotator, back)
 
 
@@ -188,12 +200,6 @@ def page(request: Request, visitor: Visitor, template: str, **names: Any) -> HTM
         visitor=visitor, root=request.scope.get("root_path", ""), theme=theme if theme in THEMES else "", **names
     )
     return HTMLResponse(html, headers={"Cache-Control": "no-store"})
-
-
-def guidelines_of(store: PreferenceStore) -> Sequence[AnnotationGuideline]:
-    """Those of the store, or the built-in ones."""
-    kept = store.setting("guidelines")
-    return DEFAULT_GUIDELINES if kept is None else [AnnotationGuideline.of(each) for each in kept]
 
 
 def store_name(store: PreferenceStore) -> str:
@@ -265,9 +271,16 @@ def task_html(store: PreferenceStore, assignment: Assignment) -> str:
     view = TaskView(
         assignment=assignment.number, kind=str(assignment.task.kind), prompt=turns_of(assignment.task.prompt),
         completions=_completions(assignment), grades=GRADES.get(assignment.task.kind, ()),
-        guidelines=guidelines_of(store),
+        guidelines=guidelines_of(store), flags=flags_of(assignment.task.kind, len(assignment.order)),
     )  # fmt: skip
     return templates.get_template("task.html").render(task=view)
+
+
+def flags_of(kind: TaskKind, num_completions: int) -> list[tuple[str, str]]:
+    """Flags with their labels. Where every completion is rated by itself, nobody is asked whether all are good."""
+    is_compared = num_completions > 1 and kind is not TaskKind.RATING
+    labels = [(flag, FLAG_LABELS[flag]) for flag in FLAGS if is_compared or flag not in OPPOSITES]
+    return [(flag, label.replace("All", "Both") if num_completions == 2 else label) for flag, label in labels]
 
 
 def _task_and_progress(store: PreferenceStore, annotator: str, assignment: Assignment | None) -> dict[str, Any]:

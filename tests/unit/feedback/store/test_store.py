@@ -213,6 +213,38 @@ def test_undo_gives_the_last_one_back_and_remembers_it(store):
     assert store.undo("bob") is None
 
 
+def test_an_undo_with_a_key_is_done_once_and_is_nobody_elses(store):
+    store.add_tasks([pair("x"), pair("y")])
+    for _ in range(2):
+        answer(store, "ann")
+    key = "undo-of-ann-00001"
+    assert [store.undo("ann", key=key).task.id for _ in range(3)] == ["y"] * 3
+    assert [j.task.id for j in store.judgements()] == ["x"]
+    with pytest.raises(DataError, match="used by somebody else"):
+        store.undo("bob", key=key)
+    answer(store, "ann")
+    assert store.undo("ann", key=key) is None, "a request that comes late changes nothing any more"
+    assert [j.task.id for j in store.judgements()] == ["x", "y"]
+    with pytest.raises(DataError, match="16 to 59 letters"):
+        store.undo("ann", key="2")  # could be the number of a judgement
+
+
+def test_a_task_that_ran_out_of_time_may_come_to_the_same_person_again(store):
+    store.add_tasks([pair("x")])
+    late = store.next_task("ann").number
+    now = datetime.now(UTC) + timedelta(hours=2)
+    held = store.next_task("bob", now=now)
+    assert held.task.id == "x"
+    store.skip("bob", held.number)
+    again = store.next_task("ann", now=now)
+    assert again.task.id == "x", "nobody else is left to judge it"
+    assert again.number != late
+    answer(store, "ann")
+    assert [judgement.annotator for judgement in store.judgements()] == ["ann"]
+    with pytest.raises(DataError, match="not needed again"):
+        store.submit("ann", Submission(assignment=late, key=next(KEYS), value={"preference": "b"}))
+
+
 def test_a_skipped_task_goes_to_somebody_else(store):
     store.add_tasks([pair("x")])
     store.skip("ann", store.next_task("ann").number)

@@ -132,6 +132,21 @@ def test_what_a_user_writes_is_no_html_on_an_error_page(site):
     assert "<script>" not in text
 
 
+def test_an_undo_that_is_sent_again_takes_back_one_judgement(site):
+    ann = site.client("ann")
+    for key in ("a" * 20, "b" * 20):
+        mine = ann.post("/api/next", json={}).json()["task"]["assignment"]
+        ann.post("/api/judgements", json={"assignment": mine, **JUDGEMENT, "key": key})
+    before = len(site.store.judgements())
+    first, again = (ann.post("/api/undo", json={"key": "u" * 16}).json() for _ in range(2))
+    assert first["task"]["assignment"] == again["task"]["assignment"] == mine
+    assert len(site.store.judgements()) == before - 1
+    assert ann.post("/api/undo", json={"key": "v" * 16}).json()["task"]["assignment"] != mine
+    assert len(site.store.judgements()) == before - 2
+    for key in ("12", "u" * 60, "u" * 15 + "_", None):
+        assert ann.post("/api/undo", json={"key": key}).status_code == 422
+
+
 def test_an_annotator_has_only_their_own_work(site):
     ann, bob = site.client("ann"), site.client("bob")
     mine = ann.post("/api/next", json={}).json()["task"]["assignment"]
@@ -141,12 +156,14 @@ def test_an_annotator_has_only_their_own_work(site):
         ("/api/judgements", {"assignment": mine, **JUDGEMENT}),  # the very key of somebody else's judgement
         ("/api/skip", {"assignment": mine}),
         ("/api/diff", {"assignment": mine}),
-        ("/api/undo", {"skipped": mine}),
+        ("/api/undo", {"key": "u" * 16, "skipped": mine}),
     ]:
         answer = bob.post(path, json=body)
         assert answer.status_code == 400, path
         assert "t0" not in answer.text
-    assert bob.post("/api/undo", json={}).json()["task"] is None, "there is nothing of bob's to take back"
+    assert bob.post("/api/undo", json={"key": "u" * 16}).json()["task"] is None, (
+        "there is nothing of bob's to take back"
+    )
     (judgement,) = site.store.judgements()
     assert (judgement.number, judgement.annotator) == (kept, "ann")
 

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
 from rlhf.feedback.web import WebSettings, create_annotation_app, invitation_link
-from rlhf.feedback.web.pages import in_task_order
+from rlhf.feedback.web.pages import flags_of, in_task_order
 
 SETTINGS = WebSettings()
 KEYS = (f"key-of-one-submission-{n}" for n in itertools.count())
@@ -68,6 +68,28 @@ def test_an_answer_is_put_into_the_tasks_order():
     assert in_task_order(TaskKind.RANKING, {"ranks": [3, 1, 2]}, [2, 0, 1]) == {"ranks": [1, 2, 3]}
     assert in_task_order(TaskKind.RATING, {"ratings": {"x": [5, 4, 1]}}, [2, 0, 1]) == {"ratings": {"x": [4, 1, 5]}}
     assert in_task_order(TaskKind.BINARY, {"label": False}, [0]) == {"label": False}
+
+
+def test_whether_all_are_bad_is_asked_beside_which_is_better(store, ann):
+    assert "Both bad" in ann.page
+    first = ann.post("next")["task"]["assignment"]
+    refused = ann.post(
+        "judgements",
+        status=400,
+        assignment=first,
+        key=next(KEYS),
+        answer={"preference": "a"},
+        flags=["all_bad", "all_good"],
+    )
+    assert "contradict each other" in refused["error"]
+    ann.judge(first, {"preference": "a"}, flags=["all_bad"])
+    assert [judgement.flags for judgement in store.judgements()] == [["all_bad"]]
+    for kind, number, label in [
+        (TaskKind.RANKING, 3, "All bad"), (TaskKind.GRADED7, 2, "Both bad"), (TaskKind.RATING, 2, None), (TaskKind.BINARY, 1, None),
+    ]:  # fmt: skip
+        shown = [text for _, text in flags_of(kind, number)]
+        assert shown[:4] == ["Unsafe", "Unclear", "Broken", "Personal data"]
+        assert shown[5:] == ([label] if label else [])
 
 
 def test_the_following_task_comes_before_the_first_is_answered_and_no_third_is_taken(store, ann):
@@ -126,13 +148,13 @@ def test_nobody_sees_or_touches_what_is_somebody_elses(store, ann):
     body = {"assignment": mine, "key": next(KEYS), "answer": {"preference": "a"}}
     assert "no assignment" in bob.post("judgements", status=400, **body)["error"]
     assert "does not belong" in bob.post("skip", status=400, assignment=mine)["error"]
-    assert "does not belong" in bob.post("undo", status=400, skipped=mine)["error"]
+    assert "does not belong" in bob.post("undo", status=400, key=next(KEYS), skipped=mine)["error"]
     refused = bob.post("diff", status=400, assignment=mine)["error"]
     assert "no assignment" in refused
     assert "ann" not in refused
     assert bob.post("next")["task"]["assignment"] != mine
     ann.judge(mine, {"preference": "a"})
-    assert bob.post("undo")["task"] is None  # ann's judgement is not his to take back
+    assert bob.post("undo", key=next(KEYS))["task"] is None  # ann's judgement is not his to take back
     assert len(store.judgements()) == 1
 
 
@@ -160,12 +182,12 @@ def test_a_skipped_task_goes_to_others_and_can_be_taken_back_before(store, ann):
     number = ann.post("next")["task"]["assignment"]
     ann.post("skip", assignment=number)
     assert ann.post("next")["task"]["assignment"] != number
-    assert ann.post("undo", skipped=number)["task"]["assignment"] == number
+    assert ann.post("undo", key=next(KEYS), skipped=number)["task"]["assignment"] == number
     ann.post("skip", assignment=number)
     store.add_annotator("bob")
     while (theirs := store.next_task("bob")) and theirs.task.id != store.assignment(number).task.id:
         store.skip("bob", theirs.number)
-    assert "somebody else has it now" in ann.post("undo", status=400, skipped=number)["error"]
+    assert "somebody else has it now" in ann.post("undo", status=400, key=next(KEYS), skipped=number)["error"]
 
 
 def test_highlights_are_kept_in_the_tasks_order_and_with_places_in_the_source(store, ann):

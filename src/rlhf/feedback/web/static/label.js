@@ -18,6 +18,7 @@ let current = null; // the TaskView on the screen
 let following = null; // {assignment, html}, here before it is needed
 let isGoingOn = false;
 let isAtWork = false;
+let isUndoing = false;
 const answered = new Set(); // left behind on this page: the server may not know yet
 
 // ---------------------------------------------------------------------------------------------------------------- sending
@@ -96,6 +97,7 @@ function advance() {
 function leave(path, body, what) {
   answered.add(body.assignment);
   outbox.add(path, body);
+  drawer.remove("undo"); // the next undo is of this one
   drawer.set("actions", [...actions(), { what, assignment: body.assignment }].slice(-KEPT_ACTIONS));
   advance();
 }
@@ -182,13 +184,24 @@ function skip() {
 }
 
 async function undo() {
-  if (!(await outbox.flush())) {
-    notice(NOT_REACHED);
-    return;
+  if (isUndoing) return;
+  isUndoing = true;
+  try {
+    if (await outbox.flush()) await takeBack();
+    else notice(NOT_REACHED);
+  } finally {
+    isUndoing = false;
   }
+}
+
+async function takeBack() {
   const last = actions().at(-1);
   const isSkip = last?.what === "skipped";
-  const result = await call("/api/undo", { skipped: isSkip ? last.assignment : null });
+  // the same key until the server has answered: an undo whose answer was lost must not take back a second judgement
+  const key = drawer.get("undo") ?? newKey();
+  drawer.set("undo", key);
+  const result = await call("/api/undo", { key, skipped: isSkip ? last.assignment : null });
+  if (result.outcome !== LATER) drawer.remove("undo");
   if (result.outcome !== DONE) {
     if (isSkip && result.outcome !== LATER) drawer.set("actions", actions().slice(0, -1)); // gone for good: the next undo goes further back
     notice(result.error ?? NOT_REACHED);
@@ -236,6 +249,7 @@ const KEYS = {
   h: DO.highlight,
   c: () => byId("comment").focus(),
   f: () => current.element.querySelector('input[name="flag"]').focus(),
+  b: () => current.nextQuality(),
   k: () => current.nextConfidence(),
   g: () => open("guidelines"),
   "?": () => open("keys"),

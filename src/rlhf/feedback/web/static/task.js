@@ -5,6 +5,7 @@ import { Ranking } from "./ranking.js";
 
 const byId = (id) => document.getElementById(id);
 const now = () => (document.visibilityState === "visible" ? performance.now() : null);
+const OPPOSITE = { all_good: "all_bad", all_bad: "all_good" };
 const NOT_REACHED = "The server can't be reached; the differences are made there.";
 
 export class TaskView {
@@ -26,7 +27,10 @@ export class TaskView {
     const list = this.element.querySelector("#ranks");
     this.ranking = list && new Ranking(list, () => this.changed());
     if (draft) this.#restore(draft);
-    this.element.addEventListener("input", () => this.changed());
+    this.element.addEventListener("input", (event) => {
+      if (event.target.checked) this.#unsay(OPPOSITE[event.target.value]);
+      this.changed();
+    });
     this.element.addEventListener("focusin", (event) => this.#mark(event.target.closest(".rating")));
     this.#mark(this.#unrated[0] ?? this.#ratings[0]);
     this.#show();
@@ -188,6 +192,21 @@ export class TaskView {
     for (const each of steps) each.checked = each === next;
     this.tell.say(`How sure: ${next?.parentElement.textContent.trim() ?? "not said"}`);
     this.changed();
+  }
+
+  /** All bad, all good, not said. */
+  nextQuality() {
+    const [good, bad] = ["all_good", "all_bad"].map((value) => this.element.querySelector(`input[name="flag"][value="${value}"]`));
+    if (!good) return;
+    [bad.checked, good.checked] = [!bad.checked && !good.checked, bad.checked];
+    const said = [bad, good].find((each) => each.checked);
+    this.tell.say(`Flag: ${said?.parentElement.textContent.trim() ?? "none of the two"}`);
+    this.changed();
+  }
+
+  #unsay(flag) {
+    const box = flag && this.element.querySelector(`input[name="flag"][value="${flag}"]`);
+    if (box) box.checked = false;
   }
 
   #mark(line) {

@@ -1,0 +1,131 @@
+"""`rlhf feedback compare`: people judge models against each other, blindly. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlhf.cli.options import JsonOption
+from rlhf.cli.stores import StoreOption, opened_store
+from rlhf.errors import ConfigError
+
+STORE = "evaluation.db"
+app = typer.Typer(
+    help="Compare models by people: blinded tasks from files of completions, and what the judgements say.",
+    no_args_is_help=True,
+)
+
+NameOption = Annotated[
+    str | None, typer.Option(help="Of the evaluation; needed where a store holds several.", show_default=False)
+]
+
+
+@app.command("open")
+def compare_open(
+    file: Annotated[
+        list[str],
+        typer.Argument(
+            help="Completions of one model each, as `rlhf generate` writes them; NAME=FILE names the model."
+        ),
+    ],
+    store: StoreOption = STORE,
+    kind: Annotated[
+        str, typer.Option(help="pairwise, graded5 or graded7: two models each; ranking: all; rating: each from 1 to 5.")
+    ] = "pairwise",
+    criteria: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML or JSON as of `rlhf feedback guidelines`; by default helpfulness, accuracy, harmlessness, clarity, relevance."
+        ),
+    ] = None,
+    overall: Annotated[
+        bool, typer.Option("--overall", help="One question, which is better, instead of criteria.")
+    ] = False,
+    baseline: Annotated[str | None, typer.Option(help="Compare the others with this model only.")] = None,
+    name: Annotated[str, typer.Option(help="Tells this evaluation from others in the same store.")] = "human-eval",
+    seed: Annotated[int, typer.Option(help="Of the orders in which completions stand.")] = 0,
+) -> None:
+    """Make blinded tasks of several models' completions of the same prompts, and put them into a store.
+
+    Then `rlhf annotate --store evaluation.db` serves them, or `rlhf feedback compare export` hands them to another tool.
+    """
+    from rlhf.data.words import counted
+    from rlhf.feedback.evaluation import CRITERIA, HumanEvalProtocol
+    from rlhf.feedback.evaluation_files import read_answers
+    from rlhf.feedback.guidelines_file import read_guidelines
+
+    if overall and criteria is not None:
+        raise ConfigError("--overall asks one question and --criteria several; give one of them.")
+    asked = () if overall else CRITERIA if criteria is None else read_guidelines(criteria)
+    protocol = HumanEvalProtocol(kind=kind, criteria=asked, baseline=baseline, name=name, seed=seed)
+    answers = read_answers(file)
+    tasks = protocol.build_tasks(answers.prompts, answers.completions, ids=answers.ids)
+    with opened_store(store, must_exist=False) as opened:
+        added = protocol.open(opened, tasks)
+    known = f", {len(tasks) - added:,} were there" if added < len(tasks) else ""
+    print(
+        f"{counted(added, 'task')} added{known}: {counted(len(answers.prompts), 'prompt')}, models {', '.join(answers.completions)}."
+    )
+    print(f"Have them judged: rlhf annotate --store {store} --batch {name}")
+
+
+@app.command("export")
+def compare_export(
+    output: Annotated[
+        Path, typer.Argument(help="JSONL for another tool: id, kind, prompt, completions; no model's name.")
+    ],
+    store: StoreOption = STORE,
+    name: NameOption = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Also write the key that tells which completion is whose; keep it to yourself.")
+    ] = None,
+) -> None:
+    """Write an evaluation's tasks without a trace of the models."""
+    from rlhf.data.words import counted
+    from rlhf.feedback.evaluation import HumanEvalProtocol
+
+    with opened_store(store) as opened:
+        protocol = HumanEvalProtocol.of_store(opened, name)
+        tasks = protocol.tasks(opened)
+    protocol.export(tasks, output, key)
+    print(f"{counted(len(tasks), 'task')} written to {output}{f', the key to {key}' if key else ''}.")
+
+
+@app.command("import")
+def compare_import(
+    file: Annotated[
+        Path, typer.Argument(help="JSONL that came back: id, annotator, value; also comment, seconds, confidence.")
+    ],
+    store: StoreOption = STORE,
+    name: NameOption = None,
+) -> None:
+    """Bring judgements back from another tool; each value is in the order in which the completions were exported."""
+    from rlhf.data.words import counted
+    from rlhf.feedback.evaluation import HumanEvalProtocol
+
+    with opened_store(store) as opened:
+        found = HumanEvalProtocol.of_store(opened, name).record(opened, file)
+    print(
+        f"{counted(found.num_added, 'judgement')} added{f', {found.num_known:,} were there' if found.num_known else ''}."
+    )
+
+
+@app.command("report")
+def compare_report(
+    store: StoreOption = STORE,
+    name: NameOption = None,
+    resamples: Annotated[int, typer.Option(help="Draws of prompts behind the intervals of strengths.", min=0)] = 200,
+    as_json: JsonOption = False,
+) -> None:
+    """Scores, win rates and strengths of the models, with intervals over prompts."""
+    from rlhf.feedback.evaluation import HumanEvalProtocol
+
+    with opened_store(store) as opened:
+        found = HumanEvalProtocol.of_store(opened, name).analyse(opened, resamples=resamples)
+    print(
+        json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.to_text(),
+        end="\n" if as_json else "",
+    )

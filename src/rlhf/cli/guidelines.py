@@ -1,0 +1,41 @@
+"""`rlhf feedback guidelines`: what annotators are asked to look at. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlhf.cli.options import JsonOption
+from rlhf.cli.stores import STORE, StoreOption, opened_store
+
+
+def guidelines(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="YAML or JSON: a list with name, description, weight and examples; without it, show them."),
+    ] = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a store asks its annotators to look at, or set it from a file.
+
+    What is shown is such a file: `rlhf feedback guidelines > guide.yaml`, edit it, `rlhf feedback guidelines guide.yaml`. The
+    page shows new guidelines with the next task; nothing need be stopped.
+    """
+    from rlhf.feedback.guidelines import guidelines_of, set_guidelines
+    from rlhf.feedback.guidelines_file import guidelines_json, guidelines_yaml, read_guidelines
+
+    if file is None:
+        with opened_store(store) as opened:
+            found = guidelines_of(opened)
+        print(guidelines_json(found) if as_json else guidelines_yaml(found), end="\n" if as_json else "")
+        return
+    wanted = read_guidelines(file)  # before the store is made
+    with opened_store(store, must_exist=False) as opened:
+        set_guidelines(opened, wanted)
+    examples = sum(len(one.examples) for one in wanted)
+    print(
+        f"Asked for from now on: {', '.join(one.name for one in wanted)}{f' ({examples} examples)' if examples else ''}."
+    )

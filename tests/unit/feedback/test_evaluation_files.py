@@ -1,0 +1,85 @@
+"""Completions of several models brought together by their prompts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlhf.errors import ConfigError, DataError
+from rlhf.feedback.evaluation_files import read_answers, returned_rows
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows_of(model, prompts, *, ids=True):
+    return [
+        {"prompt": prompt, "completion": f"{model}: {prompt}"} | ({"id": f"id-{prompt}"} if ids else {})
+        for prompt in prompts
+    ]
+
+
+def test_completions_meet_by_their_prompt_and_not_by_their_line(tmp_path):
+    one = written(tmp_path / "one.jsonl", rows_of("one", ["p", "q", "r"]))
+    two = written(tmp_path / "two.jsonl", rows_of("two", ["r", "p", "q"], ids=False))
+    found = read_answers([one, two])
+    assert found.prompts == ["p", "q", "r"]
+    assert found.ids == ["id-p", "id-q", "id-r"]
+    assert found.completions == {"one": ["one: p", "one: q", "one: r"], "two": ["two: p", "two: q", "two: r"]}
+
+
+def test_a_model_is_called_by_the_argument_or_its_column_or_its_file(tmp_path):
+    plain = written(tmp_path / "plain.jsonl", rows_of("x", ["p"]))
+    said = written(tmp_path / "said.jsonl", [row | {"model": "hub/model"} for row in rows_of("y", ["p"])])
+    odd = written(tmp_path / "a=b.jsonl", rows_of("z", ["p"]))
+    assert list(read_answers([plain, said, odd]).completions) == ["plain", "hub/model", "a=b"]
+    assert list(read_answers([f"mine={said}", f"other={plain}"]).completions) == ["mine", "other"]
+    with pytest.raises(ConfigError, match="both hold the model 'hub/model'; name them apart: first="):
+        read_answers(
+            [said, written(tmp_path / "again.jsonl", [{"prompt": "p", "completion": "c", "model": "hub/model"}])]
+        )
+
+
+def test_two_prompts_of_one_text_are_told_apart_by_their_ids(tmp_path):
+    files = [
+        written(
+            tmp_path / f"{name}.jsonl",
+            [{"id": n, "prompt": "same", "completion": f"{name}{n}"} for n in order],
+        )
+        for name, order in (("one", "ab"), ("two", "ba"))
+    ]
+    assert read_answers(files).completions == {"one": ["onea", "oneb"], "two": ["twoa", "twob"]}
+
+
+def test_models_that_answered_other_prompts_are_not_compared(tmp_path):
+    one = written(tmp_path / "one.jsonl", rows_of("one", ["p", "q"]))
+    two = written(tmp_path / "two.jsonl", rows_of("two", ["p"]))
+    with pytest.raises(
+        DataError, match=r"'two' has no completion for 1 prompt that others answered \(.*one\.jsonl:2\)"
+    ):
+        read_answers([one, two])
+    twice = written(tmp_path / "twice.jsonl", rows_of("one", ["p", "p"]))
+    with pytest.raises(DataError, match=r"twice\.jsonl:2.* answered this prompt at .*twice\.jsonl:1 already"):
+        read_answers([twice])
+    with pytest.raises(DataError, match="wanted `prompt` and `completion`"):
+        read_answers([written(tmp_path / "pairs.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}])])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"id": "t", "annotator": "ann"}, "has no value"),
+        ({"id": "t", "annotator": "ann", "value": "a"}, "wanted an object"),
+        ({"id": 7, "annotator": "ann", "value": {}}, "id is .*wanted the text"),
+        ([], "is no object"),
+    ],
+)
+def test_what_comes_back_is_checked_line_by_line(row, message, tmp_path):
+    good = {"id": "s", "annotator": "ann", "value": {"preference": "a"}}
+    with pytest.raises(DataError, match=rf"back\.jsonl:2.*{message}"):
+        returned_rows(written(tmp_path / "back.jsonl", [good, row]))
+    with pytest.raises(DataError, match=r"back\.jsonl:2.*judged task 's' before, at .*back\.jsonl:1"):
+        returned_rows(written(tmp_path / "back.jsonl", [good, good]))
