@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.factory import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rewards.learned import LearnedReward as LearnedReward
     from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
+    from rlhf.rollout.paged import PagedKVCache as PagedKVCache
     from rlhf.training.control import AdaptiveKLController as AdaptiveKLController
     from rlhf.training.control import EarlyStopping as EarlyStopping
     from rlhf.training.dpo import DPOTrainer as DPOTrainer
@@ -95,6 +96,7 @@ PUBLIC: dict[str, str] = {
     "ORPOTrainer": "rlhf.training.reference_free:ORPOTrainer",
     "PPOConfig": "rlhf.config.policy:PPOConfig",
     "PPOTrainer": "rlhf.training.ppo:PPOTrainer",
+    "PagedKVCache": "rlhf.rollout.paged:PagedKVCache",
     "Pipeline": "rlhf.pipeline.run:Pipeline",
     "PolicyModel": "rlhf.models.policy:PolicyModel",
     "PreferenceDataset": "rlhf.data.datasets:PreferenceDataset",

@@ -25,6 +25,7 @@ PROMISED = set(
     RewardHackingDetector
     BestOfNSampler MCTSGenerator SpeculativeDecoder IterativeRefiner AdaptiveComputeAllocator ConfidenceBasedStopping
     ModelMerger MergeConfig ModelSoup EnsemblePolicy
+    PagedKVCache
     RLHFEvaluator WinRateEvaluator HumanEvalProtocol CapabilityTester AdversarialValidator
     PreferenceStore AnnotatorQualityControl AnnotationGuideline
     Pipeline TrainingStage RLHFConfig RLHFTrainer

@@ -21,34 +21,35 @@ stages:
 # Every command with its arguments in capitals and its options: scripts depend on them, so a change here is a decision.
 COMMANDS = {
     "": "--version --debug",
-    "run": "RECIPE OVERRIDES --from --until --force --ignore-code --dry-run --quiet",
-    "sft": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "reward": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "prm": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "simpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "cpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "orpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "kto": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "ppo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "vapo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "trpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "dr_grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "dapo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "gspo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "cispo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "sapo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "rloo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "reinforce_pp": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "remax": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "online_dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "distill": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
-    "best_of_n": "SETTINGS --output/-o --force --ignore-code --dry-run --quiet",
+    "run": "RECIPE OVERRIDES --from --until --force --ignore-code --dry-run --profile --quiet",
+    "sft": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "reward": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "prm": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "simpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "cpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "orpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "kto": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "ppo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "vapo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "trpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "dr_grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "dapo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "gspo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "cispo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "sapo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "rloo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "reinforce_pp": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "remax": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "online_dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "distill": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "best_of_n": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit",
     "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --json",
+    "plan": "RECIPE OVERRIDES --gpu --stage --json",
     "doctor": "RUN_DIR --quick --json",
     "lineage": "PATH --runs --json",
     "runs list": "--runs --json",
@@ -62,8 +63,8 @@ COMMANDS = {
     "data stats": "FILE --tokenizer --json",
     "data convert": "FILE OUTPUT --to --skip-bad",
     "data dedup": "FILE OUTPUT --near --skip-bad",
-    "annotate": "TASKS --store --kind --batch --overlap --gold-frac --timeout-minutes --max-judgements --annotator --owner --host "
-    "--port --public-url --i-know",
+    "annotate": "TASKS --store --kind --batch --overlap --gold-frac --timeout-minutes --max-judgements --guidelines --annotator --owner "
+    "--host --port --public-url --i-know",
     "feedback import": "FILE --store --format --kind --batch --gold --judgements --skip-bad",
     "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgements --qualified --min-items --min-agreement "
     "--min-gold-accuracy --kind --batch --unjudged --events --regenerate-confidence",
@@ -73,6 +74,11 @@ COMMANDS = {
     "feedback token": "NAME --store",
     "feedback revoke": "NAME --store --token",
     "feedback admit": "NAME --store",
+    "feedback guidelines": "FILE --store --json",
+    "feedback compare open": "FILE --store --kind --criteria --overall --baseline --name --seed",
+    "feedback compare export": "OUTPUT --store --name --key",
+    "feedback compare import": "FILE --store --name",
+    "feedback compare report": "--store --name --resamples --json",
     "feedback prioritise": "--reward --store",
     "feedback simulate": "--store --good --careless --spammers --limit --seed",
     "feedback plan": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price --json",
@@ -244,14 +250,16 @@ def test_prompts_may_come_from_standard_input(call, monkeypatch, tiny_model_fold
     assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["Question: what?", "Who?"]
 
 
-def test_help_comes_in_a_second_from_a_fresh_process():
-    import time
+def test_help_costs_less_than_a_processor_second_in_a_fresh_process():
+    def children() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
 
     best = 9.0
-    for _ in range(3):  # the fastest of three: other processes may share the machine
-        began = time.monotonic()
+    for _ in range(3):  # the fastest of three: other processes may share the machine's caches
+        before = children()
         result = subprocess.run([sys.executable, "-m", "rlhf.cli", "--help"], capture_output=True, text=True)
-        best = min(best, time.monotonic() - began)
+        best = min(best, children() - before)
         assert result.returncode == 0
     assert "One stage" in result.stdout
     assert best < 1.0

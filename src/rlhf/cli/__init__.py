@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rlhf import __version__
-from rlhf.cli import annotate, checks, config, data, feedback, look, methods, people, runs
+from rlhf.cli import annotate, checks, config, data, feedback, look, methods, people, plan, runs
 from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
 from rlhf.cli.options import CommandsByKind, SettingsCommand
 from rlhf.cli.run import OneStage, one_stage, run
@@ -51,6 +51,7 @@ app.command(rich_help_panel="Look")(runs.lineage)
 app.command(rich_help_panel="Look")(look.generate)
 app.command(rich_help_panel="Look")(methods.methods)
 app.command(cls=SettingsCommand, rich_help_panel="Look")(checks.validate)
+app.command(cls=SettingsCommand, rich_help_panel="Look")(plan.plan)
 app.command(rich_help_panel="Look")(checks.doctor)
 app.command(rich_help_panel="The human side")(annotate.annotate)
 app.add_typer(config.app, name="config")
@@ -64,6 +65,7 @@ app.add_typer(feedback.app, name="feedback", rich_help_panel="The human side")
 def main() -> None:
     """Entry point."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells standard error of its beginning and end
     if "--debug" in sys.argv[1:]:  # wherever it stands: people add it at the end of the line that failed
         sys.argv.remove("--debug")
         os.environ[DEBUG] = "1"

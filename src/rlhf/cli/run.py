@@ -23,6 +23,9 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Do everything anew, 
 IgnoreCodeOption = Annotated[
     bool, typer.Option("--ignore-code", help="Keep stages of which nothing but this library's code has changed.")
 ]
+ProfileOption = Annotated[
+    bool, typer.Option("--profile", help="Measure where training spends its time: a table, and a trace of a few steps.")
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be done with each stage, and why; change nothing.")
 ]
@@ -38,12 +41,14 @@ def run(
     force: ForceOption = False,
     ignore_code: IgnoreCodeOption = False,
     dry_run: DryRunOption = False,
+    profile: ProfileOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run a recipe: every stage that is not there yet, then the report."""
     from rlhf.config.recipe import load_recipe
 
     options = {"from_stage": from_stage, "until": until, "force": force, "ignore_code": ignore_code}
+    options["profile"] = profile
     run_recipe(load_recipe(recipe, overrides or []), quiet=quiet, dry_run=dry_run, **options)
 
 
@@ -112,6 +117,7 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
         force: ForceOption = False,
         ignore_code: IgnoreCodeOption = False,
         dry_run: DryRunOption = False,
+        profile: ProfileOption = False,
         quiet: QuietOption = False,
     ) -> None:
         from rlhf.config.base import apply_overrides
@@ -120,7 +126,8 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
         stage = expand_variables(apply_overrides({"kind": kind.value}, settings), "The command line")
         tree = {"name": output.name, "output_dir": str(output.parent), "stages": {kind.value: stage}}
         recipe = RecipeConfig.of(tree, source="The command line")
-        run_recipe(recipe, quiet=quiet, dry_run=dry_run, force=force, ignore_code=ignore_code)
+        chosen = {"force": force, "ignore_code": ignore_code, "profile": profile}
+        run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)
 
     command.__doc__ = ABOUT[kind]
     return command
@@ -151,6 +158,10 @@ def run_recipe(recipe: RecipeConfig, *, quiet: bool, dry_run: bool = False, **op
     pipeline = Pipeline(recipe, console=out)
     if not dry_run:
         pipeline.run(**options)
+        if options.get("profile") and not pipeline.has_trained and out is not None:
+            out.print(
+                "Nothing was trained, so nothing was measured; --force or --from STAGE does it anew.", soft_wrap=True
+            )
         return
     for plan in pipeline.plan(**options):
         if out is not None:

@@ -5,6 +5,7 @@ The truth is the family's own code: one unpadded row at a time, its own attentio
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -138,9 +139,7 @@ def _choose(
     with evaluating(base), torch.no_grad(), torch.autocast(parameter.device.type, enabled=False):
         with native_attention(base) if installed else nullcontext():
             expected = truth(batch)
-            last_resort = list(tries)[-1]
-            noise = float((tries[last_resort](batch) - expected).abs().max())
-        tolerance = _tolerance(parameter.dtype, noise)
+            tolerance = _tolerance(parameter.dtype, lambda: tries[list(tries)[-1]](batch), expected)
         for path, run in tries.items():
             if path == "packed" and (obstacle := _obstacle(base, batch, installed=installed)):
                 notes.append(f"packed: {obstacle}")
@@ -174,12 +173,13 @@ def _check_lengths(base: PreTrainedModel, groups: Sequence[Group]) -> None:
             )
 
 
-def _tolerance(dtype: torch.dtype, noise: float) -> float:
+def _tolerance(dtype: torch.dtype, last_resort: Callable[[], Tensor], expected: Tensor) -> float:
     """A wrong mask must not pass as noise, so noise counts only in half precision and only up to a bound."""
     allowed = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
-    if dtype in (torch.float16, torch.bfloat16):
-        return max(allowed, NOISE_FACTOR * min(noise, allowed))
-    return allowed
+    if dtype not in (torch.float16, torch.bfloat16):
+        return allowed
+    noise = float((last_resort() - expected).abs().max())
+    return max(allowed, NOISE_FACTOR * min(noise, allowed))
 
 
 def _shortened(group: Group, longest: int) -> Group:
@@ -196,7 +196,12 @@ def _separate_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     parts = []
     for sequence, ids in enumerate(_rows(batch)):
         scored = batch.score_seq == sequence
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, batch.positions[batch.score_at[scored]]]
+        places = batch.positions[batch.score_at[scored]]
+        # logits of the prompt's rows, which nobody reads, would be the largest tensor of the whole run
+        few = {"logits_to_keep": places} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        logits = model(input_ids=ids[None], use_cache=False, **few).logits[0]
+        if len(logits) != len(places):
+            logits = logits[places]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         parts.append(torch.log_softmax(logits, -1).gather(1, batch.score_token[scored, None]).squeeze(1))
     return torch.cat(parts)

@@ -30,7 +30,7 @@ RECORD = "artifact.json"
 STARTED = "started.json"
 """What an unfinished stage is being made from."""
 STAGE_INPUT = "stage:"
-NOT_HASHED = ("checkpoint-", "tensorboard")
+NOT_HASHED = ("checkpoint-", "tensorboard", "profile.json", "profile_trace.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def plain_numbers(value: Any) -> Any:
 
 
 def stage_files(folder: Path) -> dict[str, str]:
-    """Every file a stage left, with its hash; checkpoints and tracker files are working material and left out."""
+    """Every file a stage left, with its hash; checkpoints and tracker files are working material, a profile is no result: both are left out."""
     found = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         relative = file.relative_to(folder)

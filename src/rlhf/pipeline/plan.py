@@ -48,6 +48,8 @@ class RunOptions:
     """A stage is kept where nothing but the code of this library has changed."""
     brief: bool = False
     """Stages that are kept are not told of."""
+    profile: bool = False
+    """Measure where the time of training stages goes; no result depends on it."""
 
     @property
     def request(self) -> str:

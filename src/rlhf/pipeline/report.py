@@ -146,6 +146,11 @@ def _process(run: RunRecord) -> dict[str, Any]:
     return {"processes": [{"stage": stage, "quality": part} for stage, part in run.parts("process_reward_model")]}
 
 
+def _profiles(run: RunRecord) -> dict[str, Any]:
+    found = [(stage, stage.profile) for stage in run.stages.values() if stage.profile is not None]
+    return {"profiles": [(stage, profile, mapping(profile.get("activities"))) for stage, profile in found]}
+
+
 def _alarms(run: RunRecord) -> dict[str, Any]:
     notes = [(stage, note) for stage in run.stages.values() for note in stage.notes]
     return {"alarms": alarm_views(run), "shown": SHOWN, "notes": notes}
@@ -171,6 +176,7 @@ SECTIONS: tuple[Section, ...] = (
         "Training curves",
         lambda run: {"curves": [stage_curves(stage) for stage in run.stages.values() if stage.curves]},
     ),
+    Section("profile", "Where the time went", _profiles),
     Section("alarms", "Alarms and notes", _alarms),
     Section("lineage", "Lineage", lambda run: {"artifacts": mapping(run.manifest.get("artifacts"))}),
     Section("recipe", "How to do it again", lambda run: {}),

@@ -39,6 +39,8 @@ class StageRecord:
     notes: list[Mapping[str, Any]] = field(default_factory=list)
     evaluation: Mapping[str, Any] | None = None
     """Its evaluation.json."""
+    profile: Mapping[str, Any] | None = None
+    """Its profile.json: where its time went."""
 
 
 @dataclass(slots=True)
@@ -111,6 +113,9 @@ def read_run(folder: Path | str) -> RunRecord:
     for path in sorted(folder.glob("*/evaluation.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).evaluation = found or None
+    for path in sorted(folder.glob("*/profile.json")):
+        found = _read_object(run, str(path.relative_to(folder)), "")
+        _stage(run, path.parent.name).profile = found or None
     run.seen = seen_in_recipe(recipe, run.evaluation[0].name) if run.evaluation else None
     return run
 

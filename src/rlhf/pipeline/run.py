@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlhf.config.recipe import RecipeConfig, stage_references
-from rlhf.config.stages import EvaluateStage
+from rlhf.config.stages import EvaluateStage, Stage
+from rlhf.config.training import TrainConfig
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.pipeline import previous
@@ -27,11 +28,12 @@ from rlhf.pipeline.memory import memory_errors
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions
 from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.report import FILE_NAME, write_report
-from rlhf.pipeline.stages import STAGES, StageContext
+from rlhf.pipeline.stages import STAGES, StageContext, StageOutcome
 from rlhf.pipeline.validate.independence import seen_by_training
 from rlhf.training.checkpoint import PREFIX, step_of
 from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import EVENTS, RunLog, finite, read_jsonl
+from rlhf.training.profile import profile_table, profiled
 
 WRITTEN = ("recipe.yaml", "manifest.json", "summary.json", FILE_NAME)
 """Besides the stages' folders."""
@@ -50,6 +52,11 @@ class Pipeline:
         self.run_dir = Path(recipe.output_dir) / recipe.name
         self.log = RunLog(self.run_dir, console=console)
         self._signals = StopRequest(at_once=True)
+        self._profiles = False
+        self.has_trained = False
+        """Whether a training stage was measured."""
+        self._profile: list[str] = []
+        """Of the newest stage, for people."""
         self.artifacts: dict[str, Artifact] = {}
         """Stages that are there, as the recipe asks for them or (``until``, ``only_for``) as they were left."""
 
@@ -73,6 +80,7 @@ class Pipeline:
             InterruptedRun: Somebody asked it to stop; the same call goes on from there.
         """
         chosen = RunOptions(**options)
+        self._profiles = chosen.profile
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         with storage_errors(self.run_dir), signals_as_requests(at_once=True) as self._signals:
@@ -175,7 +183,7 @@ class Pipeline:
         began = time.monotonic()
         with self._failures(plan.name, log), memory_errors(plan.name, stage), storage_errors(self.run_dir):
             self._check_parents(plan.name)
-            outcome = STAGES[stage.kind](stage, StageContext(plan.name, self.run_dir, log))
+            outcome = self._outcome(stage, StageContext(plan.name, self.run_dir, log))
             self._signals.check()  # a library that catches everything may have caught what a signal raised
             self._check_inputs(plan)
             folder = self.run_dir / plan.name
@@ -200,7 +208,20 @@ class Pipeline:
             artifact.write(folder)
             log.write("stage_end", seconds=artifact.seconds, message=outcome.headline)
         self._line(plan.name, outcome.headline, f"{artifact.seconds:.0f} s")
+        for line in self._profile:
+            self.log.say(escape(f"  {line}"))
         return artifact
+
+    def _outcome(self, stage: Stage, at: StageContext) -> StageOutcome:
+        """Do the work; where that is training and somebody asked, measure where its time goes."""
+        self._profile = []
+        if not self._profiles or not isinstance(stage, TrainConfig):
+            return STAGES[stage.kind](stage, at)
+        self.has_trained = True
+        with profiled(at.folder) as profile:
+            outcome = STAGES[stage.kind](stage, at)
+        self._profile = profile_table(profile.as_dict())
+        return outcome
 
     def _warn(self, name: str, log: RunLog) -> None:
         """Say beside the result, and in the report, where an evaluation measures with what training saw."""

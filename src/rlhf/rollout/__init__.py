@@ -7,8 +7,11 @@
     layouts    attention that reads and writes them
     packed     decoding on the packed row
     padded     decoding for families that the packed row can't serve
+    fused      a model of Llama's shape in few kernels
+    choice     whether a model may be sampled from in that way
     run        a set of rows from the first token to the last row's end
     local      the engine in this process: the two decoders behind one contract
+    paged      keys and values in blocks, for sequences that come and go
     buffer     rollouts waiting to be learned from
 
     environments  what a policy talks with over several turns

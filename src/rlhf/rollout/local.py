@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -15,6 +16,8 @@ from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, DataError, TrainingError
 from rlhf.models.score import ScorePath, base_model, evaluating
 from rlhf.rollout.cache import KVCache
+from rlhf.rollout.choice import FusedChoice
+from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
 from rlhf.rollout.run import Decoder, SamplingRun
@@ -59,6 +62,7 @@ class LocalEngine:
         max_cache_tokens: int = 131_072,
         max_prefill_tokens: int = 8192,
         autocast: Literal["none", "bfloat16", "float16"] = "none",
+        fused: bool = True,
     ) -> None:
         """Wrap a policy.
 
@@ -68,6 +72,8 @@ class LocalEngine:
             max_cache_tokens: Tokens of prompts and completions whose keys and values are held at once; likewise.
             max_prefill_tokens: Prompt tokens in one forward pass; likewise.
             autocast: Type of the matrix products and of the cache.
+            fused: Sample in few kernels where the model's shape allows it and a comparison at the start finds equal logits; the
+                weights are cast once for each call then. False for the model's own code.
         """
         limits = {"max_rows": max_rows, "max_cache_tokens": max_cache_tokens, "max_prefill_tokens": max_prefill_tokens}
         for name, limit in limits.items():
@@ -78,6 +84,7 @@ class LocalEngine:
         self.max_cache_tokens = max_cache_tokens
         self.max_prefill_tokens = max_prefill_tokens
         self.autocast = autocast
+        self._choice = FusedChoice() if fused else None
         self._version = 0
         self._paused = False
         self._cache = KVCache()
@@ -131,13 +138,18 @@ class LocalEngine:
         requests = _number_samples(prompts, num_samples)
         results: list[list[Completion]] = [[] for _ in prompts]
         device = next(model.parameters()).device
-        with evaluating(model), self._precision(device):
+        with evaluating(model), ExitStack() as stack:
             if self.policy.path is None:
                 self.policy.choose_path(_rows_to_check(prompts))
+            fused = self._fuse(model, prompts)
+            # Both modes cost every small operation time, and a fused model needs neither: its weights have their type, and they
+            # are its own.
+            stack.enter_context(torch.inference_mode() if fused is not None else self._precision(device))
             for chunk in self._chunks(requests, prompts, sampling.max_new_tokens):
                 run = SamplingRun(
-                    model, self.policy.tokenizer, self._decoder(model), prompts, chunk, sampling, seed, step
-                )
+                    model, self.policy.tokenizer, self._decoder(model, fused), prompts, chunk, sampling, seed, step,
+                    limits=self._limits(chunk, sampling.max_new_tokens),
+                )  # fmt: skip
                 for (place, _), completion in zip(chunk, run.completions(self._version), strict=True):
                     results[place].append(completion)
         self._cache.release_if_larger(KEPT_BYTES)
@@ -167,9 +179,20 @@ class LocalEngine:
                 num_prompts, longest = num_prompts + 1, max(longest, length)
         return chunks
 
-    def _decoder(self, model: PreTrainedModel) -> Decoder:
+    def _limits(self, requests: Sequence[tuple[int, int]], most: int) -> np.ndarray:
+        """int64 [S] most tokens of each completion; a benchmark forces them."""
+        return np.full(len(requests), most)
+
+    def _fuse(self, model: PreTrainedModel, prompts: Sequence[PromptLike]) -> FusedModel | None:
+        """The weights of this moment, made for sampling; None where the model's own code is to run."""
+        if self._choice is None or self.policy.path != "packed":
+            return None
+        dtype = torch.float32 if self.autocast == "none" else getattr(torch, self.autocast)
+        return self._choice.build(model, [prompt.ids for prompt in prompts], dtype)
+
+    def _decoder(self, model: PreTrainedModel, fused: FusedModel | None) -> Decoder:
         if self.policy.path == "packed":
-            return PackedDecoder(model, self._cache, max_prefill_tokens=self.max_prefill_tokens)
+            return PackedDecoder(model, self._cache, max_prefill_tokens=self.max_prefill_tokens, fused=fused)
         return PaddedDecoder(model)
 
     def _precision(self, device: torch.device) -> AbstractContextManager[object]:

@@ -12,19 +12,28 @@ from transformers import PreTrainedModel
 from rlhf.models.attention import IMPLEMENTATION, attention_layout, install_attention
 from rlhf.models.score import split_head
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
+from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.layouts import DecodeLayout, PrefillLayout
+
+SMALL_PASS = 1 << 18
+"""Pairs of query and key, padding included, up to which another pass would cost more than the padding."""
+MAX_PADDING = 2
+"""Pairs with padding to pairs without, in one pass over prompts."""
 
 
 class PackedDecoder:
     """For families whose attention goes through ``rlhf.models.attention``."""
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache, *, max_prefill_tokens: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache: KVCache, *, max_prefill_tokens: int, fused: FusedModel | None = None
+    ) -> None:
         """Prepare for one set of rows.
 
         Args:
             model: One that takes the packed path.
             cache: Its memory is reused, its contents are not.
             max_prefill_tokens: Prompt tokens in one forward pass; a longer prompt goes alone.
+            fused: Computes in the model's place.
         """
         if model.config._attn_implementation != IMPLEMENTATION:
             install_attention(model)
@@ -32,6 +41,7 @@ class PackedDecoder:
         self.device = next(model.parameters()).device
         self.cache = cache
         self.max_prefill_tokens = max_prefill_tokens
+        self.fused = fused
 
     def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:
         """Read the prompts.
@@ -48,6 +58,8 @@ class PackedDecoder:
         self.max_new_tokens = max_new_tokens
         self.room = min(GROW_BLOCK, max_new_tokens)
         lengths = np.array([len(ids) for ids in prompts])
+        if self.fused is not None:
+            self.fused.prepare(int(lengths.max()) + max_new_tokens)
         # Prompts of like length share a pass, so that attention pads little.
         order = np.argsort(lengths, kind="stable")
         shape = (len(prompts), int(lengths.max()), len(group), self.room)
@@ -64,11 +76,10 @@ class PackedDecoder:
         """Feed each row's newest token, int64 [R]; gives [R, V] logits of the next."""
         if self.layout.time == self.room:
             self.room = min(self.room + max(GROW_BLOCK, self.room // 2), self.max_new_tokens)
-            self.cache.grow(self.layout.num_rows, self.room)
-        with attention_layout(self.layout):
-            out = self.backbone(input_ids=tokens[None], position_ids=self.layout.positions()[None], use_cache=False)
+            self.layout.grow(self.room)
+        hidden = self._hidden(tokens, self.layout.positions(), self.layout)
         self.layout.advance()
-        return self._logits(out.last_hidden_state[0])
+        return self._logits(hidden)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
         """Drop rows; int64 [R'] says which of the former rows each of the remaining ones is."""
@@ -77,13 +88,16 @@ class PackedDecoder:
     def _runs(self, order: np.ndarray, lengths: np.ndarray) -> list[tuple[int, list[int]]]:
         """Cut the sorted prompts into passes; each with the place of its first prompt."""
         runs: list[tuple[int, list[int]]] = []
-        room = 0
+        room = pairs = 0
         for place, prompt in enumerate(order.tolist()):
-            if not runs or lengths[prompt] > room:
+            length = int(lengths[prompt])
+            # Attention pads the prompts of a pass to the longest of them, which is this one.
+            padded = (len(runs[-1][1]) + 1) * length**2 if runs else 0
+            if not runs or length > room or padded > max(SMALL_PASS, MAX_PADDING * (pairs + length**2)):
                 runs.append((place, []))
-                room = self.max_prefill_tokens
+                room, pairs = self.max_prefill_tokens, 0
             runs[-1][1].append(prompt)
-            room -= int(lengths[prompt])
+            room, pairs = room - length, pairs + length**2
         return runs
 
     def _read(self, prompts: list[Sequence[int]], shape: tuple[int, int, int, int], first: int) -> Tensor:
@@ -91,14 +105,23 @@ class PackedDecoder:
         tokens = torch.tensor([token for ids in prompts for token in ids], device=self.device)
         positions = torch.cat([torch.arange(len(ids), device=self.device) for ids in prompts])
         layout = PrefillLayout.of(prompts, self.cache, shape, first, self.device)
+        hidden = self._hidden(tokens, positions, layout)
+        last = torch.tensor(np.cumsum([len(ids) for ids in prompts]) - 1, device=self.device)
+        return hidden.index_select(0, last)
+
+    def _hidden(self, tokens: Tensor, positions: Tensor, layout: PrefillLayout | DecodeLayout) -> Tensor:
+        """[N, H] what the last layer gives for tokens [N]; before its norm where the model is fused."""
+        if self.fused is not None:
+            return self.fused.hidden(tokens, positions, layout)
         with attention_layout(layout):
             out = self.backbone(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
-        last = torch.tensor(np.cumsum([len(ids) for ids in prompts]) - 1, device=self.device)
-        hidden: Tensor = out.last_hidden_state[0].index_select(0, last)
+        hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[R, V] at temperature 1, float32 at least, the same arithmetic as the trainer's."""
+        if self.fused is not None:
+            return self.fused.logits(hidden)
         module: nn.Module = self.head.module
         logits: Tensor = module(hidden)
         return self.head.transform(logits.to(torch.promote_types(logits.dtype, torch.float32)), 1.0)

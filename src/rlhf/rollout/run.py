@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf.activity import doing
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import TrainingError
 from rlhf.rollout.sampling import draw, has_filters, uniforms
@@ -19,7 +20,7 @@ from rlhf.seeds import derive_seed
 
 COMPACT_FRAC = 1 / 16
 """Finished rows are dropped when they are this share of the rows; moving the cache costs more than a few idle rows."""
-EOS, STOP = 1, 2
+EOS, STOP, LENGTH = 1, 2, 3
 """Marks of why a row ended."""
 
 
@@ -52,6 +53,8 @@ class SamplingRun:
         sampling: SamplingConfig,
         seed: int,
         step: int,
+        *,
+        limits: np.ndarray,
     ) -> None:
         """Prepare; ``completions`` does the work.
 
@@ -64,6 +67,7 @@ class SamplingRun:
             sampling: How tokens are drawn.
             seed: The run's.
             step: Which rollout of the run.
+            limits: int64 [S] most tokens of each row, none above ``sampling.max_new_tokens``.
         """
         self.tokenizer, self.decoder, self.sampling = tokenizer, decoder, sampling
         self.chunk = chunk
@@ -83,9 +87,9 @@ class SamplingRun:
         self.sampling_logprobs: Tensor | None = None
         if sampling.temperature > 0 and (has_filters(sampling) or sampling.repetition_penalty != 1):
             self.sampling_logprobs = torch.zeros_like(self.logprobs)
-        self.lengths = np.full(size, longest)
+        self.lengths = limits.copy()
         self.ended = np.zeros(size, dtype=np.int8)
-        """0 while a row goes on, then EOS or STOP."""
+        """0 while a row goes on, then LENGTH, EOS or STOP."""
 
     def completions(self, weight_version: int) -> list[Completion]:
         """Sample every row to its end."""
@@ -95,7 +99,8 @@ class SamplingRun:
     def _sample(self) -> None:
         ids = [prompt.ids for prompt in self.prompts.values()]
         group = np.array([self.group_of[place] for place, _ in self.chunk])
-        logits = self.decoder.prefill(ids, group, self.sampling.max_new_tokens)
+        with doing("rollout prefill", tokens=sum(map(len, ids))):
+            logits = self.decoder.prefill(ids, group, self.sampling.max_new_tokens)
         rows = np.arange(len(self.chunk))  # which row of the chunk each row of the decoder is
         rows_there = torch.from_numpy(rows).to(self.device)
         seen = self._seen_tokens(ids, group, logits) if self.sampling.repetition_penalty != 1 else None
@@ -108,7 +113,7 @@ class SamplingRun:
                 self.sampling_logprobs[rows_there, time] = drawn.sampling_logprobs.double()
             self._note_ends(rows, drawn.tokens, time)
             alive = self.ended[rows] == 0
-            if time + 1 == self.sampling.max_new_tokens or not alive.any():
+            if not alive.any():
                 break
             tokens = drawn.tokens
             if seen is not None:
@@ -128,13 +133,12 @@ class SamplingRun:
         if ends.any():
             self.ended[rows[ends]] = EOS
             self.lengths[rows[ends]] = time + 1
-        if not self.stop:
-            return
-        for place in self.stop.candidates(tokens.tolist()):
+        for place in self.stop.candidates(tokens.tolist()) if self.stop else ():
             row = rows[place]
             if self.ended[row] == 0 and self.stop.reached(self.tokens[row, : time + 1].tolist()):
                 self.ended[row] = STOP
                 self.lengths[row] = time + 1
+        self.ended[rows[(self.ended[rows] == 0) & (self.lengths[rows] == time + 1)]] = LENGTH
 
     def _seen_tokens(self, ids: list[Sequence[int]], group: np.ndarray, logits: Tensor) -> Tensor:
         """bool [S, V] tokens of each row's prompt."""
@@ -148,7 +152,7 @@ class SamplingRun:
         sampled = self.sampling_logprobs.tolist() if self.sampling_logprobs is not None else None
         lengths = self.lengths.tolist()
         texts = self._texts([row[:length] for row, length in zip(tokens, lengths, strict=True)])
-        reasons: dict[int, FinishReason] = {0: "length", EOS: "eos", STOP: "stop"}
+        reasons: dict[int, FinishReason] = {LENGTH: "length", EOS: "eos", STOP: "stop"}
         completions = []
         for row, (place, sample) in enumerate(self.chunk):
             length, prompt_id = lengths[row], self.prompts[place].id

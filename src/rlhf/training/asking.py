@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlhf.activity import count_tokens, doing
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import TrainingError
@@ -46,8 +47,10 @@ def ask_engine(
         TrainingError: The engine sampled with other weights.
     """
     engine.load_weights(version)
-    groups = engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=step)
+    with doing("rollout decode"):
+        groups = engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=step)
     completions = [completion for group in groups for completion in group]
+    count_tokens("rollout decode", sum(len(completion.tokens) for completion in completions))
     if same_as is not None and version < CHECKED_VERSIONS and engine.fingerprint() != same_as.fingerprint():
         raise TrainingError(
             f"{name}: the engine's weights are not the trainer's at version {version}, though it says that it loaded them: {STALE}"

@@ -46,6 +46,8 @@ class RolloutExperience:
         """int64 [S] group of each completion."""
         self.score_seq = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
         """int64 [M] completion of each scored token."""
+        self.num_tokens = sum(group.num_tokens for group in self.groups)
+        """Distinct tokens: N of the whole, packed."""
         first_token = [0, *accumulate(lengths)]
         self._first_sequence = [0, *accumulate(sizes)]
         self._first_token = [first_token[sequence] for sequence in self._first_sequence]

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf.activity import before_phase, doing, doing_each, step_done, training_loop
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import CheckpointError, ConfigError, InterruptedRun, did_you_mean
@@ -160,6 +161,7 @@ class Loop:
         try:
             with (
                 signals_as_requests() as self._signals,
+                training_loop(self.name),
                 self.log.progress(self.algorithm.name, self.total_steps, done=self.at.step) as bar,
             ):
                 try:
@@ -192,15 +194,19 @@ class Loop:
     def _run_phase(self, bar: ProgressBar) -> None:
         algorithm, gathered = self.algorithm, Metrics()
         # 1. Collect: the next rows, or the policy's own completions with their rewards.
+        before_phase(self.at.phase, algorithm.num_phases)
         if self.experience is None:
-            self._collect(gathered)
+            with doing("data"):
+                self._collect(gathered)
         # 2. Learn from them, leaving out the steps that were taken before the checkpoint that we resumed from.
-        for batches in islice(algorithm.steps(self.at.phase, self.experience), self.at.step_in_phase, None):
+        packed = doing_each("data", algorithm.steps(self.at.phase, self.experience))
+        for batches in islice(packed, self.at.step_in_phase, None):
             metrics = self._step(batches)
             self.at.step += 1
             self.at.step_in_phase += 1
             self.last_metrics = metrics | gathered.result()
             gathered = Metrics()
+            step_done()
             self.log.metrics(self.at.step, self.last_metrics)
             bar.advance(algorithm.headline(self.last_metrics))
             if self._goes_back(bar):
@@ -240,11 +246,13 @@ class Loop:
             if not torch.isfinite(loss):
                 wrong = ("the loss", float(loss.detach()))
                 break
-            self.optimizer.backward(loss)
+            with doing("backward", tokens=batch.num_tokens):
+                self.optimizer.backward(loss)
         found: dict[str, float] = {}
         if wrong is None:
             self._add_penalties(metrics)
-            found = self.algorithm.take_step(self.optimizer, self.at.step, batches)
+            with doing("optimiser"):
+                found = self.algorithm.take_step(self.optimizer, self.at.step, batches)
             if not math.isfinite(found["grad_norm"]) and not self.optimizer.searches_scale:
                 wrong = ("the norm of the gradient", found["grad_norm"])
         if wrong is not None:
@@ -257,7 +265,7 @@ class Loop:
         return metrics.result() | found | {"tokens": float(sum(b.num_tokens for b in batches))}
 
     def _before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
-        with torch.no_grad(), mixed_precision(self.config.autocast, self.optimizer.device):
+        with doing("scoring"), torch.no_grad(), mixed_precision(self.config.autocast, self.optimizer.device):
             self.algorithm.before_step(batches, metrics)
 
     def _add_penalties(self, metrics: Metrics) -> None:
@@ -268,7 +276,7 @@ class Loop:
             self.optimizer.backward(loss)
 
     def _loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        with mixed_precision(self.config.autocast, self.optimizer.device):
+        with doing("forward", tokens=batch.num_tokens), mixed_precision(self.config.autocast, self.optimizer.device):
             return self.algorithm.loss(batch, totals, metrics)
 
     def _is_finite(self, row: PackedBatch) -> bool:
@@ -363,7 +371,7 @@ class Loop:
             return
         for trained in self.modules:
             trained.module.eval()
-        with random_state_kept(), self.average.swapped_in() if self.average else nullcontext():
+        with doing("evaluation"), random_state_kept(), self.average.swapped_in() if self.average else nullcontext():
             with torch.no_grad(), self._signals.breaking_in():
                 found = self.algorithm.evaluate()
             self.evaluation, self.evaluated_at = found, step
@@ -412,9 +420,10 @@ class Loop:
         """Write a checkpoint from which the run goes on with the same bits."""
         best, self.saved_at = self._is_best, self.at.step
         if self.checkpoints is not None:
-            self.log.sync()
-            modules = {t.name: t.module for t in self.modules}
-            self.checkpoints.save(self.at.step, modules, self.state_dict(), best=best)
+            with doing("checkpoint"):
+                self.log.sync()
+                modules = {t.name: t.module for t in self.modules}
+                self.checkpoints.save(self.at.step, modules, self.state_dict(), best=best)
 
     def _leave(self, stop: InterruptedRun) -> InterruptedRun:
         """Save where the run stands, and say so; a second signal leaves without saving."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf.activity import doing
 from rlhf.config.policy import RLConfig, SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
@@ -408,7 +409,7 @@ class OnlineTrainer(ABC):
         if exact and self.own_engine and phase > 0:
             return sampled  # sampler and trainer are one module and agree to rounding; checked in the first phase
         temperature = self.config.sampling.temperature
-        with self._precision():
+        with doing("scoring", tokens=rollout.experience.num_tokens), self._precision():
             old = rollout.experience.map(
                 lambda batch: self.policy.logprobs(batch, temperature=temperature),
                 max_tokens=self.config.tokens_per_microbatch,
@@ -429,7 +430,7 @@ class OnlineTrainer(ABC):
     def _ref_logprobs(self, experience: RolloutExperience) -> Tensor:
         """[M] of the reference."""
         temperature, device = self.config.sampling.temperature, self.policy.device
-        with self._precision():
+        with doing("reference", tokens=experience.num_tokens), self._precision():
             return experience.map(
                 lambda batch: self.reference.logprobs(batch.to(device), temperature=temperature),
                 max_tokens=self.config.tokens_per_microbatch,

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rlhf.activity import doing
 from rlhf.config.policy import PPOConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
@@ -214,7 +215,7 @@ class PPOTrainer(OnlineTrainer):
     def _old_values(self, experience: RolloutExperience) -> tuple[Tensor, Tensor | None]:
         """[M] the critic's estimates, and, where truncated completions are bootstrapped, [S] those after the end."""
         limit = self.settings.tokens_per_microbatch
-        with evaluating(self.policy.model, self.value_model):
+        with doing("scoring", tokens=experience.num_tokens), evaluating(self.policy.model, self.value_model):
             values = experience.map(self._values, max_tokens=limit)
             if not self.settings.bootstrap_truncated:
                 return values, None

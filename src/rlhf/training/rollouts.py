@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf.activity import doing
 from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError
@@ -113,7 +114,8 @@ def judge_rollout(
     Raises:
         RewardError: Too many completions got no score, or the scorer gave another number of them.
     """
-    found = ask_scorer(scorer, rollout.prompts, rollout.completions)
+    with doing("reward", tokens=rollout.experience.num_tokens):
+        found = ask_scorer(scorer, rollout.prompts, rollout.completions)
     for component, verdicts in found.per_component.items():
         metrics.mean(f"reward/{component}", torch.tensor([v for v in verdicts if v is not None], dtype=torch.float32))
     scores = torch.tensor(found.scores, dtype=torch.float32)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf.activity import doing
 from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.losses import segment_sum
@@ -95,7 +96,10 @@ class ReferenceScores:
         order = sorted(range(len(groups)), key=lambda i: groups[i].num_tokens)
         runs = split_by_tokens([groups[i] for i in order], max_tokens=config.tokens_per_microbatch)
         found = []
-        with mixed_precision(config.autocast, device):
+        with (
+            doing("reference", tokens=sum(group.num_tokens for group in groups)),
+            mixed_precision(config.autocast, device),
+        ):
             for batch in (pack(run).to(device) for run in runs):
                 found.append(self.sums(reference.logprobs(batch), batch).view(batch.num_groups, -1).cpu())
         in_order = torch.empty(len(groups), found[0].shape[1], dtype=found[0].dtype)

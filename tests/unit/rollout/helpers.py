@@ -30,6 +30,10 @@ PLAIN = {key: COMMON[key] for key in ("vocab_size", "pad_token_id", "bos_token_i
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": COMMON,
     "mistral": COMMON | {"sliding_window": 6},
+    "qwen2": COMMON,
+    "qwen3": COMMON,
+    "granite": COMMON | {"residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "ernie4_5": COMMON,
     "gemma2": COMMON
     | {
         "sliding_window": 6,
@@ -54,6 +58,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mamba": PLAIN | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.2},
 }
 """Grouped heads, windows smaller than the texts, soft-caps, sinks, chunks, learned positions."""
+FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Those that are sampled from in few kernels."""
+UNLIKE_FAMILIES = ("granite", "ernie4_5")
+"""Llama's parts, put together in another way."""
 PADDED_FAMILIES = ("gpt_neo", "mamba", "llama4_text")
 EOS_IDS = [2, *range(5, VOCABULARY, 12)]
 """So many that some rows end early whatever the random weights like to say."""

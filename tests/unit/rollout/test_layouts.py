@@ -85,7 +85,7 @@ def test_every_row_sees_its_prompt_and_itself_while_rows_and_prompts_leave(setti
             names = [names[place] for place in kept]
             assert set(names).isdisjoint(leaving[time])
         if time == 6:
-            cache.grow(layout.num_rows, room + 5)
+            layout.grow(room + 5)
     assert names == [5, 2] or sorted(names) == [2, 5]
     assert len(layout.prompt_lens) == 2
 
@@ -107,7 +107,9 @@ def test_memory_is_handed_out_again_and_grows_when_it_must():
 
 def test_a_small_memory_is_kept_and_a_large_one_given_back():
     cache, ones = KVCache(), torch.ones(1, KV_HEADS, 3, WIDTH)
-    cache.make_layer(nn.Identity(), ones, ones, (2, 4, 2, 4))
+    cache.make_layer(
+        nn.Identity(), ones[0].transpose(0, 1), ones[0].transpose(0, 1), (2, 4, 2, 4), AttentionSettings(scaling=1.0)
+    )
     num_bytes = 4 * (2 * KV_HEADS * 4 * WIDTH) * 4  # four tables of float32
     cache.release_if_larger(num_bytes)
     assert len(cache.layers) == 1
@@ -119,7 +121,7 @@ def test_whatever_the_memory_held_before_cannot_be_seen():
     cache, module = KVCache(), nn.Identity()
     settings = AttentionSettings(scaling=1.0)
     ones = torch.ones(1, KV_HEADS, 3, WIDTH)
-    layer = cache.make_layer(module, ones, ones, (2, 4, 2, 4))
+    layer = cache.make_layer(module, ones[0].transpose(0, 1), ones[0].transpose(0, 1), (2, 4, 2, 4), settings)
     for table in (layer.prompt_keys, layer.prompt_values, layer.keys, layer.values):
         table.fill_(float("nan"))
     PrefillLayout.of([[0], [0, 0]], cache, (2, 4, 2, 4), 0, CPU).attend(

@@ -22,6 +22,7 @@ from rlhf.rollout.types import Completion, RolloutEngine
 from tests.unit.rollout.helpers import (
     EOS_IDS,
     FAMILIES,
+    FUSED_FAMILIES,
     PADDED_FAMILIES,
     build_family,
     build_prompts,
@@ -62,10 +63,14 @@ def reported(groups: list[list[Completion]]) -> torch.Tensor:
     return torch.tensor([x for group in groups for c in group for x in c.logprobs], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_completions_are_transformers_own(family, word_tokenizer, prompts):
+BOTH_WAYS = [(family, True) for family in FAMILIES] + [(family, False) for family in FUSED_FAMILIES]
+"""Families, and whether a model of Llama's shape is sampled from in few kernels."""
+
+
+@pytest.mark.parametrize(("family", "fused"), BOTH_WAYS)
+def test_greedy_completions_are_transformers_own(family, fused, word_tokenizer, prompts):
     policy = PolicyModel(build_family(family), word_tokenizer)
-    groups = ask(LocalEngine(policy), prompts, GREEDY)
+    groups = ask(LocalEngine(policy, fused=fused), prompts, GREEDY)
     assert policy.path == ("padded" if family in PADDED_FAMILIES else "packed")
     for prompt, group in zip(prompts, groups, strict=True):
         expected = continued_by_transformers(policy.model, prompt, GREEDY.max_new_tokens)
@@ -73,10 +78,10 @@ def test_greedy_completions_are_transformers_own(family, word_tokenizer, prompts
     assert len({len(group[0].tokens) for group in groups}) > 1, "no row ended early: the test shows too little"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_log_probabilities_are_the_trainers(family, word_tokenizer, prompts):
+@pytest.mark.parametrize(("family", "fused"), BOTH_WAYS)
+def test_log_probabilities_are_the_trainers(family, fused, word_tokenizer, prompts):
     policy = PolicyModel(build_family(family), word_tokenizer)
-    groups = ask(LocalEngine(policy), prompts)
+    groups = ask(LocalEngine(policy, fused=fused), prompts)
     assert torch.allclose(reported(groups), scored(policy, prompts, groups).double(), atol=1e-5)
 
 
@@ -110,7 +115,7 @@ def test_the_first_token_follows_the_softmax(policy):
     assert int(common.sum()) >= 5
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", "gpt_neo", "mamba"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss", "gpt_neo", "mamba"])
 def test_a_sample_hangs_on_nothing_beside_it(family, word_tokenizer, prompts):
     policy = PolicyModel(build_family(family), word_tokenizer)
     expected = tokens_of(ask(LocalEngine(policy), prompts, num_samples=3))
@@ -277,6 +282,7 @@ def test_rows_and_cache_stay_within_their_limits(policy, prompts, monkeypatch):
         return prefill(decoder, ids, group, max_new_tokens)
 
     monkeypatch.setattr(PackedDecoder, "prefill", noted)
+    monkeypatch.setattr("rlhf.rollout.choice.compare", lambda *args: None)  # it decodes a few rows of its own
     ask(LocalEngine(policy, max_rows=5, max_cache_tokens=90), prompts, num_samples=6)
     assert sum(rows for rows, _ in asked) == 36
     assert max(rows for rows, _ in asked) <= 5

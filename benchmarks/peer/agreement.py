@@ -1,0 +1,121 @@
+"""Whether two sides did the same work: no ratio is printed before this was asserted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from benchmarks.peer.cases import Case
+
+CHECKED = 4
+"""Steps from the start whose losses must agree; fewer where fewer were taken."""
+TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
+"""Relative. In bf16 two orders of summation differ by 1e-3 after the first steps."""
+
+
+class Disagreement(AssertionError):
+    """The two sides did not compute the same."""
+
+
+class Reported(Protocol):
+    """What a side said of its steps."""
+
+    losses: list[float]
+    values: dict[str, list[float]]
+    ready: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A number that both sides report at every step."""
+
+    name: str
+    steps: int
+    """From the start; fewer where fewer were taken."""
+    smallest: float = 1e-12
+    """Differences are relative to the peer's number, or to this where that is smaller."""
+    every: int = 1
+    """Numbers of ours to one of the peer's, which is their mean: optimiser steps on one rollout."""
+
+
+WHAT: dict[str, tuple[Check, ...]] = {
+    "orpo": (Check("log_odds_ratio", 1),),
+    "grpo": (Check("grad_norm", 1),),
+    "ppo": (Check("score", 1, 0.1), Check("value_loss", 1, every=4), Check("policy_loss", 1, 0.02, every=4)),
+}
+"""Method -> what is compared, where it is not the loss of the first ``CHECKED`` steps. TRL's ORPO takes its likelihood term over prompt
+and completion, the paper and ours over the completion: the term with the odds is the same at the first step, and from then on the two
+learn from different losses. GRPO's loss at its first step is 0 whatever the policy, so it is the norm of its gradient."""
+
+
+def compare(case: Case, task: dict[str, Any], ours: Reported, theirs: Reported) -> str:
+    """Assert that both sides computed the same on the same rows.
+
+    Returns:
+        What was asserted, in words.
+
+    Raises:
+        Disagreement: Something differs by more than the tolerance; or there is nothing to compare.
+    """
+    if case.method == "generate":
+        return check_greedy(ours.ready["greedy"], theirs.ready["greedy"])
+    trained_on = theirs.ready.get("trained_on")
+    if trained_on is not None:
+        check_rows(task["rows"], trained_on)
+    told = []
+    for check in WHAT.get(case.method, (Check("loss", CHECKED),)):
+        our, their = (
+            side.losses if check.name == "loss" else side.values.get(check.name, []) for side in (ours, theirs)
+        )
+        our = [sum(our[n : n + check.every]) / check.every for n in range(0, len(our), check.every)]
+        told.append(check_numbers(check, our, their, tolerance=TOLERANCE[case.dtype]))
+    return "; ".join(told)
+
+
+def check_greedy(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:
+    """Assert that greedy completions in float32 are the same, token by token.
+
+    Returns:
+        What was asserted, in words.
+
+    Raises:
+        Disagreement: One is not.
+    """
+    different = [n for n, (our, their) in enumerate(zip(ours, theirs, strict=True)) if list(our) != list(their)]
+    if different or not ours:
+        raise Disagreement(f"greedy completions in float32 differ for {len(different)} of {len(ours)} prompts")
+    return f"greedy completions of {len(ours)} prompts in float32 are the same, {sum(map(len, ours))} tokens"
+
+
+def check_rows(rows: Sequence[dict[str, Any]], trained_on: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Assert that the peer's tokenizer gave back our ids, and that it takes our rows in our order."""
+    meant = [[row["prompt"] + ids for ids in row["completions"]] for row in rows[: len(trained_on)]]
+    for number, (row, theirs) in enumerate(zip(meant, trained_on, strict=True)):
+        if row != [list(ids) for ids in theirs]:
+            raise Disagreement(f"row {number}: TRL trains on other tokens than we do")
+
+
+def check_numbers(check: Check, ours: Sequence[float], theirs: Sequence[float], *, tolerance: float) -> str:
+    """Assert that the first numbers of both sides agree.
+
+    Returns:
+        What was asserted, in words.
+
+    Raises:
+        Disagreement: They do not, or there is none.
+    """
+    pairs = list(zip(ours, theirs, strict=False))[: check.steps]
+    if not pairs:
+        raise Disagreement(f"{check.name}: one side reported none, so nothing could be compared")
+    worst = 0.0
+    for step, (our, their) in enumerate(pairs, start=1):
+        gap = abs(our - their) / max(abs(their), check.smallest)
+        if not gap <= tolerance:  # also where it is no number
+            raise Disagreement(
+                f"{check.name} of step {step}: {our:.6g} here, {their:.6g} in TRL, a relative difference of {gap:.1e}; at most "
+                f"{tolerance:g} is allowed"
+            )
+        worst = max(worst, gap)
+    steps = "step 1" if len(pairs) == 1 else f"steps 1 to {len(pairs)}"
+    return f"{check.name} of {steps} within {tolerance:g} (largest relative difference {worst:.1e})"

@@ -1,0 +1,41 @@
+"""The peer's virtual environments under .bench, made by the run itself and held to their requirement files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+REQUIREMENTS = {"trl": "requirements-trl.txt", "trl-ppo": "requirements-trl-ppo.txt"}
+STAMP = ".requirements"
+"""Hash of the file that an environment was made from; written last, so that an installation that broke off is done again."""
+
+
+def prepare(bench: Path, name: str, *, say: Callable[[str], None] = print) -> None:
+    """Make an environment, unless it is there as its file says. TORCH_INDEX in the environment is an index with the build of torch wanted.
+
+    Args:
+        bench: Folder of all environments.
+        name: A key of ``REQUIREMENTS``.
+        say: Told what is being done: it takes minutes.
+    """
+    file = Path(__file__).parents[1] / REQUIREMENTS[name]
+    wanted = hashlib.sha256(file.read_bytes()).hexdigest()
+    folder = bench / name
+    stamp = folder / STAMP
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    say(f"making {folder} from {file.name}")
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    # torch first: what comes after must not choose another build of it
+    torch = next(line for line in file.read_text().splitlines() if line.startswith("torch=="))
+    index = os.environ.get("TORCH_INDEX")
+    subprocess.run([*pip, torch, *(["--extra-index-url", index] if index else [])], check=True)
+    subprocess.run([*pip, "-r", str(file)], check=True)
+    stamp.write_text(wanted)

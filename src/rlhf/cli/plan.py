@@ -1,0 +1,88 @@
+"""`rlhf plan`: what a recipe's training stages will need, before they are run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlhf.cli.options import JsonOption, Overrides
+
+if TYPE_CHECKING:
+    from rlhf.scale.plan import RecipePlan, StagePlan
+
+
+def plan(
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
+    overrides: Overrides = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Plan for this GPU, such as H100, by its published figures.")
+    ] = None,
+    stage: Annotated[str | None, typer.Option("--stage", help="Plan this stage alone.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict memory and time of every training stage, and recommend how to run it; trains nothing."""
+    from rlhf.config.recipe import load_recipe
+    from rlhf.scale.plan import plan_recipe
+
+    found = plan_recipe(load_recipe(recipe, overrides or []), gpu_name=gpu, only=stage)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(found)))
+
+
+def _lines(found: RecipePlan) -> list[str]:
+    machine = found.machine
+    flops = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in machine.matmul_flops.items())
+    lines = [
+        f"{machine.name}: {_size(machine.memory_bytes)}, {flops}, {machine.copy_bytes_per_second / 1e9:,.0f} GB/s copied "
+        f"({machine.source})"
+    ]
+    for stage in found.stages:
+        lines += ["", *_stage_lines(stage)]
+    if not machine.is_gpu:
+        clock = "processor seconds; divide by the threads for wall seconds on a machine that is otherwise idle"
+    else:
+        clock = "seconds by published figures, with shares of them that are assumed; nothing was measured"
+    return [*lines, "", f"Seconds are {clock}."]
+
+
+def _stage_lines(stage: StagePlan) -> list[str]:
+    trained = "" if stage.num_trainable == stage.num_parameters else f", {stage.num_trainable:,} of them trained"
+    lines = [f"{stage.name} ({stage.kind}): {stage.num_parameters:,} weights{trained}"]
+    lines.append(f"  lengths      {stage.lengths}; {stage.tokens_per_step:,.0f} tokens a step")
+    parts = sorted(stage.memory.items(), key=lambda item: -item[1])
+    lines.append(
+        f"  memory       {_size(stage.memory_bytes)}: " + ", ".join(f"{name} {_size(size)}" for name, size in parts)
+    )
+    spent = sorted(stage.seconds.items(), key=lambda item: -item[1])
+    lines.append(
+        f"  one step     {_seconds(stage.seconds_per_step)}: " + ", ".join(f"{name} {_seconds(s)}" for name, s in spent)
+    )
+    if stage.steps is not None:
+        once = sum(stage.seconds_once.values())
+        before = f" and {_seconds(once)} before the first ({', '.join(stage.seconds_once)})" if once else ""
+        whole = stage.steps * stage.seconds_per_step + once
+        lines.append(f"  whole run    {_seconds(whole)}: {stage.steps:,} steps{before}; evaluations come on top")
+    settings = f"; {' '.join(stage.strategy.settings)}" if stage.strategy.settings else ""
+    lines.append(f"  recommended  {stage.strategy.name}: {stage.strategy.why}{settings}")
+    lines.append(f"  estimated    by {stage.estimated_by}")
+    return lines + [f"  assumed      {sentence}" for sentence in stage.assumed]
+
+
+def _size(number: float) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:.0f} B"
+
+
+def _seconds(number: float) -> str:
+    if number >= 3600:
+        return f"{number / 3600:,.1f} h"
+    if number >= 90:
+        return f"{number / 60:.1f} min"
+    return f"{number:.2f} s" if number >= 0.1 else f"{number * 1000:.1f} ms"

@@ -1,0 +1,346 @@
+"""``rlhf plan``: for every training stage of a recipe, memory by component, seconds per step, and what to do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlhf.activity import ACTIVITIES
+from rlhf.config.model import DType, ModelConfig
+from rlhf.config.recipe import RecipeConfig
+from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig
+from rlhf.config.stages import OfflineStage
+from rlhf.config.training import TrainConfig
+from rlhf.data.pack import Group
+from rlhf.errors import ConfigError
+from rlhf.scale import memory
+from rlhf.scale.costs import Costs, Head, Roofline, SamplingCosts
+from rlhf.scale.gpus import gpu
+from rlhf.scale.machine import Machine, resident_bytes, this_machine
+from rlhf.scale.probe import Probe, SamplingProbe, fits_a_probe, warm_up
+from rlhf.scale.samples import Asked, prompts_of, rollout_groups, rows_of
+from rlhf.scale.shape import ModelShape, shape_of
+from rlhf.scale.sources import Sources
+from rlhf.scale.strategy import Strategy, recommend
+from rlhf.scale.work import Pass, Work, offline_work, online_work, steps_of_run
+
+DEFAULT_VOCABULARY = 32_000
+"""Of a new model whose tokenizer is still to be made, where no setting says how many tokens it will have."""
+MAX_ROWS, MAX_CACHE_TOKENS = 1024, 131_072
+"""What the rollout engine samples at once, see ``rlhf.rollout.local.LocalEngine``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What a stage will need."""
+
+    name: str
+    kind: str
+    num_parameters: int
+    num_trainable: int
+    steps: int | None
+    """Optimiser steps of the whole run; None where the data is not there to count."""
+    steps_per_phase: float
+    """How many learn from one rollout; 1 where rows come from a file."""
+    tokens_per_step: float
+    """Distinct tokens that one optimiser step learns from."""
+    lengths: str
+    """Where the lengths of rows come from."""
+    memory: dict[str, float]
+    """Bytes by component, at the highest moment."""
+    seconds: dict[str, float]
+    """Processor seconds of each activity, per optimiser step."""
+    seconds_once: dict[str, float]
+    """At the beginning of the run."""
+    strategy: Strategy
+    estimated_by: str
+    assumed: list[str] = field(default_factory=list)
+
+    @property
+    def memory_bytes(self) -> float:
+        """The peak."""
+        return sum(self.memory.values())
+
+    @property
+    def seconds_per_step(self) -> float:
+        """All activities."""
+        return sum(self.seconds.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "memory_bytes": self.memory_bytes, "seconds_per_step": self.seconds_per_step}
+
+
+@dataclass(frozen=True, slots=True)
+class RecipePlan:
+    """The plan of a recipe."""
+
+    machine: Machine
+    stages: list[StagePlan]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"machine": asdict(self.machine), "stages": [stage.as_dict() for stage in self.stages]}
+
+
+def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str | None = None) -> RecipePlan:
+    """Plan every training stage.
+
+    Args:
+        recipe: What would be run.
+        gpu_name: A GPU of ``rlhf.scale.gpus.TABLE``; None for this machine.
+        only: Plan this stage alone.
+
+    Raises:
+        ConfigError: No stage trains, or the one named does not.
+        UnknownNameError: No such GPU.
+        ModelError: A model is not there.
+    """
+    stages: dict[str, Any] = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, TrainConfig)}
+    if not stages:
+        kinds = ", ".join(dict.fromkeys(stage.kind for stage in recipe.stages.values()))
+        raise ConfigError(
+            f"{recipe.name} has no stage that trains, so there is nothing to plan; its stages are: {kinds}."
+        )
+    if only is not None and only not in stages:
+        raise ConfigError(f"{only!r} is no training stage of {recipe.name}; these are: {', '.join(stages)}.")
+    dtypes: list[DType] = [_dtype(stage) for stage in stages.values()]
+    if gpu_name is not None:
+        machine, libraries = gpu(gpu_name), float(memory.GPU_CONTEXT)
+    else:
+        warm_up()
+        libraries = float(resident_bytes())  # before anything large is measured: freed memory is not given back
+        machine = this_machine(*dtypes, threads=recipe.threads)
+    chosen = {only: stages[only]} if only is not None else stages
+    return RecipePlan(
+        machine, [_Planner(recipe, name, stage, machine, libraries).plan() for name, stage in chosen.items()]
+    )
+
+
+def _dtype(stage: Any) -> DType:
+    found: DType = stage.model.dtype if stage.autocast == "none" else stage.autocast
+    return found
+
+
+class _Planner:
+    """One stage."""
+
+    def __init__(self, recipe: RecipeConfig, name: str, stage: Any, machine: Machine, libraries: float) -> None:
+        self.name, self.stage, self.machine, self.libraries = name, stage, machine, libraries
+        self.sources = Sources(recipe)
+        self.shapes: dict[str, ModelShape] = {"policy": self._shape(stage.model)}
+        self.measured = False
+        self._costs: dict[tuple[tuple[object, ...], Head], Costs] = {}
+
+    def plan(self) -> StagePlan:
+        if isinstance(self.stage, OfflineStage):
+            return self._offline(self.stage)
+        return self._online()
+
+    def _offline(self, stage: OfflineStage) -> StagePlan:
+        shape = self.shapes["policy"]
+        sample = rows_of(stage, shape, self.sources)
+        work = offline_work(
+            stage, tokens_per_row=sample.tokens_per_row, num_rows=sample.num_rows, eval_rows=sample.num_eval
+        )
+        steps = steps_of_run(stage, sample.num_rows, sample.tokens_per_row)
+        self.shapes["reference"] = self._other("reference", shape)
+        rows = sample.num_rows or 0
+        parts = {"batch": rows * sample.tokens_per_row * memory.BYTES_OF_TOKEN}
+        if stage.kind == "kto" and any(p.whose == "reference" for p in work.read) and stage.model.lora is None:
+            parts["reference"] = float(self.shapes["reference"].weight_bytes)
+        scored = sample.scored_per_row / sample.tokens_per_row
+        return self._finished(work, sample.groups, steps, sample.said, parts, scored, sampling=None)
+
+    def _online(self) -> StagePlan:
+        stage, shape = self.stage, self.shapes["policy"]
+        asked = prompts_of(stage, shape, self.sources)
+        groups = rollout_groups(
+            asked, num_prompts=stage.prompts_per_rollout, group_size=stage.group_size, vocabulary=shape.vocabulary
+        )
+        rewards = self._reward_models()
+        self.shapes["reference"] = self._other("reference", shape)
+        tokens = float(sum(group.num_tokens for group in groups))
+        parts = {"batch": 3 * tokens * memory.BYTES_OF_TOKEN}
+        if stage.model.lora is None:
+            parts["reference"] = float(self.shapes["reference"].weight_bytes)
+        if rewards:
+            parts["reward models"] = float(sum(self.shapes[whose].weight_bytes for whose, _ in rewards))
+        critic = getattr(stage, "value_model", None)
+        if critic is not None:
+            self.shapes["critic"] = shape
+        if stage.kind == "distill":
+            self.shapes["teacher"] = self._shape(stage.teacher)
+            parts["teacher"] = float(self.shapes["teacher"].weight_bytes)
+        if getattr(stage, "dynamic_sampling", False):
+            self.sources.assume("every group teaches something: dynamic sampling asks no second time")
+        if getattr(stage, "environment", None) is not None:
+            self.sources.assume("an episode is one turn, and the environment takes no time")
+        if any(spec.kind not in ("learned", "ensemble", "process") for spec in getattr(stage, "reward", [])):
+            self.sources.assume("rewards that are functions, rules or services take no time")
+        work = online_work(stage, tokens=tokens, reward_models=rewards)
+        steps = steps_of_run(stage, None, 1)
+        scored = sum(group.num_scored for group in groups) / tokens
+        return self._finished(work, groups, steps, asked.said, parts, scored, sampling=asked)
+
+    def _finished(
+        self,
+        work: Work,
+        groups: Sequence[Group],
+        steps: int | None,
+        said: str,
+        parts: dict[str, float],
+        scored_share: float,
+        *,
+        sampling: Asked | None,
+    ) -> StagePlan:
+        seconds: dict[str, float] = dict.fromkeys(ACTIVITIES, 0.0)
+        for one in work.read:
+            seconds[one.activity] += one.times * self._read_seconds(one, groups)
+        for one in work.learned:
+            learned = self._cost(one, groups).learn(one.tokens / one.microbatches)
+            seconds["forward"] += one.times * one.microbatches * learned.forward
+            seconds["backward"] += one.times * one.microbatches * learned.backward
+        for whose, times in work.optimised.items():
+            first = next(one for one in work.learned if one.whose == whose)
+            seconds["optimiser"] += times * self._cost(first, groups).optimise()
+        once: dict[str, float] = {one.activity: one.times * self._read_seconds(one, groups) for one in work.once}
+        if sampling is not None:
+            self._sample(groups, sampling, work, seconds, parts)
+        self._remember(work, parts, scored_share, steps, groups)
+        shape = self.shapes["policy"]
+        return StagePlan(
+            name=self.name,
+            kind=self.stage.kind,
+            num_parameters=shape.num_parameters,
+            num_trainable=shape.num_trainable,
+            steps=steps,
+            steps_per_phase=work.steps,
+            tokens_per_step=work.learned[0].tokens,
+            lengths=said,
+            memory=parts,
+            seconds={name: spent / work.steps for name, spent in seconds.items() if spent > 0},
+            seconds_once=once,
+            strategy=recommend(self.stage, shape, parts, self.machine),
+            estimated_by="thin copies measured here"
+            if self.measured
+            else "published or measured figures of the machine alone",
+            assumed=list(self.sources.assumed),
+        )
+
+    def _read_seconds(self, one: Pass, groups: Sequence[Group]) -> float:
+        return one.microbatches * self._cost(one, groups).read(one.tokens / one.microbatches)
+
+    def _remember(
+        self, work: Work, parts: dict[str, float], scored_share: float, steps: int | None, groups: Sequence[Group]
+    ) -> None:
+        """Weights, averages, and what learning takes, of the policy and of a critic beside it."""
+        stage, shape = self.stage, self.shapes["policy"]
+        copies = int(getattr(stage, "num_models", 1))
+        own = memory.model_bytes(shape, copies=copies)
+        first = work.learned[0]
+        learned = self._cost(first, groups).learn(first.largest)
+        scored = first.largest * scored_share if first.head == "logprobs" else 0.0
+        tiles = memory.tile_bytes(scored, shape.vocabulary) if scored else 0.0
+        parts |= {"weights": own["weights"], "optimiser": own["optimiser"]}
+        parts |= memory.learning_bytes(learned, shape, microbatches=first.microbatches, tiles=tiles)
+        parts["gradients"] += (copies - 1) * own["gradients"] / copies
+        trained = [shape]
+        for one in work.learned[1:]:
+            critic = self.shapes[one.whose]
+            trained.append(critic)
+            beside = self._cost(one, groups).learn(one.largest)
+            held = memory.model_bytes(critic)
+            parts["critic"] = held["weights"] + held["optimiser"] + beside.peak_bytes
+        reading = self._reading_bytes(work, groups)
+        if self.machine.is_gpu:  # its allocator gives what was freed to whoever comes next
+            reading = max(0.0, reading - parts["activations"] - parts["gradients"])
+        parts["passes without gradient"] = reading
+        parts["copies of weights"] = memory.extra_copies(stage, shape)
+        parts["checkpoint copy"] = memory.checkpoint_bytes(trained, stage, copies=copies, steps=steps)
+        parts["libraries"] = self.libraries
+        for name in [name for name, size in parts.items() if size == 0]:
+            del parts[name]
+
+    def _reading_bytes(self, work: Work, groups: Sequence[Group]) -> float:
+        """The most that a pass without gradient takes: evaluations and the like fill their micro-batches."""
+        passes = [*work.read, *work.once, *work.looked_at]
+        return max((self._cost(one, groups).reading_bytes(one.largest) for one in passes), default=0.0)
+
+    def _sample(
+        self, groups: Sequence[Group], asked: Asked, work: Work, seconds: dict[str, float], parts: dict[str, float]
+    ) -> None:
+        """Time and memory of a rollout."""
+        stage, shape = self.stage, self.shapes["policy"]
+        lengths = [len(branch.tokens) for group in groups for branch in group.branches]
+        prompts = [len(group.prefix) for group in groups]
+        costs: SamplingCosts
+        if self._is_here(shape):
+            costs = SamplingProbe(
+                shape, asked.prompts, stage.group_size, self.machine, autocast=stage.autocast, sampling=stage.sampling
+            )
+        else:
+            costs = Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")
+        side_by_side = min(len(lengths), MAX_ROWS, max(1, MAX_CACHE_TOKENS // (max(prompts) + max(lengths))))
+        chunks = -(-len(lengths) // side_by_side)
+        for chunk in range(chunks):
+            rows = lengths[chunk * side_by_side : (chunk + 1) * side_by_side]
+            share = len(rows) / len(lengths)
+            prefill, decode = costs.decode(sum(prompts) * share, max(1, round(len(prompts) * share)), rows)
+            seconds["rollout prefill"] += work.asked * prefill
+            seconds["rollout decode"] += work.asked * decode
+        parts["sampling"] = costs.sampling_bytes(prompts, side_by_side)
+        at_once = prompts[: max(1, len(prompts) // chunks)]
+        parts["KV cache"] = memory.cache_bytes(
+            shape, prompts=at_once, rows=side_by_side, longest=max(lengths), autocast=stage.autocast
+        )
+
+    def _cost(self, one: Pass, groups: Sequence[Group]) -> Costs:
+        shape = self.shapes[one.whose]
+        key = (shape.likeness, one.head)  # a model that is shaped as another costs the same
+        if key not in self._costs:
+            options: dict[str, Any] = {"autocast": self.stage.autocast, "head": one.head}
+            if self._is_here(shape):
+                sampling = getattr(self.stage, "sampling", None)
+                self._costs[key] = Probe(
+                    shape, groups, self.machine, tokens=one.tokens / one.microbatches, **options,
+                    temperature=sampling.temperature if sampling is not None else 1.0,
+                    with_entropy=getattr(self.stage, "entropy_coef", 0) > 0,
+                )  # fmt: skip
+            else:
+                self._costs[key] = Roofline(shape, groups, self.machine, **options)
+        return self._costs[key]
+
+    def _is_here(self, shape: ModelShape) -> bool:
+        here = not self.machine.is_gpu and fits_a_probe(shape, self.machine)
+        self.measured |= here
+        return here
+
+    def _shape(self, config: ModelConfig) -> ModelShape:
+        vocabulary = self.sources.vocabulary(config)
+        if config.init is not None and vocabulary is None and "vocab_size" not in config.init:
+            self.sources.assume(
+                f"the new model has {DEFAULT_VOCABULARY:,} tokens: nothing says how many its tokenizer will have"
+            )
+            vocabulary = DEFAULT_VOCABULARY
+        return shape_of(self.sources.model(config), default_vocabulary=vocabulary)
+
+    def _other(self, key: str, default: ModelShape) -> ModelShape:
+        """A model that a setting names; the policy's own shape where none does."""
+        config = getattr(self.stage, key, None)
+        return default if config is None else self._shape(config)
+
+    def _reward_models(self) -> list[tuple[str, Head]]:
+        found: list[tuple[str, Head]] = []
+        for spec in getattr(self.stage, "reward", []):
+            named: list[str] = []
+            if isinstance(spec, EnsembleRewardConfig):
+                named = list(spec.sources)
+            elif isinstance(spec, LearnedRewardConfig | ProcessRewardConfig):
+                named = [spec.source]
+            for source in named:
+                whose = f"reward {len(found) + 1}"
+                self.shapes[whose] = self._shape(ModelConfig.of({"path": source}))
+                found.append((whose, "scalar"))
+        return found

@@ -1,0 +1,168 @@
+"""What one optimiser step of each kind of stage does, in passes over tokens: the arithmetic of its loop, without its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf.activity import Activity
+from rlhf.config.stages import DistillStage, DPOStage, KTOStage, OfflineStage, RewardStage
+from rlhf.losses import WHOLE_STEP_LOSSES
+from rlhf.scale.costs import Head
+from rlhf.training.reward import ROWS_TO_NORMALIZE
+
+Whose = str
+"""``policy``, ``critic``, ``reference``, ``teacher``, ``reward 1`` ...: names of the models in ``Models``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A model over tokens."""
+
+    activity: Activity
+    """``forward`` stands for forward and backward together."""
+    whose: Whose
+    tokens: float
+    """Distinct ones, in all."""
+    max_tokens: int
+    """In one micro-batch."""
+    head: Head = "logprobs"
+    times: float = 1.0
+
+    @property
+    def microbatches(self) -> int:
+        """That one time takes."""
+        return max(1, math.ceil(self.tokens / self.max_tokens))
+
+    @property
+    def largest(self) -> float:
+        """Tokens of the largest micro-batch: each is filled before the next one begins."""
+        return min(self.tokens, float(self.max_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a phase of a loop does."""
+
+    steps: float
+    """Optimiser steps of a phase."""
+    learned: list[Pass]
+    """Forward and back."""
+    read: list[Pass]
+    """Without gradient."""
+    optimised: dict[Whose, float]
+    """Steps of AdamW of each model."""
+    once: list[Pass] = field(default_factory=list)
+    """At the beginning of the run, not in each phase."""
+    looked_at: list[Pass] = field(default_factory=list)
+    """Evaluations, and what sets the scale of a reward model: they count for memory alone."""
+    asked: float = 0.0
+    """How many times the rollout's completions are sampled."""
+
+
+def offline_work(
+    stage: OfflineStage, *, tokens_per_row: float, num_rows: int | None, eval_rows: int | None = None
+) -> Work:
+    """One step on rows of a file.
+
+    Args:
+        stage: Its settings.
+        tokens_per_row: Distinct ones, the mean.
+        num_rows: Of the data; None where that is not known.
+        eval_rows: Held out in files of their own; None where there are none, or they are not there yet.
+    """
+    rows = stage.rows_per_step if stage.tokens_per_step is None else max(1.0, stage.tokens_per_step / tokens_per_row)
+    if num_rows is not None:
+        rows = min(rows, num_rows)
+    limit, tokens = stage.tokens_per_microbatch, rows * tokens_per_row
+    judges = stage.kind in ("reward", "prm")
+    head: Head = "scalar" if judges else "logprobs"
+    models = int(getattr(stage, "num_models", 1))
+    learned = [Pass("forward", "policy", tokens, limit, head, times=models)]
+    read, once = [], []
+    if isinstance(stage, DPOStage) and stage.loss in WHOLE_STEP_LOSSES:
+        read.append(Pass("scoring", "policy", tokens, limit))
+    if isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step":
+        read += [Pass("scoring", whose, tokens, limit) for whose in ("policy", "reference")]
+    if _asks_reference_once(stage) and num_rows is not None:
+        once.append(Pass("reference", "reference", num_rows * tokens_per_row, limit))
+    looked_at = []
+    for held_out in _looked_at(stage, num_rows, eval_rows):
+        looked_at.append(Pass("evaluation", "policy", held_out * tokens_per_row, limit, head))
+    return Work(1.0, learned, read, {"policy": float(models)}, once, looked_at)
+
+
+def steps_of_run(stage: Any, num_rows: int | None, tokens_per_row: float) -> int | None:
+    """Optimiser steps of a whole run; None where the number of rows is not known."""
+    if not isinstance(stage, OfflineStage):
+        return int(stage.rollouts * steps_of_rollout(stage))
+    if stage.max_steps is not None:
+        return int(stage.max_steps)
+    if num_rows is None or stage.epochs is None:
+        return None
+    kept = num_rows * (1 - stage.eval_frac if stage.eval_data is None else 1)
+    rows = stage.rows_per_step if stage.tokens_per_step is None else max(1.0, stage.tokens_per_step / tokens_per_row)
+    return max(1, math.ceil(stage.epochs * math.ceil(kept / rows)))
+
+
+def steps_of_rollout(stage: Any) -> int:
+    """As ``rlhf.training.online.OnlineTrainer`` counts them."""
+    groups_per_step = stage.sequences_per_step // stage.group_size
+    return int(stage.epochs_per_rollout * math.ceil(stage.prompts_per_rollout / groups_per_step))
+
+
+def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whose, Head]]) -> Work:
+    """One rollout and the steps that learn from it.
+
+    Args:
+        stage: Its settings.
+        tokens: Distinct tokens of the rollout, prompts that are shared counted once.
+        reward_models: Whose, and how each reads.
+    """
+    limit, steps = stage.tokens_per_microbatch, steps_of_rollout(stage)
+    epochs = float(stage.epochs_per_rollout)
+    in_step = tokens * epochs / steps
+    exact = stage.autocast == "none" and stage.model.dtype == "float32" and getattr(stage, "environment", None) is None
+    critic = getattr(stage, "value_model", None)
+    learned = [Pass("forward", "policy", in_step, limit, times=steps)]
+    read = [Pass("reference", "reference", tokens, limit)]
+    optimised = {"policy": float(steps)}
+    if not exact:
+        read.append(Pass("scoring", "policy", tokens, limit))
+    if critic is not None:
+        values = Pass("scoring", "critic", tokens, limit, "scalar", times=1 + stage.bootstrap_truncated)
+        read.append(values)
+    if critic == "separate":
+        learned.append(Pass("forward", "critic", in_step, limit, "scalar", times=steps))
+        optimised["critic"] = float(steps)
+    if stage.kind == "trpo":
+        # the gradient and, for each step of the solver, a Hessian-vector product: a pass forward and two back; then tries
+        products = 1 + 2 * stage.cg_iterations * stage.fisher_frac
+        learned[0] = Pass("forward", "policy", tokens, limit, times=products)
+        read.append(Pass("scoring", "policy", tokens, limit, times=2))
+        optimised["policy"] = 1.0
+    if isinstance(stage, DistillStage):
+        read.append(Pass("scoring", "teacher", tokens, limit, times=epochs))
+    read += [Pass("reward", whose, tokens, limit, head) for whose, head in reward_models]
+    asked = 1.0
+    if getattr(stage, "advantage", None) == "greedy":
+        asked += 1 / stage.group_size
+    return Work(float(steps), learned, read, optimised, asked=asked)
+
+
+def _looked_at(stage: OfflineStage, num_rows: int | None, eval_rows: int | None) -> Iterator[float]:
+    """Rows of each look at data beside training."""
+    if eval_rows is not None:
+        yield eval_rows
+    elif num_rows is not None and stage.eval_frac:
+        yield num_rows * stage.eval_frac
+    if isinstance(stage, RewardStage) and stage.normalize and num_rows is not None:
+        yield min(num_rows, ROWS_TO_NORMALIZE)
+
+
+def _asks_reference_once(stage: OfflineStage) -> bool:
+    if isinstance(stage, DPOStage):
+        return not stage.reference_free
+    return isinstance(stage, KTOStage)

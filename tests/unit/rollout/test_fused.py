@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlhf.config.model import LoRAConfig
+from rlhf.config.policy import SamplingConfig
+from rlhf.models.adapters import add_lora
+from rlhf.models.policy import PolicyModel
+from rlhf.models.score import base_model
+from rlhf.rollout import fused as fused_module
+from rlhf.rollout.cache import KVCache
+from rlhf.rollout.choice import FusedChoice, compare
+from rlhf.rollout.fused import FusedModel, Projection, has_shape
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.packed import PackedDecoder
+from tests.unit.rollout.helpers import FAMILIES, FUSED_FAMILIES, UNLIKE_FAMILIES, build_family, build_prompts
+
+SAMPLED = SamplingConfig(max_new_tokens=20)
+IDS = [prompt.ids for prompt in build_prompts()]
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def ask(engine: LocalEngine) -> list[list[list[int]]]:
+    groups = engine.generate(build_prompts(), num_samples=3, sampling=SAMPLED, seed=3, step=1)
+    return [[completion.tokens for completion in group] for group in groups]
+
+
+def logits(model, fused: FusedModel | None, steps: int = 6) -> torch.Tensor:
+    """[steps, rows, V] of two rows for each prompt, fed the same tokens either way."""
+    decoder = PackedDecoder(model, KVCache(), max_prefill_tokens=20, fused=fused)
+    group = np.repeat(np.arange(len(IDS)), 2)
+    found = [decoder.prefill(IDS, group, steps)]
+    for step in range(steps - 1):
+        found.append(decoder.step(torch.arange(len(group)) + 10 + step))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+def test_logits_are_the_models_own(family):
+    model = build_family(family)
+    settings = compare(model, IDS)
+    assert settings is not None
+    own, found = logits(model, None), logits(model, FusedModel(model, settings, torch.float32))
+    assert float((own - found).abs().max()) < 1e-5 * max(1.0, float(own.abs().max()))
+
+
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+def test_half_precision_is_as_near_as_autocast(family):
+    model = build_family(family)
+    settings = compare(model, IDS)
+    exact = logits(model, None)
+    found = (logits(model, FusedModel(model, settings, torch.bfloat16)) - exact).abs().mean()
+    with torch.autocast("cpu", torch.bfloat16):
+        usual = (logits(model, None) - exact).abs().mean()
+    assert 0 < found < 1.5 * usual
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in FUSED_FAMILIES])
+def test_other_families_keep_their_own_code(family):
+    model = build_family(family)
+    assert has_shape(model) == (family in UNLIKE_FAMILIES)
+    assert FusedChoice().build(model, IDS, torch.float32) is None
+
+
+def test_what_is_built_differently_is_seen_by_its_logits(caplog):
+    model = build_family("granite")
+    with caplog.at_level("INFO", logger="rlhf.rollout.choice"):
+        assert compare(model, IDS) is None
+    assert "GraniteForCausalLM has the parts of a Llama but puts them together differently" in caplog.text
+
+
+def test_a_layer_that_computes_something_else_is_seen_by_its_logits():
+    model = build_family("llama")
+    own = model.model.layers[0].forward
+    model.model.layers[0].forward = lambda *args, **kwargs: own(*args, **kwargs) * 1.001
+    assert has_shape(model)
+    assert compare(model, IDS) is None
+
+
+@pytest.mark.parametrize("kind", ["adapter", "hook", "double", "half", "bias in a norm", "growing rotations"])
+def test_what_the_parts_do_not_show_is_refused(kind, word_tokenizer):
+    model = build_family("llama")
+    if kind == "adapter":
+        model = base_model(add_lora(model, LoRAConfig(rank=2), task="CAUSAL_LM", seed=0))
+    elif kind == "hook":
+        model.model.embed_tokens.register_forward_hook(lambda module, args, output: output * 2)
+    elif kind == "double":
+        model.double()
+    elif kind == "half":
+        model.bfloat16()
+    elif kind == "bias in a norm":
+        model.model.layers[0].input_layernorm.bias = nn.Parameter(torch.ones(32))
+    else:
+        model.model.rotary_emb.rope_type = "dynamic"
+    assert not has_shape(model)
+
+
+def test_a_refused_shape_is_not_compared_and_an_equal_one_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr("rlhf.rollout.choice.compare", lambda model, ids: asked.append(model) or compare(model, ids))
+    choice, model = FusedChoice(), build_family("llama")
+    for _ in range(3):
+        assert choice.build(model, IDS, torch.float32) is not None
+    assert asked == [model]
+    other = build_family("qwen3")
+    assert choice.build(other, IDS, torch.float32) is not None
+    assert choice.build(build_family("gpt2"), IDS, torch.float32) is None
+    assert asked == [model, other]
+
+
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+def test_samples_are_the_same_either_way(family, word_tokenizer):
+    policy = PolicyModel(build_family(family), word_tokenizer)
+    assert ask(LocalEngine(policy)) == ask(LocalEngine(policy, fused=False))
+
+
+def test_the_engine_does_sample_in_few_kernels(word_tokenizer, monkeypatch):
+    calls = []
+    own = FusedModel.hidden
+    monkeypatch.setattr(FusedModel, "hidden", lambda *args: calls.append(1) or own(*args))
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    ask(LocalEngine(policy, fused=False))
+    assert not calls
+    engine = LocalEngine(policy)
+    ask(engine)
+    assert len(calls) > 10
+
+
+def test_weights_are_copied_anew_for_each_call(word_tokenizer):
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    engine = LocalEngine(policy)
+    before = ask(engine)
+    policy.model.model.layers[0].mlp.down_proj.weight.data.mul_(-1)  # leaves no trace in the tensor's version
+    assert ask(engine) != before
+    assert ask(engine) == ask(LocalEngine(policy, fused=False))
+
+
+def test_an_engine_goes_back_to_the_models_own_code_when_it_must(word_tokenizer):
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    engine = LocalEngine(policy)
+    before = ask(engine)
+    handle = policy.model.model.embed_tokens.register_forward_hook(lambda module, args, output: output * 2)
+    assert ask(engine) != before
+    handle.remove()
+    assert ask(engine) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_projection_is_the_linear_map(dtype, bias):
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 24, generator=generator).to(dtype) for n in (40, 5))
+    b = torch.randn(40, generator=generator).to(dtype) if bias else None
+    expected = nn.functional.linear(x.double(), weight.double(), b.double() if b is not None else None)
+    found = Projection(weight, b, dtype)(x)
+    assert found.dtype == dtype
+    assert torch.allclose(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=40 * torch.finfo(dtype).eps)
+
+
+def test_without_onednn_the_results_are_the_same(word_tokenizer, monkeypatch):
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    expected = ask(LocalEngine(policy))
+    monkeypatch.setattr(fused_module, "_packed", lambda weight: None)
+    assert ask(LocalEngine(policy)) == expected

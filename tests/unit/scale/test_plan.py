@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlhf.config.recipe import RecipeConfig
+from rlhf.errors import ConfigError, ModelError
+from rlhf.scale.plan import plan_recipe
+
+SFT = {"kind": "sft", "model": "embedded", "data": "stage:world/sft.jsonl", "rows_per_step": 8, "max_steps": 30}
+PPO = {
+    "kind": "ppo", "model": "stage:sft", "prompts": "stage:world/prompts.jsonl", "reward": "stage:reward", "rollouts": 4,
+    "prompts_per_rollout": 8, "sequences_per_step": 4, "epochs_per_rollout": 2, "sampling": {"max_new_tokens": 24},
+}  # fmt: skip
+REWARD = {"kind": "reward", "model": "stage:sft", "data": "stage:world/pairs.jsonl", "max_steps": 5}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def build(**stages):
+        tree = {"name": "it", "output_dir": str(tmp_path), "stages": {"world": {"kind": "world"}, **stages}}
+        return RecipeConfig.of(tree, source="test")
+
+    return build
+
+
+def write_demonstrations(tmp_path, count=20, words=3):
+    folder = tmp_path / "it" / "world"
+    folder.mkdir(parents=True)
+    rows = [{"prompt": "Question: what does a cow eat?\nAnswer:", "completion": " grass" * words} for _ in range(count)]
+    (folder / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows))
+
+
+def test_before_anything_is_there_lengths_are_those_of_the_settings_and_that_is_said(recipe):
+    [plan] = plan_recipe(recipe(sft={**SFT, "max_length": 64}), gpu_name="H100").stages
+    assert plan.tokens_per_step == 8 * 64
+    assert any("stage:world/sft.jsonl is not there yet" in sentence for sentence in plan.assumed)
+    assert plan.steps == 30
+
+
+def test_rows_that_are_there_decide(recipe, tmp_path):
+    write_demonstrations(tmp_path)
+    [short] = plan_recipe(recipe(sft=SFT), gpu_name="H100").stages
+    assert short.assumed == []
+    assert "20 rows of stage:world/sft.jsonl" in short.lengths
+    assert short.tokens_per_step < 8 * 64
+    [epochs] = plan_recipe(recipe(sft={**SFT, "max_steps": None, "epochs": 2}), gpu_name="H100").stages
+    assert epochs.steps == 2 * 3  # 20 rows, 8 to a step
+
+
+def test_a_policy_is_expected_to_answer_as_long_as_it_was_shown(recipe, tmp_path):
+    write_demonstrations(tmp_path, words=3)
+    stages = {"sft": SFT, "reward": REWARD, "ppo": PPO}
+    brief = plan_recipe(recipe(**stages), gpu_name="H100", only="ppo").stages[0]
+    assert any(
+        "completions are as long as those that stage 'sft' learns from" in sentence for sentence in brief.assumed
+    )
+    unknown = {**stages, "ppo": {**PPO, "model": "embedded"}}
+    long = plan_recipe(recipe(**unknown), gpu_name="H100", only="ppo").stages[0]
+    assert any("every completion has max_new_tokens (24)" in sentence for sentence in long.assumed)
+    assert long.seconds["rollout decode"] > brief.seconds["rollout decode"]
+
+
+def test_ppo_holds_a_critic_a_reference_and_a_reward_model_beside_the_policy(recipe):
+    found = plan_recipe(recipe(sft=SFT, reward=REWARD, ppo=PPO), gpu_name="H100", only="ppo").stages[0]
+    weights = 4 * found.num_parameters
+    assert found.memory["weights"] == found.memory["reference"] == found.memory["reward models"] == weights
+    assert found.memory["critic"] > 3 * weights  # with its two averages
+    assert found.memory["optimiser"] == 2 * weights
+    assert found.memory["checkpoint copy"] == 2 * 3 * weights  # of the policy and of the critic
+    assert found.memory_bytes == sum(found.memory.values())
+    assert found.steps == 4 * found.steps_per_phase == 4 * 2 * 2
+
+
+def test_adapters_need_no_second_model_and_hardly_an_optimiser(recipe):
+    lora = {**PPO, "model": {"path": "stage:sft", "lora": {"rank": 2}}, "kind": "grpo", "group_size": 2}
+    del lora["epochs_per_rollout"]
+    found = plan_recipe(recipe(sft=SFT, reward=REWARD, grpo=lora), gpu_name="H100", only="grpo").stages[0]
+    assert "reference" not in found.memory
+    assert found.num_trainable < found.num_parameters / 10
+    assert found.memory["optimiser"] == 8 * found.num_trainable
+
+
+def test_a_faster_gpu_is_faster_and_larger_lengths_cost_more(recipe):
+    def seconds(name, **changes):
+        return plan_recipe(recipe(sft={**SFT, "max_length": 128, **changes}), gpu_name=name).stages[0].seconds_per_step
+
+    assert seconds("H100") <= seconds("A10")
+    assert seconds("A10", max_length=256, rows_per_step=512) > seconds("A10", rows_per_step=512)
+
+
+def test_machines_get_json(recipe):
+    found = plan_recipe(recipe(sft=SFT), gpu_name="L4").as_dict()
+    assert json.loads(json.dumps(found))["stages"][0]["strategy"]["name"] == "single"
+
+
+def test_this_machine_is_measured_on_the_spot(recipe, tmp_path):
+    write_demonstrations(tmp_path)
+    found = plan_recipe(recipe(sft=SFT))
+    assert found.machine.flops("float32") > 1e8
+    [plan] = found.stages
+    assert plan.estimated_by == "thin copies measured here"
+    assert plan.memory["libraries"] > 100 << 20
+    assert plan.seconds["backward"] > 0
+    assert plan.seconds["forward"] > 0
+
+
+def test_a_recipe_that_trains_nothing_is_told_so(recipe):
+    with pytest.raises(
+        ConfigError, match="it has no stage that trains, so there is nothing to plan; its stages are: world"
+    ):
+        plan_recipe(recipe(), gpu_name="H100")
+
+
+def test_a_stage_that_trains_nothing_can_not_be_picked(recipe):
+    with pytest.raises(ConfigError, match="'world' is no training stage of it; these are: sft"):
+        plan_recipe(recipe(sft=SFT), gpu_name="H100", only="world")
+
+
+def test_a_model_folder_that_is_not_there_is_one_error(recipe):
+    with pytest.raises(ModelError, match=r"There is no model folder \./absent"):
+        plan_recipe(recipe(sft={**SFT, "model": "./absent"}), gpu_name="H100")
