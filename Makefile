@@ -76,8 +76,9 @@ docs: $(VENV)/.dev  ## links, commands and code blocks of every page
 bench: $(VENV)/.core  ## each row of work here and in TRL side by side, into benchmarks/RESULTS.md (hours; make bench ARGS="--quick")
 	TORCH_INDEX=$(TORCH_INDEX) $(RUN) benchmarks.peer --all --write $(ARGS)
 
-.PHONY: results
 SEEDS := OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/seeds.py --other-base runs/base-1/base/model
+
+.PHONY: results
 results: $(VENV)/.dev  ## the tables of results over fresh seeds in docs/results (about an hour on one core)
 	OMP_NUM_THREADS=1 $(VENV)/bin/rlhf run recipes/base.yaml name=base-1 seed=1
 	$(SEEDS) --seeds 11 12 13 14 15 --arms PPO GRPO DPO --write docs/results/seeds.md --readme $(ARGS)

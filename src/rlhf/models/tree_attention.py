@@ -5,8 +5,8 @@
 
 Scores live for one tile of queries at a time and are computed again in the backward pass, as in FlashAttention (Dao et al. 2022,
 arXiv:2205.14135, algorithm 4); a tile stops at the last key that its queries see. PyTorch's own flash kernel for the CPU takes
-three to five times as long at the sizes of preference data. Products are in the type of autocast; a softmax reads and
-writes that type and adds up in float32 or wider.
+three to five times as long at the sizes of preference data. Scores and their softmax are in float32 or wider, because a score
+rounded to bfloat16 is off by a hundredth of a nat; the other products are in the type of autocast.
 
 Query heads that share a key head stand below one another as rows of one product, so keys and values are never repeated.
 """
@@ -54,12 +54,14 @@ def tree_attention(
     """
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
-    out: Tensor = _TreeAttention.apply(query, key, value, buckets, scaling, (window, chunk), dtype)  # type: ignore[no-untyped-call]
+    with torch.autocast(kind, enabled=False):  # it would round the scores' factors again
+        out: Tensor = _TreeAttention.apply(query, key, value, buckets, scaling, (window, chunk), dtype)  # type: ignore[no-untyped-call]
     return out
 
 
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
     def forward(
         ctx: Any,
         query: Tensor,
@@ -70,13 +72,14 @@ class _TreeAttention(torch.autograd.Function):
         sees: tuple[int | None, int | None],
         dtype: torch.dtype,
     ) -> Tensor:
-        scaled, key_c, value_c = (query * scaling).to(dtype), key.to(dtype), value.to(dtype)
+        exact = torch.promote_types(torch.promote_types(query.dtype, key.dtype), torch.float32)
+        scaled, key_c, value_c = (query * scaling).to(exact), key.to(exact), value.to(dtype)
         out = torch.empty((*query.shape[:2], value.shape[2]), dtype=dtype, device=query.device)
         for bucket in buckets:
             q, k, v = _queries(scaled, bucket, key.shape[1]), _keys(key_c, bucket), _keys(value_c, bucket)
-            o = q.new_empty((*q.shape[:3], v.shape[2]))
+            o = v.new_empty((*q.shape[:3], v.shape[2]))
             for tile in _tiles(bucket, sees, q):
-                probs = _probs(q, k, tile)
+                probs = _probs(q, k, tile).to(dtype)
                 o[:, :, tile.start : tile.stop] = torch.bmm(probs, v[:, : tile.keys]).unflatten(1, (q.shape[1], -1))
             _put_queries(o, bucket, out)
         ctx.save_for_backward(scaled, key_c, value_c)
@@ -85,11 +88,12 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx: FunctionCtx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         scaled, key, value = ctx.saved_tensors  # type: ignore[attr-defined]
         buckets, scaling, sees, dtypes = ctx.settings  # type: ignore[attr-defined]
-        grad_out = grad_out.to(scaled.dtype)
-        exact = torch.promote_types(scaled.dtype, torch.float32)
+        exact, dtype = scaled.dtype, value.dtype
+        grad_out = grad_out.to(dtype)
         grad_query = torch.empty_like(scaled)
         grad_key = torch.zeros_like(key, dtype=exact)
         grad_value = torch.zeros_like(value, dtype=exact)
@@ -97,19 +101,17 @@ class _TreeAttention(torch.autograd.Function):
             q, k, v = _queries(scaled, bucket, key.shape[1]), _keys(key, bucket), _keys(value, bucket)
             do = _queries(grad_out, bucket, key.shape[1])
             _silence_padding(do, bucket)
+            q_c, k_c = q.to(dtype), k.to(dtype)
             dq = torch.empty_like(q)
-            dk, dv = torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
+            dk, dv = torch.zeros_like(k), torch.zeros_like(v, dtype=exact)
             for tile in _tiles(bucket, sees, q):
+                rows, seen = slice(tile.start, tile.stop), slice(0, tile.keys)
+                do_tile, q_tile = (x[:, :, rows].flatten(1, 2) for x in (do, q_c))
                 probs = _probs(q, k, tile)
-                do_tile, q_tile = (
-                    do[:, :, tile.start : tile.stop].flatten(1, 2),
-                    q[:, :, tile.start : tile.stop].flatten(1, 2),
-                )
-                seen = slice(0, tile.keys)
-                dv[:, seen] += torch.bmm(probs.transpose(1, 2), do_tile)
-                grad_probs = torch.bmm(do_tile, v[:, seen].transpose(1, 2))
-                grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
-                dq[:, :, tile.start : tile.stop] = torch.bmm(grad_scores, k[:, seen]).unflatten(1, (q.shape[1], -1))
+                dv[:, seen] += torch.bmm(probs.to(dtype).transpose(1, 2), do_tile)
+                grad_probs = torch.bmm(do_tile, v[:, seen].transpose(1, 2)).to(exact)
+                grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, exact).to(dtype)
+                dq[:, :, rows] = torch.bmm(grad_scores, k_c[:, seen]).unflatten(1, (q.shape[1], -1)).to(exact)
                 dk[:, seen] += torch.bmm(grad_scores.transpose(1, 2), q_tile)
             _put_queries(dq, bucket, grad_query)
             _add_keys(dk, bucket, grad_key)

@@ -25,7 +25,8 @@ LEAST_SHM = GIB
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "9p", "lustre", "afs", "ceph")
 SCORING_TOLERANCE = 1e-4
 """Nats; as ``rlhf.models.paths.TOLERANCE`` for float32."""
-HALF_TOLERANCE = 1e-1
+HALF_TOLERANCE = 4e-1
+"""Nats. Two kernels that are both right round independently: each was up to 0.3 from float32 on the embedded model."""
 SLOW_GFLOPS = 5.0
 """For one thread in float32; a core of the last ten years gives 20 to 150."""
 SLOW_WORKER_SECONDS = 5.0

@@ -36,7 +36,7 @@ def test_columns_that_nearly_fit_are_told_what_they_lack(tmp_path):
         match=r"rows.jsonl:1: .*Nearest is 'helpsteer2-preference', which lacks 'preference_strength'.*Did you mean 'preference_strenght'",
     ):
         detect(saved(tmp_path, row))
-    with pytest.raises(DataError, match=r"Or name the layout with --format: rows, label-studio"):
+    with pytest.raises(DataError, match=r"Or name the layout with --format: rows, datasets, label-studio"):
         detect(saved(tmp_path, {"foo": 1}))
 
 
