@@ -23,6 +23,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
@@ -178,8 +179,15 @@ def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
         if err.name != module.split(".")[0]:
             raise
         raise MissingExtraError(
-            f"{needed_for} needs the package {module!r}. Install it with: pip install 'rlhf[{extra}]'"
+            f"{needed_for} needs the package {module!r}. Install it with: {pip_line(extra)}"
         ) from err
+
+
+def pip_line(extra: str) -> str:
+    """The command that installs an extra of this library: from its checkout, for the name `rlhf` on PyPI is somebody else's."""
+    checkout = Path(__file__).resolve().parents[2]
+    where = str(checkout) if (checkout / "pyproject.toml").is_file() else "PATH-OF-THE-CHECKOUT"
+    return f"pip install -e '{where}[{extra}]'"
 
 
 def require_all(*modules: str, extra: str, needed_for: str) -> None:

@@ -111,7 +111,7 @@ for name in rlhf.PUBLIC:
     try:
         getattr(rlhf, name)
     except rlhf.errors.MissingExtraError as err:
-        assert name in {sorted(NEEDS_EXTRA)!r} and "pip install 'rlhf[" in str(err), (name, err)
+        assert name in {sorted(NEEDS_EXTRA)!r} and "pip install -e '" in str(err), (name, err)
 """
     assert "trl" in foreign, "the development environment has TRL; without it this test would prove nothing"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

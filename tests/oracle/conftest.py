@@ -27,7 +27,7 @@ def trl() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the import alone: what it pulls in is not ours to mend
         module = pytest.importorskip(
-            "trl", reason="TRL is not installed; it comes with the dev extra: pip install 'rlhf[dev]'"
+            "trl", reason="TRL is not installed; it comes with the dev extra: pip install -e '.[dev]'"
         )
         for name in ("SFTTrainer", "RewardTrainer", "DPOTrainer", "GRPOTrainer", "RLOOTrainer"):
             getattr(module, name)  # loaded on first use

@@ -81,7 +81,7 @@ COMMANDS = {
     "feedback compare import": "FILE --store --name",
     "feedback compare report": "--store --name --resamples --json",
     "feedback prioritise": "--reward --store",
-    "feedback simulate": "--store --good --careless --spammers --limit --seed",
+    "feedback simulate": "--store --good --careless --spammers --limit --seed --i-know",
     "feedback plan": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price --json",
 }
 
@@ -288,6 +288,7 @@ def test_a_method_tells_its_settings_and_where_its_recipe_is(call):
     code, out, _ = call("methods", "gspo", "--json")
     found = json.loads(out)
     assert next(row["default"] for row in found["options"] if row["name"] == "clip_low") == "0.0003"
+    assert json.loads(call("methods", "Dr.GRPO", "--json")[1])["name"] == "dr_grpo", "however people write it"
     code, _, err = call("methods", "dpoo")
     assert code != 0
     assert "No method is called 'dpoo'. Did you mean 'dpo'" in err

@@ -28,8 +28,10 @@ def methods(
 ) -> None:
     """List training methods, or tell of one what it is and what its settings do."""
     from rlhf.config.methods import METHODS, method
+    from rlhf.errors import folded
 
     if name is not None:
+        name = next((known for known in METHODS if folded(known) == folded(name)), name)
         found = method(name)
         if as_json:
             print(json.dumps(_as_json(name, found), indent=1, ensure_ascii=False))

@@ -193,7 +193,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ("sft", {"eval_frac": 0.1, "eval_data": "pairs.jsonl"}, "eval_frac", "warning", 0, ("nothing beside eval_data",)),
     ("sft", {"epochs": 2, "max_steps": 9}, "epochs", "warning", 0, ("does nothing: max_steps (9)",)),
     ("sft", {"tokens_per_step": 99}, "rows_per_step", "warning", 0, ("does nothing: tokens_per_step (99)",)),
-    ("sft", {"log_to": ["trackio"]}, "log_to", "error", 8, ("'trackio'", "pip install 'rlhf[track]'")),
+    ("sft", {"log_to": ["trackio"]}, "log_to", "error", 8, ("'trackio'", "pip install -e '", "[track]'")),
     (
         "grpo",
         {"model": "stage:reward"},
@@ -698,7 +698,7 @@ def test_four_bits_need_a_gpu_and_a_package(tree, monkeypatch):
     config = {"path": "model", "lora": {"quantize_4bit": True}}
     problems = found(changed(tree, "sft", model=config), deep=False)
     assert {problem.exit_code for problem in problems} >= {4, 8}
-    assert any("pip install 'rlhf[quant]'" in problem.message for problem in problems)
+    assert any("pip install -e" in problem.message and "[quant]'" in problem.message for problem in problems)
 
 
 # All together ------------------------------------------------------------------------------------

@@ -170,5 +170,5 @@ def test_a_tracker_that_is_not_installed_names_its_extra(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "trackio", None)  # importing it raises ModuleNotFoundError
-    with pytest.raises(MissingExtraError, match=r"pip install 'rlhf\[track\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.*\[track\]'"):
         RunLog(log_to=["trackio"]).metrics(1, {"a": 1.0})

@@ -18,6 +18,7 @@ from rlhf.errors import (
     ModelError,
     RunBusyError,
     StorageError,
+    pip_line,
 )
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.lock import busy, is_locked
@@ -153,7 +154,7 @@ def _check_trackers(review: Review, stage: TrainConfig) -> None:
 
 
 def _pip_line(package: str, extra: str) -> str:
-    return f"It needs the package {package!r}. Install it with: pip install 'rlhf[{extra}]'"
+    return f"It needs the package {package!r}. Install it with: {pip_line(extra)}"
 
 
 def _check_sizes(review: Review) -> None:
