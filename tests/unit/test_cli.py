@@ -93,20 +93,6 @@ def recipe(tmp_path):
     return path
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Call ``rlhf WORDS`` in this process; gives exit code, standard output and standard error."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return stopped.value.code, captured.out, captured.err
-
-    return run
-
-
 def commands_of(command, name=""):
     """(words, parameters) of a command and of all below it."""
     parts = []

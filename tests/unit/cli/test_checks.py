@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from rlhf import cli
 from rlhf.pipeline.doctor import findings
 
 RECIPE = """\
@@ -16,20 +14,6 @@ output_dir: {output}
 stages:
   sft: {{kind: sft, model: embedded, data: {data}, learning_rate: 1e-3, rows_per_step: 2}}
 """
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Call ``rlhf WORDS`` in this process; gives exit code, standard output and standard error."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

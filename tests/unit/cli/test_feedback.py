@@ -153,6 +153,7 @@ def test_bad_rows_stop_the_import_or_are_listed(call, tmp_path):
         (("invite", "ann", "--url", "label.example.org"), ConfigError, "wanted an address such as https://"),
         (("simulate", "--good", "0", "--careless", "0"), ConfigError, "The crowd is empty"),
         (("plan", "--accuracy", "0.4"), ConfigError, "find better ones"),
+        (("plan", "--accuracy", "0.5", "--overlap", "3"), ConfigError, "no more than a coin"),
     ],
 )
 def test_what_can_not_be_done_is_said_with_what_to_do(words, error, message, call, tmp_path):
@@ -194,7 +195,55 @@ def test_a_plan_counts_what_it_says(call):
     assert plan["judgements"] == 3 * plan["pairs"]
     assert plan["cost"] == 2 * plan["judgements"]
     assert plan["detectable_difference"] == pytest.approx(0.1, abs=0.001)
-    assert "judgements of each" in call("plan")
+    # a true difference of .1 is seen as (2 * .896 - 1) .1 = .0792: ((1.95996 * .5 + .84162 * .49369) / .0792)^2 = 310.9
+    assert plan["pairs"] == 311
+    assert plan["overlaps"][1] == {
+        "judgements_per_pair": 3, "majority_accuracy": plan["majority_accuracy"], "pairs": 311, "judgements": 933
+    }  # fmt: skip
+    assert plan["reward_accuracy"] is None
+
+
+def test_a_plan_says_what_it_did_not_compute(call):
+    text = " ".join(call("plan").split())
+    assert "judgements of each" in text
+    assert "Accuracy of the reward model: not computed" in text
+    assert "a perfect one is right 92.9% of the time" in text
+
+
+def test_gold_answers_of_tasks_that_are_there_are_not_taken_and_that_is_said(call, tmp_path):
+    (tmp_path / "gold.jsonl").write_text(jsonl(GOLD))
+    call("import", "gold.jsonl")
+    said = call("import", "gold.jsonl", "--gold")
+    assert "0 tasks added, 2 were there" in said
+    assert "! 2 gold answers of 2 gold rows not taken" in said
+    assert "ids of their own" in said
+    assert "(the first: 'g0')" in said
+    call("import", "gold.jsonl", "--gold", "--store", "new.db")
+    assert "!" not in call("import", "gold.jsonl", "--gold", "--store", "new.db"), "the same answer again"
+
+
+def test_a_table_refuses_what_it_can_not_give_back(call, tmp_path):
+    row = PAIRS[0] | {"completion_a": "x\0y", "preference": "a", "annotator_id": "ann"}
+    (tmp_path / "rows.jsonl").write_text(jsonl([row]))
+    call("import", "rows.jsonl")
+    with pytest.raises(DataError, match=r"of row 1 holds a NUL, which CSV can't; write \.jsonl or \.parquet"):
+        call("export", "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+    call("export", "out.jsonl")
+    assert next(iter(read_rows("out.jsonl"))).completion_a == "x\0y"
+
+
+def test_the_models_column_of_ultrafeedback_survives_the_way_through_a_store(call, tmp_path):
+    rated = {"honesty": {"Rating": "4"}}
+    completions = [{"model": name, "response": name, "annotations": rated} for name in ("m1", "m2")]
+    row = {"source": "flan", "instruction": "q", "models": ["m1", "m2"], "completions": completions}
+    (tmp_path / "ultra.jsonl").write_text(jsonl([row]))
+    call("import", "ultra.jsonl")
+    call("export", "out.jsonl")
+    call("import", "out.jsonl", "--store", "new.db")
+    call("export", "again.jsonl", "--store", "new.db")
+    assert (tmp_path / "out.jsonl").read_text() == (tmp_path / "again.jsonl").read_text()
+    assert json.loads((tmp_path / "out.jsonl").read_text())["models"] == ["m1", "m2"]
 
 
 def test_formats_are_listed(call):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import yaml
 
-from rlhf import cli
 from rlhf.errors import DataError, ModelError, RunBusyError
 from rlhf.files import write_json
 from rlhf.pipeline.lock import locked
@@ -20,20 +18,6 @@ from tests.fixtures.cheap_stages import install, loop_tree
 def done(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     return install(monkeypatch)
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Call ``rlhf WORDS`` in this process; gives exit code, standard output and standard error."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return stopped.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
