@@ -20,6 +20,7 @@ from rlhf.models.adapters import add_lora, enable_checkpointing
 from rlhf.models.buckets import Bucket
 from rlhf.models.load import disable_dropout
 from rlhf.models.paths import choose_hidden_path, choose_path
+from rlhf.models.policy import PolicyModel
 from rlhf.models.score import backbone_of, hidden_at, score
 from tests.unit.models.families import (
     FAMILIES,
@@ -313,6 +314,25 @@ def test_bfloat16_weights_and_autocast_stay_close_to_float32():
     low = score(model, batch).logprobs
     assert low.dtype == torch.float32
     assert (low - exact).abs().mean() < 0.05
+
+
+def test_a_trained_model_in_bfloat16_is_judged_in_float32_and_keeps_its_bits():
+    policy = PolicyModel.from_pretrained("embedded")
+    model = policy.model.bfloat16()
+    model.register_buffer("kept_wide", torch.tensor([1 / 3]))
+    before = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    choice = choose_path(model, some_groups())
+    assert choice.path == "packed"
+    assert choice.max_difference < 1e-4, "two kernels that are both right differ by tenths of a nat in bfloat16"
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    assert after.keys() == before.keys()
+    assert all(after[name].dtype == kept.dtype and torch.equal(after[name], kept) for name, kept in before.items())
+
+
+def test_a_wrong_attention_is_found_in_half_precision_too(monkeypatch):
+    mask = Bucket.mask
+    monkeypatch.setattr(Bucket, "mask", lambda self, window, chunk: mask(self, None, chunk))
+    assert choose_path(build(family("mistral, sliding window")).bfloat16(), some_groups()).path == "padded"
 
 
 def test_a_wrong_attention_is_found_and_avoided(monkeypatch, caplog):
