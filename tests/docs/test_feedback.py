@@ -69,7 +69,7 @@ def test_all_fifteen_threads_are_answered_by_a_test_that_is_there():
 
 
 def test_kinds_of_events_are_those_of_the_server():
-    from rlhf.feedback.store.store import EVENT_KINDS
+    from rlhf.feedback.store.events import EVENT_KINDS
 
     rows = re.findall(r"^\| `(\w+)` \|", PAGE.split("## Feedback from production")[1].split("\n## ")[0], re.MULTILINE)
     assert sorted(set(rows) - {"kind"}) == sorted(EVENT_KINDS)

@@ -61,8 +61,8 @@ def annotate(
 ) -> None:
     """Collect judgements: add tasks to a store and serve the labelling page until Ctrl-C.
 
-    Prints a link for the owner and, with --annotator, one for each annotator. Every link works once. Starting again adds
-    only tasks that are not there yet, and keeps all judgements.
+    Prints a link for the owner and, with --annotator, one for each annotator. Every link works once, and
+    only the newest of a person's. Starting again adds only tasks that are not there yet, and keeps all judgements.
     """
     from rlhf.feedback.guidelines import set_guidelines
     from rlhf.feedback.guidelines_file import read_guidelines

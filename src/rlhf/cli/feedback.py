@@ -60,9 +60,21 @@ def feedback_import(
 
     name, found = _read(file, layout, kind=kind, batch=batch or "", gold=gold, skip_bad=skip_bad)
     with opened_store(store, must_exist=False) as opened:
+        wants_gold = {item.task.id: item.task.gold for item in found.items if item.task.gold is not None}
+        ignored = [
+            task.id
+            for task in (opened.tasks() if wants_gold else ())
+            if task.gold != wants_gold.get(task.id, task.gold)
+        ]
         added = opened.add_tasks((item.task for item in found.items), on_known="skip")
         known = len(found.items) - added
         print(f"{counted(added, 'task')} added{f', {known:,} were there' if known else ''} (read as {name!r}).")
+        if ignored:
+            print(
+                f"! {counted(len(ignored), 'gold answer')} of {counted(len(wants_gold), 'gold row')} not taken: the tasks were there "
+                f"without it or with another, and stay as they were asked (the first: {ignored[0]!r}). Give the gold rows ids of their "
+                "own, or import them into a new store before the other rows."
+            )
         items: list[Item] = found.items if judgements else []
         recorded = record_judgements(opened, ((item.task.id, said) for item in items for said in item.said))
         if recorded.num_added or recorded.num_known:
@@ -162,13 +174,14 @@ def feedback_export(
             rows, notes = _rows_of_events(opened, regenerate_confidence)
             _write(output, layout, rows, notes)
             return
+        from rlhf.data.words import printable
         from rlhf.feedback.exports import select
         from rlhf.feedback.quality import QualityRules
 
         rules = QualityRules(min_judgements=min_items, min_agreement=min_agreement, min_gold_accuracy=min_gold_accuracy)
         selection = select(opened, kind=kind, batch=batch, only_qualified=qualified, rules=rules)
         for name, why in selection.unqualified.items():
-            print(f"left out: {name}: {why}")
+            print(printable(f"left out: {name}: {why}"))
         if known.write_items is not None:
             number = known.write_items(output, selection.items, selection.guidelines)
             print(f"{number:,} tasks with {selection.num_judgements:,} judgements written to {output}.")

@@ -12,6 +12,9 @@ from rlhf.cli.options import JsonOption, console
 from rlhf.cli.stores import STORE, StoreOption, opened_store
 from rlhf.errors import ConfigError
 
+OVERLAPS = (1, 3, 5, 7, 9)
+"""Judgements of each pair that a plan compares."""
+
 
 def simulate(
     store: StoreOption = STORE,
@@ -20,8 +23,14 @@ def simulate(
     spammers: Annotated[int, typer.Option(help="Annotators who throw a coin.", min=0)] = 0,
     limit: Annotated[int | None, typer.Option(help="Stop after so many judgements.", min=1, show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same judgements.")] = 0,
+    i_know: Annotated[
+        bool,
+        typer.Option(
+            "--i-know", help="Also in a store that holds people's judgements: there is no way to take these out."
+        ),
+    ] = False,
 ) -> None:
-    """Try a project out: annotators made of numbers judge what a store holds. Use a copy of a store that people work in.
+    """Try a project out: annotators made of numbers judge what a store holds, which is one that nobody has worked in.
 
     Which completion is better is drawn by the seed, but for gold items: nothing here says anything about the models.
     """
@@ -31,7 +40,7 @@ def simulate(
     if not good + careless + spammers:
         raise ConfigError("The crowd is empty; wanted at least one of --good, --careless and --spammers.")
     with opened_store(store) as opened:
-        run = dry_run.simulate(opened, crowd(good, careless, spammers), seed=seed, limit=limit)
+        run = dry_run.simulate(opened, crowd(good, careless, spammers), seed=seed, limit=limit, among_people=i_know)
     print(f"{run.num_judgements:,} simulated judgements:")
     for name, number in run.by_annotator.items():
         print(f"  {name}  {number:,}")
@@ -61,7 +70,6 @@ def plan(
     """Before anybody is asked: how many pairs, how many judgements of each, and at what price."""
     from rlhf.feedback import planning
 
-    needed = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, power=power)
     enough = planning.judgements_for_accuracy(accuracy, wanted_accuracy)
     if overlap is None and enough is None:
         raise ConfigError(
@@ -69,6 +77,13 @@ def plan(
             "better ones, ask for less, or give --overlap yourself."
         )
     each = overlap or enough or 1
+    right = planning.majority_accuracy(accuracy, each)
+    if right <= 0.5:
+        raise ConfigError(
+            f"Annotators who are right {accuracy:.0%} of the time say no more than a coin, so no number of pairs finds anything; "
+            "--accuracy lies above 0.5."
+        )
+    needed = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
     number = pairs or needed
     cost = planning.annotation_cost(
         number, judgements_per_pair=each, price_per_judgement=price, price_per_response=response_price
@@ -76,13 +91,18 @@ def plan(
     found: dict[str, Any] = {
         "pairs": number,
         "pairs_for_difference": needed,
-        "detectable_difference": planning.detectable_difference(number, tie_frac=tie_frac, power=power),
+        "detectable_difference": planning.detectable_difference(
+            number, tie_frac=tie_frac, label_accuracy=right, power=power
+        ),
         "judgements_per_pair": each,
-        "majority_accuracy": planning.majority_accuracy(accuracy, each),
+        "majority_accuracy": right,
         "judgements": cost.comparisons,
         "cost_annotation": cost.annotation,
         "cost_generation": cost.generation,
         "cost": cost.total,
+        "overlaps": _by_overlap(difference, tie_frac, power, accuracy),
+        "reward_accuracy": None,
+        "reward_accuracy_reason": planning.NO_REWARD_ACCURACY,
         "guidance": {
             size: dict(zip(("least", "recommended", "most"), sizes, strict=True))
             for size, sizes in planning.GUIDANCE.items()
@@ -95,6 +115,22 @@ def plan(
         _print_plan(found, difference, power, accuracy)
 
 
+def _by_overlap(difference: float, tie_frac: float, power: float, accuracy: float) -> list[dict[str, Any]]:
+    """What the same difference takes with other numbers of judgements of each pair."""
+    from rlhf.feedback import planning
+
+    rows = []
+    for overlap in OVERLAPS:
+        right = planning.majority_accuracy(accuracy, overlap)
+        pairs = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
+        rows.append(
+            {
+                "judgements_per_pair": overlap, "majority_accuracy": right, "pairs": pairs, "judgements": overlap * pairs
+            }
+        )  # fmt: skip
+    return rows
+
+
 def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy: float) -> None:
     from rich.table import Table
 
@@ -102,13 +138,13 @@ def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy:
     table = Table.grid(padding=(0, 2))
     found = plan["detectable_difference"]
     finds = (
-        f"finds a win rate {found:.1%} from one half or farther"
+        f"finds a true win rate {found:.1%} from one half or farther"
         if not math.isnan(found)
         else "finds no difference of win rates"
     )
     for what, value, why in (
         ("pairs", f"{plan['pairs']:,}", f"{finds}, {power:.0%} of the time"),
-        ("", f"{plan['pairs_for_difference']:,}", f"would find one of {difference:.1%}"),
+        ("", f"{plan['pairs_for_difference']:,}", f"would find one {difference:.1%} from it; the labels' errors are reckoned with"),
         ("judgements of each", f"{plan['judgements_per_pair']:,}",
          f"their majority is right {plan['majority_accuracy']:.1%} of the time, each alone {accuracy:.1%}"),
         ("judgements", f"{plan['judgements']:,}", ""),
@@ -116,6 +152,16 @@ def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy:
     ):  # fmt: skip
         table.add_row(what, value, why)
     out.print(table)
+    out.print(f"\nThe same {difference:.1%} with other numbers of judgements of each:")
+    choices = Table.grid(padding=(0, 2))
+    for row in plan["overlaps"]:
+        choices.add_row(
+            f"  {row['judgements_per_pair']}", f"{row['majority_accuracy']:.1%} right", f"{row['pairs']:,} pairs",
+            f"{row['judgements']:,} judgements",
+        )  # fmt: skip
+    out.print(choices)
+    out.print(f"\nAccuracy of the reward model: {plan['reward_accuracy_reason']}.")
+    out.print(f"Measured on such labels, a perfect one is right {plan['majority_accuracy']:.1%} of the time.")
     out.print("\nPairs for a reward model, by the size of the policy (practice in the field, not a law):")
     guide = Table.grid(padding=(0, 2))
     for size, row in plan["guidance"].items():

@@ -119,6 +119,11 @@ def _write_csv(file: IO[str], rows: Sequence[Mapping[str, Any]], path: Path) -> 
             value = row.get(name)
             if isinstance(value, (list, tuple, dict, bool)):
                 value = _json({"": value}, number, path)[len('{"": ') : -1]
+            elif isinstance(value, str) and "\0" in value:
+                raise DataError(
+                    f"Can't write {printable(path)}: column {short(name)} of row {number:,} holds a NUL, which CSV can't; write .jsonl "
+                    "or .parquet."
+                )
             elif isinstance(value, str) and not value.isascii():
                 _json({name: value}, number, path)
             cells.append("" if value is None else value)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from rlhf.data.words import counted, listed
+from rlhf.errors import ConfigError
 from rlhf.feedback.guidelines import guidelines_of
 from rlhf.feedback.readings import length_of
 from rlhf.feedback.simulate import SimulatedAnnotator
@@ -50,7 +52,12 @@ def qualities(task: Task, seed: int) -> list[float]:
 
 
 def simulate(
-    store: PreferenceStore, crowd: Sequence[SimulatedAnnotator], *, seed: int = 0, limit: int | None = None
+    store: PreferenceStore,
+    crowd: Sequence[SimulatedAnnotator],
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    among_people: bool = False,
 ) -> DryRun:
     """Let a crowd judge until nothing is left for any of them, one task each in turn.
 
@@ -59,7 +66,13 @@ def simulate(
         crowd: Their names get the prefix ``sim-``.
         seed: Of qualities and answers.
         limit: Judgements after which it stops.
+        among_people: Also where somebody else's judgements are: what is simulated can't be taken out again.
+
+    Raises:
+        ConfigError: The store holds such judgements, and ``among_people`` is not set.
     """
+    if not among_people:
+        _check_no_people(store)
     people = [replace(one, name=f"{PREFIX}{one.name}") for one in crowd]
     for person in people:
         store.add_annotator(person.name)
@@ -82,6 +95,16 @@ def simulate(
             run.num_judgements += 1
             run.by_annotator[person.name] += 1
     return run
+
+
+def _check_no_people(store: PreferenceStore) -> None:
+    people = Counter(j.annotator for j in store.judgements() if not j.annotator.startswith(PREFIX))
+    if people:
+        names = listed(sorted(people))
+        raise ConfigError(
+            f"This store holds {counted(people.total(), 'judgement')} by {names}, and simulated ones among them could not be taken out "
+            "again. Use a copy of the tasks in a store of its own, or say --i-know (among_people=True)."
+        )
 
 
 def judged(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhf.data.words import counted
 from rlhf.evaluation.intervals import Estimate, share_interval, unit_means
 from rlhf.feedback.agreement import (
     Labels,
@@ -60,6 +61,10 @@ class Coverage:
     num_started: int
     """Tasks with some, but fewer."""
     num_untouched: int
+    num_skipped: int
+    """Tasks that somebody skipped and that still want judgements."""
+    num_left_to_nobody: int
+    """Of those: everybody who works here has skipped or judged them, so they are asked of nobody any more."""
     num_judgements: int
     """That count: neither replaced nor taken back."""
     num_annotators: int
@@ -185,7 +190,7 @@ def question_agreement(
 
 def _coverage(store: PreferenceStore, judgements: Sequence[Judgement]) -> Coverage:
     overlap = store.rules.overlap
-    far = store.progress()
+    far, skipped = store.progress(), store.skipped()
     given = Counter(judgement.task.id for judgement in judgements if judgement.task.gold is None)
     complete = sum(count >= overlap for count in given.values())
     return Coverage(
@@ -195,6 +200,8 @@ def _coverage(store: PreferenceStore, judgements: Sequence[Judgement]) -> Covera
         num_complete=complete,
         num_started=len(given) - complete,
         num_untouched=far.num_tasks - len(given),
+        num_skipped=skipped.num_waiting,
+        num_left_to_nobody=skipped.num_left_to_nobody,
         num_judgements=len(judgements),
         num_annotators=len({judgement.annotator for judgement in judgements}),
         num_comments=sum(bool(judgement.comment) for judgement in judgements),
@@ -276,15 +283,20 @@ def _divided(question: Question, answers: Sequence[Answer]) -> list[DividedItem]
 def _first_frac(verdicts: Sequence[Verdict]) -> Estimate:
     decided = [v for v in verdicts if v.value in ("a", "b") and v.shown_first is not None]
     if not decided:
-        return Estimate.missing("no comparison was decided")
+        return Estimate.missing("no comparison was decided of which it is known what stood first")
     units = [_task_of(v.item) for v in decided]
     return share_interval(unit_means([float(v.value == v.shown_first) for v in decided], units))
 
 
 def _notes(coverage: Coverage, agreement: Sequence[QuestionAgreement], verdicts: Sequence[Verdict]) -> list[str]:
-    if not coverage.num_judgements:
-        return ["Nothing was judged yet."]
     notes = []
+    if coverage.num_left_to_nobody:
+        notes.append(
+            f"{counted(coverage.num_left_to_nobody, 'task')} will not be finished: everybody here has skipped or judged them, and they "
+            "still want judgements. Invite somebody else, or look whether they can be judged at all."
+        )
+    if not coverage.num_judgements:
+        return [*notes, "Nothing was judged yet."]
     if not any(found.num_compared for found in agreement):
         notes.append(
             "No task was judged by two people, so agreement can't be measured; ask for an overlap of 2 or more."

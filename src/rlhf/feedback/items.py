@@ -94,22 +94,35 @@ def content_id(kind: TaskKind, prompt: Any, texts: Sequence[Any]) -> str:
     return f"task-{blake2b(content.encode(), digest_size=8).hexdigest()}"
 
 
-def merged(items: Iterable[Item]) -> list[Item]:
+def merged(items: Iterable[tuple[str, Item]]) -> list[Item]:
     """Items of the same task made one, in order of appearance; several rows may tell of one task.
 
+    Args:
+        items: Each with the row it came from.
+
     Raises:
-        DataError: Two have the same id and ask something else.
+        DataError: Two have the same id and ask something else, or know another right answer.
     """
     tasks: dict[str, Task] = {}
     said: dict[str, list[Said]] = {}
-    for item in items:
-        known_task = tasks.setdefault(item.task.id, item.task)
-        if difference := _difference(known_task, item.task):
+    told: dict[str, str] = {}
+    """Task -> the row that told its gold value, or else its first."""
+    for where, item in items:
+        new = item.task
+        known_task, first = tasks.setdefault(new.id, new), told.setdefault(new.id, where)
+        if difference := _difference(known_task, new):
             raise DataError(
-                f"Two rows have the id {item.task.id!r} and another {difference}; give each task its own id, or say how all are "
-                "asked (--kind)."
+                f"Two rows have the id {new.id!r} and another {difference} ({first} and {where}); give each task its own id, or say "
+                "how all are asked (--kind)."
             )
-        known = said.setdefault(item.task.id, [])
+        if known_task.gold is None and new.gold is not None:
+            tasks[new.id], told[new.id] = replace(known_task, gold=new.gold), where
+        elif new.gold is not None and new.gold != known_task.gold:
+            raise DataError(
+                f"Two rows know another right answer to the task {new.id!r}: {dict(known_task.gold or {})} in {first} and "
+                f"{dict(new.gold)} in {where}; keep the one that is right."
+            )
+        known = said.setdefault(new.id, [])
         known.extend(one for one in item.said if one not in known)
     return [Item(task=task, said=tuple(said[name])) for name, task in tasks.items()]
 
@@ -135,7 +148,8 @@ def items_of(store: PreferenceStore) -> list[Item]:
 def said_of(judgement: Judgement) -> Said:
     """A store's judgement without its task."""
     return Said(
-        annotator=judgement.annotator, value=judgement.value, order=tuple(judgement.order), comment=judgement.comment,
+        annotator=judgement.annotator, value=judgement.value, comment=judgement.comment,
+        order=None if judgement.order is None else tuple(judgement.order),
         flags=tuple(judgement.flags), spans=tuple(judgement.spans), confidence=judgement.confidence,
         seconds=judgement.seconds, made_at=judgement.made_at,
     )  # fmt: skip

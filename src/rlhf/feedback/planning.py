@@ -1,7 +1,8 @@
 """Before anybody is asked: how many pairs, how many judgements of each, at what price, to learn or to detect what.
 
-The three kinds of answer differ in how far they can be trusted. Power is arithmetic; costs are multiplication; how many
-pairs a reward model of some size wants is experience, and says so.
+The kinds of answer differ in how far they can be trusted. Power is arithmetic, with the annotators' errors in it; costs are
+multiplication; how many pairs a reward model of some size wants is experience, and says so. How right a reward model will be
+after so many pairs is not computed: ``NO_REWARD_ACCURACY`` says why.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ GUIDANCE: dict[str, tuple[int, int, int]] = {
     "70b": (20_000, 100_000, 500_000),
 }
 """Size of the policy -> preference pairs: least, recommended, and where more bring little. Practice in the field, not a law."""
+NO_REWARD_ACCURACY = (
+    "not computed: it depends on the model and on what is asked, and no published curve carries over; train on a quarter, a half "
+    "and all of the first pairs and see what the last doubling brought"
+)
+"""Why no number of pairs is given for a wanted accuracy of the reward model, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +68,37 @@ def annotation_cost(
 
 
 def pairs_for_win_rate(
-    difference: float, *, tie_frac: float = 0.0, confidence: float = 0.95, power: float = 0.8
+    difference: float,
+    *,
+    tie_frac: float = 0.0,
+    label_accuracy: float = 1.0,
+    confidence: float = 0.95,
+    power: float = 0.8,
 ) -> int:
-    """Prompts needed to tell a win rate of 1/2 + difference from 1/2, each judged once.
+    """Prompts needed to tell a true win rate of 1/2 + difference from 1/2, each with one label.
 
-        n = ((z_alpha s0 + z_beta s1) / difference)^2,   s^2 = p(1 - p) - ties / 4  of outcomes 1, 1/2, 0
+        n    = ((z_alpha s0 + z_beta s1) / seen)^2,   s^2 = p(1 - p) - ties / 4  of outcomes 1, 1/2, 0,  p = 1/2 + seen
+        seen = (2 label_accuracy - 1) difference
 
-    Source: the sample size of a one-sample test of a mean, two-sided, normal approximation (Fleiss, Levin and Paik 2003,
-    "Statistical methods for rates and proportions", section 2.4), with ties at one half.
+    A wrong label calls the loser the winner, as likely one way as the other, so what is seen shrinks towards 1/2.
+
+    Sources: the sample size of a one-sample test of a mean, two-sided, normal approximation (Fleiss, Levin and Paik 2003,
+    "Statistical methods for rates and proportions", section 2.4), with ties at one half; attenuation by wrong labels: Bross
+    1954, "Misclassification in 2 x 2 tables", Biometrics 10.
 
     Args:
-        difference: Of the win rate from 1/2, above 0 and below 1/2.
-        tie_frac: Share of ties, which narrow the spread.
+        difference: Of the true win rate from 1/2, above 0 and below 1/2.
+        tie_frac: Share of ties, which narrow the spread; taken to be seen by everybody.
+        label_accuracy: How often the label of a pair that is no tie is right, above 1/2: ``majority_accuracy`` of its
+            judgements.
         confidence: Of the two-sided test.
         power: Chance to find a difference that is there.
+
+    Raises:
+        ConfigError: A share is out of its range, or no win rate can be so far from 1/2 with so many ties.
     """
     _check_shares(
+        label_accuracy=(label_accuracy, 0.5, 1 + 1e-12),
         difference=(difference, 0, 0.5),
         tie_frac=(tie_frac, -1e-12, 1),
         power=(power, 0, 1),
@@ -87,29 +108,32 @@ def pairs_for_win_rate(
     p = 0.5 + difference
     if p > 1 - tie_frac / 2:
         raise ConfigError(f"A win rate of {p:g} can't be with {tie_frac:.0%} ties; it is at most {1 - tie_frac / 2:g}.")
+    seen = (2 * label_accuracy - 1) * difference
     without = math.sqrt(max(0.25 - tie_frac / 4, 0.0))
-    with_it = math.sqrt(max(p * (1 - p) - tie_frac / 4, 0.0))
-    return math.ceil(((z_alpha * without + z_beta * with_it) / difference) ** 2)
+    with_it = math.sqrt(max(0.25 - seen**2 - tie_frac / 4, 0.0))
+    return math.ceil(((z_alpha * without + z_beta * with_it) / seen) ** 2)
 
 
 def detectable_difference(
-    num_pairs: int, *, tie_frac: float = 0.0, confidence: float = 0.95, power: float = 0.8
+    num_pairs: int, *, tie_frac: float = 0.0, label_accuracy: float = 1.0, confidence: float = 0.95, power: float = 0.8
 ) -> float:
-    """The smallest distance of a win rate from 1/2 that so many prompts find; NaN where none is found.
+    """The smallest distance of a true win rate from 1/2 that so many prompts find; NaN where none is found.
 
     The inverse of ``pairs_for_win_rate``, by bisection.
     """
+
+    def needed(difference: float) -> int:
+        return pairs_for_win_rate(
+            difference, tie_frac=tie_frac, label_accuracy=label_accuracy, confidence=confidence, power=power
+        )
+
     highest = min(0.5, 0.5 - tie_frac / 2) - 1e-9
-    if (
-        num_pairs < 1
-        or highest <= 0
-        or pairs_for_win_rate(highest, tie_frac=tie_frac, confidence=confidence, power=power) > num_pairs
-    ):
+    if num_pairs < 1 or highest <= 0 or needed(highest) > num_pairs:
         return math.nan
     low, high = 1e-6, highest
     for _ in range(60):
         middle = (low + high) / 2
-        if pairs_for_win_rate(middle, tie_frac=tie_frac, confidence=confidence, power=power) <= num_pairs:
+        if needed(middle) <= num_pairs:
             high = middle
         else:
             low = middle

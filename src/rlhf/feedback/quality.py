@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import Estimate, share_interval, unit_means
 
@@ -185,7 +183,13 @@ def _share_of_side(verdicts: Sequence[Verdict], side: str) -> Estimate:
 
 
 def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
-    """Difference of the two halves' means, with Welch's interval as far as a normal one goes."""
+    """Difference of the two halves' means.
+
+        low = d - sqrt((late - late_low)^2 + (early_high - early)^2),    high = d + sqrt((late_high - late)^2 + (early - early_low)^2)
+
+    which is no point where everybody agrees, unlike Welch's. Source: Newcombe 1998, "Interval estimation for the difference
+    between independent proportions", method 10, Statistics in Medicine 17; with ``share_interval`` of each half.
+    """
     dated = [(v, share) for v, share in compared if v.at is not None]
     units = _units([v for v, _ in dated])
     shares = unit_means([share for _, share in dated], units)
@@ -194,10 +198,11 @@ def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
     half = len(timed) // 2
     if half < 10:
         return Estimate.missing("fewer than 20 judgements with a time and others' verdicts", n=len(timed))
-    early, late = (np.array([share for _, share in part]) for part in (timed[:half], timed[-half:]))
-    difference = float(late.mean() - early.mean())
-    spread = 1.96 * math.sqrt((early.var(ddof=1) + late.var(ddof=1)) / half)
-    return Estimate(value=difference, low=difference - spread, high=difference + spread, n=len(timed))
+    early, late = (share_interval([share for _, share in part]) for part in (timed[:half], timed[-half:]))
+    difference = late.value - early.value
+    below = math.hypot(late.value - late.low, early.high - early.value)
+    above = math.hypot(late.high - late.value, early.value - early.low)
+    return Estimate(value=difference, low=difference - below, high=difference + above, n=len(timed))
 
 
 def _with_reasons(found: AnnotatorQuality, rules: QualityRules) -> AnnotatorQuality:

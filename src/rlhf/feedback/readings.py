@@ -131,9 +131,12 @@ def _leanings(judgement: Judgement, part: Part) -> dict[str, str | None]:
         return {}
     first, second = (int(str(place)) for place in pair)
     lead = length_of(responses[first].text) - length_of(responses[second].text)
-    places = list(judgement.order)
+    shown = None
+    if judgement.order is not None:  # a file need not tell, and then nothing is known of any leaning to a position
+        places = list(judgement.order)
+        shown = "a" if places.index(first) < places.index(second) else "b"
     return {
-        "shown_first": "a" if places.index(first) < places.index(second) else "b",
+        "shown_first": shown,
         "longer": None if lead == 0 else "a" if lead > 0 else "b",
     }
 

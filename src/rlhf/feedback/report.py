@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rlhf.data.words import counted
+from rlhf.data.words import counted, printable
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.feedback.findings import MIN_SHARED, Coverage, DividedItem, Findings, QuestionAgreement, findings_of
 from rlhf.feedback.quality import AnnotatorQuality, QualityRules
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_PAIRS_SHOWN = 10
 """Pairs of annotators on a terminal; JSON has more."""
-LEVELS = (
-    (0.8, "reliable"),
-    (0.667, "enough for tentative conclusions"),
-    (-math.inf, "too low to build on one judgement"),
-)
-"""Krippendorff's own reading of alpha (2004, "Content analysis", section 11.4)."""
+LEVELS = ((0.8, "reliable"), (0.667, "enough for tentative conclusions"))
+"""Krippendorff's own reading of alpha, where the whole interval lies above (2004, "Content analysis", sections 11.3 and 11.4)."""
 
 
 def report_text(store: PreferenceStore, *, rules: QualityRules | None = None, seed: int = 0) -> str:
@@ -38,8 +34,8 @@ def report_json(store: PreferenceStore, *, rules: QualityRules | None = None, se
 
 
 def in_words(findings: Findings) -> str:
-    """All of it, most important first."""
-    return "\n".join(_lines(findings)) + "\n"
+    """All of it, most important first; names come from files, and what would steer a terminal in them is escaped."""
+    return "".join(f"{printable(line)}\n" for line in _lines(findings))
 
 
 def estimate_words(found: Estimate, *, digits: int = 2) -> str:
@@ -52,13 +48,17 @@ def estimate_words(found: Estimate, *, digits: int = 2) -> str:
 
 
 def coverage_words(found: Coverage) -> list[str]:
-    """How far the work has come, in two or three sentences."""
+    """How far the work has come, in two to four sentences."""
     lines = [
         f"{counted(found.num_tasks, 'task')} and {counted(found.num_gold, 'gold item')}; "
         f"{counted(found.num_judgements, 'judgement')} by {counted(found.num_annotators, 'annotator')}.",
         f"{found.num_complete} tasks have the {counted(found.overlap, 'judgement')} wanted, {found.num_started} some, "
         f"{found.num_untouched} none.",
     ]
+    if found.num_skipped:
+        lines.append(
+            f"Skipped and still wanting judgements: {found.num_skipped}, of which {found.num_left_to_nobody} by everybody here."
+        )
     if found.flags or found.num_comments:
         flags = ", ".join(f"{name} {count}" for name, count in sorted(found.flags.items())) or "none"
         lines.append(f"Flags: {flags}. Comments: {found.num_comments}.")
@@ -75,10 +75,18 @@ def leaning_words(first_frac: Estimate) -> str:
 
 
 def alpha_words(found: QuestionAgreement) -> str:
-    """How far alpha carries, by Krippendorff's own thresholds."""
-    if not found.alpha.measured:
-        return f"not measured: {found.alpha.reason}"
-    return next(words for least, words in LEVELS if found.alpha.value >= least)
+    """How far alpha carries, by Krippendorff's own thresholds: what its lower end can be relied on for."""
+    alpha, tentative = found.alpha, LEVELS[-1][0]
+    if not alpha.measured:
+        return f"not measured: {alpha.reason}"
+    if not math.isfinite(alpha.low):
+        return f"not judged: {alpha.reason}"
+    too_low = (
+        "too low to build on one judgement"
+        if alpha.high < tentative
+        else f"not shown to be enough: it may lie under {tentative:g}"
+    )
+    return next((words for least, words in LEVELS if alpha.low >= least), too_low)
 
 
 def divided_words(item: DividedItem) -> str:
@@ -155,7 +163,8 @@ def _question_lines(found: QuestionAgreement) -> Iterator[str]:
     yield f"  equal answers  {estimate_words(found.same)}"
     weighted = ", weighted" if found.question.is_ordered else ""
     for pair in islice(found.pairs, MAX_PAIRS_SHOWN):
-        words = estimate_words(pair.kappa) if pair.kappa.measured else f"not measured: {pair.kappa.reason}"
+        words = estimate_words(pair.kappa) if pair.kappa.measured else "not measured"
+        words += f" ({pair.kappa.reason})" if pair.kappa.reason else ""
         yield f"  Cohen's kappa{weighted}, {pair.first} and {pair.second}  {words}  on {counted(pair.kappa.n, 'task')}"
     if len(found.pairs) > MAX_PAIRS_SHOWN:
         yield f"  and {len(found.pairs) - MAX_PAIRS_SHOWN} more pairs (--json has them)"

@@ -16,6 +16,7 @@ What a row says becomes a judgement where it names its annotator (``annotator_id
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ def read_items(
     graded = any(isinstance(row, PreferenceSample) and row.strength is not None for row in rows)
     asking = Asking(kind=wanted, batch=batch, all_gold=all_gold, graded=graded)
     found = Found()
-    made: list[Item] = []
+    made: list[tuple[str, Item]] = []
     loose: dict[tuple[str, str], list[CompletionRow]] = {}
     for row in rows:
         if isinstance(row, CompletionRow):
@@ -144,11 +145,13 @@ def read_items(
     return found
 
 
-def _keep(made: list[Item], found: Found, on_bad_row: OnBadRow, where: str, make: Callable[[], list[Item]]) -> None:
+def _keep(
+    made: list[tuple[str, Item]], found: Found, on_bad_row: OnBadRow, where: str, make: Callable[[], list[Item]]
+) -> None:
     """Add what a row gives; what can't be judged goes to ``left_out`` or up."""
     try:
         with laid_out_as("an exported row", where):
-            made.extend([check_item(item, where) for item in make()])
+            made.extend([(where, check_item(item, where)) for item in make()])
     except NothingToJudgeError as err:
         found.left_out.append(BadRow(err.where, err.reason))
     except RowError as err:
@@ -170,6 +173,8 @@ def _items_of_row(row: Row, asking: Asking) -> list[Item]:
         for place, (text, model) in enumerate(zip(texts, models, strict=True))
     ]
     gold, kept = cargo.gold, cargo.all_columns
+    if not math.isfinite(cargo.priority):
+        raise RowError(row.where, f"column 'priority' is {cargo.priority}; wanted a finite number.")
     said: list[Said] = []
     if cargo.annotator is not None:
         said.append(_said(cargo, _answer(value, own_kind, row, "its judgement"), row.where, len(texts)))
@@ -392,9 +397,16 @@ def _lineage(
 def _number(value: Any, row: Row, name: str) -> float:
     if value is None:
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RowError(row.where, f"column {name!r} is {describe(value)}; wanted a number.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        raise RowError(row.where, f"column {name!r} is {describe(value)}; wanted a finite number.")
     return float(value)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _from_stdin(file: IO[str], on_bad_row: OnBadRow, columns: Mapping[str, str | None] | None) -> RowStream:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError, UnknownNameError
 from rlhf.feedback.agreement import (
+    MIN_ITEMS,
     Labels,
     agreement_estimate,
     cohen_kappa,
@@ -107,12 +108,45 @@ def test_nominal_coefficients_do_not_know_names(rows, order):
 
 
 def test_an_interval_holds_its_value_and_is_repeatable():
-    tables = coincidences(labels_of(KRIPPENDORFF))
+    tables = np.repeat(coincidences(labels_of(KRIPPENDORFF)), 2, axis=0)
     alpha = functools.partial(krippendorff_alpha, metric="ordinal")
     found, again = (agreement_estimate(tables, alpha, seed=3) for _ in range(2))
     assert found == again
     assert found.low < found.value < found.high
-    assert found.n == 11, "the twelfth unit has one value"
+    assert found.n == 22, "the twelfth unit has one value"
+
+
+def test_few_items_or_items_all_alike_have_a_value_and_no_interval():
+    one = agreement_estimate(coincidences(Labels.of([(0, "x", 0), (0, "y", 1)])), krippendorff_alpha)
+    assert one.value == 0
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+    assert one.reason == f"no interval: 1 item, and it takes {MIN_ITEMS}"
+    alike = Labels.of([(item, who, item % 2) for item in range(60) for who in "xy"])
+    found = agreement_estimate(coincidences(alike), krippendorff_alpha)
+    assert found.value == 1
+    assert math.isnan(found.low)
+    assert "no spread" in found.reason
+
+
+@pytest.mark.parametrize(("annotators", "accuracy"), [(3, 0.8), (2, 0.9), (3, 0.6)])
+def test_intervals_of_the_fewest_items_hold_the_truth(annotators, accuracy):
+    # two balanced classes: expected disagreement 1/2, observed 2 p (1 - p), so alpha = 1 - 4 p (1 - p)
+    truth = 1 - 4 * accuracy * (1 - accuracy)
+    rng, held, given = np.random.default_rng(8), 0, 0
+    for seed in range(400):
+        right = rng.random((MIN_ITEMS, annotators)) < accuracy
+        side = rng.integers(0, 2, (MIN_ITEMS, 1))
+        values = np.where(right, side, 1 - side)
+        judgements = [(i, a, int(values[i, a])) for i in range(MIN_ITEMS) for a in range(annotators)]
+        found = agreement_estimate(
+            coincidences(Labels.of(judgements, scale=(0, 1))), krippendorff_alpha, seed=seed, resamples=300
+        )
+        if math.isfinite(found.low):
+            given += 1
+            held += found.low <= truth <= found.high
+    assert given > 380
+    assert held / given > 0.91, "the standard error is 0.011"
 
 
 @pytest.mark.parametrize(

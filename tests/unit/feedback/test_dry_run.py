@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf.errors import ConfigError
 from rlhf.feedback.dry_run import judged, qualities, simulate
 from rlhf.feedback.exports import select
 from rlhf.feedback.quality import QualityRules
 from rlhf.feedback.simulate import SimulatedAnnotator, crowd
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
+from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.store.values import NUM_RESPONSES
 
 GOLD = {
@@ -63,6 +64,18 @@ def test_the_hidden_truth_is_drawn_by_seed_and_task():
     assert qualities(task("t"), 0) != qualities(task("u"), 0)
     tied = qualities(task("t", gold={"preference": "tie"}), 0)
     assert tied[0] == tied[1]
+
+
+def test_a_store_that_people_worked_in_is_refused_unless_one_knows(store):
+    store.add_tasks([task(f"t{n}") for n in range(4)])
+    store.add_annotator("ann")
+    held = store.next_task("ann")
+    store.submit("ann", Submission(assignment=held.number, key="k", value={"preference": "a"}))
+    with pytest.raises(ConfigError, match=r"1 judgement by 'ann', and simulated .*--i-know"):
+        simulate(store, crowd(1))
+    assert {judgement.annotator for judgement in store.judgements()} == {"ann"}
+    assert {row.name for row in store.annotators()} == {"ann"}, "nothing was added"
+    assert simulate(store, crowd(1), among_people=True).num_judgements > 0
 
 
 def test_a_limit_stops_and_spammers_are_left_out_of_what_the_qualified_said(store):

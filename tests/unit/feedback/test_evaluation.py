@@ -9,6 +9,7 @@ import pytest
 
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.evaluation import CRITERIA, OVERALL, HumanEvalProtocol, Judged
+from rlhf.feedback.evaluation_results import MIN_RATED
 from rlhf.feedback.planning import pairs_for_win_rate
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
 
@@ -165,11 +166,30 @@ def test_models_are_compared_by_their_difference_on_the_same_prompt():
     given = [rated(str(n), {"accuracy": [2 + n % 4, 1 + n % 4]}) for n in range(20)]
     found = HumanEvalProtocol(kind="rating").analyse(given, resamples=2)
     difference = of(found.differences, "accuracy").mean
-    assert (difference.value, difference.low, difference.high) == (1, 1, 1)
+    assert difference.value == 1
+    assert math.isnan(difference.low), "twenty times the same shows no spread"
+    assert "same value" in found.to_text()
     scores = {score.model: score.mean for score in found.scores if score.criterion == "accuracy"}
     assert scores["old"].high > scores["new"].low, "side by side the intervals overlap"
     # ratings 2, 3, 4, 5, five times each: variance 25 / 19
     assert of(found.scores, "accuracy").std == pytest.approx(math.sqrt(25 / 19))
+
+
+def test_a_mean_of_few_prompts_has_no_interval_and_says_so():
+    given = [rated(str(n), {"accuracy": [5, 3 + n % 2]}) for n in range(MIN_RATED)]
+    enough = of(HumanEvalProtocol(kind="rating").analyse(given, resamples=2).differences, "accuracy").mean
+    assert enough.low < enough.value < enough.high
+    few = HumanEvalProtocol(kind="rating").analyse(given[:2], resamples=2)
+    assert math.isnan(of(few.differences, "accuracy").mean.low)
+    assert f"new less old: +1.50 (no interval: 2 prompts, and it takes {MIN_RATED})" in few.to_text()
+    assert all(math.isnan(strength.low) for strength in few.strengths.values())
+
+
+def test_a_model_s_name_can_not_steer_the_terminal():
+    given = [judged_pair(str(n), "a", models=("new\x1b[2J", "old")) for n in range(4)]
+    text = HumanEvalProtocol(criteria=()).analyse(given, resamples=2).to_text()
+    assert "\x1b" not in text
+    assert "new\\x1b[2J over old" in text
 
 
 def test_criteria_are_told_apart_and_pooled():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from rlhf.errors import ConfigError
@@ -41,6 +42,27 @@ def test_the_promised_power_is_there():
         deviation = math.sqrt(sum((x - mean) ** 2 for x in outcomes) / (n - 1))
         found += abs(mean - 0.5) / (deviation / math.sqrt(n)) > 1.95996
     assert found / 1500 == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize("overlap", [1, 7])
+def test_the_promised_power_is_there_with_annotators_who_err(overlap):
+    # every judgement is drawn by itself: 75 % of them right, the majority is the label
+    n = pairs_for_win_rate(0.05, label_accuracy=majority_accuracy(0.75, overlap))
+    rng, found = np.random.default_rng(3), 0
+    for _ in range(1200):
+        first_is_better = rng.random(n) < 0.55
+        votes = rng.binomial(overlap, np.where(first_is_better, 0.75, 0.25))
+        mean = np.mean(votes > overlap / 2)
+        found += abs(mean - 0.5) > 1.95996 * math.sqrt(mean * (1 - mean) / n)
+    assert found / 1200 == pytest.approx(0.8, abs=0.04)
+
+
+def test_labels_that_are_right_three_times_of_four_halve_what_is_seen():
+    # the observed difference is .1 (2 * .75 - 1) = .05, and s1 that of p = .55
+    assert pairs_for_win_rate(0.1, label_accuracy=0.75) == pairs_for_win_rate(0.05)
+    assert detectable_difference(800, label_accuracy=0.75) == pytest.approx(2 * detectable_difference(800), abs=1e-3)
+    with pytest.raises(ConfigError, match=r"label_accuracy is 0\.5"):
+        pairs_for_win_rate(0.1, label_accuracy=0.5)
 
 
 def test_detectable_difference_is_the_inverse():

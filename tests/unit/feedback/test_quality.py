@@ -73,6 +73,12 @@ def test_somebody_who_tires_drifts_downwards():
     assert found["careful"].drift.low < 0 < found["careful"].drift.high
 
 
+def test_the_drift_of_somebody_who_always_agrees_is_not_known_to_the_last_digit():
+    found = review([replace(PEOPLE[0], name=name) for name in ("one", "two")], num_items=40)["one"]
+    assert found.drift.value == 0
+    assert found.drift.low < -0.1 < 0.1 < found.drift.high, "twenty each: a share of 1 may be 0.84"
+
+
 def test_agreement_is_with_the_others_and_a_draw_counts_half():
     verdicts = [
         Verdict(item=0, annotator="x", value="a"), Verdict(item=0, annotator="y", value="a"),

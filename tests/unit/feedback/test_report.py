@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
+from rlhf.evaluation.intervals import Estimate
 from rlhf.feedback import findings as findings_module
 from rlhf.feedback.findings import findings_of, question_agreement
 from rlhf.feedback.quality import QualityRules
 from rlhf.feedback.readings import answers_of, question_of, values_of, verdicts_of
-from rlhf.feedback.report import report_json, report_text
+from rlhf.feedback.report import alpha_words, in_words, report_json, report_text
 from rlhf.feedback.simulate import SimulatedAnnotator
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from tests.fixtures.judged import judge_all, pair_task, pair_tasks
@@ -204,6 +206,51 @@ def test_all_alike_has_no_alpha_but_a_share(tmp_path):
         assert math.isnan(agreement.alpha.value)
         assert "same value" in agreement.alpha.reason
         assert agreement.same.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "words"),
+    [
+        (0.82, 0.9, 0.95, "reliable"),
+        (0.7, 0.9, 0.95, "enough for tentative conclusions"),
+        (0.5, 0.9, 0.95, "not shown to be enough: it may lie under 0.667"),
+        (0.2, 0.4, 0.6, "too low to build on one judgement"),
+    ],
+)
+def test_alpha_is_called_what_its_lower_end_can_be_relied_on_for(judged, low, value, high, words):
+    (agreement,) = findings_of(judged, resamples=20).agreement
+    assert alpha_words(replace(agreement, alpha=Estimate(value=value, low=low, high=high, n=50))) == words
+
+
+def test_two_items_on_which_all_agree_are_not_called_reliable(tmp_path):
+    given = {"x": {"preference": "a"}, "y": {"preference": "b"}}
+    with small_store(tmp_path, [pair_task("x"), pair_task("y")], {"ann": given, "bob": given}) as store:
+        text = report_text(store)
+    assert "alpha (nominal)  1.00  not judged: no interval: 2 items, and it takes 20" in text
+    assert "reliable" not in text
+
+
+def test_what_everybody_skipped_is_reported(tmp_path):
+    with small_store(tmp_path, [pair_task("x"), pair_task("y")], {"ann": {}, "bob": {}}) as store:
+        for who in ("ann", "bob"):
+            held = store.next_task(who)
+            store.skip(who, held.number)
+            held = store.next_task(who)
+            store.submit(who, Submission(assignment=held.number, key=who, value={"preference": "a"}))
+        coverage, text = findings_of(store).coverage, report_text(store)
+        assert store.next_task("ann") is store.next_task("bob") is None
+    assert (coverage.num_skipped, coverage.num_left_to_nobody) == (1, 1)
+    assert "Skipped and still wanting judgements: 1, of which 1 by everybody here." in text
+    assert "! 1 task will not be finished" in text
+
+
+def test_names_can_not_steer_the_terminal(judged):
+    found = findings_of(judged, resamples=20)
+    nasty = replace(found.annotators[0], annotator="ann\x1b[2J\u202e")
+    text = in_words(replace(found, annotators=[nasty]))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "ann\\x1b[2J\\u202e" in text
 
 
 def test_a_question_has_the_whole_scale_though_nobody_used_it_all(judged):

@@ -101,6 +101,14 @@ def test_two_questions_under_one_id_are_refused():
         tasks_of(rows)
 
 
+def test_two_rows_that_know_another_right_answer_are_both_named():
+    rows = [{"id": "t", "prompt": "q", "completion_a": "x", "completion_b": "y", "preference": p} for p in "ab"]
+    with pytest.raises(DataError, match=r"right answer to the task 't': .*'a'.* in row 1 and .*'b'.* in row 2"):
+        read_items(rows, all_gold=True)
+    (task,) = [item.task for item in read_items([rows[0], rows[1] | {"gold": True}]).items]
+    assert task.gold == {"preference": "b"}, "whichever row tells it"
+
+
 def test_a_tie_among_graded_comparisons_is_the_middle_of_the_scale():
     rows = [
         {"id": n, "prompt": "q", "completion_a": "x", "completion_b": n, "preference": p}
@@ -123,6 +131,7 @@ def test_a_tie_among_graded_comparisons_is_the_middle_of_the_scale():
         ({"prompt": "q", "completions": ["x", 3]}, {}, "row 1: column 'completions' is a list"),
         ({"prompt": "q", "completions": list("abcdefg"), "ranks": [1, 2, 3, 4, 5, 6, 7]}, {}, "row 1: Task .* has 7 completion"),
         ({"prompt": "q", "completion": "x", "label": True, "annotator_id": "ann", "confidence": 3}, {}, "row 1: column 'confidence' is 3"),
+        ({"prompt": "q", "completion": "x", "priority": 10**400}, {}, "row 1: column 'priority' is a number; wanted a finite"),
         ({"messages": CHAT}, {}, "row 1: the dialogue does not end with an assistant's turn"),
     ],
 )  # fmt: skip
@@ -133,6 +142,13 @@ def test_a_row_that_can_not_be_asked_says_which_and_why(row, how, words):
     if not how:
         found = read_items([row, good], on_bad_row="skip")
         assert ([item.task.prompt for item in found.items], len(found.left_out)) == (["good"], 1)
+
+
+@pytest.mark.parametrize("priority", ["inf", "nan"])
+def test_a_priority_that_has_no_place_in_the_order_is_named_with_file_and_line(priority, tmp_path):
+    (tmp_path / "rows.csv").write_text(f"prompt,completion,label,priority\nq,x,true,1.5\nr,x,true,{priority}\n")
+    with pytest.raises(DataError, match=rf"rows\.csv:3: column 'priority' is {priority}; wanted a finite number"):
+        read_items(tmp_path / "rows.csv")
 
 
 def test_a_dialogue_is_judged_by_its_last_turn():

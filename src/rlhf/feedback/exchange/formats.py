@@ -174,11 +174,11 @@ def read_as(name: str, source: str | Path, *, on_bad_row: OnBadRow = "error") ->
     if source == STDIN:
         raise DataError(f"Rows of the format {name!r} are read from a file; standard input takes {OURS!r} alone.")
     found = Found()
-    made: list[Item] = []
+    made: list[tuple[str, Item]] = []
     for group in _groups(lines_of(_file_of(source)), known.key, found, on_bad_row):
         try:
             with laid_out_as(f"a row of {name!r}", group[0].where):
-                made += [check_item(item, group[0].where) for item in known.read(group)]
+                made += [(group[0].where, check_item(item, group[0].where)) for item in known.read(group)]
         except DataError as err:
             _left_out(err, group[0].where, found, on_bad_row)
     found.items = merged(made)

@@ -59,7 +59,6 @@ def ultrafeedback(lines: Sequence[Line]) -> list[Item]:
         if dimensions
         else []
     )
-    cells.cells.pop("models", None)  # the same names again
     return [_item(TaskKind.RATING, prompt, responses, said, cells)]
 
 

@@ -7,8 +7,17 @@ from rlhf.errors import require_all
 require_all("sqlalchemy", "alembic", extra="web", needed_for="The preference store")
 
 from rlhf.feedback.store.assign import AssignmentRules  # noqa: E402 (only where the packages are there)
-from rlhf.feedback.store.store import Assignment, Judgement, PreferenceStore, Progress, Submission  # noqa: E402
-from rlhf.feedback.store.values import Response, Task, TaskKind, check_value  # noqa: E402
+from rlhf.feedback.store.store import PreferenceStore  # noqa: E402
+from rlhf.feedback.store.values import (  # noqa: E402
+    Assignment,
+    Judgement,
+    Progress,
+    Response,
+    Submission,
+    Task,
+    TaskKind,
+    check_value,
+)
 
 __all__ = [
     "Assignment",

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.store.engine import reading, writing
+from rlhf.feedback.store.engine import reading, write, writing
 from rlhf.feedback.store.tables import (
     EXPIRED,
     OPEN,
@@ -26,6 +26,7 @@ from rlhf.feedback.store.tables import (
     SessionRow,
     UsedLinkRow,
 )
+from rlhf.feedback.store.values import is_name, shortened
 
 API_TOKEN_PREFIX = "rlhf_"
 """So that a token that was published by mistake is known for one."""
@@ -42,6 +43,40 @@ class Person:
     """Of a password, by argon2."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """What a link says, once its signature was checked."""
+
+    name: str
+    role: str
+    """That it was made for; whoever has another one by now is not let in by it."""
+    turn: int
+    """Which of the person's links it is; see ``AnnotatorRow.invitations``."""
+    nonce: str
+
+
+def make_invitation(engine: Engine, name: str) -> Invitation:
+    """A new link for somebody known; the earlier ones, used or not, are void from now on.
+
+    Raises:
+        DataError: There is nobody of this name.
+    """
+
+    def make(session: Session) -> Invitation:
+        row = _row(session, name)
+        row.invitations += 1
+        return Invitation(name=row.name, role=row.role, turn=row.invitations, nonce=secrets.token_urlsafe(16))
+
+    return write(engine, make)
+
+
+def is_newest(engine: Engine, invitation: Invitation) -> bool:
+    """Whether no later link was made for the same person, who was not shut out since and has the same role."""
+    with reading(engine) as session:
+        row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == invitation.name))
+        return row is not None and (row.invitations, row.role) == (invitation.turn, invitation.role)
+
+
 def person(engine: Engine, name: str) -> Person | None:
     """Somebody by name, or None."""
     with reading(engine) as session:
@@ -49,27 +84,29 @@ def person(engine: Engine, name: str) -> Person | None:
     return None if row is None else _person_of(row)
 
 
-def open_session(engine: Engine, name: str, *, lasts: timedelta, link: str | None = None) -> str | None:
+def open_session(engine: Engine, name: str, *, lasts: timedelta, link: Invitation | None = None) -> str | None:
     """Sign somebody in, and use up the link they came by, in one transaction.
 
     Args:
         engine: Of the store.
         name: Who.
         lasts: Until they have to sign in again.
-        link: The nonce of an invitation, which works once; None for somebody who gave a password.
+        link: An invitation, which works once; None for somebody who gave a password.
 
     Returns:
-        The session's secret, for the browser alone; None where they are shut out or the link was used before.
+        The session's secret, for the browser alone; None where they are shut out or the link was used before or is void.
     """
     secret = secrets.token_urlsafe(32)
     now = datetime.now(UTC)
     try:
         with writing(engine) as session:
-            row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name))
+            row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name).with_for_update())
             if row is None or not row.active:
                 return None
             if link is not None:
-                session.add(UsedLinkRow(nonce=link, annotator=row.number, used_at=now))
+                if (row.name, row.role, row.invitations) != (link.name, link.role, link.turn):
+                    return None
+                session.add(UsedLinkRow(nonce=link.nonce, annotator=row.number, used_at=now))
                 session.flush()
             session.add(SessionRow(secret_hash=_digest(secret), annotator=row.number, made_at=now, ends_at=now + lasts))
     except sa.exc.IntegrityError:
@@ -118,18 +155,25 @@ def set_active(engine: Engine, name: str, active: bool) -> None:
     Raises:
         DataError: There is nobody of that name, or they are the last owner.
     """
-    with writing(engine) as session:
+
+    def change(session: Session) -> None:
+        # all owners are held, in one order: of two who shut each other out at once, the later one finds itself the last
+        owners = sa.select(AnnotatorRow.number).where(AnnotatorRow.role == "owner").order_by(AnnotatorRow.number)
+        session.execute(owners.with_for_update()).all()
         row = _row(session, name)
-        if not active and row.role == "owner" and _num_owners(session) == 1:
+        if not active and row.role == "owner" and row.active and _num_owners(session) == 1:
             raise DataError(f"{name!r} is the only owner; make somebody else one first.")
         row.active = active
         if not active:
+            row.invitations += 1  # a link that nobody used yet must not work once they are let in again
             _end_all(session, row.number)
             session.execute(
                 sa.update(AssignmentRow)
                 .where(AssignmentRow.annotator == row.number, AssignmentRow.state == OPEN)
                 .values(state=EXPIRED)
             )
+
+    write(engine, change)
 
 
 def set_password_hash(engine: Engine, name: str, secret_hash: str | None, *, besides: str = "") -> None:
@@ -146,8 +190,8 @@ def add_api_token(engine: Engine, name: str) -> str:
     Raises:
         ConfigError: The name is none.
     """
-    if not name.strip() or len(name) > 64 or not name.isprintable():
-        raise ConfigError(f"A token's name has 1 to 64 characters and is printable; got {name!r}.")
+    if not is_name(name):
+        raise ConfigError(f"A token's name has 1 to 64 characters and is printable; got {shortened(name)}.")
     secret = API_TOKEN_PREFIX + secrets.token_urlsafe(32)
     with writing(engine) as session:
         session.merge(ApiTokenRow(name=name, secret_hash=_digest(secret), active=True, made_at=datetime.now(UTC)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -11,8 +13,19 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from rlhf.config.base import Config
-from rlhf.feedback.store.engine import wait_for_turn, write
-from rlhf.feedback.store.tables import EXPIRED, IS_OPEN, LIVE, OPEN, AnnotatorRow, AssignmentRow, TaskRow
+from rlhf.errors import DataError
+from rlhf.feedback.store.engine import reading, wait_for_turn, write
+from rlhf.feedback.store.tables import (
+    DONE,
+    EXPIRED,
+    IS_OPEN,
+    LIVE,
+    OPEN,
+    SKIPPED,
+    AnnotatorRow,
+    AssignmentRow,
+    TaskRow,
+)
 from rlhf.seeds import derive_seed
 
 
@@ -80,14 +93,92 @@ def _take(
         task, slot = _plain_task(session, annotator, rules)
     if task is None:
         return None
-    order = list(range(len(task.responses)))
-    random.Random(derive_seed(seed, "position", row.name, task.id)).shuffle(order)
     assignment = AssignmentRow(
-        task=task.number, annotator=annotator, slot=slot, order=order, state=OPEN, assigned_at=now, expires_at=expires
-    )
+        task=task.number, annotator=annotator, slot=slot, order=drawn_order(seed, row.name, task), state=OPEN,
+        assigned_at=now, expires_at=expires,
+    )  # fmt: skip
     session.add(assignment)
     session.flush()
     return assignment.number
+
+
+def drawn_order(seed: int, annotator: str, task: TaskRow) -> list[int]:
+    """Places of a task's completions on somebody's screen: always the same for the same person."""
+    order = list(range(len(task.responses)))
+    random.Random(derive_seed(seed, "position", annotator, task.id)).shuffle(order)
+    return order
+
+
+def take_slot_again(session: Session, row: AssignmentRow, *, overlap: int) -> None:
+    """Let somebody go on who skipped a task or whose time was over: in their own slot, or in another that is free.
+
+    Where they have been given the task anew meanwhile, what they hold of it is this again.
+
+    Raises:
+        DataError: The task has all the judgements it wants, or people who are at it.
+    """
+    if row.state in (OPEN, DONE):
+        return
+    wait_for_turn(session, "slots")
+    of_task = sa.select(AssignmentRow).where(AssignmentRow.task == row.task, LIVE, AssignmentRow.number != row.number)
+    others = session.scalars(of_task).all()
+    held = next((other for other in others if other.annotator == row.annotator), None)
+    if held is not None and held.state == OPEN:
+        held.state = EXPIRED
+        row.slot = held.slot
+        session.flush()  # its slot is free before this one takes it
+    elif held is not None:
+        raise _not_needed()
+    elif row.slot is not None:
+        taken = {other.slot for other in others}
+        free = [slot for slot in (row.slot, *range(overlap)) if slot not in taken]
+        if not free:
+            raise _not_needed()
+        row.slot = free[0]
+    row.state = OPEN
+
+
+def _not_needed() -> DataError:
+    return DataError(
+        "This task was skipped or took longer than its time, and somebody else has it now; it is not needed again."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """Tasks that somebody skipped and that still want judgements, gold items apart."""
+
+    num_waiting: int
+    num_left_to_nobody: int
+    """Of those: everybody who works here (is not shut out, and was ever given a task) has skipped or judged them, so they are
+    asked of nobody any more."""
+
+
+def skipped_tasks(engine: Engine, *, overlap: int) -> Skipped:
+    """Count them."""
+    with reading(engine) as session:
+        here = (
+            sa.select(AssignmentRow.annotator)
+            .join(AnnotatorRow, AnnotatorRow.number == AssignmentRow.annotator)
+            .where(AnnotatorRow.active)
+            .distinct()
+        )
+        working = set(session.scalars(here))
+        skipped = (
+            sa.select(AssignmentRow.task)
+            .where(AssignmentRow.state == SKIPPED, AssignmentRow.slot.is_not(None))
+            .distinct()
+        )
+        seen: dict[int, set[int]] = {}
+        live: Counter[int] = Counter()
+        columns = (AssignmentRow.task, AssignmentRow.annotator, AssignmentRow.state)
+        for task, annotator, state in session.execute(sa.select(*columns).where(AssignmentRow.task.in_(skipped))):
+            who = seen.setdefault(task, set())
+            if state != EXPIRED:
+                who.add(annotator)
+            live[task] += state in (OPEN, DONE)
+    waiting = [task for task in seen if live[task] < overlap]
+    return Skipped(num_waiting=len(waiting), num_left_to_nobody=sum(working <= seen[task] for task in waiting))
 
 
 def _unseen(annotator: int, rules: AssignmentRules) -> sa.Select[TaskRow]:

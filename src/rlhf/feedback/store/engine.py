@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.orm import Session
 
-from rlhf.errors import ConfigError, MissingExtraError, StorageError
+from rlhf.errors import ConfigError, MissingExtraError, StorageError, pip_line
 
 READ_ONLY = "rlhf_read_only"
 BUSY_SECONDS = 30
@@ -50,13 +50,13 @@ def open_engine(place: str | Path) -> Engine:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as err:
             raise StorageError(f"The folder {path.parent} can't be made ({err.strerror}); name another file.") from None
-        url = make_url(f"sqlite:///{path.absolute()}")
+        url = URL.create("sqlite", database=str(path.absolute()))  # no text is parsed: a file may be called `what?.db`
     try:
         engine = sa.create_engine(url, pool_pre_ping=True)
     except ModuleNotFoundError as err:
         extra = "postgres" if "psycopg" in str(err) else "web"
         raise MissingExtraError(
-            f"{url.drivername} needs the package {err.name!r}. Install it with: pip install 'rlhf[{extra}]'"
+            f"{url.drivername} needs the package {err.name!r}. Install it with: {pip_line(extra)}"
         ) from None
     if engine.dialect.name == "sqlite":
         _make_safe(engine)
@@ -149,15 +149,21 @@ def reading(engine: Engine) -> Iterator[Session]:
         raise _storage_error(engine, err) from err
 
 
+def place_of(engine: Engine) -> str:
+    """Where a store is, as it was named: the file, or the URL without its password."""
+    if engine.dialect.name == "sqlite":
+        return str(engine.url.database)
+    return engine.url.render_as_string(hide_password=True)
+
+
 def _is_storage_trouble(err: sa.exc.DBAPIError) -> bool:
     """Whether the database failed, and not what it was asked: a full disk, a damaged file, a lost connection."""
     return not isinstance(err, sa.exc.IntegrityError | sa.exc.ProgrammingError | sa.exc.DataError)
 
 
 def _storage_error(engine: Engine, err: sa.exc.DBAPIError) -> StorageError:
-    place = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(hide_password=True)
     reason = (str(err.orig).strip() or type(err.orig).__name__).splitlines()[0]
     return StorageError(
-        f"The store {place} can't be used: {reason}. Nothing that was acknowledged is lost; is the disk full, or another "
+        f"The store {place_of(engine)} can't be used: {reason}. Nothing that was acknowledged is lost; is the disk full, or another "
         "program holding it?"
     )

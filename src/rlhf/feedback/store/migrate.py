@@ -13,6 +13,7 @@ from alembic.util.exc import CommandError
 from sqlalchemy.engine import Connection, Engine
 
 from rlhf.errors import StorageError
+from rlhf.feedback.store.engine import place_of
 
 SCRIPTS = Path(__file__).with_name("migrations")
 LOCK_NUMBER = 0x726C6866
@@ -46,12 +47,10 @@ def upgrade(engine: Engine) -> None:
                 return
             if current is not None and current not in {script.revision for script in scripts.walk_revisions()}:
                 raise StorageError(
-                    f"The store {engine.url.render_as_string(hide_password=True)} was made by a newer version of rlhf (its tables "
+                    f"The store {place_of(engine)} was made by a newer version of rlhf (its tables "
                     f"are at {current!r}); update rlhf, or name another file."
                 )
             command.upgrade(config, "head")
     except (sa.exc.DatabaseError, CommandError) as err:
         reason = str(getattr(err, "orig", None) or err).strip().splitlines()[0]
-        raise StorageError(
-            f"The store {engine.url.render_as_string(hide_password=True)} can't be opened: {reason}."
-        ) from None
+        raise StorageError(f"The store {place_of(engine)} can't be opened: {reason}.") from None

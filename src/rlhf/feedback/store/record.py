@@ -13,11 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from rlhf.errors import DataError
-from rlhf.feedback.store.engine import writing
+from rlhf.feedback.store.engine import wait_for_turn, write
 from rlhf.feedback.store.rows import extras_of
-from rlhf.feedback.store.store import Submission
 from rlhf.feedback.store.tables import DONE, LIVE, OPEN, AnnotatorRow, AssignmentRow, JudgementRow, TaskRow
-from rlhf.feedback.store.values import check_value
+from rlhf.feedback.store.values import Submission, check_value, is_name, shortened
 
 if TYPE_CHECKING:
     from rlhf.feedback.items import Said
@@ -37,38 +36,43 @@ def record_judgements(store: PreferenceStore, made: Iterable[tuple[str, Said]]) 
     """Keep judgements, all or none; bringing the same ones again changes nothing.
 
     A task may get more judgements this way than its overlap asks for. People who are not known yet become known, without
-    a way to sign in. Where no order of completions is told, the task's own is kept, so a position bias measured over such
-    judgements is that of the file.
+    a way to sign in. Where no order of completions is told, none is kept, and no position bias is measured on them; what
+    somebody has on their screen at the moment keeps the order of the screen.
 
     Args:
         store: Where their tasks are.
         made: Task ids and what was said, in the order it was made.
 
     Raises:
-        DataError: A task is not there, or a value is none of its kind.
+        DataError: A task is not there, a value is none of its kind, or an annotator's name is none.
     """
+    brought = list(made)
+    return write(store.engine, lambda session: _record(session, brought))
+
+
+def _record(session: Session, brought: Iterable[tuple[str, Said]]) -> Recorded:
     num_known = 0
     new: list[tuple[AssignmentRow, Said, dict[str, Any], dict[str, Any]]] = []
-    with writing(store.engine) as session:
-        shelf = _Shelf.of(session)
-        for task_id, said in made:
-            task = shelf.tasks.get(task_id)
-            if task is None:
-                raise DataError(
-                    f"{said.annotator!r} judged the task {task_id!r}, which is not in the store; import the tasks first."
-                )
-            where = f"The judgement of task {task_id!r} by {said.annotator!r}"
-            value = check_value(task.kind, said.value, num_responses=len(task.responses), where=where)
-            extras = _extras(said, where)
-            held = shelf.held(session, task, said)
-            if held.state == DONE:
-                num_known += 1
-                continue
-            held.state = DONE
-            new.append((held, said, value, extras))
-        session.flush()  # numbers the assignments
-        for held, said, value, extras in new:
-            session.add(_row_of(held, said, value, extras, shelf.last.get(held.number)))
+    wait_for_turn(session, "slots")  # from here nobody is given a task until all of these are kept
+    shelf = _Shelf.of(session)
+    for task_id, said in brought:
+        task = shelf.tasks.get(task_id)
+        if task is None:
+            raise DataError(
+                f"{shortened(said.annotator)} judged the task {task_id!r}, which is not in the store; import the tasks first."
+            )
+        where = f"The judgement of task {task_id!r} by {shortened(said.annotator)}"
+        value = check_value(task.kind, said.value, num_responses=len(task.responses), where=where)
+        extras = _extras(said, where)
+        held = shelf.held(session, task, said, where)
+        if held.state == DONE:
+            num_known += 1
+            continue
+        held.state = DONE
+        new.append((held, said, value, extras))
+    session.flush()  # numbers the assignments
+    for held, said, value, extras in new:
+        session.add(_row_of(held, said, value, extras, shelf.last.get(held.number)))
     return Recorded(num_added=len(new), num_known=num_known)
 
 
@@ -100,18 +104,24 @@ class _Shelf:
             people={},
         )
 
-    def held(self, session: Session, task: TaskRow, said: Said) -> AssignmentRow:
+    def held(self, session: Session, task: TaskRow, said: Said, where: str) -> AssignmentRow:
         """The assignment of a judgement: its author's own, or a new one in the first free slot."""
         if said.annotator not in self.people:
-            self.people[said.annotator] = _number_of(session, said.annotator)
+            self.people[said.annotator] = _number_of(session, said.annotator, where)
         annotator = self.people[said.annotator]
-        if (task.number, annotator) in self.live:
-            return self.live[task.number, annotator]
+        if (mine := self.live.get((task.number, annotator))) is not None:
+            if mine.state == OPEN and mine.number is not None:
+                # its author may answer it at this moment; once the row is ours, what they wrote is seen and stays
+                session.refresh(mine, with_for_update=True)
+                newest = sa.select(sa.func.max(JudgementRow.number)).where(JudgementRow.assignment == mine.number)
+                if (last := session.scalar(newest)) is not None:
+                    self.last[mine.number] = last
+            return mine
         taken = self.slots.setdefault(task.number, set())
         slot = None if task.gold is not None else next(n for n in range(len(taken) + 1) if n not in taken)
         taken.add(slot)
         at = said.made_at or datetime.now(UTC)
-        order = list(said.order) if said.order is not None else list(range(len(task.responses)))
+        order = list(said.order) if said.order is not None else None
         row = AssignmentRow(
             task=task.number, annotator=annotator, slot=slot, order=order, state=OPEN, assigned_at=at, expires_at=at
         )
@@ -142,9 +152,9 @@ def _row_of(
     )  # fmt: skip
 
 
-def _number_of(session: Session, name: str) -> int:
-    if not name.strip() or len(name) > 64:
-        raise DataError(f"An annotator's name has 1 to 64 characters; got {name[:80]!r}.")
+def _number_of(session: Session, name: str, where: str) -> int:
+    if not is_name(name):
+        raise DataError(f"{where}: an annotator's name has 1 to 64 printable characters.")
     row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name))
     if row is None:
         row = AnnotatorRow(name=name, added_at=datetime.now(UTC))

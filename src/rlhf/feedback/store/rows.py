@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from rlhf.errors import DataError
 from rlhf.feedback.store.tables import ResponseRow, TaskRow
-from rlhf.feedback.store.values import MAX_TEXT, Response, Task, TaskKind
-
-if TYPE_CHECKING:
-    from rlhf.feedback.store.store import Submission
+from rlhf.feedback.store.values import MAX_TEXT, Response, Submission, Task, TaskKind
 
 FLAGS = ("unsafe", "unclear", "broken", "personal_data", "all_good", "all_bad")
 """What an annotator can say of an item beside judging it. Which completion is better, or that neither is, is one question;
@@ -30,14 +29,19 @@ MAX_SPANS = 100
 
 
 def row_of(task: Task, now: datetime) -> TaskRow:
-    """A task as it is kept."""
+    """A task as it is kept.
+
+    Raises:
+        DataError: It holds something that can't be kept.
+    """
+    keep = partial(as_json, what=f"Task {task.id!r}")
     return TaskRow(
-        id=task.id, kind=str(task.kind), prompt=as_json(task.prompt), gold=task.gold, priority=task.priority,
-        batch=task.batch, columns=as_json(dict(task.columns)), added_at=now,
+        id=task.id, kind=str(task.kind), prompt=keep(task.prompt), gold=task.gold, priority=task.priority,
+        batch=task.batch, columns=keep(dict(task.columns)), added_at=now,
         responses=[
             ResponseRow(
-                place=place, text=as_json(r.text), model=r.model, sampling=as_json(dict(r.sampling)),
-                columns=as_json(dict(r.columns)),
+                place=place, text=keep(r.text), model=r.model, sampling=keep(dict(r.sampling)),
+                columns=keep(dict(r.columns)),
             )
             for place, r in enumerate(task.responses)
         ],
@@ -55,13 +59,24 @@ def task_of(row: TaskRow) -> Task:
     )  # fmt: skip
 
 
-def as_json(value: Any) -> Any:
-    """What JSON gives back is what went in, or an error now rather than a surprise later."""
+def as_json(value: Any, *, what: str = "It") -> Any:
+    """What JSON gives back is what went in, or an error now rather than a surprise later.
+
+    Raises:
+        DataError: It is nothing that JSON can hold, or nothing that UTF-8 can: a page or a file that shows half a character
+            breaks as a whole. Begins with ``what``.
+    """
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as err:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return json.loads(text)
+    except UnicodeEncodeError as err:
         raise DataError(
-            f"A task holds something that JSON can't ({err}); wanted texts, numbers, lists and mappings."
+            f"{what} holds half a character ({err.object[err.start]!r}), which is no Unicode text; write it without."
+        ) from None
+    except (TypeError, ValueError, RecursionError) as err:
+        raise DataError(
+            f"{what} holds something that JSON can't ({err}); wanted texts, numbers, lists and mappings."
         ) from None
 
 
@@ -109,9 +124,15 @@ def extras_of(sent: Submission) -> dict[str, Any]:
     if sent.seconds is not None and not (math.isfinite(sent.seconds) and sent.seconds >= 0):
         raise DataError(f"seconds is {sent.seconds}; a time is at least 0.")
     return {
-        "comment": _storable(sent.comment), "flags": list(sent.flags), "spans": as_json(list(sent.spans)),
+        "comment": _storable(sent.comment), "flags": list(sent.flags), "spans": [_span(span) for span in sent.spans],
         "confidence": sent.confidence, "seconds": sent.seconds,
     }  # fmt: skip
+
+
+def _span(span: Mapping[str, Any]) -> Any:
+    """A passage; what somebody wrote of it is kept like a comment."""
+    clean = {name: _storable(value) if isinstance(value, str) else value for name, value in span.items()}
+    return as_json(clean, what="A marked passage")
 
 
 def _storable(text: str) -> str:

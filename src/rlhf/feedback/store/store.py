@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -12,8 +13,17 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, aliased
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.store.assign import AssignmentRules, take_task
+from rlhf.feedback.guidelines import DEFAULT_GUIDELINES
+from rlhf.feedback.store.assign import (
+    AssignmentRules,
+    Skipped,
+    drawn_order,
+    skipped_tasks,
+    take_slot_again,
+    take_task,
+)
 from rlhf.feedback.store.engine import open_engine, reading, write, writing
+from rlhf.feedback.store.events import Event, keep_events
 from rlhf.feedback.store.migrate import upgrade
 from rlhf.feedback.store.rows import (
     MAX_NUMBER,
@@ -36,68 +46,21 @@ from rlhf.feedback.store.tables import (
     SettingRow,
     TaskRow,
 )
-from rlhf.feedback.store.values import Task, check_value
+from rlhf.feedback.store.values import (
+    Assignment,
+    Judgement,
+    Progress,
+    Submission,
+    Task,
+    check_value,
+    is_name,
+    shortened,
+)
 
-EVENT_KINDS = ("thumbs", "edit", "regenerate", "vote")
-"""What users of a served model do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """A task in somebody's hands."""
-
-    number: int
-    task: Task
-    order: Sequence[int]
-    """Places of the task's completions as they stand on the screen."""
-    expires_at: datetime
-    is_gold: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """What somebody said of a task, as it counts now."""
-
-    number: int
-    task: Task
-    annotator: str
-    value: Mapping[str, Any]
-    order: Sequence[int]
-    comment: str
-    flags: Sequence[str]
-    spans: Sequence[Mapping[str, Any]]
-    confidence: float | None
-    seconds: float | None
-    made_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far somebody, or everybody, has come."""
-
-    num_tasks: int
-    num_wanted: int
-    """Judgements that the overlap asks for, gold items apart."""
-    num_done: int
-    num_mine: int = 0
-    """Of one annotator, gold items and all."""
-    num_gold: int = 0
-    """Gold items, which are not among the tasks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """What a page sends."""
-
-    assignment: int
-    key: str
-    """Made by the page, once for each submission."""
-    value: Mapping[str, Any]
-    comment: str = ""
-    flags: Sequence[str] = ()
-    spans: Sequence[Mapping[str, Any]] = ()
-    confidence: float | None = None
-    seconds: float | None = None
+GUIDELINES = "guidelines"
+"""The setting that holds the owner's guidelines."""
+OWN_ID = "name"
+"""The setting that holds what tells this store from every other one."""
 
 
 class PreferenceStore:
@@ -145,10 +108,28 @@ class PreferenceStore:
     def set_setting(self, name: str, value: Any) -> None:
         """Keep a decision of the owner's."""
 
+        kept = as_json(value, what=f"The setting {name!r}")
+
         def keep(session: Session) -> None:
-            session.merge(SettingRow(name=name, value=value))
+            session.merge(SettingRow(name=name, value=kept))
 
         write(self.engine, keep)
+
+    @property
+    def own_id(self) -> str:
+        """What tells this store from every other one, made when it is first asked for: links and unsent judgements are one
+        store's alone."""
+        if (known := self.setting(OWN_ID)) is not None:
+            return str(known)
+
+        def keep(session: Session) -> str:
+            row = session.get(SettingRow, OWN_ID)  # somebody else may have made it meanwhile
+            if row is None:
+                session.add(row := SettingRow(name=OWN_ID, value=secrets.token_hex(8)))
+                session.flush()
+            return str(row.value)
+
+        return write(self.engine, keep)
 
     # ---------------------------------------------------------------------------------------------------- tasks
 
@@ -163,13 +144,14 @@ class PreferenceStore:
             How many were added.
 
         Raises:
-            DataError: An id is there already, or comes twice.
+            DataError: An id is there already, or comes twice; or a task holds something that can't be kept.
         """
-        added = 0
-        now = _now()
-        with writing(self.engine) as session:
+        brought, now = list(tasks), _now()
+
+        def add(session: Session) -> int:
+            added = 0
             known = set(session.scalars(sa.select(TaskRow.id)))
-            for task in tasks:
+            for task in brought:
                 if task.id in known:
                     if on_known == "skip":
                         continue
@@ -179,7 +161,9 @@ class PreferenceStore:
                 known.add(task.id)
                 session.add(row_of(task, now))
                 added += 1
-        return added
+            return added
+
+        return write(self.engine, add)
 
     def tasks(self) -> Iterator[Task]:
         """All, in order."""
@@ -191,10 +175,12 @@ class PreferenceStore:
         """Ask some tasks sooner: ``rlhf.feedback`` sets these from a reward ensemble's disagreement.
 
         Raises:
-            DataError: An id is not there.
+            DataError: An id is not there, or a priority is no finite number.
         """
         with writing(self.engine) as session:
             for name, priority in priorities.items():
+                if not math.isfinite(priority):
+                    raise DataError(f"The priority of task {name!r} is {priority}; wanted a finite number.")
                 changed = session.execute(sa.update(TaskRow).where(TaskRow.id == name).values(priority=float(priority)))
                 if not changed.rowcount:  # type: ignore[attr-defined]
                     raise DataError(f"There is no task {name!r} to set a priority of.")
@@ -207,8 +193,8 @@ class PreferenceStore:
         """Make somebody known, or change what is known of them; returns their number."""
         if role not in ("annotator", "owner"):
             raise ConfigError(f"A role is `annotator` or `owner`; got {role!r} for {name!r}.")
-        if not name.strip() or len(name) > 64 or not name.isprintable():
-            raise ConfigError(f"An annotator's name has 1 to 64 printable characters; got {name!r}.")
+        if not is_name(name):
+            raise ConfigError(f"An annotator's name has 1 to 64 printable characters; got {shortened(name)}.")
 
         def keep(session: Session) -> int:
             row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name))
@@ -249,8 +235,8 @@ class PreferenceStore:
                 raise DataError(f"There is no assignment {number} of {annotator!r}.")
             task = session.get_one(TaskRow, row.task)
             return Assignment(
-                number=row.number, task=task_of(task), order=list(row.order), expires_at=row.expires_at,
-                is_gold=task.gold is not None,
+                number=row.number, task=task_of(task), expires_at=row.expires_at, is_gold=task.gold is not None,
+                order=list(range(len(task.responses)) if row.order is None else row.order),
             )  # fmt: skip
 
     def submit(self, annotator: str, sent: Submission, *, now: datetime | None = None) -> int:
@@ -263,8 +249,8 @@ class PreferenceStore:
             The judgement's number.
 
         Raises:
-            DataError: The value is not one of the task's kind, or the assignment is somebody else's or was given to
-                somebody else since.
+            DataError: The value is not one of the task's kind, or the assignment is somebody else's, or its time was over and
+                others have all of the task's slots since.
         """
         check_key(sent.key)
         extras, made_at = extras_of(sent), now or _now()
@@ -280,7 +266,7 @@ class PreferenceStore:
             value = check_value(
                 task.kind, sent.value, num_responses=len(task.responses), dimensions=self._dimensions(session)
             )
-            self._take_back_slot(session, row)
+            take_slot_again(session, row, overlap=self.rules.overlap)
             row.state = DONE
             judgement = JudgementRow(
                 assignment=row.number, task=row.task, annotator=row.annotator, key=sent.key, value=value,
@@ -326,6 +312,9 @@ class PreferenceStore:
                 return None
             assignment = session.get_one(AssignmentRow, row.assignment, with_for_update=True)
             assignment.state = OPEN
+            if assignment.order is None:  # it came from a file, and stands on a screen only now
+                task = session.get_one(TaskRow, assignment.task)
+                assignment.order = drawn_order(self.seed, annotator, task)
             assignment.expires_at = made_at + timedelta(minutes=self.rules.timeout_minutes)
             session.add(
                 JudgementRow(
@@ -340,19 +329,29 @@ class PreferenceStore:
 
     def skip(self, annotator: str, number: int) -> None:
         """Give a task back without judging it; somebody else gets it."""
-        with writing(self.engine) as session:
+
+        def give_back(session: Session) -> None:
             row = self._own_assignment(session, annotator, number)
             if row.state == DONE:
                 raise DataError("This task is judged already; undo the judgement first.")
             row.state = SKIPPED
 
+        write(self.engine, give_back)
+
     def unskip(self, annotator: str, number: int, *, now: datetime | None = None) -> Assignment:
-        """Take back a skip: the task is theirs again, unless somebody else has its slot by now."""
-        with writing(self.engine) as session:
+        """Take back a skip: the task is theirs again, unless others have all of its slots by now."""
+
+        def take_back(session: Session) -> None:
             row = self._own_assignment(session, annotator, number)
-            self._take_back_slot(session, row)
+            take_slot_again(session, row, overlap=self.rules.overlap)
             row.expires_at = (now or _now()) + timedelta(minutes=self.rules.timeout_minutes)
+
+        write(self.engine, take_back)
         return self.assignment(number)
+
+    def skipped(self) -> Skipped:
+        """How many tasks wait that people skipped."""
+        return skipped_tasks(self.engine, overlap=self.rules.overlap)
 
     def progress(self, annotator: str | None = None) -> Progress:
         """How far the set is, and one annotator in it."""
@@ -413,25 +412,18 @@ class PreferenceStore:
         content: Mapping[str, Any],
         *,
         key: str,
+        program: str = "",
         completion_id: str | None = None,
         model: str | None = None,
     ) -> int:
-        """Keep what a user of a served model did; the same key is kept once."""
-        if kind not in EVENT_KINDS:
-            raise DataError(f"An event is one of {', '.join(EVENT_KINDS)}; got {kind!r}.")
+        """Keep what a user of a served model did; the same key of the same program is kept once. See ``keep_events``."""
+        event = Event(kind=kind, content=content, key=key, completion_id=completion_id, model=model)
+        (number,) = keep_events(self.engine, [event], program=program)
+        return number
 
-        def keep(session: Session) -> int:
-            known = session.scalar(sa.select(EventRow.number).where(EventRow.key == key))
-            if known is not None:
-                return known
-            row = EventRow(
-                key=key, kind=kind, completion_id=completion_id, model=model, content=as_json(content), made_at=_now()
-            )
-            session.add(row)
-            session.flush()
-            return row.number
-
-        return write(self.engine, keep)
+    def add_events(self, events: Sequence[Event], *, program: str) -> list[int]:
+        """Keep several, all or none; their numbers. See ``keep_events``."""
+        return keep_events(self.engine, events, program=program)
 
     def events(self) -> list[EventRow]:
         """All, in the order they came."""
@@ -454,21 +446,12 @@ class PreferenceStore:
             raise DataError(f"Assignment {number} does not belong to {annotator!r}.")
         return row
 
-    def _take_back_slot(self, session: Session, row: AssignmentRow) -> None:
-        """Somebody who comes late keeps their slot if nobody else has it."""
-        if row.state in (OPEN, DONE):
-            return
-        row.state = OPEN
-        try:
-            session.flush()
-        except sa.exc.IntegrityError:
-            raise DataError(
-                "This task was skipped or took longer than its time, and somebody else has it now; it is not needed again."
-            ) from None
-
-    def _dimensions(self, session: Session) -> list[str] | None:
-        row = session.get(SettingRow, "guidelines")
-        return None if row is None else [str(guideline["name"]) for guideline in row.value]
+    def _dimensions(self, session: Session) -> list[str]:
+        """What a rating may name: the dimensions that the page asks for."""
+        row = session.get(SettingRow, GUIDELINES)
+        if row is None or not row.value:
+            return [guideline.name for guideline in DEFAULT_GUIDELINES]
+        return [str(guideline["name"]) for guideline in row.value]
 
 
 def _now() -> datetime:

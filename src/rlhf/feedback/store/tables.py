@@ -92,6 +92,8 @@ class AnnotatorRow(Base):
     max_judgements: Mapped[int | None]
     active: Mapped[bool] = mapped_column(default=True)
     added_at: Mapped[datetime] = mapped_column(Moment)
+    invitations: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Links made for them, and times they were shut out: only a link that carries this number still works."""
 
 
 class AssignmentRow(Base):
@@ -104,7 +106,8 @@ class AssignmentRow(Base):
     slot: Mapped[int | None]
     """Which of the task's judgements this will be; None for gold items, which everybody may get."""
     order: Mapped[Any] = mapped_column(JSON)
-    """Places of the completions from left to right (or top to bottom) on this annotator's screen."""
+    """Places of the completions from left to right (or top to bottom) on this annotator's screen; JSON's null for a judgement
+    from a file that does not tell."""
     state: Mapped[str] = mapped_column(String(16), default=OPEN)
     assigned_at: Mapped[datetime] = mapped_column(Moment)
     expires_at: Mapped[datetime] = mapped_column(Moment)
@@ -146,12 +149,16 @@ class EventRow(Base):
 
     __tablename__ = "events"
     number: Mapped[int] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(String(64), unique=True)
+    program: Mapped[str] = mapped_column(String(64), default="", server_default="")
+    """Which one sent it: programs choose their keys without knowing of each other."""
+    key: Mapped[str] = mapped_column(String(64))
     kind: Mapped[str] = mapped_column(String(16), index=True)
     completion_id: Mapped[str | None] = mapped_column(String(255), index=True)
     model: Mapped[str | None] = mapped_column(String(255))
     content: Mapped[Any] = mapped_column(JSON)
     made_at: Mapped[datetime] = mapped_column(Moment)
+
+    __table_args__ = (UniqueConstraint("program", "key", name="one_event_a_key"),)
 
 
 class SessionRow(Base):

@@ -1,9 +1,12 @@
-"""What can be asked, and what can be answered: kinds of tasks and the values of judgements, checked in one place."""
+"""What the store gives and takes: what can be asked and what can be answered, checked in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +17,10 @@ MAX_RANKED = 6
 """Completions in one ranking; more are not read."""
 MAX_TEXT = 10_000
 """Characters of a comment or a reason."""
+MAX_ID = 255
+"""Characters of an id, a model's name or a batch's: what their columns hold in every database."""
+MAX_NAME = 64
+"""Characters of an annotator's or a program's name."""
 
 
 class TaskKind(StrEnum):
@@ -70,6 +77,12 @@ class Task:
     """Whatever else the row carried; comes out with the export."""
 
     def __post_init__(self) -> None:
+        check_id(self.id, "A task's id")
+        check_id(self.batch or "-", f"The batch of task {self.id!r}")
+        for response in self.responses:
+            check_id(response.model or "-", f"A model of task {self.id!r}")
+        if not math.isfinite(self.priority):
+            raise DataError(f"Task {self.id!r} has the priority {self.priority}; wanted a finite number.")
         low, high = NUM_RESPONSES[self.kind]
         if not low <= len(self.responses) <= high:
             wanted = str(low) if low == high else f"{low} to {high}"
@@ -80,6 +93,82 @@ class Task:
             check_value(
                 self.kind, self.gold, num_responses=len(self.responses), where=f"The gold value of task {self.id!r}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A task in somebody's hands."""
+
+    number: int
+    task: Task
+    order: Sequence[int]
+    """Places of the task's completions as they stand on the screen; the task's own where none has shown them yet."""
+    expires_at: datetime
+    is_gold: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What somebody said of a task, as it counts now."""
+
+    number: int
+    task: Task
+    annotator: str
+    value: Mapping[str, Any]
+    order: Sequence[int] | None
+    """None where it came from a file that does not tell."""
+    comment: str
+    flags: Sequence[str]
+    spans: Sequence[Mapping[str, Any]]
+    confidence: float | None
+    seconds: float | None
+    made_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far somebody, or everybody, has come."""
+
+    num_tasks: int
+    num_wanted: int
+    """Judgements that the overlap asks for, gold items apart."""
+    num_done: int
+    num_mine: int = 0
+    """Of one annotator, gold items and all."""
+    num_gold: int = 0
+    """Gold items, which are not among the tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a page sends."""
+
+    assignment: int
+    key: str
+    """Made by the page, once for each submission."""
+    value: Mapping[str, Any]
+    comment: str = ""
+    flags: Sequence[str] = ()
+    spans: Sequence[Mapping[str, Any]] = ()
+    confidence: float | None = None
+    seconds: float | None = None
+
+
+def is_name(name: str) -> bool:
+    """Whether people and programs may be called so: half a character or one that nobody sees would break whoever shows it."""
+    return bool(name.strip()) and len(name) <= MAX_NAME and name.isprintable()
+
+
+def check_id(text: str, what: str) -> None:
+    """Refuse what some database can't keep as it is, or some page can't show.
+
+    Raises:
+        DataError: It is empty or too long, or holds a control character or half a character; begins with ``what``.
+    """
+    if not text or len(text) > MAX_ID:
+        raise DataError(f"{what} has 1 to {MAX_ID} characters; got {len(text):,}: {text[:40]!r}.")
+    if (bad := next((letter for letter in text if unicodedata.category(letter) in ("Cc", "Cs")), None)) is not None:
+        raise DataError(f"{what} is {text[:80]!r}; the character {bad!r} in it can't be kept, write it without.")
 
 
 def check_value(
@@ -111,34 +200,48 @@ def check_value(
     kind = TaskKind(look_up({k.value: k for k in TaskKind}, str(kind), kind="kind of task"))
     key, check = _CHECKS[kind]
     if set(value) != {key}:
-        raise DataError(f"{where} has the keys {', '.join(sorted(value)) or '(none)'}; a {kind} has `{key}` alone.")
-    found = check(value[key], num_responses, dimensions)
+        raise DataError(f"{where} has the keys {_listed(value)}; a {kind} has `{key}` alone.")
+    found = check(value[key], num_responses)
     if found is None:
-        raise DataError(f"{where} has {key} = {value[key]!r}; wanted {_WANTED[kind].format(n=num_responses)}.")
+        raise DataError(f"{where} has {key} = {shortened(value[key])}; wanted {_WANTED[kind].format(n=num_responses)}.")
+    if kind is TaskKind.RATING and dimensions is not None and not set(found) <= set(dimensions):
+        raise DataError(f"{where} rates {_listed(found)}; the dimensions of the guidelines are {_listed(dimensions)}.")
     return {key: found}
 
 
-def _preference(value: Any, _n: int, _d: Sequence[str] | None) -> str | None:
+def shortened(value: Any) -> str:
+    """A value as an error shows it."""
+    shown = repr(value)
+    return shown if len(shown) <= MAX_ID else f"{shown[:MAX_ID]} ..."
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names as an error shows them, whatever somebody sent for one."""
+    shown = ", ".join(name if name.isprintable() else repr(name) for name in sorted(names)) or "(none)"
+    return shown if len(shown) <= MAX_ID else f"{shown[:MAX_ID]} ..."
+
+
+def _preference(value: Any, _n: int) -> str | None:
     return value if value in ("a", "b", "tie") else None
 
 
 def _grade(limit: int) -> Any:
-    def check(value: Any, _n: int, _d: Sequence[str] | None) -> int | None:
+    def check(value: Any, _n: int) -> int | None:
         return value if _is_whole(value) and -limit <= value <= limit else None
 
     return check
 
 
-def _ranks(value: Any, n: int, _d: Sequence[str] | None) -> list[int] | None:
+def _ranks(value: Any, n: int) -> list[int] | None:
     if not isinstance(value, list) or len(value) != n or not all(_is_whole(rank) and 1 <= rank <= n for rank in value):
         return None
     return value if min(value) == 1 else None
 
 
-def _ratings(value: Any, n: int, dimensions: Sequence[str] | None) -> dict[str, list[int]] | None:
-    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+def _ratings(value: Any, n: int) -> dict[str, list[int]] | None:
+    if not isinstance(value, Mapping) or not value:
         return None
-    if dimensions is not None and not set(value) <= set(dimensions):
+    if not all(isinstance(name, str) and 0 < len(name) <= MAX_ID and name.isprintable() for name in value):
         return None
     for numbers in value.values():
         if not isinstance(numbers, list) or len(numbers) != n:
@@ -148,7 +251,7 @@ def _ratings(value: Any, n: int, dimensions: Sequence[str] | None) -> dict[str, 
     return {name: list(numbers) for name, numbers in value.items()}
 
 
-def _label(value: Any, _n: int, _d: Sequence[str] | None) -> bool | None:
+def _label(value: Any, _n: int) -> bool | None:
     return value if isinstance(value, bool) else None
 
 

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from rlhf.errors import RLHFError, StorageError
 from rlhf.feedback.store import PreferenceStore
+from rlhf.feedback.store.events import KeyTakenError
 from rlhf.feedback.web import dashboard, doors, events, pages, people
 from rlhf.feedback.web.auth import Gate, NotSignedIn, guard
 from rlhf.feedback.web.doors import error_page
@@ -66,7 +67,11 @@ def wants_json(request: Request) -> bool:
 
 
 def answer_of(request: Request, status: int, sentence: str) -> Response:
-    """An error, for whoever asked: ``{"error": ...}`` for a program, a page for a person."""
+    """An error, for whoever asked: ``{"error": ...}`` for a program, a page for a person.
+
+    A sentence may quote what was sent, half characters and all, which no answer could be made of.
+    """
+    sentence = sentence.encode("utf-8", "backslashreplace").decode()
     if wants_json(request):
         return JSONResponse({"error": sentence}, status)
     return error_page(request, status, sentence)
@@ -90,7 +95,7 @@ def _not_understood(request: Request, err: Exception) -> Response:
 
 def _our_error(request: Request, err: Exception) -> Response:
     if not isinstance(err, StorageError):
-        return answer_of(request, 400, str(err))
+        return answer_of(request, 409 if isinstance(err, KeyTakenError) else 400, str(err))
     log.error(
         "%s %s: %s", request.method, request.url.path, err
     )  # it names the store's place, which is the owner's to know

@@ -18,6 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 import argon2
 import limits
 from fastapi import Depends, Request
-from itsdangerous import BadData, SignatureExpired, URLSafeTimedSerializer
+from itsdangerous import BadData, URLSafeTimedSerializer
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 from starlette.exceptions import HTTPException
@@ -41,6 +42,8 @@ MAX_HASHING = 2
 """Passwords hashed at once: each takes 64 MiB and a tenth of a second, which is what makes guessing dear."""
 HASHING_SECONDS = 5.0
 """How long somebody waits for their turn."""
+LEEWAY_SECONDS = 300.0
+"""So far a clock may go back, or another server's be behind, before a fresh invitation is none."""
 MIN_PASSWORD, MAX_PASSWORD = 10, 200
 _SALT = "rlhf.feedback.invitation"
 _HASHER = argon2.PasswordHasher()
@@ -75,7 +78,7 @@ class Gate:
     def __init__(self, store: PreferenceStore, settings: WebSettings, key: bytes) -> None:
         self.store, self.settings, self._key = store, settings, key
         # cookies know hosts and not ports: two servers on one machine must not sign each other's people out
-        name = f"rlhf_{hashlib.sha256(b'cookie' + key).hexdigest()[:8]}"
+        name = f"rlhf_{hashlib.sha256(b'cookie' + key + store.own_id.encode()).hexdigest()[:8]}"
         self.cookie = f"__Host-{name}" if settings.is_https else name
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
 
@@ -97,6 +100,10 @@ class Gate:
                 Visitor(found.name, found.role, secret, self.csrf_token(secret)) if found and secret else None
             )
         return state.visitor
+
+    def forget(self, rate: str, *who: str) -> None:
+        """Take back all tries that were counted."""
+        self._limiter.clear(limits.parse(rate), *who)
 
     def limit(self, rate: str, *who: str, times: int = 1) -> None:
         """Count one try.
@@ -232,7 +239,7 @@ def invitation_link(
     settings: WebSettings | None = None,
     key: bytes | None = None,
 ) -> str:
-    """A link by which somebody comes in, once. Whoever is not known yet is made known.
+    """A link by which somebody comes in, once; earlier ones of theirs are void. Whoever is not known yet is made known.
 
     Raises:
         ConfigError: The name or the role is none, somebody of this name has another role, or was shut out.
@@ -251,34 +258,53 @@ def _invitation(store: PreferenceStore, name: str, *, role: str, key: bytes) -> 
         raise ConfigError(f"{name!r} is known as {known.role}, not as {role}; choose another name.")
     elif not known.active:
         raise ConfigError(f"{name!r} was shut out; let them in again first.")
-    token = _serializer(key).dumps({"name": name, "nonce": secrets.token_urlsafe(16)})
+    made = access.make_invitation(store.engine, name)
+    token = _serializer(key).dumps({**asdict(made), "store": store.own_id})
     return token if isinstance(token, str) else token.decode()
 
 
-def invited(gate: Gate, token: str) -> tuple[str, str]:
-    """Name and nonce of an invitation.
+def invited(gate: Gate, token: str) -> access.Invitation:
+    """What an invitation says.
 
     Raises:
-        HTTPException: 403: it is not ours, too old, or used.
+        HTTPException: 403: it is not of this store, too old, used or void.
     """
     again = "Ask whoever sent it for a new one."
-    try:
-        found = _serializer(gate._key).loads(token, max_age=round(gate.settings.invitation_days * 86400))
-    except SignatureExpired:
-        raise HTTPException(403, f"This invitation is too old. {again}") from None
-    except BadData:
-        raise HTTPException(403, f"This invitation is not complete, or not of this server. {again}") from None
-    name, nonce = str(found["name"]), str(found["nonce"])
-    known = access.person(gate.store.engine, name)
+    found, made_at = _signed(gate, token)
+    if found is None:
+        raise HTTPException(403, f"This invitation is not complete, or not of this server. {again}")
+    age = time.time() - made_at
+    if not -LEEWAY_SECONDS <= age <= gate.settings.invitation_days * 86400:
+        raise HTTPException(403, f"This invitation is too old. {again}")
+    known = access.person(gate.store.engine, found.name)
     if known is None or not known.active:
         raise HTTPException(403, "Whoever this invitation is for is shut out here.")
-    if access.link_was_used(gate.store.engine, nonce):
+    if access.link_was_used(gate.store.engine, found.nonce):
         raise HTTPException(403, f"This invitation was used, and works once. {again}")
-    return name, nonce
+    if not access.is_newest(gate.store.engine, found):
+        raise HTTPException(403, f"This invitation does not count any more; a newer one may have been sent. {again}")
+    return found
 
 
-def start_session(gate: Gate, name: str, *, link: str | None = None) -> str | None:
-    """Sign somebody in; the session's secret, or None where the link was used meanwhile or they are shut out."""
+def _signed(gate: Gate, token: str) -> tuple[access.Invitation | None, float]:
+    """What a token says and when it was made; None where we did not make it, or made it for another store.
+
+    Stores that are no files and are served from one folder sign with one key.
+    """
+    try:
+        found, made_at = _serializer(gate._key).loads(token, return_timestamp=True)
+    except BadData:
+        return None, 0.0
+    if not isinstance(found, dict) or found.pop("store", None) != gate.store.own_id:
+        return None, 0.0
+    try:
+        return access.Invitation(**found), made_at.timestamp()
+    except TypeError:  # of an older version, which said less
+        return None, 0.0
+
+
+def start_session(gate: Gate, name: str, *, link: access.Invitation | None = None) -> str | None:
+    """Sign somebody in; the session's secret, or None where the link was used or voided meanwhile or they are shut out."""
     return access.open_session(gate.store.engine, name, lasts=timedelta(days=gate.settings.session_days), link=link)
 
 

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -26,8 +26,9 @@ from rlhf.feedback.findings import Findings, findings_of
 from rlhf.feedback.quality import AnnotatorQuality
 from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_dict
 from rlhf.feedback.store import Judgement, PreferenceStore
+from rlhf.feedback.store.assign import Skipped
 from rlhf.feedback.store.engine import reading
-from rlhf.feedback.store.tables import JudgementRow, TaskRow
+from rlhf.feedback.store.tables import SKIPPED, AssignmentRow, JudgementRow, TaskRow
 from rlhf.feedback.web.auth import Visitor, owner, the_store, the_visitor
 from rlhf.feedback.web.pages import page
 
@@ -50,6 +51,7 @@ class View:
     """What was found, and when."""
 
     findings: Findings
+    skipped: Skipped
     remarks: Sequence[Judgement]
     """Judgements with a comment or a flag."""
     prompts: dict[str, str]
@@ -106,7 +108,8 @@ def dashboard(request: Request, visitor: Whoever, desk: Annotated[Desk, Depends(
 def report(desk: Annotated[Desk, Depends(the_desk)]) -> JSONResponse:
     """For programs."""
     view = desk.view()
-    return JSONResponse({"at": view.at.isoformat(), **to_dict(view.findings)}, headers={"Cache-Control": "no-store"})
+    told = {"at": view.at.isoformat(), "skipped": asdict(view.skipped), **to_dict(view.findings)}
+    return JSONResponse(told, headers={"Cache-Control": "no-store"})
 
 
 def percent(share: float) -> str:
@@ -129,11 +132,12 @@ def _is_below_zero(found: Estimate) -> bool:
 
 
 def _stamp(store: PreferenceStore) -> tuple[Any, ...]:
-    """Differs once anything was judged, taken back or added."""
+    """Differs once anything was judged, skipped, taken back or added."""
     with reading(store.engine) as session:
         newest = session.scalar(sa.select(sa.func.max(JudgementRow.number)))
         tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow))
-    return newest, tasks
+        skips = session.scalar(sa.select(sa.func.count()).where(AssignmentRow.state == SKIPPED))
+    return newest, tasks, skips
 
 
 def _look(store: PreferenceStore) -> View:
@@ -142,7 +146,7 @@ def _look(store: PreferenceStore) -> View:
     judgements = store.judgements()
     remarks = [found for found in reversed(judgements) if found.comment or found.flags][:MAX_REMARKS]
     prompts = {found.task.id: _snippet(found.task.prompt) for found in judgements if found.task.id in shown}
-    return View(findings=findings, remarks=remarks, prompts=prompts, at=datetime.now(UTC))
+    return View(findings=findings, skipped=store.skipped(), remarks=remarks, prompts=prompts, at=datetime.now(UTC))
 
 
 def _snippet(prompt: Any) -> str:

@@ -53,8 +53,7 @@ def healthz(gate: TheGate) -> dict[str, str]:
 def invitation(request: Request, gate: TheGate, token: str = "") -> Response:
     """The page an invitation leads to. Looking does not use it up: mail scanners and chat previews look, too."""
     gate.limit(gate.settings.signin_tries, "join", client_address(request), times=MANY)
-    name, _ = invited(gate, token)
-    return _page(request, "join", name=name, token=token)
+    return _page(request, "join", name=invited(gate, token).name, token=token)
 
 
 @router.post("/join")
@@ -68,13 +67,13 @@ def join(
     """Come in by an invitation, which uses it up, and choose a password if you like."""
     check_origin(request)
     gate.limit(gate.settings.signin_tries, "join", client_address(request), times=MANY)
-    name, nonce = invited(gate, token)
+    link = invited(gate, token)
     secret_hash = hash_password(password) if password else None  # before the link is used: it may be refused
-    secret = start_session(gate, name, link=nonce)
+    secret = start_session(gate, link.name, link=link)
     if secret is None:
         raise HTTPException(403, "This invitation was used just now. Ask whoever sent it for a new one.")
     if secret_hash is not None:
-        access.set_password_hash(gate.store.engine, name, secret_hash, besides=secret)
+        access.set_password_hash(gate.store.engine, link.name, secret_hash, besides=secret)
     return _come_in(request, gate, secret)
 
 
@@ -91,9 +90,10 @@ def signin_page(request: Request, gate: TheGate) -> Response:
 def signin(request: Request, gate: TheGate, name: Annotated[str, Form()], password: Annotated[str, Form()]) -> Response:
     """Come in by name and password."""
     check_origin(request)
-    rate = gate.settings.signin_tries
-    gate.limit(rate, "signin", name[:64])
-    gate.limit(rate, "signin-from", client_address(request), times=MANY)
+    rate, address = gate.settings.signin_tries, client_address(request)
+    tries = ("signin", name[:64], address)  # of this name from here: nobody's wrong guesses shut a door elsewhere
+    gate.limit(rate, *tries)
+    gate.limit(rate, "signin-from", address, times=MANY)
     known = access.person(gate.store.engine, name) if name.isprintable() else None
     secret = None
     if password_is_right(known.secret_hash if known else None, password) and known is not None:
@@ -102,6 +102,7 @@ def signin(request: Request, gate: TheGate, name: Annotated[str, Form()], passwo
         answer = _page(request, "signin", name=name[:64], wrong=True)
         answer.status_code = 403
         return answer
+    gate.forget(rate, *tries)
     return _come_in(request, gate, secret)
 
 

@@ -4,8 +4,8 @@
     Authorization: Bearer rlhf_...
     {"key": "8c0f...", "kind": "thumbs", "completion_id": "cmpl-17", "up": false, "prompt": "...", "completion": "..."}
 
-An event may come late, more than once (its ``key`` is kept once) and about a completion that nobody here has heard of; it is
-kept as it came. What training makes of each kind, `rlhf feedback export` decides.
+An event may come late, more than once (its ``key`` is kept once; for another event it is answered 409)
+and about a completion that nobody here has heard of; it is kept as it came. What training makes of each kind, `rlhf feedback export` decides.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Typ
 from starlette.exceptions import HTTPException
 
 from rlhf.feedback.store import access
+from rlhf.feedback.store.events import Event as KeptEvent
 from rlhf.feedback.web.auth import Gate, checks_itself, client_address, the_gate
 
 router = APIRouter()
@@ -134,18 +135,18 @@ def the_program(request: Request, gate: Annotated[Gate, Depends(the_gate)]) -> s
 def keep_events(
     sent: AnyEvent | Events, program: Annotated[str, Depends(the_program)], gate: Annotated[Gate, Depends(the_gate)]
 ) -> dict[str, list[int]]:
-    """Keep one event or a list of them; when this answers, they are on disk."""
+    """Keep one event or a list of them, all or none; when this answers, they are on disk."""
     arrived_at = datetime.now(UTC).isoformat()
-    numbers = []
+    events = []
     for event in sent if isinstance(sent, list) else [sent]:
         content = event.model_dump(mode="json", exclude={"key", "kind", "completion_id", "model"}, exclude_none=True)
         content |= {"program": program, "arrived_at": arrived_at}
-        numbers.append(
-            gate.store.add_event(
-                event.kind, content, key=event.key, completion_id=event.completion_id, model=event.model
+        events.append(
+            KeptEvent(
+                kind=event.kind, content=content, key=event.key, completion_id=event.completion_id, model=event.model
             )
         )
-    return {"numbers": numbers}
+    return {"numbers": gate.store.add_events(events, program=program)}
 
 
 @router.get("/api/events/schema")

@@ -12,7 +12,6 @@ a template gets is a ``TaskView``, which holds no model's name, no column and no
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,7 +134,7 @@ def labelling_page(request: Request, visitor: Whoever, store: Store) -> HTMLResp
     """The task in hand; its successor is asked for by the page."""
     assignment = store.next_task(visitor.name)
     return page(
-        request, visitor, "label.html", store_name=store_name(store), guidelines=guidelines_of(store),
+        request, visitor, "label.html", store_name=store.own_id, guidelines=guidelines_of(store),
         task=None if assignment is None else task_html(store, assignment), progress=_progress(store, visitor.name),
     )  # fmt: skip
 
@@ -200,14 +199,6 @@ def page(request: Request, visitor: Visitor, template: str, **names: Any) -> HTM
         visitor=visitor, root=request.scope.get("root_path", ""), theme=theme if theme in THEMES else "", **names
     )
     return HTMLResponse(html, headers={"Cache-Control": "no-store"})
-
-
-def store_name(store: PreferenceStore) -> str:
-    """A name of the store's own: a browser that keeps an unsent judgement must not send it to another store's server."""
-    if (name := store.setting("name")) is None:
-        name = secrets.token_hex(8)
-        store.set_setting("name", name)
-    return str(name)
 
 
 def in_task_order(kind: TaskKind, answer: Mapping[str, Any], order: Sequence[int]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class WebSettings(Config):
     max_body_bytes: int = Field(2**20, ge=1024)
     """Of one request."""
     signin_tries: str = "10/5minutes"
-    """Passwords that may be tried for one name, and ten times as many from one address."""
+    """Passwords that may be tried for one name from one address, and ten times as many from one address for all names."""
     calls: str = "300/minute"
     """What one signed-in person may send (judgements, skips, undos): more than anybody can judge."""
     events: str = "6000/minute"

@@ -29,6 +29,10 @@ MAX_DIFF_WORDS = 20_000
 """Of both texts together: so many take a tenth of a second."""
 MAX_MARKDOWN = 50_000
 """Characters; a longer text is shown as it is, since some that are made for it take the reader time by the square."""
+MAX_BRACKETS = 2_000
+"""Opening brackets, each of which the reader follows to the end of the text: so many take a third of a second."""
+MAX_CELLS = 20_000
+"""Of tables, if every row with a bar had as many cells as the widest: the reader fills short rows up."""
 TAGS = frozenset(
     "p br hr h1 h2 h3 h4 h5 h6 strong em s del blockquote ul ol li pre code table thead tbody tr th td span".split()
 )
@@ -90,7 +94,7 @@ def markdown_html(text: str) -> Markup:
     Links stand as their text followed by their address, images as their description and address; neither can be clicked
     or loaded. Raw HTML in the text is shown as it is written.
     """
-    if len(text) > MAX_MARKDOWN:
+    if not _is_read_quickly(text):
         return Markup('<pre tabindex="0">{}</pre>').format(text)
     dirty = _MARKDOWN.render(text)
     clean = nh3.clean(
@@ -102,6 +106,14 @@ def markdown_html(text: str) -> Markup:
         link_rel=None,
     )
     return Markup(clean)  # cleaned just now: this is the one place where text becomes HTML
+
+
+def _is_read_quickly(text: str) -> bool:
+    """Whether markdown in it costs no more than a text of that length should; some are made to cost more."""
+    if len(text) > MAX_MARKDOWN or text.count("[") > MAX_BRACKETS:
+        return False
+    bars = [count for line in text.splitlines() if (count := line.count("|"))]
+    return max(bars, default=0) * len(bars) <= MAX_CELLS
 
 
 def _link_open(

@@ -77,7 +77,9 @@ def test_every_public_layout_has_a_row_here():
 
 def test_ultrafeedback_is_rated_on_what_every_completion_is_rated_on(read):
     (item,) = read("ultrafeedback")
-    assert (item.task.kind, item.task.prompt, item.task.columns) == ("rating", "q", {"source": "evol_instruct"})
+    assert (item.task.kind, item.task.prompt, item.task.columns) == (
+        "rating", "q", {"source": "evol_instruct", "models": ["m1", "m2"]}
+    )  # fmt: skip
     assert [(s.annotator, s.value) for s in item.said] == [
         ("gpt-4", {"ratings": {"honesty": [4, 1], "truthfulness": [5, 2]}})
     ]

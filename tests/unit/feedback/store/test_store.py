@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,11 +15,10 @@ from alembic import command
 from rlhf.errors import ConfigError, DataError, StorageError
 from rlhf.feedback.store import PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import AssignmentRules
-from rlhf.feedback.store.engine import open_engine, writing
+from rlhf.feedback.store.engine import open_engine, reading, writing
 from rlhf.feedback.store.migrate import alembic_config
-from rlhf.feedback.store.store import Submission
-from rlhf.feedback.store.tables import JudgementRow
-from rlhf.feedback.store.values import Response
+from rlhf.feedback.store.tables import AssignmentRow, JudgementRow
+from rlhf.feedback.store.values import Response, Submission
 
 KEYS = (f"key-{n}" for n in itertools.count())
 
@@ -190,6 +190,37 @@ def test_who_comes_late_is_told_when_the_slot_is_gone_and_heard_when_not(store):
     assert taken is not None
 
 
+def test_a_late_answer_is_kept_while_the_task_still_wants_one(place):
+    with PreferenceStore(place, rules=AssignmentRules(overlap=3)) as store:
+        for who in ("ann", "bob"):
+            store.add_annotator(who)
+        store.add_tasks([pair("x")])
+        start = datetime(2026, 11, 21, 9, tzinfo=UTC)
+        late = store.next_task("ann", now=start)
+        now = start + timedelta(minutes=31)
+        held = store.next_task("bob", now=now)  # in the slot that was ann's
+        for who, mine in (("ann", late), ("bob", held)):
+            sent = Submission(assignment=mine.number, key=next(KEYS), value={"preference": "a"})
+            store.submit(who, sent, now=now)
+        assert [judgement.annotator for judgement in store.judgements()] == ["ann", "bob"]
+        with reading(store.engine) as session:
+            assert sorted(session.scalars(sa.select(AssignmentRow.slot))) == [0, 1]
+
+
+def test_a_late_answer_counts_for_what_its_author_was_given_anew(store):
+    store.add_tasks([pair("x")])
+    start = datetime(2026, 11, 21, 9, tzinfo=UTC)
+    late = store.next_task("ann", now=start)
+    now = start + timedelta(minutes=31)
+    store.next_task("bob", now=now)
+    again = store.next_task("ann", now=now)
+    assert again.number != late.number
+    store.submit("ann", Submission(assignment=late.number, key=next(KEYS), value={"preference": "b"}), now=now)
+    with pytest.raises(DataError, match="not needed again"):
+        store.submit("ann", Submission(assignment=again.number, key=next(KEYS), value={"preference": "a"}), now=now)
+    assert [judgement.value["preference"] for judgement in store.judgements()] == ["b"]
+
+
 def test_a_correction_is_added_and_nothing_is_changed(store):
     store.add_tasks([pair("x")])
     assignment = store.next_task("ann")
@@ -296,6 +327,32 @@ def test_ids_are_their_own(store):
     assert store.add_tasks([pair("x"), pair("y")], on_known="skip") == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"id": "i" * 256}, "A task's id has 1 to 255 characters; got 256"),
+        ({"id": "i\x00"}, r"A task's id is 'i\\x00'; the character '\\x00' in it can't be kept"),
+        ({"id": "i\ud800"}, "can't be kept"),
+        ({"batch": "b" * 256}, "The batch of task 'x' has 1 to 255"),
+        ({"responses": [Response(text="1", model="m\x00"), Response(text="2")]}, "A model of task 'x' is"),
+        ({"priority": float("nan")}, "Task 'x' has the priority nan; wanted a finite number"),
+        ({"priority": float("inf")}, "priority inf"),
+        ({"prompt": "half \ud800"}, r"Task 'x' holds half a character \('\\ud800'\)"),
+        ({"columns": {"\udfff": 1}}, "Task 'x' holds half a character"),
+    ],
+)
+def test_what_no_database_or_page_can_take_is_refused_by_name(tmp_path, change, words):
+    with PreferenceStore(tmp_path / "s.db") as store:
+        with pytest.raises(DataError, match=words):
+            store.add_tasks([pair("good"), replace(pair("x"), **change)])
+        assert list(store.tasks()) == []
+        with pytest.raises(DataError, match="holds half a character"):
+            store.set_setting("x", ["\ud800"])
+        store.add_tasks([pair("good")])
+        with pytest.raises(DataError, match="priority of task 'good' is nan"):
+            store.set_priorities({"good": float("nan")})
+
+
 def test_many_at_once_never_share_a_slot(place):
     with PreferenceStore(place, rules=AssignmentRules(overlap=2)) as store:
         people = [f"p{n}" for n in range(8)]
@@ -331,6 +388,29 @@ def test_what_was_decided_is_there_when_the_store_is_opened_again(place):
         assert (store.rules.overlap, store.seed) == (3, 7)
 
 
+def test_every_commit_is_synced(tmp_path):
+    with PreferenceStore(tmp_path / "s.db") as store, store.engine.connect() as connection:
+        kept = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("synchronous", "journal_mode")}
+    assert kept == {"synchronous": 2, "journal_mode": "wal"}, "FULL: what was acknowledged outlives a power cut"
+
+
+@pytest.mark.parametrize("name", ["what?.db", "a%41b.db", "a#b.db", "@host:5.db"])
+def test_a_file_may_have_any_name(tmp_path, name):
+    with PreferenceStore(tmp_path / name):
+        pass
+    assert name in {file.name for file in tmp_path.iterdir()}
+
+
+def test_a_store_knows_itself_and_two_are_never_the_same(place, tmp_path):
+    with PreferenceStore(place) as store, PreferenceStore(tmp_path / "other.db") as other:
+        with ThreadPoolExecutor(4) as pool:
+            names = set(pool.map(lambda _: store.own_id, range(8)))
+        assert len(names) == 1
+        assert other.own_id not in names
+    with PreferenceStore(place) as store:
+        assert {store.own_id} == names
+
+
 def test_acknowledged_judgements_survive_a_kill(place):
     with PreferenceStore(place) as store:
         store.add_annotator("ann")
@@ -360,6 +440,18 @@ def test_the_tables_are_those_of_the_migrations(place):
         command.check(alembic_config(connection))
         command.downgrade(alembic_config(connection), "base")
         command.upgrade(alembic_config(connection), "head")
+
+
+def test_events_of_an_older_store_belong_to_the_program_they_name(place):
+    with PreferenceStore(place) as store:
+        for program in ("chat", "search"):
+            store.add_event("thumbs", {"up": True, "program": program}, key="k", program=program)
+        with store.engine.begin() as connection:
+            command.downgrade(alembic_config(connection), "0002")
+            keys = connection.execute(sa.text("SELECT key FROM events ORDER BY number")).scalars().all()
+            command.upgrade(alembic_config(connection), "head")
+        assert keys == ["k", "event-2"], "one key for all programs, as it was then"
+        assert [row.program for row in store.events()] == ["chat", "search"]
 
 
 def test_a_store_of_a_newer_version_is_not_touched(place):

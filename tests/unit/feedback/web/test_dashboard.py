@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from rlhf.feedback.simulate import SimulatedAnnotator
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
+from rlhf.feedback.store.assign import Skipped
 from rlhf.feedback.web import WebSettings, create_annotation_app, dashboard, invitation_link
 from rlhf.feedback.web.dashboard import Desk, percent
 from tests.fixtures.judged import judge_all, pair_tasks
@@ -50,7 +51,7 @@ def test_only_the_owner_sees_it(store):
 
 
 def test_it_says_what_the_report_says(store):
-    judged(store)
+    judged(store, 24)  # with fewer than twenty there is no interval to show
     boss = signed_in(store, "boss", "owner")
     html = boss.get("/dashboard", headers=PAGE).text
     found = boss.get("/api/report").json()
@@ -111,6 +112,27 @@ def test_it_is_measured_again_only_when_something_changed_and_not_all_the_time(s
     now[0] += 2
     assert desk.view() is not changed
     assert len(looks) == 3
+
+
+def test_the_owner_sees_what_was_skipped_and_what_nobody_is_asked_any_more(store):
+    store.add_tasks(pair_tasks(2))
+    for who in ("ann", "bob"):
+        store.add_annotator(who)
+    skipped, other = store.tasks()
+    store.skip("ann", store.next_task("ann").number)
+    boss = signed_in(store, "boss", "owner")  # was never given a task, so nobody waits for them
+    store.set_priorities({other.id: 1})
+    held = store.next_task("bob")
+    assert held.task.id == other.id
+    assert store.skipped() == Skipped(num_waiting=1, num_left_to_nobody=0), "bob is still to come to it"
+    store.submit("bob", Submission(assignment=held.number, key="k", value={"preference": "a"}))
+    held = store.next_task("bob")
+    assert held.task.id == skipped.id
+    store.skip("bob", held.number)
+    assert store.skipped() == Skipped(num_waiting=1, num_left_to_nobody=1)
+    html = boss.get("/dashboard", headers=PAGE).text
+    assert "1 skipped by somebody and still waiting, 1 of them by everybody who works here" in html
+    assert boss.get("/api/report").json()["skipped"] == {"num_waiting": 1, "num_left_to_nobody": 1}
 
 
 def test_an_empty_store_has_a_page(store):

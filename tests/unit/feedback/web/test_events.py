@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rlhf.feedback.store import access
@@ -79,6 +81,33 @@ def test_one_bad_event_of_a_list_keeps_out_all_of_it(site, program):
     assert program.post("/api/events", json=[EDIT, {**THUMBS, "up": None}]).status_code == 422
     assert program.post("/api/events", json=[]).status_code == 422
     assert program.post("/api/events", json=[{**THUMBS, "key": f"k{n}"} for n in range(101)]).status_code == 422
+    assert site.store.events() == []
+
+
+def test_programs_choose_their_keys_without_knowing_of_each_other(site, program):
+    other = site.client()
+    other.headers["authorization"] = f"Bearer {access.add_api_token(site.store.engine, 'search')}"
+    first = program.post("/api/events", json=THUMBS).json()
+    second = other.post("/api/events", json={**THUMBS, "up": True}).json()
+    assert first != second
+    assert [(row.program, row.content["up"]) for row in site.store.events()] == [("chat", False), ("search", True)]
+
+
+@pytest.mark.parametrize("change", [{"up": True}, {"model": "m-8"}, {"completion_id": "cmpl-2"}])
+def test_a_key_used_for_another_event_is_told_and_nothing_of_that_request_is_kept(site, program, change):
+    program.post("/api/events", json=THUMBS)
+    answer = program.post("/api/events", json=[EDIT, {**THUMBS, **change}])
+    assert answer.status_code == 409
+    assert "The key 'e1' was used for another event" in answer.json()["error"]
+    assert [row.key for row in site.store.events()] == ["e1"]
+
+
+@pytest.mark.parametrize("sampling", [{"a": "\ud800"}, {"a": [{"b": "x\udfff"}]}])
+def test_half_a_character_is_refused_before_it_breaks_every_export(site, program, sampling):
+    sent = json.dumps([EDIT, {**THUMBS, "sampling": sampling}])
+    answer = program.post("/api/events", content=sent, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "The event 'e1' holds half a character" in answer.json()["error"]
     assert site.store.events() == []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from rlhf.feedback.guidelines import AnnotationGuideline, set_guidelines
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
 from rlhf.feedback.web import WebSettings, create_annotation_app, invitation_link
 from rlhf.feedback.web.pages import flags_of, in_task_order
@@ -37,6 +38,9 @@ class Person:
     def judge(self, assignment: int, answer: Any, **how: Any) -> Any:
         return self.post("judgements", **{"assignment": assignment, "key": next(KEYS), "answer": answer, **how})
 
+    def judge_refused(self, assignment: int, answer: Any) -> str:
+        return self.judge(assignment, answer, status=400)["error"]
+
 
 @pytest.fixture
 def store(tmp_path) -> Iterator[PreferenceStore]:
@@ -56,6 +60,39 @@ def pair(name: str, **how: Any) -> Task:
 def ann(store) -> Person:
     store.add_tasks([pair(f"t{n}") for n in range(6)])
     return Person(store, "ann")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ('{"ratings": {"\\ud800": [3, 3]}}', "wanted for each dimension"),
+        ('{"ratings": {"a\\u0000": [3, 3]}}', "wanted for each dimension"),
+        ('{"ratings": {"overall": [3, 3]}}', "the dimensions of the guidelines are accuracy, coherence"),
+        ('{"\\ud800": "a"}', "has the keys '\\\\ud800'"),
+        ('{"ratings": {"accuracy": "\\ud800"}}', "wanted for each dimension"),
+    ],
+)
+def test_one_annotators_answer_never_breaks_the_owners_pages(store, answer, words):
+    store.add_tasks([pair("t", kind=TaskKind.RATING)])
+    ann = Person(store, "ann")
+    number = ann.post("next")["task"]["assignment"]
+    sent = ann.client.post(
+        "/api/judgements",
+        content=f'{{"assignment": {number}, "key": "{next(KEYS)}", "answer": {answer}}}',
+        headers={"X-CSRF-Token": ann.csrf, "content-type": "application/json"},
+    )
+    assert sent.status_code == 400
+    assert words in sent.text
+    assert store.judgements() == []
+
+
+def test_the_owners_own_dimensions_are_the_ones_that_can_be_rated(store):
+    store.add_tasks([pair("t", kind=TaskKind.RATING)])
+    set_guidelines(store, [AnnotationGuideline(name="tone", description="?")])
+    ann = Person(store, "ann")
+    number = ann.post("next")["task"]["assignment"]
+    assert "guidelines are tone" in ann.judge_refused(number, {"ratings": {"accuracy": [3, 3]}})
+    ann.judge(number, {"ratings": {"tone": [3, 3]}})
 
 
 def test_an_answer_is_put_into_the_tasks_order():

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rlhf.errors import DataError
+from rlhf.feedback.web import text as web_text
 from rlhf.feedback.web.text import MAX_DIFF_WORDS, MAX_MARKDOWN, TAGS, markdown_html, turns_of, word_diff
 
 HOSTILE = [
@@ -54,6 +55,16 @@ def test_a_random_mix_of_hostile_pieces_is_harmless_too():
         html = str(markdown_html("".join(rng.choices(pieces, k=40))))
         assert {name for _, name, _ in TAG.findall(html)} <= TAGS
         assert not re.search(r"<[^>]*\b(href|src|style|on\w+)\s*=", html)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 2001, "![" * 20_000, "|a" * 200 + "|\n" + "|-" * 200 + "|\n" + "|\n" * 150],
+    ids=["brackets", "images", "table"],
+)
+def test_a_text_made_to_keep_the_reader_busy_is_shown_as_it_is(text, monkeypatch):
+    monkeypatch.setattr(web_text, "_MARKDOWN", None)  # would be asked otherwise
+    assert str(markdown_html(text)) == f'<pre tabindex="0">{text}</pre>'
 
 
 def test_links_and_images_stand_as_text_with_their_address():
