@@ -61,7 +61,6 @@ def tree_attention(
 
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu")
     def forward(
         ctx: Any,
         query: Tensor,
@@ -88,36 +87,41 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx: FunctionCtx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        scaled, key, value = ctx.saved_tensors  # type: ignore[attr-defined]
-        buckets, scaling, sees, dtypes = ctx.settings  # type: ignore[attr-defined]
-        exact, dtype = scaled.dtype, value.dtype
-        grad_out = grad_out.to(dtype)
-        grad_query = torch.empty_like(scaled)
-        grad_key = torch.zeros_like(key, dtype=exact)
-        grad_value = torch.zeros_like(value, dtype=exact)
-        for bucket in buckets:
-            q, k, v = _queries(scaled, bucket, key.shape[1]), _keys(key, bucket), _keys(value, bucket)
-            do = _queries(grad_out, bucket, key.shape[1])
-            _silence_padding(do, bucket)
-            q_c, k_c = q.to(dtype), k.to(dtype)
-            dq = torch.empty_like(q)
-            dk, dv = torch.zeros_like(k), torch.zeros_like(v, dtype=exact)
-            for tile in _tiles(bucket, sees, q):
-                rows, seen = slice(tile.start, tile.stop), slice(0, tile.keys)
-                do_tile, q_tile = (x[:, :, rows].flatten(1, 2) for x in (do, q_c))
-                probs = _probs(q, k, tile)
-                dv[:, seen] += torch.bmm(probs.to(dtype).transpose(1, 2), do_tile)
-                grad_probs = torch.bmm(do_tile, v[:, seen].transpose(1, 2)).to(exact)
-                grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, exact).to(dtype)
-                dq[:, :, rows] = torch.bmm(grad_scores, k_c[:, seen]).unflatten(1, (q.shape[1], -1)).to(exact)
-                dk[:, seen] += torch.bmm(grad_scores.transpose(1, 2), q_tile)
-            _put_queries(dq, bucket, grad_query)
-            _add_keys(dk, bucket, grad_key)
-            _add_keys(dv, bucket, grad_value)
-        grads = (grad_query.to(dtypes[0]) * scaling, grad_key.to(dtypes[1]), grad_value.to(dtypes[2]))
+        with torch.autocast(grad_out.device.type, enabled=False):  # whatever surrounds the call of backward()
+            grads = _gradients(ctx.saved_tensors, ctx.settings, grad_out)  # type: ignore[attr-defined]
         return *grads, None, None, None, None
+
+
+def _gradients(saved: tuple[Tensor, ...], settings: tuple[Any, ...], grad_out: Tensor) -> tuple[Tensor, ...]:
+    """By query, key and value."""
+    scaled, key, value = saved
+    buckets, scaling, sees, dtypes = settings
+    exact, dtype = scaled.dtype, value.dtype
+    grad_out = grad_out.to(dtype)
+    grad_query = torch.empty_like(scaled)
+    grad_key = torch.zeros_like(key, dtype=exact)
+    grad_value = torch.zeros_like(value, dtype=exact)
+    for bucket in buckets:
+        q, k, v = _queries(scaled, bucket, key.shape[1]), _keys(key, bucket), _keys(value, bucket)
+        do = _queries(grad_out, bucket, key.shape[1])
+        _silence_padding(do, bucket)
+        q_c, k_c = q.to(dtype), k.to(dtype)
+        dq = torch.empty_like(q)
+        dk, dv = torch.zeros_like(k), torch.zeros_like(v, dtype=exact)
+        for tile in _tiles(bucket, sees, q):
+            rows, seen = slice(tile.start, tile.stop), slice(0, tile.keys)
+            do_tile, q_tile = (x[:, :, rows].flatten(1, 2) for x in (do, q_c))
+            probs = _probs(q, k, tile)
+            dv[:, seen] += torch.bmm(probs.to(dtype).transpose(1, 2), do_tile)
+            grad_probs = torch.bmm(do_tile, v[:, seen].transpose(1, 2)).to(exact)
+            grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, exact).to(dtype)
+            dq[:, :, rows] = torch.bmm(grad_scores, k_c[:, seen]).unflatten(1, (q.shape[1], -1)).to(exact)
+            dk[:, seen] += torch.bmm(grad_scores.transpose(1, 2), q_tile)
+        _put_queries(dq, bucket, grad_query)
+        _add_keys(dk, bucket, grad_key)
+        _add_keys(dv, bucket, grad_value)
+    return grad_query.to(dtypes[0]) * scaling, grad_key.to(dtypes[1]), grad_value.to(dtypes[2])
 
 
 def _probs(q: Tensor, k: Tensor, tile: Tile) -> Tensor:
