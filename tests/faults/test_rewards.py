@@ -457,7 +457,11 @@ def test_nothing_outlives_the_training_process_however_it_ends(functions, tmp_pa
     tell = tmp_path / "pids"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(functions), str(tell)], env=environment, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", TRAINER, str(functions), str(tell)],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        # a shell that runs the tests in the background has made its children deaf to it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 60
