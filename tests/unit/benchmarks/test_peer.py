@@ -259,7 +259,7 @@ def test_a_side_stands_still_until_it_is_let_go_and_reports_what_it_took():
     assert len(report["steps"]) == 2
     assert report["losses"] == [0.0, 1.0]
     assert report["steps"][0]["completion_tokens"] == 5
-    assert all(step["wall_seconds"] < 5 for step in report["steps"])
+    assert all({"seconds", "wall_seconds"} <= step.keys() for step in report["steps"])
 
 
 def test_sizes_are_read_in_mebibytes():

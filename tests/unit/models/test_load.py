@@ -240,7 +240,7 @@ def test_four_bits_without_a_gpu_are_refused(tiny_model_folder, monkeypatch):
 def test_four_bits_without_bitsandbytes_name_the_extra(tiny_model_folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(MissingExtraError, match=r"\[quant\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.+\[quant\]'"):
         load_causal_lm(four_bit(tiny_model_folder), seed=0)
 
 

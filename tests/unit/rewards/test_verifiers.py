@@ -172,7 +172,7 @@ def test_math_verify_judges_expressions_and_can_be_stopped():
 
 def test_what_is_not_installed_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
-    with pytest.raises(MissingExtraError, match=r"'math' needs the package 'math_verify'.*\[eval\]"):
+    with pytest.raises(MissingExtraError, match=r"'math' needs the package 'math_verify'.*pip install -e '.+\[eval\]'"):
         build_reward({"kind": "math"})
 
 

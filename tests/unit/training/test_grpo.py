@@ -414,7 +414,7 @@ def test_every_member_of_the_family_raises_the_reward(name):
     toy.build_trainer(
         name,
         log=log,
-        rollouts=30,
+        rollouts=40,
         sequences_per_step=16,
         epochs_per_rollout=1,
         learning_rate=2e-2,
@@ -422,8 +422,8 @@ def test_every_member_of_the_family_raises_the_reward(name):
         **size,
     ).train()
     scores = [e["metrics"][f"{name}/score_mean"] for e in log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
-    assert len(scores) == 30
-    assert sum(scores[-5:]) / 5 > sum(scores[:5]) / 5 + 0.1
+    assert len(scores) == 40
+    assert sum(scores[-3:]) / 3 > sum(scores[:3]) / 3 + 0.15
 
 
 def test_two_steps_of_one_rollout_see_the_same_whitening_as_one():
