@@ -79,6 +79,18 @@ def test_under_autocast_it_is_as_near_to_the_truth_as_torchs_own():
         assert (mine - true).abs().mean() < 0.01 * true.abs().mean()
 
 
+def test_scores_are_not_rounded_under_autocast():
+    """Large scores: rounded to bfloat16 they would be off by tenths, and their factors rounded are what torch's kernel has."""
+    layout, num_rows = layout_of([(60, 40, 30), (50, 20, 45)])
+    exact = inputs(num_rows)
+    settings = AttentionSettings(scaling=4.0)
+    truth = attended(layout, exact, settings, plainly=True)[0]
+    rounded = [x.detach().float().requires_grad_() for x in exact]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, torchs = (attended(layout, rounded, settings, plainly=plainly)[0] for plainly in (False, True))
+    assert (ours - truth).abs().mean() < 0.5 * (torchs - truth).abs().mean()
+
+
 def test_a_second_derivative_takes_the_plain_operations():
     layout, num_rows = layout_of([(3, 2, 4)])
     tensors = inputs(num_rows)

@@ -205,9 +205,8 @@ def _plain_task(session: Session, annotator: int, rules: AssignmentRules) -> tup
         .scalar_subquery()
     )
     query = _unseen(annotator, rules).where(TaskRow.gold.is_(None), taken < rules.overlap).limit(1)
-    while (task := session.scalar(query)) is not None:
-        slots = set(session.scalars(sa.select(AssignmentRow.slot).where(AssignmentRow.task == task.number, LIVE)))
-        free = [slot for slot in range(rules.overlap) if slot not in slots]
-        if free:  # none if an import filled it between the two queries; the next one no longer finds that task
-            return task, free[0]
-    return None, None
+    task = session.scalar(query)
+    if task is None:
+        return None, None
+    slots = set(session.scalars(sa.select(AssignmentRow.slot).where(AssignmentRow.task == task.number, LIVE)))
+    return task, next(slot for slot in range(rules.overlap) if slot not in slots)

@@ -4,7 +4,7 @@ import itertools
 import subprocess
 import sys
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -15,7 +15,7 @@ from alembic import command
 from rlhf.errors import ConfigError, DataError, StorageError
 from rlhf.feedback.store import PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import AssignmentRules
-from rlhf.feedback.store.engine import open_engine, reading, writing
+from rlhf.feedback.store.engine import open_engine, reading, wait_for_turn, writing
 from rlhf.feedback.store.migrate import alembic_config
 from rlhf.feedback.store.tables import AssignmentRow, JudgementRow
 from rlhf.feedback.store.values import Response, Submission
@@ -369,6 +369,18 @@ def test_many_at_once_never_share_a_slot(place):
         with ThreadPoolExecutor(8) as pool:
             done = [name for part in pool.map(work, people) for name in part]
     assert sorted(done) == sorted(f"t{n}" for n in range(12) for _ in range(2))
+
+
+def test_who_takes_a_slot_waits_for_whoever_is_at_it(place):
+    with PreferenceStore(place) as store, ThreadPoolExecutor(1) as pool:
+        store.add_annotator("ann")
+        store.add_tasks([pair("t")])
+        with writing(store.engine) as session:
+            session.execute(sa.select(AssignmentRow.slot))  # SQLite's turn begins with the first word
+            wait_for_turn(session, "slots")
+            given = pool.submit(store.next_task, "ann")
+            assert wait([given], timeout=0.5).not_done, "it counted slots while another was taking one"
+        assert given.result(timeout=30) is not None
 
 
 def test_a_limit_for_each_annotator_ends_their_work(place):
