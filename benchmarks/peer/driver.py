@@ -83,7 +83,7 @@ class Side:
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [str(python_of(name)), "-m", module_of(name, case)],
-                cwd=ROOT, env=environment(case, down[0], up[1]), pass_fds=(down[0], up[1]), stdin=subprocess.DEVNULL,
+                cwd=ROOT, env=environment(name, case, down[0], up[1]), pass_fds=(down[0], up[1]), stdin=subprocess.DEVNULL,
                 stdout=file, stderr=subprocess.STDOUT,
             )  # fmt: skip
         os.close(down[0])
@@ -125,6 +125,10 @@ class Side:
         return message
 
 
+PEER_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
+"""Our loop makes these settings of glibc for itself (``rlhf.allocator``); anybody may make them for the peer, so it has them too."""
+
+
 def python_of(side: str) -> Path:
     """The interpreter of a side's environment."""
     return Path(sys.executable) if side == "rlhf" else BENCH / side / "bin" / "python"
@@ -137,10 +141,10 @@ def module_of(side: str, case: Case) -> str:
     )
 
 
-def environment(case: Case, reader: int, writer: int) -> dict[str, str]:
+def environment(side: str, case: Case, reader: int, writer: int) -> dict[str, str]:
     """Of a side: as many threads as the case says, offline, and no cache of another run."""
     return {
-        **os.environ,
+        **os.environ, **({} if side == "rlhf" else PEER_ALLOCATOR),
         "OMP_NUM_THREADS": str(case.threads), "MKL_NUM_THREADS": str(case.threads), "TOKENIZERS_PARALLELISM": "false",
         "PYTHONPATH": str(ROOT), "BENCH_READ_FD": str(reader), "BENCH_WRITE_FD": str(writer),
         "HF_HUB_OFFLINE": "1", "HF_HOME": str(BENCH / "hf"), "HF_DATASETS_DISABLE_CACHING": "1",

@@ -1,9 +1,9 @@
 """Log-probabilities of given tokens straight from hidden states: no ``[tokens, vocabulary]`` tensor ever exists.
 
 Forward and backward run over the same tiles of the vocabulary, with all rows at once and two reused buffers. Forward keeps
-each row's log-sum-exp of each tile; backward makes a tile's logits again, and each row of the weight's gradient is written
-once. Softmax arithmetic is in float32 (float64 for float64 input), the matrix products in the type of autocast or of the
-weight.
+each row's log-sum-exp of each tile, and the probabilities of as many tiles as ``KEPT_BYTES`` hold; backward makes those of
+the other tiles again, to the same bits, and each row of the weight's gradient is written once. Softmax arithmetic is in
+float32 (float64 for float64 input), the matrix products in the type of autocast or of the weight.
 
 With Z the log-sum-exp of a row and Z_t that of a tile, the probabilities of a tile are ``softmax_t * exp(Z_t - Z)``. So a
 row's factor never touches the tile: it goes to the hidden states on one side of the product, and to the result on the other.
@@ -21,6 +21,9 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 TILE = 1 << 21
 """Logits alive at once: 8 MB of float32, which stays near a CPU's cache and keeps a GPU busy."""
+KEPT_BYTES = 1 << 25
+"""Of probabilities that stay from forward to backward: a constant, whatever the batch and the vocabulary. What is kept saves one of
+four products with the output embedding, and a softmax."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +102,11 @@ def token_logprobs(
         torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else weight.dtype
     )
     wanted = (with_entropy, with_mean, with_collision)
+    differentiable = any(x is not None and x.requires_grad for x in (hidden, weight, bias))
     logprobs, *extras = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, token, temperature, transform or LogitTransform(), wanted, dtype
-    )
+        hidden, weight, bias, token, temperature, transform or LogitTransform(), wanted, dtype,
+        differentiable and torch.is_grad_enabled(),
+    )  # fmt: skip
     entropy, mean, collision = (extra if asked else None for extra, asked in zip(extras, wanted, strict=True))
     return TokenLogprobs(logprobs, entropy, mean, collision)
 
@@ -118,6 +123,7 @@ class _TokenLogprobs(torch.autograd.Function):
         transform: LogitTransform,
         wanted: tuple[bool, bool, bool],
         dtype: torch.dtype,
+        goes_back: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with_entropy, with_mean, with_collision = wanted
         tiles = _Tiles(hidden, weight, bias, temperature, transform, dtype)
@@ -126,8 +132,12 @@ class _TokenLogprobs(torch.autograd.Function):
         of_tiles = hidden.new_empty(len(tiles), rows, dtype=exact)
         expected, squares = (hidden.new_empty(len(tiles) if asked else 0, rows, dtype=exact) for asked in wanted[::2])
         total = hidden.new_zeros(rows if with_mean else 0, dtype=exact)
+        kept: list[Tensor] = []
+        num_kept = tiles.num_kept if goes_back and not _bends(transform, with_entropy, with_mean) else 0
         for number, here in enumerate(tiles):
             logits = tiles.logits(here)
+            if number < num_kept:
+                kept.append(tiles.softmax_of(logits, here))
             column = token - here.start
             inside = (column >= 0) & (column < logits.shape[1])
             own = logits.gather(1, column.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1)
@@ -151,6 +161,7 @@ class _TokenLogprobs(torch.autograd.Function):
         mean = total / weight.shape[0] - logsumexp if with_mean else total
         ctx.save_for_backward(hidden, weight, bias, token, target, logsumexp, share, entropy)
         ctx.settings = (temperature, transform, wanted, dtype)
+        ctx.kept = kept  # neither inputs nor outputs, and let go of one after the other
         ctx.mark_non_differentiable(collision)
         return target - logsumexp, entropy, mean, collision
 
@@ -168,10 +179,11 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.empty_like(bias) if needs_bias else None
         # one factor a row is all there is, unless a term bends the softmax itself
-        plain = transform.softcap is None and not (with_entropy and bool(grad_entropy.any())) and not with_mean
+        plain = not _bends(transform, with_entropy and bool(grad_entropy.any()), with_mean)
+        kept: list[Tensor] = ctx.kept  # type: ignore[attr-defined]
         for number, here in enumerate(tiles):
             if plain:
-                grad = tiles.softmax(here)
+                grad = kept.pop(0) if kept else tiles.softmax(here)
                 factor = share[number] * -grad_logprobs
             else:
                 logits = tiles.logits(here)
@@ -200,7 +212,12 @@ class _TokenLogprobs(torch.autograd.Function):
         if grad_bias is not None:
             grad_bias.index_add_(0, token, own.to(grad_bias.dtype))
         grad_hidden = grad_hidden.to(hidden.dtype) if grad_hidden is not None else None
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
+
+
+def _bends(transform: LogitTransform, by_entropy: bool, by_mean: bool) -> bool:
+    """Whether the gradient by the logits is more than the softmax times a factor for each row."""
+    return transform.softcap is not None or by_entropy or by_mean
 
 
 class _Tiles:
@@ -240,12 +257,20 @@ class _Tiles:
             logits.add_(self.bias[here])
         return logits if self.transform.softcap is None else self.transform(logits, self.temperature)
 
+    @property
+    def num_kept(self) -> int:
+        """Tiles whose probabilities ``KEPT_BYTES`` hold."""
+        return KEPT_BYTES // max(1, self.raw.nbytes)
+
     def softmax(self, here: slice) -> Tensor:
         """[M, tile] probabilities among the tile's own tokens, in the type of the products."""
+        return self.softmax_of(self.logits(here) if self.bias is not None else self._product(here), here)
+
+    def softmax_of(self, logits: Tensor, here: slice) -> Tensor:
+        """The same of what ``logits`` has just given."""
         if self.bias is not None:
-            return torch.softmax(self.logits(here), 1).to(self.hidden.dtype)
-        logits = self._product(here)  # the kernel adds up in float32 whatever it reads
-        return torch.softmax(logits, 1)
+            return torch.softmax(logits, 1).to(self.hidden.dtype)
+        return torch.softmax(self._part(self.raw, here), 1)  # the kernel adds up in float32 whatever it reads
 
     def _product(self, here: slice) -> Tensor:
         return torch.mm(self.hidden, self.weight[here].T, out=self._part(self.raw, here))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from rlhf.activity import before_phase, doing, doing_each, step_done, training_loop
+from rlhf.allocator import keep_freed_memory
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import CheckpointError, ConfigError, InterruptedRun, did_you_mean
@@ -49,6 +50,7 @@ FREE_TO_CHANGE = {
     "log_to",
     "guards",
     "max_nonfinite_steps",
+    "cache_reference",
 }
 """Settings that a resumed run may change: where it keeps what, and when it asks for help. None of them decides what a healthy run
 results in; a guard that stopped a run must not make it begin again from the start once its limit was changed."""
@@ -156,6 +158,7 @@ class Loop:
             TrainingError: A guard says stop, or too many steps were not finite.
         """
         began = time.monotonic()
+        keep_freed_memory()
         seed_everything(derive_seed(self.config.seed, self.algorithm.name))
         self._resume()
         try:

@@ -257,3 +257,65 @@ def test_under_autocast_products_are_in_bfloat16_and_gradients_in_the_weights_ty
     for mine, theirs in zip(ours, exact, strict=True):
         assert mine.grad.dtype == torch.float32
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=0.03)
+
+
+@with_and_without_bias
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kept", [0, 40, 1 << 20], ids=["none", "some", "all"])
+def test_what_is_kept_for_the_backward_pass_does_not_change_a_bit(inputs, monkeypatch, dtype, kept, has_bias):
+    hidden, weight, bias, token = inputs
+    monkeypatch.setattr(module, "TILE", 2 * ROWS)
+
+    def gradients(kept_bytes):
+        monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
+        tensors = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight, bias)]
+        found = token_logprobs(
+            tensors[0], tensors[1], tensors[2] if has_bias else None, token, temperature=0.7
+        ).logprobs
+        return found, torch.autograd.grad(
+            found.double() @ torch.arange(1.0, ROWS + 1).double(), tensors[: 2 + has_bias]
+        )
+
+    for ours, other in zip(gradients(kept)[1], gradients(0)[1], strict=True):
+        assert torch.equal(ours, other)
+
+
+def test_a_tile_that_was_kept_is_not_made_again(inputs, monkeypatch):
+    hidden, weight, _, token = inputs
+    monkeypatch.setattr(module, "TILE", 2 * ROWS)
+    tile = 2 * ROWS * 8
+
+    def products(kept_bytes):
+        monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
+        counted = count_calls(lambda: token_logprobs(hidden, weight, None, token).logprobs.sum().backward(), "mm")
+        return counted
+
+    assert [products(size) for size in (0, tile, 2 * tile, 100 * tile)] == [16, 15, 14, 12]
+
+
+def test_without_gradient_nothing_is_kept(inputs, monkeypatch):
+    hidden, weight, _, token = inputs
+    with torch.no_grad():
+        assert count_calls(lambda: token_logprobs(hidden, weight, None, token), "_softmax") == 0
+    assert count_calls(lambda: token_logprobs(hidden, weight, None, token), "_softmax") == 1
+
+
+def test_a_second_pass_back_over_what_was_let_go_gives_the_same(inputs):
+    hidden, weight, _, token = inputs
+    loss = token_logprobs(hidden, weight, None, token).logprobs.sum()
+    first = torch.autograd.grad(loss, [hidden, weight], retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(loss, [hidden, weight]), strict=True))
+
+
+def count_calls(work, name):
+    """How often an operation of this name runs."""
+    found = []
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            found.append(operation._schema.name.removeprefix("aten::"))
+            return operation(*args, **(kwargs or {}))
+
+    with Counter():
+        work()
+    return found.count(name)
