@@ -76,6 +76,10 @@ docs: $(VENV)/.dev  ## links, commands and code blocks of every page
 bench: $(VENV)/.core  ## each row of work here and in TRL side by side, into benchmarks/RESULTS.md (hours; make bench ARGS="--quick")
 	TORCH_INDEX=$(TORCH_INDEX) $(RUN) benchmarks.peer --all --write $(ARGS)
 
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.core  ## SFT, DPO and GRPO here and in TRL with its best kernels on a GPU, into benchmarks/RESULTS-gpu.md (ARGS=--large: 1.5B too)
+	TORCH_INDEX=$(TORCH_INDEX) $(RUN) benchmarks.peer.gpu $(ARGS)
+
 SEEDS := OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/seeds.py --other-base runs/base-1/base/model
 
 .PHONY: results

@@ -16,6 +16,7 @@ os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1",
     TOKENIZERS_PARALLELISM="false",
     TRL_EXPERIMENTAL_SILENCE="1",
+    RLHF_CACHE="off",  # no test finds what another, or the person who runs it, left
     MPLBACKEND="Agg",
     NO_COLOR="1",
 )
@@ -47,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("browser") and not any(map(shutil.which, CHROMIUM_NAMES)):
             item.add_marker(pytest.mark.skip(reason="needs Chromium (Debian: apt-get install chromium)"))
+        if item.get_closest_marker("vllm") and not os.environ.get("RLHF_VLLM_PYTHON"):
+            item.add_marker(pytest.mark.skip(reason="needs vLLM: set RLHF_VLLM_PYTHON, see docs/vllm.md"))
         if item.get_closest_marker("postgres") and not postgres.is_there():
             item.add_marker(pytest.mark.skip(reason=postgres.MISSING))
 

@@ -9,6 +9,7 @@ machine       what the machine can do: matrix products, copies
 environments  the peer's virtual environments
 driver        starts two sides, lets them step in turns, compares what they computed, then their seconds
 results       one file for each row, so that a run can be broken off; report: RESULTS.md from them
+gpu           the rows of `make bench-gpu`, on the same harness; gpu_report: RESULTS-gpu.md
 
 What both sides import (cases, work, channel) needs the standard library alone: the peer's environment has no rlhf.
 """

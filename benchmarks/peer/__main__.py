@@ -52,18 +52,23 @@ def measure_rows(args: argparse.Namespace, rows: Rows) -> None:
         alone = args.ours_only or case.prompt_mean >= TOO_LONG_FOR_PEER
         settings = candidates_of(case)[0].name if args.no_trials else None
         plan = Plan(steps=steps, candidate=settings, sides=("rlhf",) if alone else BOTH)
-        code = code_hash(ROOT)
-        key = row_key(code, case, asdict(plan))
-        row = None if args.again else rows.find(case, key)
-        if row is None or "error" in row:
-            if not alone:
-                environments.prepare(BENCH, peer_of(case))
-            row = {**run_row(case, plan), "date": datetime.date.today().isoformat()}
-            same = code_hash(ROOT) == code
-            row |= {"key": key, "code": code} if same else {"key": "", "code": "edited meanwhile"}
-            if not args.ours_only:
-                rows.keep(case, row)
-        print(line(row), flush=True)
+        print(line(measured(case, plan, rows, again=args.again, keep=not args.ours_only)), flush=True)
+
+
+def measured(case: Case, plan: Plan, rows: Rows, *, again: bool, keep: bool = True) -> dict[str, Any]:
+    """A row that is there and made from this code, or else a new one, which is kept."""
+    code = code_hash(ROOT)
+    key = row_key(code, case, asdict(plan))
+    row = None if again else rows.find(case, key)
+    if row is None or "error" in row:
+        if len(plan.sides) > 1:
+            environments.prepare(BENCH, peer_of(case))
+        row = {**run_row(case, plan), "date": datetime.date.today().isoformat()}
+        same = code_hash(ROOT) == code
+        row |= {"key": key, "code": code} if same else {"key": "", "code": "edited meanwhile"}
+        if keep:
+            rows.keep(case, row)
+    return row
 
 
 def chosen(args: argparse.Namespace) -> list[Case]:

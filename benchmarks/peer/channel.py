@@ -28,14 +28,16 @@ class Step:
     """One step of one side."""
 
     seconds: float
-    """Processor time of all threads."""
+    """Processor time of all threads; on a GPU the time that passed until it had done all it was given."""
     wall_seconds: float
     peak_mib: float
-    """Highest resident size so far, above that of the loaded model before the first step."""
+    """Highest resident size so far, above that of the loaded model before the first step; on a GPU, of its tensors."""
     completion_tokens: int | None = None
     """Tokens of the completions that were sampled in it; None where none were."""
     sequences: list[tuple[int, list[int]]] | None = None
     """(prompt length, its completions' lengths) of what was sampled."""
+    reserved_mib: float | None = None
+    """Most that torch held of a GPU's memory so far, the loaded model included."""
 
 
 class Channel:
@@ -69,11 +71,77 @@ class Channel:
             self._out.close()
 
 
+class Host:
+    """Processor seconds and resident memory."""
+
+    def settle(self) -> None:
+        """Give back what loading left over, and begin to look for the highest."""
+        settle_memory()
+
+    def forget_peak(self) -> None:
+        """Begin to look anew."""
+        forget_peak()
+
+    def used_mib(self) -> float:
+        """Now."""
+        return resident_mib()
+
+    def peak_mib(self) -> float:
+        """The highest since then."""
+        return peak_mib()
+
+    def reserved_mib(self) -> float | None:
+        """Nobody holds more than is used."""
+        return None
+
+    def seconds(self) -> float:
+        """Of all threads."""
+        return time.process_time()
+
+
+class Card(Host):
+    """A GPU's: seconds that passed until its queue was empty, and what torch's allocator counts."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.cuda = torch.cuda
+
+    def settle(self) -> None:
+        """Give back what loading left over, and begin to look for the highest."""
+        gc.collect()
+        self.cuda.synchronize()
+        self.cuda.empty_cache()
+        self.forget_peak()
+
+    def forget_peak(self) -> None:
+        """Begin to look anew."""
+        self.cuda.reset_peak_memory_stats()
+
+    def used_mib(self) -> float:
+        """Tensors now."""
+        return float(self.cuda.memory_allocated()) / MIB
+
+    def peak_mib(self) -> float:
+        """Most tensors since then."""
+        return float(self.cuda.max_memory_allocated()) / MIB
+
+    def reserved_mib(self) -> float | None:
+        """With what the allocator keeps for later."""
+        return float(self.cuda.max_memory_reserved()) / MIB
+
+    def seconds(self) -> float:
+        """What was given to it is done by then."""
+        self.cuda.synchronize()
+        return time.perf_counter()
+
+
 class Meter:
     """Stands between a side's steps: stops the clock, reports, waits for the driver, starts the clock."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self.gauge = Host()
         self.losses: list[float] = []
         self.values: dict[str, list[float]] = {}
         """Whatever else both sides should agree on, by name, one number a step."""
@@ -86,14 +154,18 @@ class Meter:
         self._base = 0.0
         self._processor = self._wall = 0.0
 
+    def measure_on(self, device: str) -> None:
+        """Where seconds and memory are counted: ``cpu``, unless told otherwise, or ``cuda``."""
+        self.gauge = Card() if device == "cuda" else Host()
+
     def begin(self, **told: Any) -> None:
         """The model is loaded and the first step comes next: remember how much memory that is, and wait to be let go.
 
         Args:
             told: Goes to the driver.
         """
-        settle_memory()
-        self._base = resident_mib()
+        self.gauge.settle()
+        self._base = self.gauge.used_mib()
         self.channel.send(kind="ready", resident_mib=self._base, **told)
         self._wait()
 
@@ -103,8 +175,8 @@ class Meter:
 
     def step_done(self, *, sequences: Sequence[tuple[int, Sequence[int]]] | None = None) -> None:
         """A step ended. Waits where it was the last that the driver asked for."""
-        seconds, wall = time.process_time() - self._processor, time.perf_counter() - self._wall
-        step = Step(seconds, wall, peak_mib() - self._base)
+        seconds, wall = self.gauge.seconds() - self._processor, time.perf_counter() - self._wall
+        step = Step(seconds, wall, self.gauge.peak_mib() - self._base, reserved_mib=self.gauge.reserved_mib())
         sequences = sequences or self.sequences
         if sequences is not None:
             step.sequences = [(prompt, list(lengths)) for prompt, lengths in sequences]
@@ -129,11 +201,11 @@ class Meter:
             leave()
         self._left = message["count"]
         if message.get("forget_peak"):
-            forget_peak()
+            self.gauge.forget_peak()
         self._start_clock()
 
     def _start_clock(self) -> None:
-        self._processor, self._wall = time.process_time(), time.perf_counter()
+        self._processor, self._wall = self.gauge.seconds(), time.perf_counter()
 
 
 def run_side(main: Callable[[dict[str, Any], Meter], None]) -> NoReturn:

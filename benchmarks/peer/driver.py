@@ -6,7 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,6 +49,8 @@ class Plan:
     candidate: str | None = None
     """Take this one of the peer's settings instead of looking for the fastest."""
     sides: tuple[str, ...] = ("rlhf", "trl")
+    in_turns: bool = True
+    """Step by step (A B A B); False for one whole run after the other, where both would not fit into a GPU's memory."""
 
 
 @dataclass(slots=True)
@@ -136,18 +138,16 @@ def python_of(side: str) -> Path:
 
 def module_of(side: str, case: Case) -> str:
     """What a side runs."""
-    return {"rlhf": "benchmarks.peer.side_rlhf", "trl": "benchmarks.peer.side_trl"}.get(
-        side, "benchmarks.peer.side_trl_ppo"
-    )
+    return f"benchmarks.peer.side_{ {'rlhf': 'rlhf', 'trl-ppo': 'trl_ppo'}.get(side, 'trl') }"
 
 
 def environment(side: str, case: Case, reader: int, writer: int) -> dict[str, str]:
-    """Of a side: as many threads as the case says, offline, and no cache of another run."""
+    """Of a side: as many threads as the case says, offline unless kernels may come from the hub, and no cache of another run."""
     return {
         **os.environ, **({} if side == "rlhf" else PEER_ALLOCATOR),
         "OMP_NUM_THREADS": str(case.threads), "MKL_NUM_THREADS": str(case.threads), "TOKENIZERS_PARALLELISM": "false",
         "PYTHONPATH": str(ROOT), "BENCH_READ_FD": str(reader), "BENCH_WRITE_FD": str(writer),
-        "HF_HUB_OFFLINE": "1", "HF_HOME": str(BENCH / "hf"), "HF_DATASETS_DISABLE_CACHING": "1",
+        "HF_HUB_OFFLINE": "1" if case.device == "cpu" else "0", "HF_HOME": str(BENCH / "hf"), "HF_DATASETS_DISABLE_CACHING": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
 
@@ -165,13 +165,15 @@ def build_task(case: Case, rows: Sequence[Row], candidate: Candidate = PLAIN, **
     """What both sides are told."""
     return {
         "case": case.to_json(), "model": str(build_model(case)), "rows": list(rows), "candidate": dict(candidate.settings),
-        "learning_rate": LEARNING_RATE.get(case.method, OTHERS_LEARNING_RATE),
+        "candidate_model": dict(candidate.model), "learning_rate": LEARNING_RATE.get(case.method, OTHERS_LEARNING_RATE),
         "beta": 2.0 if case.method == "simpo" else 0.1, "target_margin": 1.0, "simpo_gamma": 1.0, "forced": False, **more,
     }  # fmt: skip
 
 
 def peer_of(case: Case) -> str:
     """The environment of the peer."""
+    if case.device == "cuda":
+        return "trl-gpu"
     return "trl-ppo" if case.method == "ppo" else "trl"
 
 
@@ -192,24 +194,47 @@ def run_case(case: Case, plan: Plan) -> dict[str, Any]:
     if len(sides) == 2 and case.method in ("grpo", "ppo"):
         found["asserted"] = compare_forced(case, sides, logs)
     task = build_task(case, rows, candidate)
-    with ExitStack() as stack:
-        running = [stack.enter_context(Side(side, case, task, logs / f"{side}.log")) for side in sides]
-        for side in running:
-            side.take(WARM_UP, timed=False)
-        for step in range(plan.steps):
-            for side in running:
-                side.take(1, timed=True)
-            if step == 0 and len(running) == 2 and "asserted" not in found:
-                compare(case, task, *(side.result for side in running))
-    results = [side.result for side in running]
+    run = in_turns if plan.in_turns else one_after_the_other
+    results = run(case, task, sides, logs, steps=plan.steps, compared="asserted" in found)
     if len(results) == 2:
         if "asserted" not in found:
             found["asserted"] = compare(case, task, *results)
         found |= summary(case, rows[WARM_UP * case.rows :], *results)
-    for side in running:
-        side.result.ready = {}  # ids, compared by now
-    found["sides"] = {"rlhf" if side.name == "rlhf" else "trl": asdict(side.result) for side in running}
+    for result in results:
+        result.ready = {}  # ids, compared by now
+    names = ["rlhf" if side == "rlhf" else "trl" for side in sides]
+    found["sides"] = dict(zip(names, map(asdict, results), strict=True))
     return found
+
+
+def in_turns(
+    case: Case, task: dict[str, Any], sides: Sequence[str], logs: Path, *, steps: int, compared: bool
+) -> list[SideResult]:
+    """Let sides step in turns; where they were not ``compared`` before, after the first timed step, so that hours are not lost."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(Side(side, case, task, logs / f"{side}.log")) for side in sides]
+        for side in running:
+            side.take(WARM_UP, timed=False)
+        for step in range(steps):
+            for side in running:
+                side.take(1, timed=True)
+            if step == 0 and len(running) == 2 and not compared:
+                compare(case, task, *(side.result for side in running))
+    return [side.result for side in running]
+
+
+def one_after_the_other(
+    case: Case, task: dict[str, Any], sides: Sequence[str], logs: Path, *, steps: int, compared: bool
+) -> list[SideResult]:
+    """Let each side run alone on the machine; the same steps on the same rows. ``compared`` is for those who step in turns."""
+    results = []
+    for name in sides:
+        with Side(name, case, task, logs / f"{name}.log") as side:
+            side.take(WARM_UP, timed=False)
+            for _ in range(steps):
+                side.take(1, timed=True)
+        results.append(side.result)
+    return results
 
 
 def compare_forced(case: Case, sides: Sequence[str], logs: Path) -> str:
@@ -236,31 +261,56 @@ def run_row(case: Case, plan: Plan) -> dict[str, Any]:
         return {"case": case.to_json(), "name": case.name, "plan": asdict(plan), "error": str(err)}
 
 
-def best_candidate(case: Case, plan: Plan) -> tuple[Candidate, dict[str, float]]:
+def best_candidate(case: Case, plan: Plan) -> tuple[Candidate, dict[str, float | str]]:
     """The fastest of the peer's settings, by a few steps of each.
 
     Returns:
-        The settings, and the seconds a step of all of them. A pass of the reference that is made before the first step is
-        spread over the steps of one epoch.
+        The settings, and the seconds a step of all of them, or why one could not be tried. A pass of the reference that is made
+        before the first step is spread over the steps of one epoch.
+
+    Raises:
+        SideFailed: None of them runs.
     """
     candidates = candidates_of(case)
     if plan.candidate is not None:
         return next(c for c in candidates if c.name == plan.candidate), {}
     if len(candidates) == 1:
         return candidates[0], {}
-    rows = draw_rows(case, count=case.rows * (1 + TRIAL), seed=plan.seed + 1)
+    there = packages_of(peer_of(case), {name for candidate in candidates for name in candidate.needs})
+    told: dict[str, float | str] = {}
     seconds = {}
     for number, candidate in enumerate(candidates):
+        missing = sorted(set(candidate.needs) - there)
+        if missing:
+            told[candidate.name] = f"{' and '.join(missing)} not installed"
+            continue
         log = BENCH / "logs" / case.name / f"candidate-{number}.log"
-        with Side(peer_of(case), case, build_task(case, rows, candidate), log) as side:
-            side.take(1, timed=False)
-            side.take(TRIAL, timed=True)
-        work = [s.seconds / (s.completion_tokens or 1) for s in side.result.steps]
-        seconds[candidate.name] = statistics.median(work) + side.result.notes.get("reference_seconds", 0.0) / (
-            1 + TRIAL
-        )
-    best = min(candidates, key=lambda candidate: seconds[candidate.name])
-    return best, seconds
+        try:
+            seconds[candidate.name] = told[candidate.name] = seconds_a_step(case, candidate, log, seed=plan.seed + 1)
+        except SideFailed as err:
+            told[candidate.name] = str(err)
+    if not seconds:
+        raise SideFailed(f"{peer_of(case)} runs with none of its settings: {told}")
+    return min((c for c in candidates if c.name in seconds), key=lambda candidate: seconds[candidate.name]), told
+
+
+def seconds_a_step(case: Case, candidate: Candidate, log: Path, *, seed: int) -> float:
+    """Of the peer with some settings; where completions are sampled, for each of their tokens."""
+    rows = draw_rows(case, count=case.rows * (1 + TRIAL), seed=seed)
+    with Side(peer_of(case), case, build_task(case, rows, candidate), log) as side:
+        side.take(1, timed=False)
+        side.take(TRIAL, timed=True)
+    reference = side.result.notes.get("reference_seconds", 0.0) / (1 + TRIAL)
+    return statistics.median(map(per_unit, side.result.steps)) + reference
+
+
+def packages_of(side: str, names: Collection[str]) -> set[str]:
+    """Those of the packages that a side's environment has."""
+    if not names:
+        return set()
+    code = "import sys, importlib.util as u; print(*(name for name in sys.argv[1:] if u.find_spec(name)))"
+    command = [str(python_of(side)), "-c", code, *sorted(names)]
+    return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
 
 
 def per_unit(step: Step) -> float:

@@ -9,7 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-REQUIREMENTS = {"trl": "requirements-trl.txt", "trl-ppo": "requirements-trl-ppo.txt"}
+REQUIREMENTS = {
+    "trl": "requirements-trl.txt",
+    "trl-ppo": "requirements-trl-ppo.txt",
+    "trl-gpu": "requirements-trl-gpu.txt",
+}
+OPTIONAL = {"trl-gpu": ("trl[kernels]==1.16.0", "trl[liger]==1.16.0", "trl[vllm]==1.16.0")}
+"""What makes the peer faster on a GPU, within TRL's own bounds. Each is installed by itself, and the peer goes without one that does not
+fit to the rest or has no wheel here. flash-attn has none on the index: what is installed by hand is used, as is the hub's build of it."""
 STAMP = ".requirements"
 """Hash of the file that an environment was made from; written last, so that an installation that broke off is done again."""
 
@@ -38,4 +45,7 @@ def prepare(bench: Path, name: str, *, say: Callable[[str], None] = print) -> No
     index = os.environ.get("TORCH_INDEX")
     subprocess.run([*pip, torch, *(["--extra-index-url", index] if index else [])], check=True)
     subprocess.run([*pip, "-r", str(file)], check=True)
+    for extra in OPTIONAL.get(name, ()):
+        if subprocess.run([*pip, "-c", str(file), extra]).returncode != 0:
+            say(f"{extra} can't be installed beside the rest; the peer goes without it")
     stamp.write_text(wanted)

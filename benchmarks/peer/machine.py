@@ -5,9 +5,11 @@ python -m benchmarks.peer.machine 1        as many threads; prints JSON
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +25,9 @@ SHAPES = {
 """Rows, inner, columns: a large square, and the heads of models A and B. The best of them is the peak that shares are taken of."""
 REPEATS = 5
 COPIED_MIB = 256
-PACKAGES = ("rlhf", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "numpy")
+PACKAGES = (
+    "rlhf", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "numpy", "liger-kernel", "kernels", "flash-attn", "vllm",
+)  # fmt: skip
 
 
 def seconds_of(work: Callable[[], object], *, repeats: int = REPEATS) -> float:
@@ -76,6 +80,22 @@ def describe() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
+
+
+def card() -> dict[str, str] | None:
+    """The GPU that torch would use, with its driver; None where it finds none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    about = torch.cuda.get_device_properties(0)
+    driver = "unknown"
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        said = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
+        driver = said[0] if said else driver
+    memory = f"{about.total_memory / 2**30:.0f} GiB"
+    return {"name": about.name, "memory": memory, "driver": driver, "cuda": str(torch.version.cuda)}
 
 
 def versions() -> dict[str, str]:

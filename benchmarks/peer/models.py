@@ -1,9 +1,9 @@
 """The models that both sides load: llamas with random weights, a language model and a reward model of each shape, made once.
 
-    python -m benchmarks.peer.models .bench/models/A-32000 '{"hidden": 256, ...}' fixed
+    python -m benchmarks.peer.models .bench/models/A-32000 '{"hidden": 256, ...}' 0
 
-``sampled`` instead of ``fixed`` makes a model whose completions end by themselves, see ``make_completions_end``; fixed rows are trained
-on with plain random weights, in which no unit stands out.
+80 instead of 0 makes a model whose completions end by themselves after so many tokens, see ``make_completions_end``; fixed rows are
+trained on with plain random weights, in which no unit stands out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.peer.cases import COMPLETION_ENDS_AT, EOS, FIRST_WORD, MAX_POSITIONS, PAD, UNKNOWN, Case, Shape
+from benchmarks.peer.cases import EOS, FIRST_WORD, GPU_MODELS, MAX_POSITIONS, PAD, UNKNOWN, Case, Shape
 
 REWARD = "reward"
 """Folder of the reward model, inside the language model's."""
@@ -24,34 +24,36 @@ SPIKE = 0.1
 
 def folder_of(root: Path, case: Case) -> Path:
     """Where a case's model lies."""
-    return root / "models" / f"{case.model}-{case.shape.vocabulary}{'-sampled' if case.is_sampled else ''}"
+    ends = "" if not case.is_sampled else "-sampled" if case.max_new_tokens == 128 else f"-sampled-{case.ends_after}"
+    return root / "models" / f"{case.model}-{case.shape.vocabulary}{ends}"
 
 
-def build(folder: Path, shape: Shape, *, ends: bool) -> None:
-    """Write language model, reward model and tokenizer; with ``ends``, one whose completions do."""
+def build(folder: Path, shape: Shape, *, ends_after: int, with_judge: bool = True) -> None:
+    """Write language model, tokenizer and, unless told otherwise, a reward model; completions end after so many tokens, or, for 0,
+    hardly ever."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
-        max_position_embeddings=MAX_POSITIONS, tie_word_embeddings=shape.tied,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads or shape.heads,
+        max_position_embeddings=shape.positions, tie_word_embeddings=shape.tied,
         bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    if ends:
-        if shape.tied:
-            raise SystemExit("A tied head reads what the embeddings hold; sampling is measured on model A alone.")
-        make_completions_end(model, one_in=COMPLETION_ENDS_AT)
-    judge = LlamaForSequenceClassification(
-        LlamaConfig(**config.to_dict() | {"id2label": {0: "score"}, "label2id": {"score": 0}})
-    )
-    judge.model.load_state_dict(model.model.state_dict())
-    tokenizer = build_tokenizer(shape.vocabulary)
-    for kind, where in ((judge, folder / REWARD), (model, folder)):
-        kind.save_pretrained(where)
-        tokenizer.save_pretrained(where)
+    if ends_after:
+        make_completions_end(model, one_in=ends_after)
+    tokenizer = build_tokenizer(shape.vocabulary, positions=shape.positions)
+    if with_judge:
+        judge = LlamaForSequenceClassification(
+            LlamaConfig(**config.to_dict() | {"id2label": {0: "score"}, "label2id": {"score": 0}})
+        )
+        judge.model.load_state_dict(model.model.state_dict())
+        judge.save_pretrained(folder / REWARD)
+        tokenizer.save_pretrained(folder / REWARD)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def make_completions_end(model: object, *, one_in: int) -> None:
@@ -76,7 +78,7 @@ def make_completions_end(model: object, *, one_in: int) -> None:
         head[EOS, 0] = low
 
 
-def build_tokenizer(vocabulary: int) -> object:
+def build_tokenizer(vocabulary: int, *, positions: int = MAX_POSITIONS) -> object:
     """One word for each id, ``w3`` to ``wN``, parted by spaces: a text and its ids say the same."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -90,15 +92,18 @@ def build_tokenizer(vocabulary: int) -> object:
         pad_token="<pad>",
         eos_token="</s>",
         unk_token="<unk>",
-        model_max_length=MAX_POSITIONS,
+        model_max_length=positions,
     )
 
 
 def arguments_of(folder: Path, case: Case) -> list[str]:
     """For a process of its own: the driver loads no torch."""
-    kind = "sampled" if case.is_sampled else "fixed"
-    return ["-m", "benchmarks.peer.models", str(folder), json.dumps(asdict(case.shape)), kind]
+    ends_after = case.ends_after if case.is_sampled else 0
+    kind = [str(ends_after), *(["no-judge"] if case.model in GPU_MODELS else [])]
+    return ["-m", "benchmarks.peer.models", str(folder), json.dumps(asdict(case.shape)), *kind]
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]), Shape(**json.loads(sys.argv[2])), ends=sys.argv[3] == "sampled")
+    build(
+        Path(sys.argv[1]), Shape(**json.loads(sys.argv[2])), ends_after=int(sys.argv[3]), with_judge="no-judge" not in sys.argv
+    )  # fmt: skip

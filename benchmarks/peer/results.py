@@ -13,6 +13,7 @@ from benchmarks.peer.cases import Case
 MEASURING = (
     "agreement.py", "cases.py", "channel.py", "driver.py", "models.py", "side_generate.py", "side_rlhf.py", "side_trl.py",
     "side_trl_ppo.py", "work.py", "../requirements-trl.txt", "../requirements-trl-ppo.txt",
+    "../requirements-trl-gpu.txt",
 )  # fmt: skip
 """Files of the comparison that decide what a row says; the rest only writes about it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ def main(task: dict[str, Any], meter: Meter) -> None:
 
     case = Case(**task["case"])
     torch.set_num_threads(case.threads)
+    meter.measure_on(case.device)
     if case.method == "generate":
         from benchmarks.peer import side_generate
 
@@ -58,6 +58,8 @@ def metered_log(meter: Meter, *, steps: int = 1, shared: Callable[[Metrics], Met
                 return
             meter.losses.append(metrics["loss/train"])
             meter.note("grad_norm", metrics["grad_norm"])
+            if "rollout/logprob_gap" in metrics:
+                meter.note("logprob_gap", metrics["rollout/logprob_gap"])
             for name, value in shared(metrics).items():
                 meter.note(name, value)
             if step % steps == 0:
@@ -97,7 +99,7 @@ def load_policy(task: Mapping[str, Any]) -> Any:
     """By the way that users load."""
     from rlhf.models.policy import PolicyModel
 
-    return PolicyModel.from_pretrained(task["model"])
+    return PolicyModel.from_pretrained(task["model"]).to(task["case"]["device"])
 
 
 def offline(task: Mapping[str, Any], case: Case) -> dict[str, Any]:
@@ -126,21 +128,26 @@ def run_reward(task: dict[str, Any], case: Case, meter: Meter) -> None:
     trainer.train()
 
 
-def ask_reference(trainer: Any) -> float:
-    """Processor seconds of the pass of the reference over all rows, which the trainer does once, before the first step."""
-    began = time.process_time()
-    trainer.scored.ask(trainer.reference, trainer.config, trainer.policy.device)
-    return time.process_time() - began
+def ask_reference(trainer: Any, meter: Meter) -> float:
+    """Seconds of the pass of the reference over all rows, which the trainer does once, before the first step."""
+    began = meter.gauge.seconds()
+    trainer.scored.ask(trainer.reference, trainer.settings, trainer.policy.device)
+    return meter.gauge.seconds() - began
+
+
+def on_pairs(task: Mapping[str, Any], case: Case) -> dict[str, Any]:
+    """Settings of a trainer with a reference, which is asked in every run: what an earlier run was told would hide what it costs."""
+    return {**offline(task, case), "beta": task["beta"], "cache_reference": False}
 
 
 def run_dpo(task: dict[str, Any], case: Case, meter: Meter) -> None:
     from rlhf.config.preference import DPOConfig
     from rlhf.training.dpo import DPOTrainer
 
-    config = DPOConfig.of({**offline(task, case), "beta": task["beta"]})
+    config = DPOConfig.of(on_pairs(task, case))
     trainer = DPOTrainer(load_policy(task), config, groups(task), log=metered_log(meter))
     meter.begin()
-    meter.notes["reference_seconds"] = ask_reference(trainer)
+    meter.notes["reference_seconds"] = ask_reference(trainer, meter)
     trainer.train()
 
 
@@ -157,10 +164,10 @@ def run_kto(task: dict[str, Any], case: Case, meter: Meter) -> None:
         return [places.index(start + (place - start - 1) % case.rows) for place in places]
 
     rlhf.training.kto.mismatched_rows = trls_pairing
-    config = KTOConfig.of({**offline(task, case), "beta": task["beta"]})
+    config = KTOConfig.of(on_pairs(task, case))
     trainer = rlhf.training.kto.KTOTrainer(load_policy(task), config, groups(task), log=metered_log(meter))
     meter.begin()
-    meter.notes["reference_seconds"] = ask_reference(trainer)
+    meter.notes["reference_seconds"] = ask_reference(trainer, meter)
     trainer.train()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +16,14 @@ from benchmarks.peer.models import REWARD
 from benchmarks.peer.work import share_of_low_words, text_of
 
 BEST: dict[str, Any] = {
-    "use_cpu": True, "gradient_checkpointing": False, "optim": "adamw_torch_fused", "report_to": "none", "disable_tqdm": True,
+    "gradient_checkpointing": False, "optim": "adamw_torch_fused", "report_to": "none", "disable_tqdm": True,
     "save_strategy": "no", "logging_steps": 1, "lr_scheduler_type": "constant", "warmup_steps": 0, "weight_decay": 0.0,
-    "max_grad_norm": 1.0, "num_train_epochs": 1, "dataloader_pin_memory": False, "seed": 0,
+    "max_grad_norm": 1.0, "num_train_epochs": 1, "seed": 0,
 }  # fmt: skip
+
+
+GAP = "sampling/sampling_logp_difference/mean"
+"""TRL's name of the mean difference between the log-probabilities of its engine and of its trainer; it measures it with vLLM alone."""
 
 
 def main(task: dict[str, Any], meter: Meter) -> None:
@@ -29,6 +32,7 @@ def main(task: dict[str, Any], meter: Meter) -> None:
 
     case = Case(**task["case"])
     torch.set_num_threads(case.threads)
+    meter.measure_on(case.device)
     if case.method == "generate":
         from benchmarks.peer import side_generate
 
@@ -47,6 +51,8 @@ def settings(task: Mapping[str, Any], case: Case, *, batch: int | None = None) -
     """Of every trainer: the best ones we know, and those of the candidate."""
     return {
         **BEST,
+        "use_cpu": case.device == "cpu",
+        "dataloader_pin_memory": case.device != "cpu",
         "output_dir": tempfile.mkdtemp(prefix="bench-trl-"),
         "bf16": case.dtype == "bf16",
         "learning_rate": task["learning_rate"],
@@ -65,9 +71,9 @@ def clock(meter: Meter) -> Any:
             if "loss" in logs:
                 meter.losses.append(float(logs["loss"]))
                 meter.note("grad_norm", logs["grad_norm"])
-                for name in ("log_odds_ratio",):
+                for name in ("log_odds_ratio", GAP):
                     if name in logs:
-                        meter.note(name, logs[name])
+                        meter.note("logprob_gap" if name == GAP else name, logs[name])
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             meter.step_done()
@@ -121,7 +127,8 @@ def model_and_tokenizer(task: Mapping[str, Any], *, folder: str = "") -> tuple[A
 
     kind = AutoModelForSequenceClassification if folder else AutoModelForCausalLM
     path = os.path.join(task["model"], folder) if folder else task["model"]
-    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    how = {"attn_implementation": "sdpa", **task.get("candidate_model", {})}
+    model = kind.from_pretrained(path, dtype=torch.float32, **how)
     return model, AutoTokenizer.from_pretrained(path)
 
 
@@ -165,9 +172,9 @@ def time_reference(trainer_type: Any, meter: Meter) -> None:
     original = trainer_type._precompute_ref_logps
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        began = time.process_time()
+        began = meter.gauge.seconds()
         found = original(*args, **kwargs)
-        meter.notes["reference_seconds"] = meter.notes.get("reference_seconds", 0.0) + time.process_time() - began
+        meter.notes["reference_seconds"] = meter.notes.get("reference_seconds", 0.0) + meter.gauge.seconds() - began
         return found
 
     trainer_type._precompute_ref_logps = timed

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.peer.cases import EOS, FIRST_WORD, Case, Shape
 
 SIGMA = 0.6
-SHORTEST, LONGEST = 4, 896
+SHORTEST = 4
 EQUAL_LENGTHS = 4
 """Steps at the start of an ORPO run whose chosen completions are all of one length: TRL's likelihood term is a mean over tokens,
 ours, like the paper's, one per completion, and these are equal only then."""
@@ -45,10 +45,10 @@ class Tokens:
         return self.padded / self.unique
 
 
-def draw_length(rng: random.Random, mean: int) -> int:
+def draw_length(rng: random.Random, mean: int, *, longest: int = 896) -> int:
     """Log-normal with this mean, within what the model was made for."""
     drawn = rng.lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA)
-    return min(max(round(drawn), SHORTEST), LONGEST)
+    return min(max(round(drawn), SHORTEST), longest)
 
 
 def draw_rows(case: Case, *, count: int, seed: int = 0) -> list[Row]:
@@ -64,8 +64,8 @@ def draw_rows(case: Case, *, count: int, seed: int = 0) -> list[Row]:
 
     rows = []
     for number in range(count):
-        prompt = words(draw_length(rng, case.prompt_mean))
-        lengths = [draw_length(rng, case.completion_mean) for _ in range(per_row)]
+        prompt = words(draw_length(rng, case.prompt_mean, longest=case.longest))
+        lengths = [draw_length(rng, case.completion_mean, longest=case.longest) for _ in range(per_row)]
         if case.method == "orpo" and number < EQUAL_LENGTHS * case.rows:
             lengths[0] = case.completion_mean
         row: Row = {"prompt": prompt, "completions": [[*words(length - 1), EOS] for length in lengths]}

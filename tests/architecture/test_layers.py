@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.source import FILES, imported_modules, module_of, name_of, room_of
 
 FLOORS = [
-    ["errors", "seeds", "activity"],
+    ["errors", "seeds", "activity", "allocator"],
     ["files"],
     ["config"],
     ["data", "losses"],
@@ -25,7 +25,7 @@ FLOORS = [
     ["__main__"],
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-LIGHT_ROOMS = {"errors", "seeds", "activity", "files", "config"}
+LIGHT_ROOMS = {"errors", "seeds", "activity", "allocator", "files", "config"}
 HEAVY = {"torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "scipy", "pandas", "pyarrow", "matplotlib"}
 
 

@@ -24,7 +24,7 @@ def come_in(browser, link, **how):
     page.set_default_timeout(5000)
     page.goto(link)
     page.get_by_role("button", name="Start").click()
-    page.wait_for_url(re.compile(r"/$"))
+    page.wait_for_url(re.compile(r"/(dashboard)?$"))
     return page
 
 
@@ -35,6 +35,7 @@ def test_an_owner_invites_shuts_out_and_admits_with_the_mouse(browser, tmp_path,
         server.add(*[task(f"t{n}") for n in range(9)])
         how = {"viewport": {"width": width, "height": 800}, "color_scheme": theme}
         boss = come_in(browser, server.invitation("boss", role="owner"), **how)
+        boss.get_by_role("link", name="Judge").click()
         boss.wait_for_selector(".task")
         for narrow in (360, 700, width):  # an owner has two links more than an annotator
             boss.set_viewport_size({"width": narrow, "height": 800})

@@ -74,7 +74,7 @@ def test_the_command_serves_until_it_is_told_to_stop_and_goes_on_where_it_was(tm
         '{"prompt": "2+2?", "completion_a": "4", "completion_b": "5", "preference": "tie"}\n'
     )
     command = [sys.executable, "-m", "rlhf.cli", "annotate", "tasks.jsonl", "--port", "0", "--annotator", "ann"]
-    for added in ("1 task added.", "0 tasks added, 1 were there."):
+    for added in ("1 task added.", "0 tasks added, 1 there already."):
         with subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:

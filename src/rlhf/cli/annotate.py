@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlhf.cli.failures import Interrupted
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import AssignmentRules, PreferenceStore
@@ -31,8 +31,14 @@ def annotate(
         str | None, typer.Option(help="How to ask: pairwise, graded5, graded7, ranking, rating or binary.")
     ] = None,
     batch: Annotated[
-        str | None, typer.Option(help="Name of the batch: new tasks get it, only its tasks are asked.")
+        str | None,
+        typer.Option(
+            help="Ask only tasks of this batch; new tasks get it. The store remembers it. (`feedback compare open` makes a batch.)"
+        ),
     ] = None,
+    all_batches: Annotated[
+        bool, typer.Option("--all-batches", help="Ask tasks of every batch again, after a --batch.")
+    ] = False,
     overlap: Annotated[int | None, typer.Option(help="Independent judgements of each task (1).", min=1)] = None,
     gold_frac: Annotated[
         float | None,
@@ -48,7 +54,7 @@ def annotate(
     annotator: Annotated[
         list[str] | None, typer.Option(help="Print an invitation for somebody of this name; may be repeated.")
     ] = None,
-    owner: Annotated[str, typer.Option(help="Name of the owner, who judges too and sees the dashboard.")] = "owner",
+    owner: Annotated[str, typer.Option(help="Name of the owner, who sees the dashboard and may judge, too.")] = "owner",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     public_url: Annotated[
@@ -63,12 +69,21 @@ def annotate(
 
     Prints a link for the owner and, with --annotator, one for each annotator. Every link works once, and
     only the newest of a person's. Starting again adds only tasks that are not there yet, and keeps all judgements.
+
+    Without --batch all tasks of the store are asked, whether they were imported or opened by `rlhf feedback compare open`;
+    the first line says which.
     """
     from rlhf.feedback.guidelines import set_guidelines
     from rlhf.feedback.guidelines_file import read_guidelines
     from rlhf.feedback.store import PreferenceStore
-    from rlhf.feedback.web.settings import WebSettings
+    from rlhf.feedback.web.settings import ADDRESS, WebSettings
 
+    if kind is not None and tasks is None:
+        raise ConfigError(
+            "--kind says how new tasks are asked, and no file of them was named; leave it out, or name one."
+        )
+    if batch is not None and all_batches:
+        raise ConfigError("--batch asks tasks of one batch and --all-batches of every one; give one of them.")
     asked = read_guidelines(guidelines) if guidelines is not None else None
     settings = WebSettings(host=host, port=port, public_url=public_url)
     refuse_open_door(settings, i_know=i_know)
@@ -78,11 +93,15 @@ def annotate(
             "overlap": overlap, "gold_frac": gold_frac, "timeout_minutes": timeout_minutes,
             "max_judgements": max_judgements, "batch": batch,
         }  # fmt: skip
-        set_rules(opened, {name: value for name, value in changed.items() if value is not None})
+        rules = {name: value for name, value in changed.items() if value is not None}
         if asked is not None:
             set_guidelines(opened, asked)
         if tasks is not None:
             add_tasks(opened, tasks, kind=kind, batch=batch or "")
+        if batch is not None:
+            check_batch(opened, batch)
+        set_rules(opened, rules | ({"batch": None} if all_batches else {}))
+        opened.set_setting(ADDRESS, settings.base_url)
         _say_how_far(opened, store)
         _print_links(opened, settings, owner=owner, annotators=annotator or [])
         _serve(opened, settings, server)
@@ -137,15 +156,45 @@ def add_tasks(store: PreferenceStore, source: str, *, kind: str | None, batch: s
 
     found = tasks_of(source, kind=kind, batch=batch)
     added = store.add_tasks(found, on_known="skip")
-    known = f", {len(found) - added:,} were there" if added < len(found) else ""
+    known = f", {len(found) - added:,} there already" if added < len(found) else ""
     print(f"{counted(added, 'task')} added{known}.")
 
 
+def check_batch(store: PreferenceStore, batch: str) -> None:
+    """Refuse a batch of which nobody could be asked anything.
+
+    Raises:
+        ConfigError: The store holds no task of it.
+    """
+    batches = store.batches()
+    if batch not in batches:
+        known = ", ".join(repr(name) if name else "tasks without one" for name in batches) or "none"
+        raise ConfigError(
+            f"There is no batch {batch!r} in this store.{did_you_mean(batch, batches)} There are: {known}."
+        )
+
+
 def _say_how_far(store: PreferenceStore, place: str) -> None:
-    far = store.progress()
-    if not far.num_tasks:
+    from rlhf.data.words import counted
+
+    batches, batch = store.batches(), store.rules.batch
+    if not batches:
         raise ConfigError(f"{_shown(place)} holds no tasks yet; name a file of them: rlhf annotate tasks.jsonl")
-    print(f"{_shown(place)}: {far.num_tasks:,} tasks, {far.num_done:,} of {far.num_wanted:,} judgements made.")
+    far = store.progress()
+    gold = f" and {counted(far.num_gold, 'gold item')}" if far.num_gold else ""
+    print(
+        f"{_shown(place)}: {counted(far.num_tasks, 'task')}{gold}, {far.num_done:,} of {counted(far.num_wanted, 'judgement')} made."
+    )
+    others = sum(number for name, number in batches.items() if name != batch)
+    if batch is not None and others:
+        print(
+            f"Asked is the batch {batch!r} alone; {counted(others, 'task')} beside it wait (--all-batches asks them, too)."
+        )
+    elif batch is None and len(batches) > 1:
+        listed = ", ".join(
+            f"{name!r} ({number:,})" if name else f"none ({number:,})" for name, number in batches.items()
+        )
+        print(f"Asked are the tasks of all batches: {listed}; --batch NAME asks one alone.")
 
 
 def _print_links(store: PreferenceStore, settings: WebSettings, *, owner: str, annotators: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,8 @@ def compare_open(
 ) -> None:
     """Make blinded tasks of several models' completions of the same prompts, and put them into a store.
 
-    Then `rlhf annotate --store evaluation.db` serves them, or `rlhf feedback compare export` hands them to another tool.
+    They are a batch of that store, called by --name: `rlhf annotate --store evaluation.db --batch human-eval` serves them (without
+    --batch it serves all that the store holds), and `rlhf feedback compare export` hands them to another tool.
     """
     from rlhf.data.words import counted
     from rlhf.feedback.evaluation import CRITERIA, HumanEvalProtocol
@@ -59,17 +61,23 @@ def compare_open(
 
     if overall and criteria is not None:
         raise ConfigError("--overall asks one question and --criteria several; give one of them.")
-    asked = () if overall else CRITERIA if criteria is None else read_guidelines(criteria)
-    protocol = HumanEvalProtocol(kind=kind, criteria=asked, baseline=baseline, name=name, seed=seed)
+    questions = () if overall else CRITERIA if criteria is None else read_guidelines(criteria)
+    protocol = HumanEvalProtocol(kind=kind, criteria=questions, baseline=baseline, name=name, seed=seed)
     answers = read_answers(file)
     tasks = protocol.build_tasks(answers.prompts, answers.completions, ids=answers.ids)
     with opened_store(store, must_exist=False) as opened:
         added = protocol.open(opened, tasks)
-    known = f", {len(tasks) - added:,} were there" if added < len(tasks) else ""
+    asked = len(protocol.asked(tasks))
+    known = f", {asked - added:,} there already" if added < asked else ""
     print(
         f"{counted(added, 'task')} added{known}: {counted(len(answers.prompts), 'prompt')}, models {', '.join(answers.completions)}."
     )
-    print(f"Have them judged: rlhf annotate --store {store} --batch {name}")
+    if same := len(tasks) - asked:
+        print(
+            f"{counted(same, 'more task')} would compare completions that are the same to the letter: nobody is asked, and the report "
+            "counts them as ties."
+        )
+    print(f"Have them judged: rlhf annotate --store {shlex.quote(store)} --batch {shlex.quote(name)}")
 
 
 @app.command("export")
@@ -89,8 +97,8 @@ def compare_export(
 
     with opened_store(store) as opened:
         protocol = HumanEvalProtocol.of_store(opened, name)
-        tasks = protocol.tasks(opened)
-    protocol.export(tasks, output, key)
+        tasks, identical = protocol.tasks(opened), protocol.identical(opened)
+    protocol.export(tasks, output, key, identical=identical)
     print(f"{counted(len(tasks), 'task')} written to {output}{f', the key to {key}' if key else ''}.")
 
 
@@ -102,14 +110,24 @@ def compare_import(
     store: StoreOption = STORE,
     name: NameOption = None,
 ) -> None:
-    """Bring judgements back from another tool; each value is in the order in which the completions were exported."""
+    """Bring judgements back from another tool, one line for each task and annotator, completions in the order of the export.
+
+    \b
+    {"id": "human-eval-6d0c", "annotator": "ann", "value": VALUE}
+    VALUE by kind:
+      pairwise  {"preference": "a"}    "a", "b" or "tie"
+      graded5   {"grade": -2}          -2 to 2, above 0: the first is better
+      graded7   {"grade": 3}           -3 to 3
+      ranking   {"ranks": [1, 3, 2]}   for each completion; 1 is best
+      rating    {"ratings": {"accuracy": [4, 2]}}   1 to 5 for each
+    """
     from rlhf.data.words import counted
     from rlhf.feedback.evaluation import HumanEvalProtocol
 
     with opened_store(store) as opened:
         found = HumanEvalProtocol.of_store(opened, name).record(opened, file)
     print(
-        f"{counted(found.num_added, 'judgement')} added{f', {found.num_known:,} were there' if found.num_known else ''}."
+        f"{counted(found.num_added, 'judgement')} added{f', {found.num_known:,} there already' if found.num_known else ''}."
     )
 
 

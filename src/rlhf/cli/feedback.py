@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,7 +70,7 @@ def feedback_import(
         ]
         added = opened.add_tasks((item.task for item in found.items), on_known="skip")
         known = len(found.items) - added
-        print(f"{counted(added, 'task')} added{f', {known:,} were there' if known else ''} (read as {name!r}).")
+        print(f"{counted(added, 'task')} added{f', {known:,} there already' if known else ''} (read as {name!r}).")
         if ignored:
             print(
                 f"! {counted(len(ignored), 'gold answer')} of {counted(len(wants_gold), 'gold row')} not taken: the tasks were there "
@@ -78,12 +80,12 @@ def feedback_import(
         items: list[Item] = found.items if judgements else []
         recorded = record_judgements(opened, ((item.task.id, said) for item in items for said in item.said))
         if recorded.num_added or recorded.num_known:
-            there = f", {recorded.num_known:,} were there" if recorded.num_known else ""
+            there = f", {recorded.num_known:,} there already" if recorded.num_known else ""
             print(f"{counted(recorded.num_added, 'judgement')} added{there}.")
     for bad in found.left_out[:20]:
         print(f"left out: {bad.where}: {bad.reason}")
     if len(found.left_out) > 20:
-        print(f"... and {len(found.left_out) - 20:,} more rows left out.")
+        print(f"... and {counted(len(found.left_out) - 20, 'more row')} left out.")
 
 
 def _read(
@@ -128,24 +130,25 @@ def feedback_export(
         typer.Option(help="One row for each item instead of each judgement: majority, dawid-skene or bradley-terry."),
     ] = None,
     ties: Annotated[
-        str, typer.Option(help="With --aggregate: drop what nobody wins, or keep it (rows are then comparisons).")
-    ] = "drop",
+        str | None,
+        typer.Option(help="With --aggregate: drop what nobody wins (drop), or keep it (rows are then comparisons)."),
+    ] = None,
     min_judgements: Annotated[
-        int, typer.Option(help="With --aggregate: leave out items that fewer people judged.", min=1)
-    ] = 1,
+        int | None, typer.Option(help="With --aggregate: leave out items that fewer people judged (1).", min=1)
+    ] = None,
     qualified: Annotated[
         bool,
         typer.Option("--qualified", help="Only judgements of annotators who meet the rules of `rlhf feedback report`."),
     ] = False,
     min_items: Annotated[
-        int, typer.Option(help="With --qualified: judgements an annotator has made at least.", min=0)
-    ] = 50,
+        int | None, typer.Option(help="With --qualified: judgements an annotator has made at least (50).", min=0)
+    ] = None,
     min_agreement: Annotated[
-        float, typer.Option(help="With --qualified: least agreement with the others.", min=0, max=1)
-    ] = 0.7,
+        float | None, typer.Option(help="With --qualified: least agreement with the others (0.7).", min=0, max=1)
+    ] = None,
     min_gold_accuracy: Annotated[
-        float, typer.Option(help="With --qualified: least share of gold items right.", min=0, max=1)
-    ] = 0.8,
+        float | None, typer.Option(help="With --qualified: least share of gold items right (0.8).", min=0, max=1)
+    ] = None,
     kind: KindOption = None,
     batch: BatchOption = None,
     unjudged: Annotated[
@@ -165,6 +168,17 @@ def feedback_export(
     For a reward model: `rlhf feedback export pairs.jsonl --aggregate dawid-skene`, then `rlhf reward ... use_confidence=true`.
     """
     known = _writable(layout)
+    bars: dict[str, Any] = {
+        "min_judgements": min_items, "min_agreement": min_agreement, "min_gold_accuracy": min_gold_accuracy,
+    }  # fmt: skip
+    _refuse_idle(
+        {
+            "--ties": ties, "--min-judgements": min_judgements, "--min-items": min_items, "--min-agreement": min_agreement,
+            "--min-gold-accuracy": min_gold_accuracy, "--regenerate-confidence": regenerate_confidence, "--aggregate": aggregate,
+            "--qualified": qualified or None, "--kind": kind, "--batch": batch, "--unjudged": unjudged or None,
+            "--events": events or None,
+        }
+    )  # fmt: skip
     if aggregate is not None and known.write_items is not None:
         raise ConfigError(
             f"{layout!r} holds single judgements; leave --aggregate out, or write --format rows, trl or openai."
@@ -174,19 +188,55 @@ def feedback_export(
             rows, notes = _rows_of_events(opened, regenerate_confidence)
             _write(output, layout, rows, notes)
             return
-        from rlhf.data.words import printable
+        from rlhf.data.words import counted, printable
         from rlhf.feedback.exports import select
         from rlhf.feedback.quality import QualityRules
 
-        rules = QualityRules(min_judgements=min_items, min_agreement=min_agreement, min_gold_accuracy=min_gold_accuracy)
+        rules = QualityRules(**{name: bar for name, bar in bars.items() if bar is not None})
         selection = select(opened, kind=kind, batch=batch, only_qualified=qualified, rules=rules)
         for name, why in selection.unqualified.items():
             print(printable(f"left out: {name}: {why}"))
         if known.write_items is not None:
             number = known.write_items(output, selection.items, selection.guidelines)
-            print(f"{number:,} tasks with {selection.num_judgements:,} judgements written to {output}.")
+            said = counted(selection.num_judgements, "judgement")
+            print(f"{counted(number, 'task')} with {said} written to {output}.")
             return
-        _write(output, layout, _rows(selection, output, layout, aggregate, ties, min_judgements, unjudged), [])
+        _write(
+            output,
+            layout,
+            _rows(selection, output, layout, aggregate, ties or "drop", min_judgements or 1, unjudged),
+            [],
+        )
+
+
+IDLE_WITHOUT = {
+    "--aggregate": ("--ties", "--min-judgements"),
+    "--qualified": ("--min-items", "--min-agreement", "--min-gold-accuracy"),
+    "--events": ("--regenerate-confidence",),
+}
+"""Options of `export` that do nothing unless another one is given."""
+IDLE_WITH = {
+    "--events": ("--aggregate", "--qualified", "--kind", "--batch", "--unjudged"),
+    "--aggregate": ("--unjudged",),
+}
+"""And those that do nothing beside another one."""
+
+
+def _refuse_idle(given: Mapping[str, object]) -> None:
+    """Refuse options that were given and would do nothing: whoever gave them expects something of it.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    said = {name for name, value in given.items() if value is not None}
+    for table, word, mend in ((IDLE_WITHOUT, "without", "add"), (IDLE_WITH, "with", "leave out")):
+        for other, options in table.items():
+            idle = [name for name in options if name in said]
+            if idle and (other in said) == (word == "with"):
+                does, it = ("does", "it") if len(idle) == 1 else ("do", "them")
+                raise ConfigError(
+                    f"{' and '.join(idle)} {does} nothing {word} {other}; leave {it} out, or {mend} {other}."
+                )
 
 
 def _writable(layout: str) -> Format:
@@ -224,6 +274,10 @@ def _rows(
             guidelines=selection.guidelines,
         )
     is_ours = layout in (OURS, SAVED)
+    if unjudged and not is_ours:
+        raise ConfigError(
+            f"{layout!r} has no row for a task that nobody judged; leave --unjudged out, or write --format rows."
+        )
     flat = layout == SAVED or file_format(output) in (FileFormat.CSV, FileFormat.PARQUET)
     if flat and unjudged and is_ours:
         raise ConfigError(
@@ -243,10 +297,11 @@ def _rows(
 def _rows_of_events(
     store: PreferenceStore, regenerate_confidence: float | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
+    from rlhf.data.words import counted
     from rlhf.feedback.production import rows_of_events
 
     found = rows_of_events(store.events(), regenerate_confidence=regenerate_confidence)
-    return found.rows, [f"left out: {number:,} events: {reason}" for reason, number in found.left_out.items()]
+    return found.rows, [f"left out: {counted(number, 'event')}: {reason}" for reason, number in found.left_out.items()]
 
 
 def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[str]) -> None:
@@ -274,18 +329,16 @@ def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[st
 @app.command("formats")
 def feedback_formats(as_json: JsonOption = False) -> None:
     """List the layouts that can be imported and exported."""
-    from rich.table import Table
+    from rlhf.feedback.layouts import LAYOUTS
 
-    from rlhf.feedback.exchange import FORMATS, OURS, SAVED
-
-    rows = []
-    for name, known in FORMATS.items():
-        reads = known.read is not None or name in (OURS, SAVED, "trl", "sharegpt", "alpaca")
-        writes = name in (OURS, SAVED) or known.write_items is not None or known.row_of is not None
-        rows.append({"name": name, "import": reads, "export": writes, "about": known.about})
+    rows = [
+        {"name": name, "import": True, "export": known.exports, "about": known.about} for name, known in LAYOUTS.items()
+    ]
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
+    from rich.table import Table
+
     table = Table.grid(padding=(0, 2))
     for row in rows:
         how = " ".join(word for word in ("import", "export") if row[word])
@@ -307,19 +360,31 @@ def feedback_invite(
     name: Annotated[str, typer.Argument(help="Who is to judge; a name of your choice, shown to the owner only.")],
     store: StoreOption = STORE,
     owner: Annotated[bool, typer.Option("--owner", help="Invite them as an owner, who sees everything.")] = False,
-    url: Annotated[str, typer.Option(help="Where `rlhf annotate` is reached by them.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Where they reach `rlhf annotate`; by default where it was last served from this store.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Print a link by which somebody comes in, once. The server need not be stopped for it."""
     from urllib.parse import urlsplit
 
     from rlhf.feedback.web.auth import invitation_link
-    from rlhf.feedback.web.settings import WebSettings
+    from rlhf.feedback.web.settings import ADDRESS, WebSettings
 
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+    if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
         raise ConfigError(f"--url is {url!r}; wanted an address such as https://label.example.org.")
     with opened_store(store) as opened:
+        known = url or opened.setting(ADDRESS)
+        settings = WebSettings(public_url=known)
+        print(invitation_link(opened, name, role="owner" if owner else "annotator", settings=settings))
+    if known is None:
         print(
-            invitation_link(opened, name, role="owner" if owner else "annotator", settings=WebSettings(public_url=url))
+            f"No server was started with this store yet, so the link begins with {settings.base_url}; if `rlhf annotate` gets "
+            "another address (--port, --public-url), say it by --url.",
+            file=sys.stderr,
         )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from rlhf.cli.options import JsonOption
 from rlhf.cli.stores import STORE, StoreOption, opened_store
+from rlhf.errors import ConfigError
 
 
 def guidelines(
@@ -24,6 +25,7 @@ def guidelines(
     What is shown is such a file: `rlhf feedback guidelines > guide.yaml`, edit it, `rlhf feedback guidelines guide.yaml`. The
     page shows new guidelines with the next task; nothing need be stopped.
     """
+    from rlhf.data.words import counted
     from rlhf.feedback.guidelines import guidelines_of, set_guidelines
     from rlhf.feedback.guidelines_file import guidelines_json, guidelines_yaml, read_guidelines
 
@@ -32,10 +34,11 @@ def guidelines(
             found = guidelines_of(opened)
         print(guidelines_json(found) if as_json else guidelines_yaml(found), end="\n" if as_json else "")
         return
+    if as_json:
+        raise ConfigError("--json shows what a store asks for, and a file sets it; leave one of them out.")
     wanted = read_guidelines(file)  # before the store is made
     with opened_store(store, must_exist=False) as opened:
         set_guidelines(opened, wanted)
     examples = sum(len(one.examples) for one in wanted)
-    print(
-        f"Asked for from now on: {', '.join(one.name for one in wanted)}{f' ({examples} examples)' if examples else ''}."
-    )
+    with_examples = f" ({counted(examples, 'example')})" if examples else ""
+    print(f"Asked for from now on: {', '.join(one.name for one in wanted)}{with_examples}.")

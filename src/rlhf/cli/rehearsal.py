@@ -21,6 +21,20 @@ def simulate(
     good: Annotated[int, typer.Option(help="Annotators who err on 5 % of the items.", min=0)] = 3,
     careless: Annotated[int, typer.Option(help="Annotators who err on 35 %.", min=0)] = 1,
     spammers: Annotated[int, typer.Option(help="Annotators who throw a coin.", min=0)] = 0,
+    overlap: Annotated[
+        int | None,
+        typer.Option(
+            help="Independent judgements of each task (1); the store remembers it, as of `rlhf annotate --overlap`.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    gold_frac: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of tasks whose answer is known (0); remembered, too.", min=0, max=0.99, show_default=False
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after so many judgements.", min=1, show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same judgements.")] = 0,
     i_know: Annotated[
@@ -34,14 +48,25 @@ def simulate(
 
     Which completion is better is drawn by the seed, but for gold items: nothing here says anything about the models.
     """
+    from rlhf.cli.annotate import set_rules
+    from rlhf.data.words import counted
     from rlhf.feedback import dry_run
     from rlhf.feedback.simulate import crowd
 
     if not good + careless + spammers:
         raise ConfigError("The crowd is empty; wanted at least one of --good, --careless and --spammers.")
+    rules = {"overlap": overlap, "gold_frac": gold_frac}
     with opened_store(store) as opened:
+        if not i_know:
+            dry_run.check_no_people(opened)  # before its rules are changed
+        set_rules(opened, {name: value for name, value in rules.items() if value is not None})
         run = dry_run.simulate(opened, crowd(good, careless, spammers), seed=seed, limit=limit, among_people=i_know)
-    print(f"{run.num_judgements:,} simulated judgements:")
+    if overlap is not None and overlap > good + careless + spammers:
+        print(
+            f"! {counted(overlap, 'judgement')} of each task are wanted, and {counted(good + careless + spammers, 'annotator')} can "
+            "give no more than one each."
+        )
+    print(f"{counted(run.num_judgements, 'simulated judgement')}:")
     for name, number in run.by_annotator.items():
         print(f"  {name}  {number:,}")
 
@@ -55,8 +80,14 @@ def plan(
     power: Annotated[float, typer.Option(help="Chance to find a difference that is there.", min=0.01, max=0.99)] = 0.8,
     accuracy: Annotated[float, typer.Option(help="How often one annotator is right.", min=0.01, max=0.999)] = 0.75,
     wanted_accuracy: Annotated[
-        float, typer.Option(help="How often the majority is to be right.", min=0.01, max=0.9999)
-    ] = 0.9,
+        float | None,
+        typer.Option(
+            help="How often the majority is to be right (0.9); says how many judgements of each, unless --overlap does.",
+            min=0.01,
+            max=0.9999,
+            show_default=False,
+        ),
+    ] = None,
     pairs: Annotated[
         int | None, typer.Option(help="Pairs to judge; those that the difference needs by default.", min=1)
     ] = None,
@@ -70,6 +101,11 @@ def plan(
     """Before anybody is asked: how many pairs, how many judgements of each, and at what price."""
     from rlhf.feedback import planning
 
+    if overlap is not None and wanted_accuracy is not None:
+        raise ConfigError(
+            "--overlap says how many judgements of each pair there are, and --wanted-accuracy reckons it; give one."
+        )
+    wanted_accuracy = 0.9 if wanted_accuracy is None else wanted_accuracy
     enough = planning.judgements_for_accuracy(accuracy, wanted_accuracy)
     if overlap is None and enough is None:
         raise ConfigError(
@@ -134,6 +170,8 @@ def _by_overlap(difference: float, tie_frac: float, power: float, accuracy: floa
 def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy: float) -> None:
     from rich.table import Table
 
+    from rlhf.data.words import counted
+
     out = console()
     table = Table.grid(padding=(0, 2))
     found = plan["detectable_difference"]
@@ -156,8 +194,8 @@ def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy:
     choices = Table.grid(padding=(0, 2))
     for row in plan["overlaps"]:
         choices.add_row(
-            f"  {row['judgements_per_pair']}", f"{row['majority_accuracy']:.1%} right", f"{row['pairs']:,} pairs",
-            f"{row['judgements']:,} judgements",
+            f"  {row['judgements_per_pair']}", f"{row['majority_accuracy']:.1%} right", counted(row["pairs"], "pair"),
+            counted(row["judgements"], "judgement"),
         )  # fmt: skip
     out.print(choices)
     out.print(f"\nAccuracy of the reward model: {plan['reward_accuracy_reason']}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,8 @@ class OnlineDPOConfig(RLConfig):
     Of each prompt's completions the best and the worst are a pair; a prompt whose completions score alike teaches nothing.
     """
 
+    takes_importance: ClassVar[bool] = False
+    """Pairs are compared with each other, whoever wrote them."""
     group_size: int = Field(2, ge=2)
     """Completions sampled for each prompt, of which the best and the worst are compared."""
     sequences_per_step: int = Field(64, ge=1)
@@ -54,6 +56,8 @@ class OnlineDPOConfig(RLConfig):
 class DistillConfig(RLConfig):
     """On-policy distillation (GKD, Agarwal et al. 2023, arXiv:2306.13649): a teacher's distributions on the student's own texts."""
 
+    takes_importance: ClassVar[bool] = False
+    """The teacher says what it thinks of any text."""
     divergence_beta: float = Field(1.0, ge=0, le=1)
     """Generalised Jensen-Shannon divergence from the teacher: 0 is the forward KL, 1 the reverse KL, between them a mixture."""
     on_policy_frac: float = Field(1.0, ge=0, le=1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlhf.config.base import Config
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint
 from rlhf.config.held_out import HeldOutConfig
 from rlhf.config.training import TrainConfig, Truncation
 
@@ -125,6 +127,8 @@ class OverlongConfig(Config):
 class RLConfig(TrainConfig):
     """What all methods that learn from rewards share: ask, judge, give credit, learn."""
 
+    takes_importance: ClassVar[bool] = True
+    """Whether advantages teach, which `importance` could weigh."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate of the policy."""
     warmup_frac: float = Field(0.05, ge=0, lt=1)
@@ -141,6 +145,8 @@ class RLConfig(TrainConfig):
     """Completions in one optimiser step."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""
+    engine: EngineSpec = LocalEngineConfig()
+    """Who samples: this process (`local`), or vLLM (`vllm`, or its settings), see docs/vllm.md."""
     policy_loss: PolicyLoss = "clip"
     """What an advantage does to a token: PPO's clipped ratio; one ratio for the whole completion (GSPO, arXiv:2507.18071), or
     its form for advantages by token; a clipped weight (CISPO, 2506.13585); a soft gate (SAPO, 2511.20347); or the plain
@@ -156,8 +162,12 @@ class RLConfig(TrainConfig):
     """Bounds the loss of bad completions whose ratio grew (Ye et al. 2019, eq. 5, arXiv:1912.09729)."""
     gate_temperatures: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.05)
     """For `sapo`: how fast a token fades as its ratio leaves 1, where its advantage is above 0 and elsewhere."""
+    overlap: Literal["none", "one_step"] = "none"
+    """`one_step` samples the next rollout while this one is learned from, with the weights from before that, in a process of its
+    own (Noukhovitch et al. 2024, arXiv:2410.18252). Results are others than those of `none`, and as repeatable."""
     importance: ImportanceConfig | None = None
-    """Correct for differences between sampler and trainer; null where the sampler is this process's own."""
+    """Correct for differences between sampler and trainer; null where the sampler is this process's own. With `overlap` the ratio
+    of each token is cut at 2, unless something else is said here."""
     kl: KLConfig = KLConfig()
     """Penalty for moving away from the reference."""
     entropy_coef: float = Field(0.0, ge=0)
@@ -180,6 +190,29 @@ class RLConfig(TrainConfig):
     evaluation: HeldOutConfig = HeldOutConfig()
     """What is measured on held-out prompts, beside the mean score."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _older_weights_are_corrected(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and tree.get("overlap") == "one_step" and cls.takes_importance:
+            return {"importance": ImportanceConfig(), **tree}
+        return tree
+
+    @model_validator(mode="after")
+    def _older_weights_are_no_surprise(self) -> Self:
+        if self.overlap == "none":
+            return self
+        if self.takes_importance and self.importance is None:
+            raise ValueError(
+                "overlap `one_step` learns from completions of older weights, and importance is null, which would take them for the "
+                "policy's own; leave importance out (a token's ratio is cut at 2 then), or give its settings"
+            )
+        if self.kl.unbiased:
+            raise ValueError(
+                "kl.unbiased weighs by the ratio to the policy that a rollout's steps began from, and with overlap `one_step` an "
+                "older one has sampled; leave one of the two out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _bounds_belong_to_the_loss(self) -> Self:
         changed = {
@@ -193,6 +226,16 @@ class RLConfig(TrainConfig):
             raise ValueError(f"{min(unused)} does nothing where policy_loss is {self.policy_loss!r}; leave it out")
         if "gate_temperatures" in changed and self.policy_loss != "sapo":
             raise ValueError(f"gate_temperatures belong to policy_loss 'sapo'; it is {self.policy_loss!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can_sample_so(self) -> Self:
+        if complaint := engine_complaint(self.engine, self.sampling):
+            raise ValueError(complaint)
+        if self.overlap != "none" and self.engine.kind != "local":
+            raise ValueError(
+                "overlap samples in a process of its own, and so does engine `vllm`; leave one of the two out"
+            )
         return self
 
     @model_validator(mode="after")

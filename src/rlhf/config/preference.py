@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from rlhf.config.base import Config
 from rlhf.config.training import OfflineConfig, Truncation
 
 PairLoss = Literal[
@@ -19,6 +20,15 @@ TAKES_SMOOTHING = ("sigmoid", "robust", "exo", "aot", "aot_unpaired")
 """Those with a ``label_smoothing``."""
 SEES_ONE_PAIR = tuple(loss for loss in get_args(PairLoss) if not loss.startswith("aot"))
 """Those that need no pair but their own (all but ``rlhf.losses.WHOLE_STEP_LOSSES``)."""
+
+
+class AgainstReference(Config):
+    """What every method has that measures rows against a frozen reference."""
+
+    cache_reference: bool | Annotated[str, Field(min_length=1)] = True
+    """Keep what the reference said of the rows in files of at most 4 GiB, so that the next run on the same rows (another loss, beta,
+    seed or order) need not ask it; the result does not depend on it. A path names their folder; true stands for `reference` in
+    $RLHF_CACHE, by default ~/.cache/rlhf."""
 
 
 class PairsConfig(OfflineConfig):
@@ -36,7 +46,7 @@ class PairsConfig(OfflineConfig):
     """What happens to longer pairs."""
 
 
-class DPOConfig(PairsConfig):
+class DPOConfig(PairsConfig, AgainstReference):
     """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and the losses that share its margin."""
 
     beta: float = Field(0.1, gt=0)
@@ -135,7 +145,7 @@ class ORPOConfig(PairsConfig):
     """Weight of the chosen completions' negative log-likelihood, each a mean per token; the paper's loss has it at 1."""
 
 
-class KTOConfig(OfflineConfig):
+class KTOConfig(OfflineConfig, AgainstReference):
     """Learning from single completions, each good or bad: KTO (Ethayarajh et al. 2024, arXiv:2402.01306) and unpaired BCO."""
 
     learning_rate: float = Field(5e-7, gt=0)

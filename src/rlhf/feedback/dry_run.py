@@ -72,7 +72,7 @@ def simulate(
         ConfigError: The store holds such judgements, and ``among_people`` is not set.
     """
     if not among_people:
-        _check_no_people(store)
+        check_no_people(store)
     people = [replace(one, name=f"{PREFIX}{one.name}") for one in crowd]
     for person in people:
         store.add_annotator(person.name)
@@ -97,7 +97,12 @@ def simulate(
     return run
 
 
-def _check_no_people(store: PreferenceStore) -> None:
+def check_no_people(store: PreferenceStore) -> None:
+    """Refuse a store that holds people's judgements.
+
+    Raises:
+        ConfigError: It does.
+    """
     people = Counter(j.annotator for j in store.judgements() if not j.annotator.startswith(PREFIX))
     if people:
         names = listed(sorted(people))

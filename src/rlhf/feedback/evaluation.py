@@ -10,6 +10,9 @@
 
 Which completion comes first is drawn for every task, and balanced: of the tasks that compare the same models on the same
 criterion each model is first in equally many, give or take one. The order *is* the task's, so a judgement can always be decoded.
+
+Completions that are the same to the letter are not shown to anybody: of two that can't differ an annotator could report only
+a habit, such as liking what stands first. They are ties known in advance, and the results count them so.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ OVERALL = "overall"
 KINDS = ("pairwise", "graded5", "graded7", "ranking", "rating")
 SETTING = "evaluations"
 """Of a store: name -> how it is asked."""
+IDENTICAL = "identical completions"
+"""Of a store: name -> id -> what the key says of a task that is not asked, because its completions are the same."""
 KEY_COLUMNS = ("id", "item", "criterion", "kind", "models")
 
 
@@ -133,7 +138,10 @@ class HumanEvalProtocol:
         tasks = []
         for criterion in self._asked():
             for models in self._groups(list(completions)):
-                for number, order in self._orders(len(prompts), models, criterion):
+                differing = [n for n in range(len(prompts)) if not self._is_tie([completions[m][n] for m in models])]
+                same = sorted(set(range(len(prompts))).difference(differing))
+                ordered = [*self._orders(differing, models, criterion), *((n, range(len(models))) for n in same)]
+                for number, order in ordered:
                     shown = [models[place] for place in order]
                     item = names[number]
                     tasks.append(
@@ -149,14 +157,28 @@ class HumanEvalProtocol:
         random.Random(derive_seed(self.seed, "human-eval", "tasks")).shuffle(tasks)
         return tasks
 
+    def asked(self, tasks: Sequence[Task]) -> list[Task]:
+        """Those that somebody has to judge: all but comparisons of completions that are the same."""
+        return [task for task in tasks if not self._is_tie([response.text for response in task.responses])]
+
     def open(self, store: PreferenceStore, tasks: Sequence[Task]) -> int:
         """Put the tasks into a store and ask for its criteria; tasks that are there already are left alone.
 
-        The store remembers how it is asked, for ``of_store``.
+        The store remembers how it is asked, for ``of_store``, and which comparisons nobody is asked because their completions
+        are the same.
+
+        Returns:
+            How many were added.
 
         Raises:
             ConfigError: The store asks for other dimensions already, or holds another evaluation of this name.
+            DataError: All completions are the same.
         """
+        asked = self.asked(tasks)
+        if tasks and not asked:
+            raise DataError(
+                f"The completions to be compared are the same in all {len(tasks):,} tasks; there is nothing to ask."
+            )
         kept = store.setting(SETTING, {})
         if kept.get(self.name, self._settings()) != self._settings():
             raise ConfigError(
@@ -172,7 +194,11 @@ class HumanEvalProtocol:
                     f"{', '.join(g['name'] for g in wanted)} wants a store of its own."
                 )
             store.set_setting("guidelines", wanted)
-        added = store.add_tasks(tasks, on_known="skip")
+        added = store.add_tasks(asked, on_known="skip")
+        known = store.setting(IDENTICAL, {})
+        in_asked = {task.id for task in asked}
+        same = {task.id: _key_row(task) for task in tasks if task.id not in in_asked}
+        store.set_setting(IDENTICAL, {**known, self.name: {**known.get(self.name, {}), **same}})
         store.set_setting(SETTING, {**kept, self.name: self._settings()})
         return added
 
@@ -204,14 +230,34 @@ class HumanEvalProtocol:
         """This evaluation's tasks in a store."""
         return [task for task in store.tasks() if task.columns.get("evaluation") == self.name]
 
-    def export(self, tasks: Sequence[Task], tasks_file: Path | str, key_file: Path | str | None = None) -> None:
+    def identical(self, store: PreferenceStore) -> list[dict[str, Any]]:
+        """What the key says of the comparisons that nobody is asked, because their completions are the same."""
+        return list(store.setting(IDENTICAL, {}).get(self.name, {}).values())
+
+    def export(
+        self,
+        tasks: Sequence[Task],
+        tasks_file: Path | str,
+        key_file: Path | str | None = None,
+        *,
+        identical: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """For another tool: the tasks without a trace of the models, and the key that decodes what comes back.
 
-        A store that holds the tasks needs no key (``record``); without a store it is needed (``read``).
+        A store that holds the tasks needs no key (``record``); without a store it is needed (``read``). Comparisons of
+        completions that are the same stand in the key alone.
 
         The tool must give back, for each task, ``{"id", "annotator", "value"}`` with the value in the order of
         ``completions``, shaped as ``rlhf.feedback.store.check_value`` says.
+
+        Args:
+            tasks: As ``build_tasks`` or ``tasks`` gave them.
+            tasks_file: JSONL to write.
+            key_file: JSONL to write, for yourself.
+            identical: As ``identical`` gave them, where the tasks come from a store.
         """
+        asked = self.asked(tasks)
+        in_asked = {task.id for task in asked}
         write_jsonl(
             tasks_file,
             (
@@ -219,21 +265,13 @@ class HumanEvalProtocol:
                     "id": task.id, "kind": str(task.kind), "prompt": task.prompt,
                     "completions": [response.text for response in task.responses],
                 }
-                for task in tasks
+                for task in asked
             ),
         )  # fmt: skip
         if key_file is None:
             return
-        write_jsonl(
-            key_file,
-            (
-                {
-                    "id": task.id, "item": task.columns["item"], "criterion": task.columns["criterion"],
-                    "kind": str(task.kind), "models": [response.model for response in task.responses],
-                }
-                for task in tasks
-            ),
-        )  # fmt: skip
+        same = [*(_key_row(task) for task in tasks if task.id not in in_asked), *identical]
+        write_jsonl(key_file, [*map(_key_row, asked), *({**row, "identical": True} for row in same)])
 
     # ------------------------------------------------------------------------------------------------------ counting
 
@@ -289,22 +327,32 @@ class HumanEvalProtocol:
             if found.task.columns.get("evaluation") == self.name
         ]  # fmt: skip
 
-    def analyse(self, source: PreferenceStore | Sequence[Judged], *, resamples: int = 200) -> HumanEvaluation:
+    def analyse(
+        self, source: PreferenceStore | Sequence[Judged], *, key_file: Path | str | None = None, resamples: int = 200
+    ) -> HumanEvaluation:
         """Everything that the judgements say of the models, with intervals over prompts.
 
         Args:
             source: The store that holds the judgements, or what ``read`` gave.
+            key_file: That the judgements were read with: it knows how many comparisons were of completions that are the same.
+                A store knows that itself.
             resamples: Draws of prompts behind the intervals of strengths; the others have closed forms.
 
         Raises:
             DataError: Nothing was judged.
         """
-        from rlhf.feedback.evaluation_results import evaluate
+        from rlhf.feedback.evaluation_files import keyed_rows
+        from rlhf.feedback.evaluation_results import alike_of, evaluate
 
-        given = list(source) if isinstance(source, Sequence) else self.judged(source)
+        if isinstance(source, Sequence):
+            given = list(source)
+            key = [] if key_file is None else [row for _, row in keyed_rows(key_file, KEY_COLUMNS)]
+        else:
+            given = self.judged(source)
+            key = [*map(_key_row, self.tasks(source)), *({**row, "identical": True} for row in self.identical(source))]
         if not given:
             raise DataError(f"Nothing of the evaluation {self.name!r} was judged yet.")
-        return evaluate(given, self.criteria, seed=self.seed, resamples=resamples)
+        return evaluate(given, self.criteria, alike=alike_of(key), seed=self.seed, resamples=resamples)
 
     # ------------------------------------------------------------------------------------------------------- helpers
 
@@ -342,12 +390,16 @@ class HumanEvalProtocol:
             return [(model, self.baseline) for model in models if model != self.baseline]
         return list(combinations(models, 2))
 
-    def _orders(self, num: int, models: Sequence[str], criterion: str) -> list[tuple[int, list[int]]]:
+    def _is_tie(self, texts: Sequence[Text]) -> bool:
+        """Whether all completions are the same, and they are compared: one that is rated is worth its number all the same."""
+        return self.kind != "rating" and all(text == texts[0] for text in texts[1:])
+
+    def _orders(self, prompts: Sequence[int], models: Sequence[str], criterion: str) -> list[tuple[int, Sequence[int]]]:
         """(prompt, places of the models) of each task: in every block of as many prompts as models, each is first once."""
         rng = random.Random(derive_seed(self.seed, "human-eval", criterion, *models))
-        numbers = rng.sample(range(num), num)
-        orders: list[tuple[int, list[int]]] = []
-        for start in range(0, num, len(models)):
+        numbers = rng.sample(prompts, len(prompts))
+        orders: list[tuple[int, Sequence[int]]] = []
+        for start in range(0, len(numbers), len(models)):
             base = rng.sample(range(len(models)), len(models))
             for turn, number in enumerate(numbers[start : start + len(models)]):
                 orders.append((number, base[turn:] + base[:turn]))
@@ -367,3 +419,11 @@ class HumanEvalProtocol:
         if isinstance(prompt, str):
             return f"[{asked}]\n\n{prompt}"
         return [{"role": "system", "content": asked}, *prompt]
+
+
+def _key_row(task: Task) -> dict[str, Any]:
+    """What the key says of a task."""
+    return {
+        "id": task.id, "item": task.columns["item"], "criterion": task.columns["criterion"], "kind": str(task.kind),
+        "models": [response.model for response in task.responses],
+    }  # fmt: skip

@@ -18,7 +18,7 @@ from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.items import Said
 from rlhf.feedback.store.record import Recorded, record_judgements
 from rlhf.feedback.store.store import PreferenceStore
-from rlhf.feedback.store.values import Task, check_value
+from rlhf.feedback.store.values import SHAPES, Task, TaskKind, check_value
 
 EXTRAS: Mapping[str, tuple[type, ...]] = {"comment": (str,), "seconds": (int, float), "confidence": (int, float)}
 """What a row that comes back may say beside its value."""
@@ -112,7 +112,11 @@ def returned_rows(path: Path | str) -> list[tuple[str, dict[str, Any]]]:
         if (earlier := seen.setdefault((row["id"], who), where)) != where:
             raise RowError(where, f"{who!r} judged task {row['id']!r} before, at {earlier}; keep the one that counts.")
         if not isinstance(row["value"], dict):
-            raise RowError(where, f"value is {json.dumps(row['value'])[:80]}; wanted an object.")
+            raise RowError(
+                where,
+                f"value is {json.dumps(row['value'])[:80]}; wanted an object, such as {SHAPES[TaskKind.PAIRWISE]} "
+                "(`rlhf feedback compare import --help` shows one of each kind).",
+            )
     return found
 
 

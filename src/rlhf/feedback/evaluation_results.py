@@ -53,6 +53,21 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """How often two models' completions are the same: ties that nobody is asked about."""
+
+    num_same: int
+    """Prompts."""
+    num_prompts: int
+    """All prompts on which the two are compared, those among them."""
+
+    @property
+    def frac(self) -> float:
+        """Share of known ties."""
+        return self.num_same / self.num_prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Versus:
     """How often the first model was preferred."""
 
@@ -60,6 +75,20 @@ class Versus:
     second: str
     criterion: str
     rate: WinRate
+    """Over prompts on which their completions differ."""
+    alike: Alike | None = None
+    """Where their completions are the same on some prompts."""
+
+    @property
+    def over_all(self) -> Estimate:
+        """The rate over all prompts: with a share s of known ties, ``(1 - s) rate + s / 2``, and its interval alike.
+
+        Exact whatever part of the others was judged so far; ties thrown in with the judgements would count for more than
+        their share until all are in.
+        """
+        same = self.alike.frac if self.alike is not None else 0.0
+        rate, low, high = ((1 - same) * x + same / 2 for x in (self.rate.rate, self.rate.low, self.rate.high))
+        return Estimate(value=rate, low=low, high=high, n=self.rate.num_prompts, reason=self.rate.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +117,14 @@ class HumanEvaluation:
     """Of ratings only; two intervals side by side say less."""
     win_rates: list[Versus]
     strengths: dict[str, Estimate]
-    """Bradley-Terry log-odds against an average model; annotators weigh by their reliability. Empty for one model."""
+    """Bradley-Terry log-odds against an average model, on prompts where completions differ; annotators weigh by their
+    reliability. Empty for one model."""
     reliability: dict[str, float]
-    """Annotator -> probability that they report what they see, by the same fit."""
+    """Annotator -> probability that they report what they see, by the same fit; of those whom it could compare with others."""
+    reliability_reason: str
+    """Why there is none, or not one for everybody."""
+    num_identical: int
+    """Comparisons that nobody was asked, because their completions are the same."""
     power: Power | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,10 +145,16 @@ class HumanEvaluation:
                 {"models": [d.first, d.second], "criterion": d.criterion, **d.mean.to_dict()} for d in self.differences
             ],
             "win_rates": [
-                {"models": [v.first, v.second], "criterion": v.criterion, **v.rate.to_dict()} for v in self.win_rates
+                {
+                    "models": [v.first, v.second], "criterion": v.criterion, **v.rate.to_dict(),
+                    **({} if v.alike is None else {"identical": asdict(v.alike), "over_all_prompts": v.over_all.to_dict()}),
+                }
+                for v in self.win_rates
             ],
             "strengths": {model: found.to_dict() for model, found in self.strengths.items()},
             "reliability": dict(self.reliability),
+            **({"reliability_reason": self.reliability_reason} if self.reliability_reason else {}),
+            "num_identical": self.num_identical,
             "power": None if self.power is None else {**asdict(self.power), "detectable": finite_or_none(self.power.detectable)},
         }  # fmt: skip
 
@@ -134,15 +174,37 @@ class _Outcome:
     annotator: str
 
 
+def alike_of(key: Sequence[Mapping[str, Any]]) -> Mapping[tuple[str, str], Alike]:
+    """How often two models' completions are the same, of the pairs of which some are.
+
+    Args:
+        key: ``models`` and ``item`` of every comparison, and ``identical`` of those that nobody is asked.
+    """
+    items: dict[tuple[str, str], set[str]] = defaultdict(set)
+    same: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in key:
+        for first, second in combinations(sorted(row["models"]), 2):
+            items[first, second].add(row["item"])
+            if row.get("identical"):
+                same[first, second].add(row["item"])
+    return {pair: Alike(num_same=len(found), num_prompts=len(items[pair])) for pair, found in same.items()}
+
+
 def evaluate(
-    judged: Sequence[Judged], criteria: Sequence[AnnotationGuideline], *, seed: int, resamples: int
+    judged: Sequence[Judged],
+    criteria: Sequence[AnnotationGuideline],
+    *,
+    alike: Mapping[tuple[str, str], Alike],
+    seed: int,
+    resamples: int,
 ) -> HumanEvaluation:
     """See ``HumanEvalProtocol.analyse``."""
     models = tuple(sorted({model for one in judged for model in one.models}))
     outcomes = [outcome for one in judged for outcome in _outcomes(one, criteria)]
     rated = [one for one in judged if one.kind == "rating"]
-    win_rates = sorted(_win_rates(outcomes), key=lambda versus: _place(versus.criterion, "", criteria))
+    win_rates = sorted(_win_rates(outcomes, alike), key=lambda versus: _place(versus.criterion, "", criteria))
     fitted = _fit(_pooled(outcomes))
+    comparable = _comparable(_pooled(outcomes))
     return HumanEvaluation(
         models=models,
         num_prompts=len({one.item for one in judged}),
@@ -152,7 +214,9 @@ def evaluate(
         differences=_differences(rated, criteria),
         win_rates=win_rates,
         strengths=_strengths(fitted, _pooled(outcomes), seed=seed, resamples=resamples) if fitted else {},
-        reliability={str(name): value for name, value in fitted.reliability.items()} if fitted else {},
+        reliability={str(n): value for n, value in fitted.reliability.items() if n in comparable} if fitted else {},
+        reliability_reason=_unreliable_words(_pooled(outcomes), comparable),
+        num_identical=sum(found.num_same for found in alike.values()),
         power=_power(win_rates),
     )
 
@@ -245,7 +309,25 @@ def _pooled(outcomes: Sequence[_Outcome]) -> list[_Outcome]:
     return [o for o in outcomes if o.criterion == OVERALL] or list(outcomes)
 
 
-def _win_rates(outcomes: Sequence[_Outcome]) -> list[Versus]:
+def _comparable(outcomes: Sequence[_Outcome]) -> set[str]:
+    """Annotators who judged two models that somebody else judged, too: of others a fit can only say whether they agree with
+    themselves."""
+    of_pair: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for outcome in outcomes:
+        of_pair[outcome.first, outcome.second].add(outcome.annotator)
+    return {name for names in of_pair.values() if len(names) > 1 for name in names}
+
+
+def _unreliable_words(outcomes: Sequence[_Outcome], comparable: set[str]) -> str:
+    names = {outcome.annotator for outcome in outcomes}
+    if not names - comparable:
+        return ""
+    if len(names) == 1:
+        return f"not measured: {next(iter(names))} alone judged, and there is nobody to compare with"
+    return f"not measured of {', '.join(sorted(names - comparable))}: nobody else judged the same models"
+
+
+def _win_rates(outcomes: Sequence[_Outcome], alike: Mapping[tuple[str, str], Alike]) -> list[Versus]:
     table: dict[tuple[str, str, str], list[_Outcome]] = defaultdict(list)
     for outcome in _pooled(outcomes):
         table[OVERALL, outcome.first, outcome.second].append(outcome)
@@ -256,7 +338,8 @@ def _win_rates(outcomes: Sequence[_Outcome]) -> list[Versus]:
     for (criterion, first, second), given in table.items():
         y = np.array([outcome.y for outcome in given])
         rate = win_rate(y, 1 - y, clusters=[outcome.item for outcome in given])
-        found.append(Versus(first=first, second=second, criterion=criterion, rate=rate))
+        known = alike.get((first, second))
+        found.append(Versus(first=first, second=second, criterion=criterion, rate=rate, alike=known))
     return found
 
 
@@ -318,14 +401,24 @@ def _lines(found: HumanEvaluation) -> Iterator[str]:
     for difference in found.differences:
         yield f"  {difference.criterion:14} {difference.first} less {difference.second}: {_words(difference.mean, '+.2f')}"
     for versus in found.win_rates:
-        yield f"  {versus.criterion:14} {versus.first} over {versus.second}: {versus.rate}"
+        yield f"  {versus.criterion:14} {versus.first} over {versus.second}: {versus.rate}{_alike_words(versus)}"
     if found.strengths:
         listed = ", ".join(f"{model} {_words(strength, '+.2f')}" for model, strength in found.strengths.items())
         yield f"  strengths (Bradley-Terry, log-odds against the average): {listed}"
-        listed = ", ".join(f"{name} {value:.2f}" for name, value in found.reliability.items())
-        yield f"  reliability of annotators: {listed}"
+        known = [f"{name} {value:.2f}" for name, value in found.reliability.items()]
+        known += [found.reliability_reason] if found.reliability_reason else []
+        yield f"  reliability of annotators: {', '.join(known)}"
     if found.power is not None:
         yield _power_words(found.power)
+
+
+def _alike_words(versus: Versus) -> str:
+    if versus.alike is None:
+        return ""
+    return (
+        f"; over all {counted(versus.alike.num_prompts, 'prompt')} {_words(versus.over_all, '.3f')}, counting "
+        f"{counted(versus.alike.num_same, 'prompt')} with identical completions as tied"
+    )
 
 
 def _power_words(power: Power) -> str:
@@ -335,7 +428,7 @@ def _power_words(power: Power) -> str:
         least = "find no win rate with any certainty"
     more = "" if power.prompts_for_small is None else f"; for {SMALL_DIFFERENCE:g} it takes {power.prompts_for_small:,}"
     ties = f" with {power.tie_frac:.0%} ties" if power.tie_frac else ""
-    return f"  {counted(power.num_prompts, 'prompt')}{ties} {least}{more}. No difference seen is not no difference."
+    return f"  {counted(power.num_prompts, 'prompt')}{ties} can {least}{more}. No difference seen is not no difference."
 
 
 def _words(found: Estimate, form: str = ".2f") -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rlhf.data.words import counted
 from rlhf.errors import DataError, look_up
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.items import Item, items_of
@@ -86,6 +87,6 @@ def _leave_unqualified(selection: Selection, store: PreferenceStore, rules: Qual
     if before and not selection.num_judgements:
         first = next(f"{name}: {why}" for name, why in selection.unqualified.items())
         raise DataError(
-            f"None of the {len(reviews)} annotators is qualified, so nothing would be left ({first}). See `rlhf feedback report`, "
+            f"Of {counted(len(reviews), 'annotator')} none is qualified, so nothing would be left ({first}). See `rlhf feedback report`, "
             "or lower the bar (--min-agreement, --min-gold-accuracy, --min-items)."
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from rlhf.config.base import Config
+from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -107,9 +108,9 @@ def set_guidelines(store: PreferenceStore, guidelines: Sequence[AnnotationGuidel
         for name in (task.gold or {}).get("ratings", ()):
             rated.setdefault(name, 0)
     if gone := [name for name in rated if name in known and name not in names]:
-        held = f"{rated[gone[0]]:,} judgements" if rated[gone[0]] else "gold items"
+        held = counted(rated[gone[0]], "judgement") if rated[gone[0]] else "gold items"
         raise ConfigError(
-            f"This store holds {held} that rate {gone[0]!r}, and the new guidelines are {', '.join(names)}. Keep every "
+            f"This store holds {held} of {gone[0]!r}, and the new guidelines are {', '.join(names)}. Keep every "
             "dimension that is rated already, or begin a store of its own."
         )
     store.set_setting("guidelines", [guideline.model_dump(mode="json") for guideline in guidelines])

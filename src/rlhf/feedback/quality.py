@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from rlhf.data.words import counted
 from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import Estimate, share_interval, unit_means
 
@@ -208,7 +209,7 @@ def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
 def _with_reasons(found: AnnotatorQuality, rules: QualityRules) -> AnnotatorQuality:
     reasons = []
     if found.num_judgements < rules.min_judgements:
-        reasons.append(f"{found.num_judgements} judgements of at least {rules.min_judgements}")
+        reasons.append(f"{counted(found.num_judgements, 'judgement')} of at least {rules.min_judgements}")
     for what, estimate, least in (
         ("agreement", found.agreement, rules.min_agreement),
         ("gold accuracy", found.gold_accuracy, rules.min_gold_accuracy),

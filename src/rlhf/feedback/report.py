@@ -52,8 +52,8 @@ def coverage_words(found: Coverage) -> list[str]:
     lines = [
         f"{counted(found.num_tasks, 'task')} and {counted(found.num_gold, 'gold item')}; "
         f"{counted(found.num_judgements, 'judgement')} by {counted(found.num_annotators, 'annotator')}.",
-        f"{found.num_complete} tasks have the {counted(found.overlap, 'judgement')} wanted, {found.num_started} some, "
-        f"{found.num_untouched} none.",
+        f"{found.num_complete:,} {'has' if found.num_complete == 1 else 'have'} the {counted(found.overlap, 'judgement')} wanted, "
+        f"{found.num_started} some, {found.num_untouched} none.",
     ]
     if found.num_skipped:
         lines.append(

@@ -12,6 +12,7 @@ score.py       a packed batch to numbers per scored token
 paths.py       which way through score.py a model takes, found by comparing
 policy.py      PolicyModel: what is trained
 reference.py   ReferenceModel and others: what it is held to
+logprob_cache.py  what frozen references said, kept in files
 scalar.py      a transformer that gives numbers instead of words
 reward.py      RewardModel: one number for a completion
 learned.py     what a loss learns beside its scores: margins, a threshold
@@ -26,10 +27,11 @@ from __future__ import annotations
 
 from rlhf.models.card import model_card
 from rlhf.models.load import disable_dropout, load_causal_lm
+from rlhf.models.logprob_cache import LogprobCache
 from rlhf.models.paths import PathChoice, choose_hidden_path, choose_path
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process import ProcessRewardModel
-from rlhf.models.reference import AdapterOffReference, LogprobCache, Reference, ReferenceModel, build_reference
+from rlhf.models.reference import AdapterOffReference, Reference, ReferenceModel, build_reference
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import TokenScores, score
 from rlhf.models.tokens import load_tokenizer

@@ -1,28 +1,21 @@
 """The policy that the trained one is held to: a frozen copy, the policy with its adapter off, or a moving average.
 
 All three have one method, ``logprobs(batch, temperature=...) -> [M]``, without gradient and without dropout. A reference that never
-changes needs to be asked once for each row: ``LogprobCache`` keeps what it said.
+changes needs to be asked once for each row, by whatever run: ``LogprobCache`` keeps what it said.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from peft import PeftModel
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import CheckpointError, ModelError
-from rlhf.files import write_aside
-from rlhf.models.folders import module_fingerprint
+from rlhf.errors import ModelError
+from rlhf.models.folders import weights_fingerprint
 from rlhf.models.policy import PolicyModel
 
 
@@ -110,8 +103,8 @@ class ReferenceModel(nn.Module):
         return super().train(False)
 
     def fingerprint(self) -> str:
-        """Hex sha256 of the weights."""
-        return module_fingerprint(self.copy)
+        """Hex sha256 of the weights: that of a policy with the same ones."""
+        return self.copy.fingerprint()
 
 
 class AdapterOffReference:
@@ -141,12 +134,7 @@ class AdapterOffReference:
 
     def fingerprint(self) -> str:
         """Hex sha256 of the base's weights."""
-        base = (item for item in self.policy.model.named_parameters() if not item[1].requires_grad)
-        digest = hashlib.sha256()
-        for name, value in base:
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return weights_fingerprint(item for item in self.policy.model.named_parameters() if not item[1].requires_grad)
 
 
 def build_reference(policy: PolicyModel, *, dtype: torch.dtype | None = None) -> ReferenceModel | AdapterOffReference:
@@ -156,6 +144,11 @@ def build_reference(policy: PolicyModel, *, dtype: torch.dtype | None = None) ->
     return ReferenceModel(policy, dtype=dtype)
 
 
+def as_it_is_now(policy: PolicyModel) -> PolicyModel | AdapterOffReference:
+    """A policy as its own reference, for whoever asks before the first step: no memory, and the same whatever adapter is fresh."""
+    return AdapterOffReference(policy) if policy.has_adapter and adapter_is_zero(policy) else policy
+
+
 def adapter_is_zero(policy: PolicyModel) -> bool:
     """Whether the adapter changes nothing yet: a fresh one has B = 0."""
     products = [
@@ -163,125 +156,3 @@ def adapter_is_zero(policy: PolicyModel) -> bool:
     ]
     others = any(".modules_to_save." in name for name, _ in policy.model.named_parameters())
     return bool(products) and not others and not any(bool(value.detach().any()) for value in products)
-
-
-class LogprobCache:
-    """What a frozen reference said about each row, asked once.
-
-    A row is a group of a batch: its branches' log-probabilities lie one after the other. An entry counts only for the same
-    reference, the same temperature and the same tokens.
-    """
-
-    def __init__(self, fingerprint: str, *, temperature: float = 1.0) -> None:
-        """Start empty.
-
-        Args:
-            fingerprint: Of the reference's weights.
-            temperature: At which the rows are scored.
-        """
-        self.fingerprint = fingerprint
-        self.temperature = temperature
-        self._rows: dict[str, tuple[str, Tensor]] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def get(self, ids: Sequence[str], batch: PackedBatch) -> Tensor | None:
-        """[M] log-probabilities of a batch, or None where a row is missing.
-
-        Args:
-            ids: [G] the batch's rows.
-            batch: Whose tokens must be the ones that were scored.
-        """
-        parts = []
-        for row, digest in zip(ids, _row_digests(batch, len(ids)), strict=True):
-            known = self._rows.get(row)
-            if known is None or known[0] != digest:
-                return None
-            parts.append(known[1])
-        return torch.cat(parts).to(batch.tokens.device)
-
-    def put(self, ids: Sequence[str], batch: PackedBatch, logprobs: Tensor) -> None:
-        """Keep the [M] log-probabilities of a batch's [G] rows."""
-        if logprobs.shape != (batch.num_scored,):
-            raise ModelError(f"{tuple(logprobs.shape)} log-probabilities for {batch.num_scored} scored tokens.")
-        counts = torch.bincount(batch.group[batch.score_seq], minlength=batch.num_groups).tolist()
-        digests = _row_digests(batch, len(ids))
-        for row, digest, part in zip(ids, digests, logprobs.detach().float().cpu().split(counts), strict=True):
-            self._rows[row] = (digest, part.clone())
-
-    def logprobs(self, ids: Sequence[str], batch: PackedBatch, reference: Reference) -> Tensor:
-        """[M] from the cache; the reference is asked, and its answer kept, where a row is missing."""
-        known = self.get(ids, batch)
-        if known is None:
-            known = reference.logprobs(batch, temperature=self.temperature)
-            self.put(ids, batch, known)
-        return known
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors."""
-        return {
-            "fingerprint": self.fingerprint,
-            "temperature": self.temperature,
-            "ids": list(self._rows),
-            "digests": [digest for digest, _ in self._rows.values()],
-            "counts": [len(values) for _, values in self._rows.values()],
-            "values": torch.cat([values for _, values in self._rows.values()]) if self._rows else torch.empty(0),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the rows.
-
-        Raises:
-            CheckpointError: They come from another reference or temperature.
-        """
-        for name, own in (("fingerprint", self.fingerprint), ("temperature", self.temperature)):
-            if state[name] != own:
-                raise CheckpointError(
-                    f"These reference log-probabilities have the {name} {state[name]}, and the run has {own}."
-                )
-        parts = state["values"].split(state["counts"]) if state["ids"] else ()
-        self._rows = {i: (d, v.clone()) for i, d, v in zip(state["ids"], state["digests"], parts, strict=True)}
-
-    def save(self, path: Path | str) -> None:
-        """Write everything to one safetensors file, in one step."""
-        state = self.state_dict()
-        meta = {key: json.dumps(value) for key, value in state.items() if key != "values"}
-        with write_aside(path) as aside:
-            save_file({"values": state["values"]}, aside, metadata=meta)
-
-    def load(self, path: Path | str) -> None:
-        """Read what ``save`` wrote.
-
-        Raises:
-            CheckpointError: The file is damaged, or from another reference or temperature.
-        """
-        try:
-            with safe_open(path, framework="pt") as file:
-                state = {key: json.loads(text) for key, text in (file.metadata() or {}).items()}
-                state["values"] = file.get_tensor("values")
-        except Exception as err:  # safetensors' own error is no subclass of any
-            raise CheckpointError(
-                f"{path} holds no reference log-probabilities: {err}. Delete it; they are computed again."
-            ) from err
-        self.load_state_dict(state)
-
-
-def _row_digests(batch: PackedBatch, num_rows: int) -> list[str]:
-    """[G] short hashes of each row's tokens and of which are scored."""
-    if num_rows != batch.num_groups:
-        raise ModelError(f"{num_rows} row ids for a batch of {batch.num_groups} rows.")
-    tokens = batch.tokens.cpu().numpy().astype("<i8")
-    score_at = batch.score_at.cpu().numpy().astype("<i8")
-    groups = batch.group.cpu()
-    group_of_score = groups[batch.score_seq.cpu()].numpy()
-    starts = batch.prefix_start.cpu().numpy()
-    ends = (batch.start + batch.length).cpu().numpy()
-    digests = []
-    for number in range(num_rows):
-        members = (groups == number).nonzero().flatten().numpy()
-        first, last = int(starts[members[0]]), int(ends[members[-1]])
-        digest = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=8)
-        digest.update((score_at[group_of_score == number] - first).tobytes())
-        digests.append(digest.hexdigest())
-    return digests

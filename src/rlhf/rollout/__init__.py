@@ -10,9 +10,19 @@
     fused      a model of Llama's shape in few kernels
     choice     whether a model may be sampled from in that way
     run        a set of rows from the first token to the last row's end
+    requests   what is asked of an engine
     local      the engine in this process: the two decoders behind one contract
+    engines    the engine that settings ask for
     paged      keys and values in blocks, for sequences that come and go
-    buffer     rollouts waiting to be learned from
+    snapshot   a copy of the policy that samples with the weights it was given
+    beside     the same in a process of its own, while this one trains
+    buffer     completions waiting to be learned from
+
+    vllm           the engine over vLLM
+    vllm_session   its process over a whole run
+    vllm_process   one process behind pipes
+    vllm_weights   weights on their way there
+    vllm_worker    the script that runs there
 
     environments  what a policy talks with over several turns
     turns         what they say, as token ids

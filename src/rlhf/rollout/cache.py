@@ -108,25 +108,62 @@ class KVCache:
         )
         return layer
 
-    def grow(self, rows: int, room: int) -> None:
-        """Make room for more sampled tokens of the first ``rows`` rows, which are all that live."""
-        for module, layer in self.layers.items():
+    def grow(self, rows: int, room: int, *, first: int = 0) -> None:
+        """Make room for more sampled tokens of the first ``rows`` rows, which are all that live; what was at the place ``first`` of a
+        ring comes to stand at its beginning."""
+        for module in self.layers:
             for name in ("keys", "values"):
-                old: Tensor = getattr(layer, name)
-                buffer = self._buffers[module, name] = Buffer()  # not the old one: its memory is being read
-                bigger = buffer.view((rows, old.shape[1], room, old.shape[3]), old, old.dtype)
-                bigger[:, :, : old.shape[2]] = old[:rows]
-                setattr(layer, name, bigger)
+                old, bigger = self._replace(module, name, first=rows, second=room)
+                filled = old.shape[2]
+                bigger[:, :, : filled - first] = old[:rows, :, first:]
+                bigger[:, :, filled - first : filled] = old[:rows, :, :first]
 
-    def move(self, *, prompts: tuple[Tensor, Tensor] | None, rows: tuple[Tensor, Tensor] | None, time: int) -> None:
-        """Copy places into holes, each (targets, sources); ``time`` tokens of a row are filled."""
+    def reserve(self, *, live: tuple[int, int], prompts: int, longest: int, rows: int) -> None:
+        """Make room for more prompts and rows.
+
+        Args:
+            live: Prompts and rows whose contents stay.
+            prompts: P then.
+            longest: L then, at least that of the prompts that stay.
+            rows: R then.
+        """
+        for module, layer in self.layers.items():
+            have = (*layer.prompt_keys.shape[:3:2], layer.keys.shape[0])
+            if have[0] >= prompts and have[1] >= longest and have[2] >= rows:
+                continue
+            for name in ("prompt_keys", "prompt_values"):  # all of them: what one no longer needs, another may
+                old, new = self._replace(module, name, first=prompts, second=longest)
+                both = min(old.shape[2], longest)
+                new[: live[0], :, :both] = old[: live[0], :, :both]
+                new[: live[0], :, both:] = 0
+            for name in ("keys", "values"):
+                old, new = self._replace(module, name, first=rows, second=layer.keys.shape[2])
+                new[: live[1]] = old[: live[1]]
+
+    def clear_rows(self, first: int, last: int, filled: int) -> None:
+        """Set ``filled`` places of the rows from ``first`` up to ``last`` to zero."""
+        for layer in self.layers.values():
+            for table in (layer.keys, layer.values):
+                table[first:last, :, :filled] = 0
+
+    def _replace(self, module: nn.Module, name: str, *, first: int, second: int) -> tuple[Tensor, Tensor]:
+        """A layer's former table, and the new one in its place, of other first and third axes and not initialised."""
+        layer = self.layers[module]
+        old: Tensor = getattr(layer, name)
+        buffer = self._buffers[module, name] = Buffer()  # not the old one: its memory is being read
+        new = buffer.view((first, old.shape[1], second, old.shape[3]), old, old.dtype)
+        setattr(layer, name, new)
+        return old, new
+
+    def move(self, *, prompts: tuple[Tensor, Tensor] | None, rows: tuple[Tensor, Tensor] | None, filled: int) -> None:
+        """Copy places into holes, each (targets, sources); ``filled`` places of a row hold tokens."""
         for layer in self.layers.values():
             if prompts is not None:
                 for table in (layer.prompt_keys, layer.prompt_values):
                     table[prompts[0]] = table[prompts[1]]
             if rows is not None:
                 for table in (layer.keys, layer.values):
-                    table[rows[0], :, :time] = table[rows[1], :, :time]
+                    table[rows[0], :, :filled] = table[rows[1], :, :filled]
 
 
 def _cache_dtype(x: Tensor) -> torch.dtype:

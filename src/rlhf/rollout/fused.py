@@ -128,9 +128,13 @@ class FusedModel:
         self.layers = [_fuse(layer, settings[layer.self_attn], dtype) for layer in backbone.layers]
         projection: Any = head.module
         self.vocabulary = Projection(projection.weight * into_head, projection.bias, dtype)
+        self.rotations: Tensor | None = None
+        """complex64 [positions, 1, D/2]."""
 
     def prepare(self, longest: int) -> None:
-        """Work out the rotations of positions below ``longest``."""
+        """Work out the rotations of positions below ``longest``, where they are not known."""
+        if self.rotations is not None and len(self.rotations) >= longest:
+            return
         positions = torch.arange(longest, device=self.embedding.device)[None]
         cos, sin = self.rotary(self.embedding.new_empty(1, dtype=torch.float32), positions)
         half = self.width // 2
@@ -139,6 +143,7 @@ class FusedModel:
     def hidden(self, tokens: Tensor, positions: Tensor, layout: RowAttention) -> Tensor:
         """float32 [N, H] what the last layer gives for tokens, int64 [N], at these positions, int64 [N]."""
         x = F.embedding(tokens, self.embedding).float()
+        assert self.rotations is not None, "prepare() comes before hidden()"
         rotation = self.rotations.index_select(0, positions)
         for layer in self.layers:
             query, key, value = self._heads(layer, layer.before_attention(x), rotation)

@@ -2,6 +2,9 @@
 
 A decoding step multiplies all queries of a group with their prompt in one product, each row's query with the row's own
 tokens in another, and takes one softmax over both.
+
+Rows may have begun at different times. All write their newest token to the same place, which goes round the room for completions as
+in a ring, so none is moved while the oldest row fits into the ring; a row does not see what was there before it began.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.attention import AttentionSettings, attend
-from rlhf.rollout.cache import KVCache
+from rlhf.rollout.cache import GROW_BLOCK, KVCache
 
 MaskKind = tuple[int | None, int | None]
 """Window and chunk, as ``AttentionSettings`` has them."""
@@ -113,7 +116,9 @@ class _Views:
 class DecodeLayout:
     """One new token for each live row; reads the cache and appends to it."""
 
-    def __init__(self, cache: KVCache, group: np.ndarray, prompt_lens: np.ndarray, device: torch.device) -> None:
+    def __init__(
+        self, cache: KVCache, group: np.ndarray, prompt_lens: np.ndarray, device: torch.device, *, room: int
+    ) -> None:
         """Start after the prefill.
 
         Args:
@@ -121,14 +126,18 @@ class DecodeLayout:
             group: int64 [R] the prompt of each row.
             prompt_lens: int64 [P] tokens.
             device: Where the model is.
+            room: C, of the cache.
         """
         self.cache = cache
         self.device = device
+        self.room = room
         self.time = 0
-        """Sampled tokens in the cache; the one being fed goes to this place."""
-        self.longest = int(prompt_lens.max())
-        """L; stays when the longest prompt has gone."""
+        """Tokens fed since the beginning of the oldest row that there was."""
+        self.born = np.zeros(len(group), dtype=np.int64)
+        """[R] the time at which each row began."""
         self._masks: dict[MaskKind, tuple[Tensor | None, Tensor | None]] = {}
+        self._padding: Tensor | None = None
+        """What hides the places behind shorter prompts, worked out when it is needed."""
         self._views: dict[nn.Module, _Views] = {}
         self._arrange(group, prompt_lens)
 
@@ -139,12 +148,45 @@ class DecodeLayout:
 
     def positions(self) -> Tensor:
         """int64 [R] of the tokens being fed."""
-        return self.row_lens + self.time
+        return self.begins + self.time
+
+    @property
+    def place(self) -> int:
+        """Of the tokens being fed, in the room for completions."""
+        return self.time % self.room
+
+    @property
+    def filled(self) -> int:
+        """T, places that hold tokens of some row, those being fed included."""
+        return min(self.time + 1, self.room)
 
     def advance(self) -> None:
         """The tokens just fed are in the cache."""
         self.time += 1
-        self._masks = {kind: mask for kind, mask in self._masks.items() if kind == (None, None)}
+        self._masks = (
+            {} if self.staggered else {kind: mask for kind, mask in self._masks.items() if kind == (None, None)}
+        )
+
+    def make_place(self, most: int) -> None:
+        """See to it that the next token overwrites none of a living row: the room grows, up to ``most``, where it must."""
+        oldest = int(self.born.min())
+        if self.time - oldest < self.room:
+            return
+        bigger = min(self.room + max(GROW_BLOCK, self.room // 2), most)
+        assert bigger > self.room, "a row has come to hold more tokens than there is room for"
+        self.cache.grow(self.num_rows, bigger, first=oldest % self.room)
+        self.room, self.time = bigger, self.time - oldest
+        self._set_born(self.born - oldest)
+
+    def join(self, group: np.ndarray, prompt_lens: np.ndarray) -> None:
+        """New rows stand behind the others, and so do their prompts, which are in the cache; both as at the start."""
+        former, num_prompts = self.num_rows, len(self.prompt_lens)
+        # Places from before a row began are hidden from it, but NaN in memory as it was found would come through.
+        self.cache.clear_rows(former, former + len(group), self.filled)
+        self.born = np.concatenate([self.born, np.full(len(group), self.time)])
+        self._arrange(
+            np.concatenate([self.group, group + num_prompts]), np.concatenate([self.prompt_lens, prompt_lens])
+        )
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
         """Drop finished rows, and prompts that have none left; the last places move into the holes.
@@ -161,7 +203,8 @@ class DecodeLayout:
         prompts = _filled(alive_prompts)
         new_place = np.empty(len(self.prompt_lens), dtype=np.int64)
         new_place[prompts] = np.arange(len(prompts))
-        self.cache.move(prompts=self._moves(prompts), rows=self._moves(rows), time=self.time)
+        self.cache.move(prompts=self._moves(prompts), rows=self._moves(rows), filled=min(self.time, self.room))
+        self.born = self.born[rows]
         self._arrange(new_place[self.group[rows]], self.prompt_lens[prompts])
         return rows
 
@@ -178,24 +221,20 @@ class DecodeLayout:
         """query [R, heads, D], key and value [R, kv_heads, D] -> [R, heads, D']."""
         views = self._views.get(module) or self._view(module)
         num_rows, heads, kv_heads = self.num_rows, query.shape[1], key.shape[1]
-        views.keys.select(1, self.time).copy_(key.flatten(0, 1))
-        views.values.select(1, self.time).copy_(value.flatten(0, 1))
-        own_keys, own_values = (x.narrow(1, 0, self.time + 1) for x in (views.keys, views.values))
+        place, filled = self.place, self.filled
+        views.keys.select(1, place).copy_(key.flatten(0, 1))
+        views.values.select(1, place).copy_(value.flatten(0, 1))
+        own_keys, own_values = views.keys.narrow(1, 0, filled), views.values.narrow(1, 0, filled)
         q = query if settings.scaling == 1 else query * settings.scaling
         q = q.reshape(num_rows, kv_heads, heads // kv_heads, -1)  # head h reads key head h // (heads / kv_heads)
         prompt_scores = self._times_prompt(q, views.prompt_keys)
         own_scores = torch.bmm(q.to(own_keys.dtype).flatten(0, 1), own_keys.transpose(1, 2)).view(num_rows, heads, -1)
         probs = self._softmax(prompt_scores, own_scores, settings)
         probs = probs.view(num_rows, kv_heads, heads // kv_heads, -1)
-        of_prompt, of_own = probs.split([self.longest, self.time + 1], dim=-1)
+        of_prompt, of_own = probs.split([self.longest, filled], dim=-1)
         out = torch.bmm(of_own.to(own_values.dtype).flatten(0, 1), own_values).view(num_rows, heads, -1)
         out = out.add_(self._times_prompt(of_prompt, views.prompt_values))
         return out if out.dtype == query.dtype else out.to(query.dtype)
-
-    def grow(self, room: int) -> None:
-        """Make room for more sampled tokens."""
-        self.cache.grow(self.num_rows, room)
-        self._views = {}
 
     def _view(self, module: nn.Module) -> _Views:
         """A layer's tables as the products take them: the same for every step until rows leave or the tables grow."""
@@ -204,8 +243,8 @@ class DecodeLayout:
         views = self._views[module] = _Views(
             keys=layer.keys[:rows].flatten(0, 1),
             values=layer.values[:rows].flatten(0, 1),
-            prompt_keys=layer.prompt_keys[:prompts].flatten(0, 1).transpose(1, 2),
-            prompt_values=layer.prompt_values[:prompts].flatten(0, 1),
+            prompt_keys=layer.prompt_keys[:prompts, :, : self.longest].flatten(0, 1).transpose(1, 2),
+            prompt_values=layer.prompt_values[:prompts, :, : self.longest].flatten(0, 1),
         )
         return views
 
@@ -242,21 +281,35 @@ class DecodeLayout:
         """[R, 1, L] and [R, 1, T] to be added to scores, minus infinity where a row may not look; None where nothing is hidden."""
         kind = (settings.sliding_window, settings.chunk)
         if kind not in self._masks:
-            prompt_places = torch.arange(self.longest, device=self.device)[None]
-            own_places = self.row_lens[:, None] + torch.arange(self.time + 1, device=self.device)[None]
-            query_places = self.positions()[:, None]
-            hidden = prompt_places >= self.row_lens[:, None] if self.ragged else None
-            own_hidden = None
-            if kind != (None, None):
-                unseen = ~_seen_always(query_places, prompt_places, kind)
-                hidden = unseen if hidden is None else hidden | unseen
-                own_hidden = _added(~_seen_always(query_places, own_places, kind)[:, None])
-            self._masks[kind] = (_added(hidden[:, None]) if hidden is not None else None, own_hidden)
+            self._masks[kind] = (self._hidden_prompt(kind), self._hidden_own(kind))
         return self._masks[kind]
+
+    def _hidden_prompt(self, kind: MaskKind) -> Tensor | None:
+        if self._padding is None and self.ragged:
+            places = torch.arange(self.longest, device=self.device)[None]
+            self._padding = _added((places >= self.row_lens[:, None])[:, None])
+        if kind == (None, None):
+            return self._padding
+        places = torch.arange(self.longest, device=self.device)[None]
+        unseen = _added(~_seen_always(self.positions()[:, None], places, kind)[:, None])
+        return unseen if self._padding is None else unseen.add_(self._padding)
+
+    def _hidden_own(self, kind: MaskKind) -> Tensor | None:
+        if kind == (None, None) and not self.staggered:
+            return None
+        ages = (self.place - torch.arange(self.filled, device=self.device)[None]).remainder(self.room)
+        query_places = self.positions()[:, None]
+        places = query_places - ages
+        hidden = places < self.row_lens[:, None]
+        if kind != (None, None):
+            hidden = hidden | ~_seen_always(query_places, places, kind)
+        return _added(hidden[:, None])
 
     def _arrange(self, group: np.ndarray, prompt_lens: np.ndarray) -> None:
         """Work out where the rows of each group stand side by side: a grid of P groups by the size of the largest."""
         self.group, self.prompt_lens = group, prompt_lens
+        self.longest = int(prompt_lens.max())
+        """L of the prompts that are left."""
         counts = np.bincount(group, minlength=len(prompt_lens))
         self.widest = int(counts.max())
         order = np.argsort(group, kind="stable")
@@ -271,6 +324,15 @@ class DecodeLayout:
         self.places = None if in_order else self._to_device(places)
         self.row_lens = self._to_device(prompt_lens[group])
         self.ragged = bool((prompt_lens < self.longest).any())
+        self._padding = None
+        self._set_born(self.born)
+
+    def _set_born(self, born: np.ndarray) -> None:
+        """Note when each row began; what hangs on it is worked out anew."""
+        self.born = born
+        self.staggered = bool(born.any())
+        self.begins = self._to_device(self.prompt_lens[self.group] - born)
+        """int64 [R] position of a row's token at time 0, had the row been there."""
         self._masks = {}
         self._views = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal, Protocol
@@ -13,15 +12,17 @@ from transformers import PreTrainedModel
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group
-from rlhf.errors import ConfigError, DataError, TrainingError
+from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.score import ScorePath, base_model, evaluating
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.choice import FusedChoice
 from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
+from rlhf.rollout.requests import check_prompts, number_samples
 from rlhf.rollout.run import Decoder, SamplingRun
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
+from rlhf.rollout.waiting import Waiting
 
 KEPT_BYTES = 1 << 28
 """Keys' and values' memory that stays between rollouts: fresh pages are slow, but training wants the memory too."""
@@ -68,7 +69,8 @@ class LocalEngine:
 
         Args:
             policy: Sampled as it is at each call.
-            max_rows: Completions sampled side by side; memory only, results do not depend on it.
+            max_rows: Completions sampled side by side; memory only, results do not depend on it. Where there are more, the next
+                waiting group begins as soon as there is room for it.
             max_cache_tokens: Tokens of prompts and completions whose keys and values are held at once; likewise.
             max_prefill_tokens: Prompt tokens in one forward pass; likewise.
             autocast: Type of the matrix products and of the cache.
@@ -134,8 +136,8 @@ class LocalEngine:
         if not prompts:
             return []
         model: PreTrainedModel = base_model(self.policy.model)
-        _check_prompts(prompts, model, sampling)
-        requests = _number_samples(prompts, num_samples)
+        check_prompts(prompts, model, sampling)
+        requests = number_samples(prompts, num_samples)
         results: list[list[Completion]] = [[] for _ in prompts]
         device = next(model.parameters()).device
         with evaluating(model), ExitStack() as stack:
@@ -145,39 +147,24 @@ class LocalEngine:
             # Both modes cost every small operation time, and a fused model needs neither: its weights have their type, and they
             # are its own.
             stack.enter_context(torch.inference_mode() if fused is not None else self._precision(device))
-            for chunk in self._chunks(requests, prompts, sampling.max_new_tokens):
-                run = SamplingRun(
-                    model, self.policy.tokenizer, self._decoder(model, fused), prompts, chunk, sampling, seed, step,
-                    limits=self._limits(chunk, sampling.max_new_tokens),
-                )  # fmt: skip
-                for (place, _), completion in zip(chunk, run.completions(self._version), strict=True):
-                    results[place].append(completion)
+            run = SamplingRun(
+                model, self.policy.tokenizer, self._decoder(model, fused), prompts, requests, sampling, seed, step,
+                waiting=self._queue(requests, prompts, sampling.max_new_tokens),
+                limits=self._limits(requests, sampling.max_new_tokens),
+            )  # fmt: skip
+            for (place, _), completion in zip(requests, run.completions(self._version), strict=True):
+                results[place].append(completion)
         self._cache.release_if_larger(KEPT_BYTES)
         return results
 
-    def _chunks(
-        self, requests: list[tuple[int, int]], prompts: Sequence[PromptLike], max_new_tokens: int
-    ) -> list[list[tuple[int, int]]]:
-        """Consecutive runs of requests that fit side by side; a group is cut only where it alone is too large."""
-        groups: dict[int, list[tuple[int, int]]] = {}
-        for request in requests:
-            groups.setdefault(request[0], []).append(request)
-        chunks: list[list[tuple[int, int]]] = []
-        num_prompts = longest = 0
-        for place, members in groups.items():
-            length = len(prompts[place].ids)
-            most = min(self.max_rows, max(1, (self.max_cache_tokens - length) // max_new_tokens))
-            for first in range(0, len(members), most):
-                part = members[first : first + most]
-                rows = len(part) + (len(chunks[-1]) if chunks else 0)
-                # Prompts are held padded to the longest of them.
-                cached = (num_prompts + 1) * max(longest, length) + rows * max_new_tokens
-                if not chunks or rows > self.max_rows or cached > self.max_cache_tokens:
-                    chunks.append([])
-                    num_prompts = longest = 0
-                chunks[-1] += part
-                num_prompts, longest = num_prompts + 1, max(longest, length)
-        return chunks
+    def _queue(self, requests: list[tuple[int, int]], prompts: Sequence[PromptLike], max_new_tokens: int) -> Waiting:
+        return Waiting(
+            [place for place, _ in requests],
+            [len(prompt.ids) for prompt in prompts],
+            max_rows=self.max_rows,
+            max_cache_tokens=self.max_cache_tokens,
+            max_new_tokens=max_new_tokens,
+        )
 
     def _limits(self, requests: Sequence[tuple[int, int]], most: int) -> np.ndarray:
         """int64 [S] most tokens of each completion; a benchmark forces them."""
@@ -201,37 +188,7 @@ class LocalEngine:
         return torch.autocast(device.type, dtype=getattr(torch, self.autocast))
 
 
-def _number_samples(prompts: Sequence[PromptLike], num_samples: int) -> list[tuple[int, int]]:
-    """(place of the prompt, sample index) of every completion; a prompt that comes again goes on counting."""
-    given: Counter[str] = Counter()
-    numbered = []
-    for place, prompt in enumerate(prompts):
-        first = given[prompt.id]
-        given[prompt.id] += num_samples
-        numbered += [(place, first + sample) for sample in range(num_samples)]
-    return numbered
-
-
 def _rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:
     """Rows for the path check where no batch was scored before: the longest prompts, own tokens as completions."""
     longest = sorted(prompts, key=lambda prompt: -len(prompt.ids))[:3]
     return [Group(list(p.ids), [Branch(list(p.ids[:8])), Branch(list(p.ids[-8:]))]) for p in longest]
-
-
-def _check_prompts(prompts: Sequence[PromptLike], model: PreTrainedModel, sampling: SamplingConfig) -> None:
-    config = model.config.get_text_config()
-    vocabulary, limit = int(config.vocab_size), getattr(config, "max_position_embeddings", None)
-    for prompt in prompts:
-        if not len(prompt.ids):
-            raise DataError(f"Prompt {prompt.id!r} has no tokens; give it at least one, such as BOS.")
-        wrong = next((token for token in prompt.ids if not 0 <= token < vocabulary), None)
-        if wrong is not None:
-            raise DataError(
-                f"Prompt {prompt.id!r} holds the token {wrong}, but the model's vocabulary has {vocabulary}; "
-                "tokenise it with the model's own tokenizer."
-            )
-        if limit is not None and len(prompt.ids) + sampling.max_new_tokens > limit:
-            raise DataError(
-                f"Prompt {prompt.id!r} has {len(prompt.ids)} tokens and may grow by {sampling.max_new_tokens}, but the "
-                f"model was made for {limit}; shorten the prompt or lower max_new_tokens."
-            )

@@ -56,27 +56,28 @@ class PackedDecoder:
         """
         self.cache.clear()
         self.max_new_tokens = max_new_tokens
-        self.room = min(GROW_BLOCK, max_new_tokens)
-        lengths = np.array([len(ids) for ids in prompts])
-        if self.fused is not None:
-            self.fused.prepare(int(lengths.max()) + max_new_tokens)
-        # Prompts of like length share a pass, so that attention pads little.
-        order = np.argsort(lengths, kind="stable")
-        shape = (len(prompts), int(lengths.max()), len(group), self.room)
-        hidden = torch.cat(
-            [self._read([prompts[i] for i in run], shape, first) for first, run in self._runs(order, lengths)]
-        )
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        self.layout = DecodeLayout(self.cache, place[group], lengths[order], self.device)
-        logits = self._logits(hidden)
-        return logits.index_select(0, torch.from_numpy(place[group]).to(self.device))
+        room = min(GROW_BLOCK, max_new_tokens)
+        lengths, places = _by_length(prompts)
+        shape = (len(prompts), int(lengths[-1]), len(group), room)
+        logits = self._read_all(prompts, group, shape, first=0)
+        self.layout = DecodeLayout(self.cache, places[group], lengths, self.device, room=room)
+        return logits
+
+    def join(self, prompts: Sequence[Sequence[int]], group: np.ndarray) -> Tensor:
+        """Read more prompts beside rows that are on their way; ``group`` and what comes back as above, of the new rows alone."""
+        layout = self.layout
+        live = (len(layout.prompt_lens), layout.num_rows)
+        lengths, places = _by_length(prompts)
+        num_prompts, num_rows = live[0] + len(prompts), live[1] + len(group)
+        longest = max(layout.longest, int(lengths[-1]))
+        self.cache.reserve(live=live, prompts=num_prompts, longest=longest, rows=num_rows)
+        logits = self._read_all(prompts, group, (num_prompts, longest, num_rows, layout.room), first=live[0])
+        layout.join(places[group], lengths)
+        return logits
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed each row's newest token, int64 [R]; gives [R, V] logits of the next."""
-        if self.layout.time == self.room:
-            self.room = min(self.room + max(GROW_BLOCK, self.room // 2), self.max_new_tokens)
-            self.layout.grow(self.room)
+        self.layout.make_place(self.max_new_tokens)
         hidden = self._hidden(tokens, self.layout.positions(), self.layout)
         self.layout.advance()
         return self._logits(hidden)
@@ -85,12 +86,24 @@ class PackedDecoder:
         """Drop rows; int64 [R'] says which of the former rows each of the remaining ones is."""
         return self.layout.keep(alive)
 
+    def _read_all(
+        self, prompts: Sequence[Sequence[int]], group: np.ndarray, shape: tuple[int, int, int, int], *, first: int
+    ) -> Tensor:
+        """[R', V] logits of new rows; their prompts go into the cache from its place ``first`` on, the shortest first."""
+        lengths, places = _by_length(prompts)
+        if self.fused is not None:
+            self.fused.prepare(int(lengths[-1]) + self.max_new_tokens)
+        order = np.argsort(places)
+        runs = self._runs(order, lengths)
+        hidden = torch.cat([self._read([prompts[i] for i in run], shape, first + start) for start, run in runs])
+        return self._logits(hidden).index_select(0, torch.from_numpy(places[group]).to(self.device))
+
     def _runs(self, order: np.ndarray, lengths: np.ndarray) -> list[tuple[int, list[int]]]:
-        """Cut the sorted prompts into passes; each with the place of its first prompt."""
+        """Cut the prompts, in the order of their lengths, into passes; each with the place of its first prompt."""
         runs: list[tuple[int, list[int]]] = []
         room = pairs = 0
         for place, prompt in enumerate(order.tolist()):
-            length = int(lengths[prompt])
+            length = int(lengths[place])
             # Attention pads the prompts of a pass to the longest of them, which is this one.
             padded = (len(runs[-1][1]) + 1) * length**2 if runs else 0
             if not runs or length > room or padded > max(SMALL_PASS, MAX_PADDING * (pairs + length**2)):
@@ -125,3 +138,13 @@ class PackedDecoder:
         module: nn.Module = self.head.module
         logits: Tensor = module(hidden)
         return self.head.transform(logits.to(torch.promote_types(logits.dtype, torch.float32)), 1.0)
+
+
+def _by_length(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths in ascending order, and the place of each prompt in that order: prompts of like length share a pass, so that attention
+    pads little; both int64 [P]."""
+    lengths = np.array([len(ids) for ids in prompts])
+    order = np.argsort(lengths, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return lengths[order], places

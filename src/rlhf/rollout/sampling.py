@@ -37,7 +37,7 @@ class Draw:
     """[R] nats under the distribution that was drawn from; None where that is the same."""
 
 
-def uniforms(seeds: np.ndarray, step: int) -> np.ndarray:
+def uniforms(seeds: np.ndarray, step: int | np.ndarray) -> np.ndarray:
     """Number ``step`` of each sample's own stream.
 
     SplitMix64: the counter ``seed + (step + 1) * GOLDEN`` is mixed by two xor-shift-multiply rounds; the upper 53 bits
@@ -46,12 +46,13 @@ def uniforms(seeds: np.ndarray, step: int) -> np.ndarray:
 
     Args:
         seeds: uint64 [R].
-        step: From 0.
+        step: From 0; int64 [R] where the samples are not equally far.
 
     Returns:
         float64 [R] in [0, 1).
     """
-    z = seeds + np.uint64((step + 1) * GOLDEN & 0xFFFFFFFFFFFFFFFF)
+    counter = np.atleast_1d(step).astype(np.uint64) + np.uint64(1)
+    z = seeds + counter * np.uint64(GOLDEN)  # modulo 2^64
     for shift, factor in MIX:
         z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
     z = z ^ (z >> np.uint64(31))

@@ -9,7 +9,8 @@ pairs         what the trainers on pairs share; dpo: DPOTrainer; reference_free:
 kto           KTOTrainer; scored: what a reference said of rows, kept
 online        what all share that learn from their own completions: ask, judge, measure; asking: holds an engine to its weights;
               rollouts: what was said and what the judge says of it; experience: what is learned from it; policy_objective:
-              what an advantage does to a token; start_checks: what must hold at the first step
+              what an advantage does to a token; start_checks: what must hold at the first step; ahead: the next rollout
+              sampled beside the training on this one; rollout_alarms: rollouts that teach nothing
 ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimiser, schedule, clipping, mixed precision, weight averaging

@@ -10,7 +10,6 @@ from rlhf.data.contracts import Prompt
 from rlhf.errors import TrainingError
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.types import RolloutEngine
-from rlhf.training.experience import RolloutExperience
 from rlhf.training.rollouts import Rollout
 from rlhf.training.start_checks import STALE
 
@@ -61,5 +60,4 @@ def ask_engine(
             f"{name}: the engine sampled with the weights of version {min(stale)}, and the trainer is at "
             f"{version}; an engine must sample with the version that load_weights named last."
         )
-    asked = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
-    return Rollout(RolloutExperience.of(prompts, groups), asked, completions)
+    return Rollout.of(prompts, groups)

@@ -94,19 +94,23 @@ class DistillTrainer(OnlineTrainer):
 
     def gather(self, phase: int, metrics: Metrics) -> Gathered:
         """The next prompts, each completed by the student, or by a demonstration where its lot falls so."""
-        config = self.settings
-        prompts = self.next_prompts(phase * config.prompts_per_rollout, config.prompts_per_rollout)
+        count = self.settings.prompts_per_rollout
+        prompts = self.next_prompts(phase * count, count)
         given = [self._demonstration(prompt, phase) for prompt in prompts]
         own = [prompt for prompt, branch in zip(prompts, given, strict=True) if branch is None]
         parts = []
         if own:
-            parts.append(self._ask(own, num_samples=config.group_size, seed=config.seed, step=phase))
+            parts.append(self.ask_first(own, phase))
         if len(own) < len(prompts):
             taken = [(prompt, branch) for prompt, branch in zip(prompts, given, strict=True) if branch is not None]
             parts.append(self._rollout_of(taken))
         metrics.mean(f"{self.name}/on_policy_frac", torch.tensor([branch is None for branch in given]))
         judged = Judged.without_scores(Rollout.joined(parts))
         return Gathered(judged.rollout, judged.scores, judged.scores)
+
+    def first_prompts(self, phase: int) -> list[Prompt]:
+        """See ``OnlineTrainer``: those for which no demonstration stands."""
+        return [prompt for prompt in super().first_prompts(phase) if self._demonstration(prompt, phase) is None]
 
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """None: the teacher says what it thinks of every token. The scores that nobody gave are forgotten."""

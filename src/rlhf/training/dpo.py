@@ -24,7 +24,7 @@ from rlhf.losses import (
     wpo_weights,
 )
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import Reference
+from rlhf.models.reference import Reference, as_it_is_now
 from rlhf.models.score import TokenScores
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
@@ -49,8 +49,8 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
     """Raises the margin between chosen and rejected completions, measured against a reference policy.
 
     The reference scores every pair once, before the first step, and the sums are kept: no step pays for a second
-    forward. So the policy as it is given can be its own reference, and no second model is in memory; one that is given
-    is let go once it was asked.
+    forward, and a run whose rows were scored by an earlier one (``cache_reference``) pays for none. So the policy as it is
+    given can be its own reference, and no second model is in memory; one that is given is let go once it was asked.
 
     Args:
         policy: Changed in place.
@@ -76,7 +76,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
         checkpoint_dir: Path | None = None,
     ) -> None:
         self.settings = config
-        self.reference: Reference | None = reference or policy
+        self.reference: Reference | None = reference or as_it_is_now(policy)
         self.scored: ReferenceScores | None = None
         if not config.reference_free:
             if not isinstance(train_data, MapData):
@@ -97,7 +97,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next pairs; before the first, the reference's scores of all of them."""
         if self.scored is not None and self.reference is not None:
-            self.scored.ask(self.reference, self.config, self.policy.device)
+            self.scored.ask(self.reference, self.settings, self.policy.device, self.log)
         self.reference = None
         return super().collect(phase, metrics)
 

@@ -93,14 +93,18 @@ class GRPOTrainer(OnlineTrainer):
     def gather(self, phase: int, metrics: Metrics) -> Gathered:
         """See ``OnlineTrainer``; with groups that teach and greedy completions, where the settings ask for them."""
         config = self.settings
-        count = config.prompts_per_rollout
-        prompts = self.next_prompts(phase * count + self.asked_again, count)
+        prompts = self.first_prompts(phase)
         found = self.ask_and_judge(prompts, phase, metrics)
         if config.dynamic_sampling:
             return self._enough_that_teach(found, phase, metrics)
         if config.advantage == "greedy":
             return self._beside_greedy(prompts, found, phase, metrics)
         return Gathered(found.rollout, found.scores, found.scores)
+
+    def first_prompts(self, phase: int) -> list[Prompt]:
+        """See ``OnlineTrainer``; behind those that dynamic sampling has asked."""
+        count = self.config.prompts_per_rollout
+        return self.next_prompts(phase * count + self.asked_again, count)
 
     def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
         """See ``OnlineTrainer``: siblings, the whole rollout, or each completion and its prompt's greedy one."""

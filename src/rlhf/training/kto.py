@@ -25,7 +25,7 @@ from rlhf.losses import (
     mismatched_rows,
 )
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import Reference, build_reference
+from rlhf.models.reference import Reference, as_it_is_now, build_reference
 from rlhf.models.score import base_model, context_length
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Totals
@@ -85,7 +85,9 @@ class KTOTrainer(OfflineTrainer):
             self.running = RunningReferencePoint(config.reference_point_decay)
         if self.measures_point:
             self._check_prompts()
-        self.reference: Reference | None = reference or (build_reference(policy) if self.measures_point else policy)
+        self.reference: Reference | None = reference or (
+            build_reference(policy) if self.measures_point else as_it_is_now(policy)
+        )
         self.point = 0.0
         """Of the step, or of the held-out rows: nats, of BCO nats times beta."""
         self._groups: Sequence[Group] = ()
@@ -109,7 +111,7 @@ class KTOTrainer(OfflineTrainer):
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next rows; before the first, the reference's scores of all of them."""
         if self.reference is not None:
-            self.scored.ask(self.reference, self.config, self.policy.device)
+            self.scored.ask(self.reference, self.settings, self.policy.device, self.log)
         if not self.measures_point:
             self.reference = None
         rows = super().collect(phase, metrics)

@@ -41,18 +41,20 @@ from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
 from rlhf.training.watch import Watch, rows_not_finite
 
-FREE_TO_CHANGE = {
-    "tokens_per_microbatch",
-    "save_every",
-    "keep_checkpoints",
-    "keep_every",
-    "save_in_background",
-    "log_to",
-    "guards",
-    "max_nonfinite_steps",
-    "cache_reference",
+FREE_TO_CHANGE: dict[str, bool | set[str]] = {
+    "tokens_per_microbatch": True,
+    "save_every": True,
+    "keep_checkpoints": True,
+    "keep_every": True,
+    "save_in_background": True,
+    "log_to": True,
+    "guards": True,
+    "max_nonfinite_steps": True,
+    "cache_reference": True,
+    "engine": {"python", "env", "kv_cache_gib", "start_timeout_seconds", "timeout_seconds", "mismatch"},
 }
-"""Settings that a resumed run may change: where it keeps what, and when it asks for help. None of them decides what a healthy run
+"""Settings that a resumed run may change, whole sections or keys in them: where it keeps what, where helpers live, and when it asks for
+help. None of them decides what a healthy run
 results in; a guard that stopped a run must not make it begin again from the start once its limit was changed."""
 
 

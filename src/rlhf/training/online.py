@@ -23,9 +23,10 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.models.score import TokenScores
 from rlhf.rewards.types import Scorer
-from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.engines import build_engine, close_engine, is_exact, listen_to
 from rlhf.rollout.types import RolloutEngine
 from rlhf.seeds import derive_seed
+from rlhf.training.ahead import build_ahead
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.asking import ask_engine
 from rlhf.training.control import build_kl_controller
@@ -34,9 +35,11 @@ from rlhf.training.held_out import HeldOut
 from rlhf.training.log import RunLog
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
+from rlhf.training.mismatch import Asked, build_mismatch
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.policy_objective import correct_sampler, kl_in_loss, measure_ratios, policy_losses
 from rlhf.training.randomness import random_state_kept
+from rlhf.training.rollout_alarms import all_weights_zero, steps_without_ratio
 from rlhf.training.rollouts import (
     Gathered,
     Judged,
@@ -90,9 +93,14 @@ class OnlineTrainer(ABC):
         self.scorer = scorer
         self.reference = reference
         self.eval_prompts = eval_prompts[: config.evaluation.limit]
-        self.own_engine = engine is None
-        self.engine = engine or LocalEngine(policy, autocast=config.autocast)
+        self.own_engine = engine is None and config.engine.kind == "local"
+        self.engine = engine or build_engine(policy, config.engine, autocast=config.autocast)
+        self.ahead = build_ahead(policy, config, own_engine=self.own_engine, name=self.name)
+        self.mismatch = build_mismatch(
+            self.engine, policy, config, self._rescore, own_engine=self.own_engine, name=self.name
+        )
         self.log = log or RunLog()
+        listen_to(self.engine, self.log.alarm)
         self.checkpoint_dir = checkpoint_dir
         self.penalties: list[Penalty] = []
         """Terms of the loss beside the completions'; to be appended to before training."""
@@ -117,7 +125,12 @@ class OnlineTrainer(ABC):
 
     def train(self) -> TrainResult:
         """Train to the end, from the newest checkpoint where there is one."""
-        return Loop(self, self.config, log=self.log, checkpoint_dir=self.checkpoint_dir).run()
+        try:
+            return Loop(self, self.config, log=self.log, checkpoint_dir=self.checkpoint_dir).run()
+        finally:
+            if self.ahead is not None:
+                self.ahead.close()
+            close_engine(self.engine)
 
     @property
     def tokenizer(self) -> Any:
@@ -152,6 +165,8 @@ class OnlineTrainer(ABC):
         # 1. Ask the policy as it is now, and judge.
         self.version = phase
         self._adapt_kl_weight()
+        if self.ahead is not None and not self.ahead.has(phase):
+            self.ahead.begin(self.first_prompts(phase), phase=phase, version=phase)
         if phase == 0 and self.eval_prompts and self.held_out.wants_start:
             with random_state_kept():
                 start = self._ask_held_out(step=0)
@@ -166,7 +181,7 @@ class OnlineTrainer(ABC):
         ref = self._ref_logprobs(experience)
         experience.token_columns.update(old_logprobs=old, ref_logprobs=ref)
         correct_sampler(self.config, experience, rollout.drawn_logprobs, metrics)
-        self._look_for_weights(phase, experience)
+        self._tell(phase, all_weights_zero(self.name, self.config, experience))
         if phase == 0:
             worst = float((old - ref).abs().max())
             if worst <= self._max_gap or self._reference_is_policy():
@@ -177,9 +192,12 @@ class OnlineTrainer(ABC):
             self.assign_credit(experience, metrics)
         self._look_for_differences(phase, gathered)
         if phase == 0 and "advantages" in experience.token_columns:
-            self._look_at_steps()
+            self._tell(phase, steps_without_ratio(self.name, self.config, self.steps_per_phase))
         self._report(phase, gathered, ref_kl, metrics)
         self.kl_measured = float(ref_kl.mean()), experience.num_sequences
+        # 4. Let the next rollout begin, with the weights that this one will change.
+        if self.ahead is not None and phase + 1 < self.num_phases:
+            self.ahead.begin(self.first_prompts(phase + 1), phase=phase + 1, version=phase)
         return experience
 
     def _adapt_kl_weight(self) -> None:
@@ -190,9 +208,12 @@ class OnlineTrainer(ABC):
 
     def gather(self, phase: int, metrics: Metrics) -> Gathered:
         """The next prompts, ``group_size`` completions each; without the prompts that the scorer has no number for."""
-        count = self.config.prompts_per_rollout
-        found = self.ask_and_judge(self.next_prompts(phase * count, count), phase, metrics)
+        found = self.ask_and_judge(self.first_prompts(phase), phase, metrics)
         return Gathered(found.rollout, found.scores, found.scores)
+
+    def first_prompts(self, phase: int) -> list[Prompt]:
+        """What a rollout asks first; known as soon as the rollout before it is complete."""
+        return self.next_prompts(phase * self.config.prompts_per_rollout, self.config.prompts_per_rollout)
 
     def next_prompts(self, start: int, count: int) -> list[Prompt]:
         """Prompts ``start .. start + count`` of the endless shuffled sequence of all."""
@@ -202,11 +223,18 @@ class OnlineTrainer(ABC):
         self, prompts: Sequence[Prompt], phase: int, metrics: Metrics, *, asked_before: int = 0
     ) -> Judged:
         """Completions of these prompts and their scores, in a rollout's first round of asking or a later one."""
-        config = self.config
+        if not asked_before:
+            return self.judge(self.ask_first(prompts, phase), metrics, phase=phase)
         # a prompt that comes again in a later round must not say the same again
-        seed = derive_seed(config.seed, "sampling round", asked_before) if asked_before else config.seed
-        rollout = self._ask(prompts, num_samples=config.group_size, seed=seed, step=phase)
+        seed = derive_seed(self.config.seed, "sampling round", asked_before)
+        rollout = self._ask(prompts, num_samples=self.config.group_size, seed=seed, step=phase)
         return self.judge(rollout, metrics, phase=phase)
+
+    def ask_first(self, prompts: Sequence[Prompt], phase: int) -> Rollout:
+        """Completions of ``first_prompts``: sampled now, or a phase ago where ``overlap`` says so."""
+        if self.ahead is not None:
+            return self.ahead.take(prompts, phase=phase)
+        return self._ask(prompts, num_samples=self.config.group_size, seed=self.config.seed, step=phase)
 
     def judge(self, rollout: Rollout, metrics: Metrics, *, phase: int) -> Judged:
         """Ask the scorer about a rollout or a part of one; prompts that it has no number for are left out, with an alarm."""
@@ -325,6 +353,7 @@ class OnlineTrainer(ABC):
             "equal_rollouts": self.equal_rollouts,
             "at_start": self.at_start,
             "held_out": self.held_out.state_dict(),
+            "ahead": None if self.ahead is None else self.ahead.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -335,6 +364,8 @@ class OnlineTrainer(ABC):
         self.equal_rollouts = state["equal_rollouts"]
         self.at_start = dict(state["at_start"])
         self.held_out.load_state_dict(state["held_out"])
+        if self.ahead is not None:
+            self.ahead.load_state_dict(state["ahead"])
 
     def _ask(
         self,
@@ -378,46 +409,25 @@ class OnlineTrainer(ABC):
                 value=float(scores.mean()), limit=None, action="warn",
             )  # fmt: skip
 
-    def _look_for_weights(self, phase: int, experience: RolloutExperience) -> None:
-        """Say so where the correction of the sampler has taken every token out: such a rollout teaches nothing."""
-        weights = experience.token_columns.get("importance_weights")
-        if weights is None or bool(weights.any()):
-            return
-        settings = self.config.importance
-        assert settings is not None, "there are no weights without it"
-        self.log.alarm(
-            f"{self.name}: the ratio of trainer to sampler is outside {settings.low:g} to {settings.high:g} for all {len(weights)} "
-            f"tokens of the rollout (importance, by {settings.level}), so that no reward reaches the policy. Widen the bounds, take "
-            "bound: truncate, or find out why the sampler is another model.",
-            step=phase * self.steps_per_phase + 1, guard="importance", metric="importance/out_of_bounds",
-            value=len(weights), limit=None, action="warn",
-        )  # fmt: skip
-
-    def _look_at_steps(self) -> None:
-        """Say so where a loss without a ratio is to take several steps on one rollout."""
-        if self.config.policy_loss == "reinforce" and self.steps_per_phase > 1:
-            self.log.alarm(
-                f"{self.name}: policy_loss `reinforce` has no ratio, and a rollout is {self.steps_per_phase} steps: all but the first "
-                "learn from completions of an older policy as if they were its own. Use `clip`, or one step to a rollout.",
-                step=1, guard="off_policy", metric="steps of a rollout", value=self.steps_per_phase, limit=1, action="warn",
-            )  # fmt: skip
+    def _tell(self, phase: int, alarm: Mapping[str, Any] | None) -> None:
+        if alarm is not None:
+            self.log.alarm(step=phase * self.steps_per_phase + 1, **alarm)
 
     def _old_logprobs(self, rollout: Rollout, phase: int, metrics: Metrics) -> Tensor:
         """[M] of the policy that the ratios are taken against."""
         sampled = rollout.sampled_logprobs
-        exact = self._exact
+        # What is sampled ahead is of older weights from phase 1 on, and an engine outside may compute in another type.
+        exact = self._exact and (self.ahead is None or phase == 0) and is_exact(self.engine)
         if exact and self.own_engine and phase > 0:
             return sampled  # sampler and trainer are one module and agree to rounding; checked in the first phase
-        temperature = self.config.sampling.temperature
-        with doing("scoring", tokens=rollout.experience.num_tokens), self._precision():
-            old = rollout.experience.map(
-                lambda batch: self.policy.logprobs(batch, temperature=temperature),
-                max_tokens=self.config.tokens_per_microbatch,
-            )
+        old = self._rescore(rollout, self.config.sampling.temperature)
         gap = (old - sampled).abs()
         metrics.mean("rollout/logprob_gap", gap)
+        if self.mismatch is not None:
+            asked = Asked(self.config.sampling, self.config.seed, step=phase, version=self.version)
+            self._tell(phase, self.mismatch.look(rollout, old, asked, metrics))
         worst = float(gap.max())
-        if phase == 0:
+        if phase == 0 and (exact or not self._exact):
             self.at_start["gap"] = worst
         elif exact and worst > MAX_ENGINE_GAP:
             self.log.alarm(
@@ -426,6 +436,14 @@ class OnlineTrainer(ABC):
                 value=worst, limit=MAX_ENGINE_GAP, action="warn",
             )  # fmt: skip
         return old
+
+    def _rescore(self, rollout: Rollout, temperature: float) -> Tensor:
+        """[M] the policy's log-probabilities of what was sampled."""
+        with doing("scoring", tokens=rollout.experience.num_tokens), self._precision():
+            return rollout.experience.map(
+                lambda batch: self.policy.logprobs(batch, temperature=temperature),
+                max_tokens=self.config.tokens_per_microbatch,
+            )
 
     def _ref_logprobs(self, experience: RolloutExperience) -> Tensor:
         """[M] of the reference."""
@@ -460,6 +478,9 @@ class OnlineTrainer(ABC):
         rollout = gathered.rollout
         judged = self.scorer is not None
         measure_rollout(self.name, rollout, gathered.all_scores if judged else None, ref_kl, metrics)
+        if self.ahead is not None:
+            ages = [float(phase - completion.weight_version) for completion in rollout.completions]
+            metrics.mean("rollout/staleness", torch.tensor(ages))
         metrics.mean(f"{self.name}/kl_coef", torch.tensor(self.controller.coef))
         if self.config.entropy_coef == 0:  # not measured exactly: minus the log-probability is right on average
             metrics.mean("loss/entropy", -rollout.sampled_logprobs)

@@ -32,6 +32,12 @@ class Rollout:
     completions: list[Completion]
     """[S]."""
 
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> Rollout:
+        """What each prompt got."""
+        asked = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
+        return cls(RolloutExperience.of(prompts, groups), asked, [c for group in groups for c in group])
+
     @property
     def truncated(self) -> Tensor:
         """bool [S] cut by the length limit."""

@@ -1,21 +1,31 @@
-"""What a frozen reference says about rows: asked once, before the first step, and kept. No step pays for it again."""
+"""What a frozen reference says about rows: asked once, before the first step, and kept; no step pays for it again, and no later run.
+
+All rows of a run, held-out ones too, are packed for the reference in an order that their content alone decides, each distinct row
+once. So its answers are the same bits for any seed, order or split, and a file of them stands for the forward pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf.activity import doing
-from rlhf.config.training import OfflineConfig
+from rlhf.config.preference import DPOConfig, KTOConfig
+from rlhf.config.training import Autocast
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
+from rlhf.data.words import counted
 from rlhf.losses import segment_sum
+from rlhf.models.logprob_cache import LogprobCache, cache_folder, cache_key, group_digest, settle_path
 from rlhf.models.reference import Reference
+from rlhf.training.log import RunLog
 from rlhf.training.optim import mixed_precision
 from rlhf.training.rows import MapData
 
+ROWS_FOR_PATH = 3
+"""The longest, by which a reference chooses its path where nobody chose before."""
 Sums = Callable[[Tensor, PackedBatch], Tensor]
 """([M] log-probabilities of tokens, their batch) -> [S] of completions."""
 
@@ -72,11 +82,19 @@ class ReferenceScores:
         """Whether the reference has been asked about every row."""
         return all(rows.ref_logprobs is not None for rows in self._sets.values())
 
-    def ask(self, reference: Reference, config: OfflineConfig, device: torch.device) -> None:
-        """Have the rows scored that were not yet."""
-        for rows in self._sets.values():
-            if rows.ref_logprobs is None:
-                rows.ref_logprobs = self._scores(rows.data, reference, config, device)
+    def ask(
+        self, reference: Reference, config: DPOConfig | KTOConfig, device: torch.device, log: RunLog | None = None
+    ) -> None:
+        """Have the rows scored that were not yet; ``log`` is told where a file stood in for the reference, or could not."""
+        missing = [rows for rows in self._sets.values() if rows.ref_logprobs is None]
+        if not missing:
+            return
+        groups = [rows.data[i] for rows in missing for i in range(len(rows))]
+        for group in groups:
+            self.check(group)
+        said = self._scores(groups, reference, config, device, log or RunLog())
+        for rows, part in zip(missing, said.split([len(rows) for rows in missing]), strict=True):
+            rows.ref_logprobs = part.clone()
 
     def state_dict(self) -> dict[str, Any]:
         """The scores: after the first step, a policy that was its own reference could not give them again."""
@@ -88,20 +106,68 @@ class ReferenceScores:
             if state.get(name) is not None:
                 rows.ref_logprobs = state[name]
 
-    def _scores(self, data: MapData, reference: Reference, config: OfflineConfig, device: torch.device) -> Tensor:
-        """[rows, branches], scored in order of length and put back in order."""
-        groups = [data[i] for i in range(len(data))]
-        for group in groups:
-            self.check(group)
-        order = sorted(range(len(groups)), key=lambda i: groups[i].num_tokens)
-        runs = split_by_tokens([groups[i] for i in order], max_tokens=config.tokens_per_microbatch)
-        found = []
-        with (
-            doing("reference", tokens=sum(group.num_tokens for group in groups)),
-            mixed_precision(config.autocast, device),
-        ):
-            for batch in (pack(run).to(device) for run in runs):
-                found.append(self.sums(reference.logprobs(batch), batch).view(batch.num_groups, -1).cpu())
-        in_order = torch.empty(len(groups), found[0].shape[1], dtype=found[0].dtype)
-        in_order[order] = torch.cat(found)
-        return in_order
+    def _scores(
+        self,
+        groups: Sequence[Group],
+        reference: Reference,
+        config: DPOConfig | KTOConfig,
+        device: torch.device,
+        log: RunLog,
+    ) -> Tensor:
+        """[rows, branches] nats, in the order of the rows."""
+        digests = [group_digest(group) for group in groups]
+        distinct = dict(zip(digests, groups, strict=True))
+        order = sorted(distinct, key=lambda digest: (distinct[digest].num_tokens, digest))
+        runs = split_by_tokens([distinct[digest] for digest in order], max_tokens=config.tokens_per_microbatch)
+        logprobs = reference_logprobs(reference, runs, order, config=config, device=device, log=log)
+        sums, start = [], 0
+        for batch in map(pack, runs):
+            end = start + batch.num_scored
+            sums.append(self.sums(logprobs[start:end], batch).view(batch.num_groups, -1))
+            start = end
+        place = {digest: number for number, digest in enumerate(order)}
+        return torch.cat(sums)[[place[digest] for digest in digests]]
+
+
+def reference_logprobs(
+    reference: Reference,
+    runs: Sequence[Sequence[Group]],
+    digests: Sequence[bytes],
+    *,
+    config: DPOConfig | KTOConfig,
+    device: torch.device,
+    log: RunLog,
+) -> Tensor:
+    """[M] log-probabilities of distinct rows, on the CPU: from a file, or asked for and kept in one.
+
+    Args:
+        reference: Frozen.
+        runs: The rows of each batch.
+        digests: ``group_digest`` of all rows, in that order.
+        config: Type of the products, tokens in a batch, and where files lie.
+        device: The model's.
+        log: Is told where a file stood in for the reference, or could not.
+    """
+    settle_path(reference, runs[-1][-ROWS_FOR_PATH:])
+    folder = cache_folder(config.cache_reference)
+    key = None
+    if folder is not None:
+        limit = config.tokens_per_microbatch
+        key = cache_key(reference, digests, max_tokens=limit, autocast=config.autocast, device=device)
+    if folder is None or key is None:
+        return _asked(reference, runs, config.autocast, device)
+    cache = LogprobCache(folder, tell=log.say)
+    known = cache.read(key, num_scored=sum(group.num_scored for run in runs for group in run))
+    if known is not None:
+        log.say(f"What the reference says of {counted(len(digests), 'row')} was read from {cache.path(key)}.")
+        return known
+    logprobs = _asked(reference, runs, config.autocast, device)
+    cache.keep(key, logprobs)
+    return logprobs
+
+
+def _asked(reference: Reference, runs: Sequence[Sequence[Group]], autocast: Autocast, device: torch.device) -> Tensor:
+    """[M] from the reference itself."""
+    tokens = sum(group.num_tokens for run in runs for group in run)
+    with doing("reference", tokens=tokens), mixed_precision(autocast, device):
+        return torch.cat([reference.logprobs(pack(run).to(device)).cpu() for run in runs])

@@ -51,7 +51,7 @@ def test_tasks_are_added_once_however_often_the_command_is_started(tmp_path, cap
         file.write_text(ROW % "two" + ROW % "three")
         add_tasks(store, str(file), kind="graded5", batch="second")
         found = {task.id: (str(task.kind), task.batch) for task in store.tasks()}
-    assert capsys.readouterr().out == "2 tasks added.\n1 task added, 1 were there.\n"
+    assert capsys.readouterr().out == "2 tasks added.\n1 task added, 1 there already.\n"
     assert found == {"one": ("pairwise", "first"), "two": ("pairwise", "first"), "three": ("graded5", "second")}
 
 

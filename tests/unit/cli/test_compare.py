@@ -40,7 +40,7 @@ def test_two_models_are_compared_without_a_line_of_python(call, tmp_path):
     opened = call("compare", "open", "best=one.jsonl", "two.jsonl", "--overall", "--seed", 3)
     assert opened.startswith("6 tasks added: 6 prompts, models best, two.\n")
     assert "rlhf annotate --store evaluation.db --batch human-eval" in opened
-    assert "0 tasks added, 6 were there" in call(
+    assert "0 tasks added, 6 there already" in call(
         "compare", "open", "best=one.jsonl", "two.jsonl", "--overall", "--seed", 3
     )
     assert call("compare", "export", "tasks.jsonl", "--key", "key.jsonl") == (
@@ -59,7 +59,7 @@ def test_two_models_are_compared_without_a_line_of_python(call, tmp_path):
         )
     (tmp_path / "back.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
     assert call("compare", "import", "back.jsonl") == "6 judgements added.\n"
-    assert call("compare", "import", "back.jsonl") == "0 judgements added, 6 were there.\n"
+    assert call("compare", "import", "back.jsonl") == "0 judgements added, 6 there already.\n"
     found = json.loads(call("compare", "report", "--json"))
     (rate,) = found["win_rates"]
     assert rate["models"] == ["best", "two"]

@@ -68,7 +68,7 @@ def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
     )
     assert (
         call("import", "all.jsonl", "--store", "again.db")
-        == "0 tasks added, 8 were there (read as 'rows').\n0 judgements added, 3 were there.\n"
+        == "0 tasks added, 8 there already (read as 'rows').\n0 judgements added, 3 there already.\n"
     )
     call("export", "again.jsonl", "--unjudged", "--store", "again.db")
     assert sorted((tmp_path / "again.jsonl").read_text().splitlines()) == sorted(
@@ -140,7 +140,7 @@ def test_bad_rows_stop_the_import_or_are_listed(call, tmp_path):
             "leave --aggregate out",
         ),
         (("export", "x.jsonl", "--aggregate", "dawid"), ConfigError, "Did you mean 'dawid-skene'"),
-        (("export", "x.jsonl", "--qualified"), DataError, "None of the 1 annotators is qualified"),
+        (("export", "x.jsonl", "--qualified"), DataError, "Of 1 annotator none is qualified"),
         (("export", "x.jsonl", "--kind", "binary"), DataError, "no task to export; its kinds are: pairwise"),
         (
             ("export", "x.parquet", "--unjudged"),
@@ -214,7 +214,7 @@ def test_gold_answers_of_tasks_that_are_there_are_not_taken_and_that_is_said(cal
     (tmp_path / "gold.jsonl").write_text(jsonl(GOLD))
     call("import", "gold.jsonl")
     said = call("import", "gold.jsonl", "--gold")
-    assert "0 tasks added, 2 were there" in said
+    assert "0 tasks added, 2 there already" in said
     assert "! 2 gold answers of 2 gold rows not taken" in said
     assert "ids of their own" in said
     assert "(the first: 'g0')" in said

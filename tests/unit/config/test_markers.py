@@ -17,6 +17,7 @@ SOUNDS_LIKE_ONE = re.compile(
     r"\b(files?|folders?|hub|function|jsonl?|csv|jinja|path|tokenizer|module)\b|stage:", re.IGNORECASE
 )
 NAMES_NOTHING = {
+    "AgainstReference.cache_reference": "a folder for copies of what can be computed; no result depends on them",
     "ModelConfig.init": "settings of transformers; weights are drawn",
     "ModelConfig.revision": "a version on the hub, which names no file here",
     "RewardBase.name": "a word for metrics",

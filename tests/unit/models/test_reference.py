@@ -5,9 +5,9 @@ import torch
 
 from rlhf.config.model import ModelConfig
 from rlhf.data.pack import Branch, Group, pack
-from rlhf.errors import CheckpointError, ModelError
+from rlhf.errors import ModelError
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import AdapterOffReference, LogprobCache, ReferenceModel, build_reference
+from rlhf.models.reference import AdapterOffReference, ReferenceModel, build_reference
 
 GROUPS = [Group([0, 10, 11], [Branch([12, 13, 1]), Branch([14, 1])]), Group([0], [Branch([20, 21, 22, 23])])]
 BATCH = pack(GROUPS)
@@ -45,6 +45,15 @@ def test_a_frozen_reference_stays_where_the_policy_started(kind, request):
     assert (policy.logprobs(BATCH) - start).abs().max() > 1e-2
     assert torch.equal(reference.logprobs(BATCH), start)
     assert reference.fingerprint() == before
+
+
+@pytest.mark.parametrize("kind", ["policy", "lora_policy"])
+def test_a_frozen_copy_has_the_fingerprint_of_its_policy_until_that_is_trained(kind, request):
+    policy = request.getfixturevalue(kind)
+    reference = ReferenceModel(policy)
+    assert reference.fingerprint() == policy.fingerprint()
+    train(policy)
+    assert reference.fingerprint() != policy.fingerprint()
 
 
 def test_an_adapter_that_is_still_zero_needs_no_copy(policy, lora_policy):
@@ -159,83 +168,3 @@ def test_a_reference_that_could_not_work_is_refused(policy, settings, message):
 def test_a_frozen_reference_refuses_to_move(policy):
     with pytest.raises(ModelError, match="This reference is frozen"):
         ReferenceModel(policy).update(policy)
-
-
-# ---- cache
-
-
-class Counting:
-    """Says the same numbers in every call, and how often it was asked."""
-
-    def __init__(self):
-        self.calls = []
-
-    def logprobs(self, batch, *, temperature=1.0):
-        self.calls.append(temperature)
-        return -batch.score_token.float() / temperature
-
-    def fingerprint(self):
-        return "abc"
-
-
-def test_a_row_is_asked_for_once_in_whatever_batch_it_returns():
-    reference, cache = Counting(), LogprobCache("abc", temperature=0.5)
-    first = cache.logprobs(["a", "b"], BATCH, reference)
-    assert torch.equal(first, -BATCH.score_token.float() / 0.5)
-    turned = pack(GROUPS[::-1])
-    assert torch.equal(cache.logprobs(["b", "a"], turned, reference), -turned.score_token.float() / 0.5)
-    assert torch.equal(cache.logprobs(["b"], pack(GROUPS[1:]), reference), first[-4:])
-    assert reference.calls == [0.5]
-    assert len(cache) == 2
-
-
-def test_a_row_whose_tokens_or_marks_changed_is_asked_for_again():
-    reference, cache = Counting(), LogprobCache("abc")
-    for branch in (Branch([5, 6]), Branch([5, 7]), Branch([5, 7], [True, False]), Branch([5, 7], [True, False])):
-        batch = pack([Group([1, 2], [branch])])
-        assert torch.equal(cache.logprobs(["row"], batch, reference), -batch.score_token.float())
-    assert len(reference.calls) == 3
-
-
-def test_the_cache_survives_a_file(tmp_path):
-    cache = LogprobCache("abc")
-    cache.logprobs(["a", "b"], BATCH, Counting())
-    cache.save(tmp_path / "reference.safetensors")
-    again = LogprobCache("abc")
-    again.load(tmp_path / "reference.safetensors")
-    assert torch.equal(again.get(["a", "b"], BATCH), cache.get(["a", "b"], BATCH))
-
-
-def test_an_empty_cache_survives_a_file(tmp_path):
-    LogprobCache("abc").save(tmp_path / "reference.safetensors")
-    again = LogprobCache("abc")
-    again.load(tmp_path / "reference.safetensors")
-    assert len(again) == 0
-
-
-@pytest.mark.parametrize(
-    ("fingerprint", "temperature", "name"), [("xyz", 1.0, "fingerprint"), ("abc", 0.7, "temperature")]
-)
-def test_numbers_of_another_reference_are_never_used(tmp_path, fingerprint, temperature, name):
-    LogprobCache("abc").save(tmp_path / "reference.safetensors")
-    with pytest.raises(CheckpointError, match=f"have the {name}"):
-        LogprobCache(fingerprint, temperature=temperature).load(tmp_path / "reference.safetensors")
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:20], lambda data: b"", lambda data: b"\xff" * len(data)])
-def test_a_damaged_file_is_named(tmp_path, damage):
-    path = tmp_path / "reference.safetensors"
-    cache = LogprobCache("abc")
-    cache.logprobs(["a", "b"], BATCH, Counting())
-    cache.save(path)
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(CheckpointError, match=r"reference.safetensors holds no reference log-probabilities"):
-        LogprobCache("abc").load(path)
-
-
-def test_numbers_that_do_not_fit_the_batch_are_refused():
-    cache = LogprobCache("abc")
-    with pytest.raises(ModelError, match=r"\(3,\) log-probabilities for 9 scored tokens"):
-        cache.put(["a", "b"], BATCH, torch.zeros(3))
-    with pytest.raises(ModelError, match="1 row ids for a batch of 2 rows"):
-        cache.get(["a"], BATCH)

@@ -193,6 +193,22 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ("sft", {"eval_frac": 0.1, "eval_data": "pairs.jsonl"}, "eval_frac", "warning", 0, ("nothing beside eval_data",)),
     ("sft", {"epochs": 2, "max_steps": 9}, "epochs", "warning", 0, ("does nothing: max_steps (9)",)),
     ("sft", {"tokens_per_step": 99}, "rows_per_step", "warning", 0, ("does nothing: tokens_per_step (99)",)),
+    (
+        "grpo",
+        {"engine": {"kind": "vllm", "python": "/opt/nowhere/python"}},
+        "engine.python",
+        "error",
+        2,
+        ("There is no interpreter /opt/nowhere/python; name that of the environment with vLLM.",),
+    ),
+    (
+        "grpo",
+        {"engine": "vllm"},
+        "engine.python",
+        "error",
+        8,
+        ("'vllm'", "[vllm]'", "another environment's interpreter"),
+    ),
     ("sft", {"log_to": ["trackio"]}, "log_to", "error", 8, ("'trackio'", "pip install -e '", "[track]'")),
     (
         "grpo",

@@ -42,38 +42,56 @@ def expected_attention(query, keys, values, settings: AttentionSettings, positio
     ],
     ids=["plain", "window", "chunk", "softcap", "sinks"],
 )
-def test_every_row_sees_its_prompt_and_itself_while_rows_and_prompts_leave(settings):
+@pytest.mark.parametrize("room", [6, 12], ids=["the ring turns and grows", "it turns"])
+def test_every_row_sees_its_prompt_and_itself_while_rows_and_prompts_come_and_go(settings, room, monkeypatch):
+    monkeypatch.setattr("rlhf.rollout.layouts.GROW_BLOCK", 3)
     generator = torch.Generator().manual_seed(0)
 
     def random(rows: int, heads: int) -> torch.Tensor:
         return torch.randn(1, heads, rows, WIDTH, generator=generator, dtype=torch.float64)
 
-    prompt_lens = np.array([2, 5, 1, 4])
-    group = np.array([0, 0, 0, 1, 2, 2, 3])
-    module, cache, room = nn.Identity(), KVCache(), 12
-    tokens = int(prompt_lens.sum())
-    q, k, v = random(tokens, HEADS), random(tokens, KV_HEADS), random(tokens, KV_HEADS)
-    shape = (4, 5, 7, room)
-    prefill = PrefillLayout.of([[0] * n for n in prompt_lens], cache, shape, 0, CPU)
-    out = prefill.attend(module, q, k, v, settings)[0]
-    starts = np.cumsum(prompt_lens) - prompt_lens
-    history = {}
-    for prompt, (start, length) in enumerate(zip(starts, prompt_lens, strict=True)):
-        here = slice(start, start + length)
-        history[prompt] = (k[0, :, here].transpose(0, 1), v[0, :, here].transpose(0, 1))
-        last = start + length - 1
-        expected = expected_attention(q[0, :, last], *history[prompt], settings, list(range(length)))
-        assert torch.allclose(out[last], expected, atol=1e-12)
+    module, cache = nn.Identity(), KVCache()
+    rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    """All keys and values of each row, by its name."""
+    prompt_len: dict[int, int] = {}
+    names: list[int] = []
 
-    layout = DecodeLayout(cache, group, prompt_lens, CPU)
-    rows = {row: history[prompt] for row, prompt in enumerate(group)}
-    names = list(range(7))
-    leaving = {1: [0], 3: [3], 4: [1, 6], 5: [4]}  # prompt 1 goes with its only row, then the first row, then the last
-    for time in range(8):
+    def read(prompt_lens: np.ndarray, group: np.ndarray, shape: tuple[int, int, int, int], first: int) -> None:
+        tokens = int(prompt_lens.sum())
+        q, k, v = random(tokens, HEADS), random(tokens, KV_HEADS), random(tokens, KV_HEADS)
+        prefill = PrefillLayout.of([[0] * n for n in prompt_lens], cache, shape, first, CPU)
+        out = prefill.attend(module, q, k, v, settings)[0]
+        starts = np.cumsum(prompt_lens) - prompt_lens
+        history = []
+        for start, length in zip(starts, prompt_lens, strict=True):
+            here = slice(start, start + length)
+            history.append((k[0, :, here].transpose(0, 1), v[0, :, here].transpose(0, 1)))
+            last = start + length - 1
+            expected = expected_attention(q[0, :, last], *history[-1], settings, list(range(length)))
+            assert torch.allclose(out[last], expected, atol=1e-12)
+        for prompt in group:
+            name = len(prompt_len)
+            names.append(name)
+            rows[name], prompt_len[name] = history[prompt], int(prompt_lens[prompt])
+
+    prompt_lens, group = np.array([2, 5, 1, 4]), np.array([0, 0, 0, 1, 2, 2, 3])
+    read(prompt_lens, group, (4, 5, 7, room), 0)
+    layout = DecodeLayout(cache, group, prompt_lens, CPU, room=room)
+    turned: list[int] = []
+    """Where in the ring its oldest token stood when it grew."""
+    grow = cache.grow
+    monkeypatch.setattr(
+        cache, "grow", lambda rows, room, *, first: turned.append(first) or grow(rows, room, first=first)
+    )
+    # The first row goes, prompt 1 with its only row, then the last; rows from 7 on came late, and no row lives longer than 10.
+    leaving = {1: [0], 3: [3], 4: [1, 6], 5: [4, 8], 8: [2, 5], 12: [7, 9]}
+    joining = {2: ([3, 7], [0, 1, 1]), 5: ([2], [0]), 9: ([6], [0, 0])}
+    for time in range(16):
+        layout.make_place(10)
         count = layout.num_rows
         q, k, v = random(count, HEADS), random(count, KV_HEADS), random(count, KV_HEADS)
         out = layout.attend(module, q, k, v, settings)[0]
-        assert layout.positions().tolist() == [int(prompt_lens[group[name]]) + time for name in names]
+        assert layout.positions().tolist() == [len(rows[name][0]) for name in names]
         for place, name in enumerate(names):
             keys, values = rows[name]
             rows[name] = (torch.cat([keys, k[0, :, place][None]]), torch.cat([values, v[0, :, place][None]]))
@@ -82,12 +100,18 @@ def test_every_row_sees_its_prompt_and_itself_while_rows_and_prompts_leave(setti
         layout.advance()
         if time in leaving:
             kept = layout.keep(np.array([name not in leaving[time] for name in names]))
-            names = [names[place] for place in kept]
+            names[:] = [names[place] for place in kept]
             assert set(names).isdisjoint(leaving[time])
-        if time == 6:
-            layout.grow(room + 5)
-    assert names == [5, 2] or sorted(names) == [2, 5]
-    assert len(layout.prompt_lens) == 2
+        if time in joining:
+            new_lens, new_group = (np.array(x) for x in joining[time])
+            live = (len(layout.prompt_lens), layout.num_rows)
+            total, longest = live[0] + len(new_lens), max(layout.longest, int(new_lens.max()))
+            cache.reserve(live=live, prompts=total, longest=longest, rows=live[1] + len(new_group))
+            read(new_lens, new_group, (total, longest, live[1] + len(new_group), layout.room), live[0])
+            layout.join(new_group, new_lens)
+        assert layout.room <= max(room, 10)
+    assert sorted(names) == [10, 11, 12]
+    assert turned == ([0, 3] if room == 6 else []), "another course: the test shows too little"
 
 
 def test_holes_are_filled_from_the_end():
@@ -127,6 +151,18 @@ def test_whatever_the_memory_held_before_cannot_be_seen():
     PrefillLayout.of([[0], [0, 0]], cache, (2, 4, 2, 4), 0, CPU).attend(
         module, torch.ones(1, HEADS, 3, WIDTH), ones, ones, settings
     )
-    layout = DecodeLayout(cache, np.array([0, 1]), np.array([1, 4]), CPU)
+    layout = DecodeLayout(cache, np.array([0, 1]), np.array([1, 4]), CPU, room=4)
     out = layout.attend(module, torch.ones(1, HEADS, 2, WIDTH), ones[:, :, :2], ones[:, :, :2], settings)
     assert torch.isfinite(out).all()
+    layout.advance()
+    layout.keep(np.array([False, True]))
+    for table in (layer.prompt_keys, layer.prompt_values, layer.keys, layer.values):
+        table[1:].fill_(float("nan"))  # what a row left behind that is gone
+    PrefillLayout.of([[0]], cache, (2, 4, 2, 4), 1, CPU).attend(
+        module, torch.ones(1, HEADS, 1, WIDTH), ones[:, :, :1], ones[:, :, :1], settings
+    )
+    layout.join(np.array([0]), np.array([1]))
+    for _ in range(5):  # round the ring
+        out = layout.attend(module, torch.ones(1, HEADS, 2, WIDTH), ones[:, :, :2], ones[:, :, :2], settings)
+        assert torch.isfinite(out).all()
+        layout.advance()

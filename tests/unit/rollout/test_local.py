@@ -18,6 +18,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.score import score
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
+from rlhf.rollout.run import SamplingRun
 from rlhf.rollout.types import Completion, RolloutEngine
 from tests.unit.rollout.helpers import (
     EOS_IDS,
@@ -273,23 +274,97 @@ def test_a_prompt_that_the_model_cannot_take_is_named(policy, prompts, ids, mess
         ask(LocalEngine(policy), [prompts[0], replace(prompts[1], id="odd", ids=ids)])
 
 
+def count_steps(monkeypatch) -> list[int]:
+    """Rows of every decoding step from now on."""
+    steps: list[int] = []
+    step = PackedDecoder.step
+    monkeypatch.setattr(PackedDecoder, "step", lambda self, tokens: steps.append(len(tokens)) or step(self, tokens))
+    monkeypatch.setattr("rlhf.rollout.choice.compare", lambda *args: None)  # it decodes a few rows of its own
+    return steps
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_rows": 6}, {"max_cache_tokens": 500}, {"max_rows": 5, "max_prefill_tokens": 9}]
+)
+@pytest.mark.parametrize("stop", [[], ["w7"]])
+def test_who_waits_takes_the_place_of_who_ended_and_says_the_same(limits, stop, word_tokenizer, monkeypatch):
+    choice = PathChoice("packed", 0.0, "given")
+    policy = PolicyModel(build_family("llama").double(), word_tokenizer, choice=choice)
+    prompts = build_prompts((11, 3, 1, 17, 8, 8, 5, 9, 2, 13, 4, 6))
+    sampling = SAMPLED.updated(max_new_tokens=80, stop=stop)  # longer than a block of the cache, so that it grows too
+    steps = count_steps(monkeypatch)
+    refilled = ask(LocalEngine(policy, **limits), prompts, sampling, num_samples=2)
+    with_refill = len(steps)
+    steps.clear()
+    monkeypatch.setattr(SamplingRun, "_refilled", lambda self, logits: logits)  # the next begin when all have ended
+    expected = ask(LocalEngine(policy, **limits), prompts, sampling, num_samples=2)
+    assert with_refill < 0.8 * len(steps)
+    lengths = [len(c.tokens) for group in expected for c in group]
+    assert max(lengths) > 4 * min(lengths), "no short and long completions: the test shows too little"
+    assert [[replace(c, logprobs=[]) for c in group] for group in refilled] == [
+        [replace(c, logprobs=[]) for c in group] for group in expected
+    ]
+    assert torch.allclose(reported(refilled), reported(expected), atol=1e-12)
+    assert [[(c.prompt_id, c.sample) for c in group] for group in refilled] == [
+        [(prompt.id, sample) for sample in range(2)] for prompt in prompts
+    ]
+
+
+def test_an_ended_row_is_not_computed_on_past_its_room_in_the_cache(word_tokenizer, prompts, monkeypatch):
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    expected = tokens_of(ask(LocalEngine(policy), prompts, num_samples=3))
+    monkeypatch.setattr("rlhf.rollout.run.COMPACT_FRAC", 0.7)  # ended rows stay long beside those that came late
+    for max_rows in (3, 4, 7):
+        assert tokens_of(ask(LocalEngine(policy, max_rows=max_rows), prompts, num_samples=3)) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss", "gpt2"])
+def test_log_probabilities_of_rows_that_came_late_are_the_trainers(family, word_tokenizer, prompts):
+    policy = PolicyModel(build_family(family), word_tokenizer)
+    sampling = SAMPLED.updated(max_new_tokens=90)
+    groups = ask(LocalEngine(policy, max_rows=3), prompts, sampling, num_samples=3)
+    assert torch.allclose(reported(groups), scored(policy, prompts, groups).double(), atol=1e-5)
+
+
+def test_a_repetition_penalty_follows_rows_that_came_late(policy, prompts):
+    sampling = SAMPLED.updated(repetition_penalty=1.4, top_k=30)
+    expected = ask(LocalEngine(policy), prompts, sampling, num_samples=3)
+    found = ask(LocalEngine(policy, max_rows=3), prompts, sampling, num_samples=3)
+    assert tokens_of(found) == tokens_of(expected)
+    assert [len(c.sampling_logprobs) for group in found for c in group] == [
+        len(c.tokens) for group in found for c in group
+    ]
+
+
 def test_rows_and_cache_stay_within_their_limits(policy, prompts, monkeypatch):
-    asked = []
-    prefill = PackedDecoder.prefill
+    held, begun = [], []
+    step, read = PackedDecoder.step, PackedDecoder._read_all
 
-    def noted(decoder, ids, group, max_new_tokens):
-        asked.append((len(group), len(ids) * max(map(len, ids)) + len(group) * max_new_tokens))
-        return prefill(decoder, ids, group, max_new_tokens)
+    def noted_step(decoder, tokens):
+        logits = step(decoder, tokens)
+        for layer in decoder.cache.layers.values():
+            room = (
+                layer.prompt_keys.shape[0] * layer.prompt_keys.shape[2] + layer.keys.shape[0] * SAMPLED.max_new_tokens
+            )
+            held.append((len(tokens), layer.keys.shape[2], room))
+        return logits
 
-    monkeypatch.setattr(PackedDecoder, "prefill", noted)
+    def noted_read(decoder, ids, group, *args, **how):
+        begun.append(len(group))
+        return read(decoder, ids, group, *args, **how)
+
+    monkeypatch.setattr(PackedDecoder, "step", noted_step)
+    monkeypatch.setattr(PackedDecoder, "_read_all", noted_read)
     monkeypatch.setattr("rlhf.rollout.choice.compare", lambda *args: None)  # it decodes a few rows of its own
     ask(LocalEngine(policy, max_rows=5, max_cache_tokens=90), prompts, num_samples=6)
-    assert sum(rows for rows, _ in asked) == 36
-    assert max(rows for rows, _ in asked) <= 5
-    assert max(tokens for _, tokens in asked) <= 90
-    asked.clear()
+    assert sum(begun) == 36
+    assert len(begun) > 8
+    assert max(rows for rows, _, _ in held) <= 5
+    assert max(room for _, room, _ in held) <= 20
+    assert max(tokens for _, _, tokens in held) <= 90
+    begun.clear()
     ask(LocalEngine(policy), prompts, num_samples=6)
-    assert [rows for rows, _ in asked] == [36]
+    assert begun == [36]
 
 
 def test_senseless_limits_are_refused(policy):
@@ -306,8 +381,9 @@ def test_weights_that_are_no_numbers_are_noticed(policy, prompts):
     ask(LocalEngine(policy), prompts)
     with torch.no_grad():
         policy.model.get_output_embeddings().weight[7] = float("nan")
-    with pytest.raises(TrainingError, match="'prompt-0' gave a log-probability that is not finite"):
-        ask(LocalEngine(policy), prompts)
+    for max_rows in (100, 2):
+        with pytest.raises(TrainingError, match="'prompt-0' gave a log-probability that is not finite"):
+            ask(LocalEngine(policy, max_rows=max_rows), prompts)
 
 
 def test_it_is_a_rollout_engine(policy):

@@ -23,20 +23,16 @@ from rlhf.feedback.exchange import argilla, dialogues, label_studio, published
 from rlhf.feedback.exchange.lines import Line, Reader, lines_of
 from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.items import Item, check_item, laid_out_as, merged
+from rlhf.feedback.layouts import OURS, SAVED
 from rlhf.feedback.tasks import STDIN, Found
 
 ItemWriter = Callable[[Path, Sequence[Item], Sequence[AnnotationGuideline]], int]
-OURS = "rows"
-"""The format that keeps everything, which `rlhf.feedback.tasks` reads and `rlhf.feedback.rows` makes."""
-SAVED = "datasets"
-"""The same rows as a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One layout."""
+    """How one layout is read and written; what it is, ``rlhf.feedback.layouts`` says."""
 
-    about: str
     columns: tuple[str, ...] = ()
     """What a row of it has and others have not: it is recognised by them."""
     is_it: Callable[[Mapping[str, Any]], bool] = lambda row: True
@@ -55,56 +51,52 @@ def _is_hh(row: Mapping[str, Any]) -> bool:
 
 
 FORMATS: Mapping[str, Format] = {
-    OURS: Format(about="rows of this library (JSONL, JSON, CSV, Parquet), TRL's and ShareGPT's and Alpaca's among them"),
-    SAVED: Format(about="the same rows as a folder for datasets.load_from_disk"),
+    OURS: Format(),
+    SAVED: Format(),
     "label-studio": Format(
-        about="Label Studio: a JSON list of tasks, with the labelling configuration beside it", columns=("data",),
+        columns=("data",),
         is_it=lambda row: isinstance(row.get("data"), Mapping), read=label_studio.from_label_studio,
         write_items=lambda path, items, _: label_studio.write_label_studio(path, items),
     ),
     "argilla": Format(
-        about="Argilla 2: a folder with records.json and .argilla/", columns=("fields", "responses"), read=argilla.from_argilla,
+        columns=("fields", "responses"), read=argilla.from_argilla,
         write_items=argilla.write_argilla,
     ),
     "argilla-flat": Format(
-        about="Argilla 2: flat rows with <question>.responses", columns=("status",),
+        columns=("status",),
         is_it=lambda row: any(name.endswith(".responses") for name in row), read=argilla.from_argilla_flat,
     ),
     "ultrafeedback": Format(
-        about="UltraFeedback: an instruction and completions rated on four dimensions", columns=("instruction", "completions"),
+        columns=("instruction", "completions"),
         is_it=lambda row: "ranks" not in row and "ratings" not in row, read=published.ultrafeedback,
     ),
     "helpsteer2": Format(
-        about="HelpSteer2: one completion a row, rated 0 to 4 on five dimensions",
         columns=("prompt", "response", *published.HELPSTEER_DIMENSIONS), read=published.helpsteer2, key="prompt",
     ),
     "helpsteer2-preference": Format(
-        about="HelpSteer2's pairs, with a strength from -3 to 3",
         columns=("prompt", "response_1", "response_2", "preference_strength"), read=published.helpsteer2_preference,
     ),
     "helpsteer3": Format(
-        about="HelpSteer3: pairs judged by several people, -3 to 3",
         columns=("context", "response1", "response2", "overall_preference"), read=published.helpsteer3,
     ),
-    "nectar": Format(about="Nectar: seven answers, ranked", columns=("prompt", "answers"), read=published.nectar),
+    "nectar": Format(columns=("prompt", "answers"), read=published.nectar),
     "shp": Format(
-        about="SHP: two comments to a post", columns=("history", "human_ref_A", "human_ref_B", "labels"), read=published.shp
+        columns=("history", "human_ref_A", "human_ref_B", "labels"), read=published.shp
     ),
     "pku-saferlhf": Format(
-        about="PKU-SafeRLHF: pairs with two verdicts, help and safety",
         columns=("prompt", "response_0", "response_1", "better_response_id", "safer_response_id"), read=published.pku_saferlhf,
     ),
     "openai": Format(
-        about="OpenAI's preference format (Fireworks, Together alike)", columns=("input", "preferred_output|preferred_completion"),
+        columns=("input", "preferred_output|preferred_completion"),
         read=dialogues.from_openai, row_of=dialogues.to_openai,
     ),
     "hh": Format(
-        about="HH-RLHF: two whole transcripts", columns=("chosen", "rejected"), is_it=_is_hh, read=dialogues.from_hh,
+        columns=("chosen", "rejected"), is_it=_is_hh, read=dialogues.from_hh,
         row_of=dialogues.to_hh,
     ),
-    "trl": Format(about="the columns of TRL's trainers and no others", row_of=dialogues.to_trl),
-    "sharegpt": Format(about="ShareGPT: the better completions as demonstrations", row_of=dialogues.to_sharegpt),
-    "alpaca": Format(about="Alpaca: the same, of single turns", row_of=dialogues.to_alpaca),
+    "trl": Format(row_of=dialogues.to_trl),
+    "sharegpt": Format(row_of=dialogues.to_sharegpt),
+    "alpaca": Format(row_of=dialogues.to_alpaca),
 }  # fmt: skip
 """Name to format. Those without a reader of their own are rows as this library reads them anyway."""
 

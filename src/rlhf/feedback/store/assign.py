@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -136,6 +137,27 @@ def take_slot_again(session: Session, row: AssignmentRow, *, overlap: int) -> No
             raise _not_needed()
         row.slot = free[0]
     row.state = OPEN
+
+
+def give_back(session: Session, annotator: int, held: Mapping[int, datetime]) -> int:
+    """Let others have at once what somebody holds and left.
+
+    Args:
+        session: Of a transaction.
+        annotator: Who.
+        held: Assignment -> the time it was given until. One that was handed out again since, to a page that was reloaded while
+            this was on its way, has another time and is kept.
+
+    Returns:
+        How many went back.
+    """
+    mine = sa.select(AssignmentRow).where(
+        AssignmentRow.annotator == annotator, AssignmentRow.state == OPEN, AssignmentRow.number.in_(held)
+    )
+    left = [row for row in session.scalars(mine.with_for_update()) if row.expires_at == held[row.number]]
+    for row in left:
+        row.state = EXPIRED
+    return len(left)
 
 
 def _not_needed() -> DataError:

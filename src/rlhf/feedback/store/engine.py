@@ -19,6 +19,8 @@ READ_ONLY = "rlhf_read_only"
 BUSY_SECONDS = 30
 """How long a writer waits for another before it gives up."""
 SCHEME = re.compile(r"^[a-z][a-z0-9+]*://")
+SQLITE_START = b"SQLite format 3\x00"
+"""What every SQLite database begins with."""
 MAX_TRIES = 50
 """Lost races before giving up; each lost one is one that somebody else won."""
 LOST_RACES = frozenset({"40001", "40P01"})
@@ -31,7 +33,8 @@ def open_engine(place: str | Path) -> Engine:
     """An engine for a file (SQLite) or a database URL such as ``postgresql://user@host/name``.
 
     Raises:
-        ConfigError: The URL can't be read, or names a database without a driver here.
+        ConfigError: The URL can't be read, or the file is there and is no database.
+        MissingExtraError: There is no driver of that database here.
         StorageError: The file's folder can't be made.
     """
     text = str(place)
@@ -50,6 +53,7 @@ def open_engine(place: str | Path) -> Engine:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as err:
             raise StorageError(f"The folder {path.parent} can't be made ({err.strerror}); name another file.") from None
+        _check_is_database(path)
         url = URL.create("sqlite", database=str(path.absolute()))  # no text is parsed: a file may be called `what?.db`
     try:
         engine = sa.create_engine(url, pool_pre_ping=True)
@@ -61,6 +65,24 @@ def open_engine(place: str | Path) -> Engine:
     if engine.dialect.name == "sqlite":
         _make_safe(engine)
     return engine
+
+
+def _check_is_database(path: Path) -> None:
+    """Whoever names a file of rows for the store is told so; an empty file becomes a store."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, and a store is a file; name one in it: {path / 'annotations.db'}.")
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(SQLITE_START))
+    except OSError:
+        return  # it is not there yet; or SQLite tells what is wrong with it
+    if start and start != SQLITE_START:
+        rows = (
+            f" If it holds rows, bring them in: rlhf feedback import {path} --store NEW.db"
+            if start[:1] in b"{["
+            else ""
+        )
+        raise ConfigError(f"{path} is no store: it begins with {start!r}, and a store is an SQLite database.{rows}")
 
 
 def _make_safe(engine: Engine) -> None:

@@ -12,7 +12,8 @@ from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy.engine import Connection, Engine
 
-from rlhf.errors import StorageError
+from rlhf.data.words import counted
+from rlhf.errors import ConfigError, StorageError
 from rlhf.feedback.store.engine import place_of
 
 SCRIPTS = Path(__file__).with_name("migrations")
@@ -33,6 +34,7 @@ def upgrade(engine: Engine) -> None:
 
     Raises:
         StorageError: The database was made by a newer version, or can't be opened.
+        ConfigError: The file is another program's database.
     """
     try:
         with engine.begin() as connection:
@@ -43,6 +45,15 @@ def upgrade(engine: Engine) -> None:
             config = alembic_config(connection)
             scripts = ScriptDirectory.from_config(config)
             current = MigrationContext.configure(connection).get_current_revision()
+            if (
+                current is None
+                and engine.dialect.name == "sqlite"
+                and (tables := sa.inspect(connection).get_table_names())
+            ):
+                raise ConfigError(
+                    f"{place_of(engine)} is a database of another program (it holds {counted(len(tables), 'table')}, the first "
+                    f"{tables[0]!r}) and stays as it is; name another file for the store."
+                )
             if current == scripts.get_current_head():
                 return
             if current is not None and current not in {script.revision for script in scripts.walk_revisions()}:
@@ -53,4 +64,10 @@ def upgrade(engine: Engine) -> None:
             command.upgrade(config, "head")
     except (sa.exc.DatabaseError, CommandError) as err:
         reason = str(getattr(err, "orig", None) or err).strip().splitlines()[0]
-        raise StorageError(f"The store {place_of(engine)} can't be opened: {reason}.") from None
+        hint = ""
+        if engine.dialect.name == "postgresql" and isinstance(err, sa.exc.OperationalError):
+            hint = (
+                " Is the server running, and do this user and database exist? The password is taken from the URL, from the "
+                "environment (export PGPASSWORD=...) or from ~/.pgpass."
+            )
+        raise StorageError(f"The store {place_of(engine)} can't be opened: {reason.rstrip('.')}.{hint}") from None

@@ -18,6 +18,7 @@ from rlhf.feedback.store.assign import (
     AssignmentRules,
     Skipped,
     drawn_order,
+    give_back,
     skipped_tasks,
     take_slot_again,
     take_task,
@@ -170,6 +171,12 @@ class PreferenceStore:
         with reading(self.engine) as session:
             for row in session.scalars(sa.select(TaskRow).order_by(TaskRow.number)):
                 yield task_of(row)
+
+    def batches(self) -> dict[str, int]:
+        """Batch -> its tasks; tasks without a batch have the empty one."""
+        with reading(self.engine) as session:
+            query = sa.select(TaskRow.batch, sa.func.count()).group_by(TaskRow.batch).order_by(TaskRow.batch)
+            return {str(name): int(number) for name, number in session.execute(query)}
 
     def set_priorities(self, priorities: Mapping[str, float]) -> None:
         """Ask some tasks sooner: ``rlhf.feedback`` sets these from a reward ensemble's disagreement.
@@ -330,13 +337,18 @@ class PreferenceStore:
     def skip(self, annotator: str, number: int) -> None:
         """Give a task back without judging it; somebody else gets it."""
 
-        def give_back(session: Session) -> None:
+        def to_others(session: Session) -> None:
             row = self._own_assignment(session, annotator, number)
             if row.state == DONE:
                 raise DataError("This task is judged already; undo the judgement first.")
             row.state = SKIPPED
 
-        write(self.engine, give_back)
+        write(self.engine, to_others)
+
+    def leave(self, annotator: str, held: Mapping[int, datetime]) -> int:
+        """Give back what somebody holds and has not begun; see ``give_back``. They may get it again."""
+        who = self._number_of(annotator)
+        return write(self.engine, lambda session: give_back(session, who, held))
 
     def unskip(self, annotator: str, number: int, *, now: datetime | None = None) -> Assignment:
         """Take back a skip: the task is theirs again, unless others have all of its slots by now."""
@@ -354,16 +366,17 @@ class PreferenceStore:
         return skipped_tasks(self.engine, overlap=self.rules.overlap)
 
     def progress(self, annotator: str | None = None) -> Progress:
-        """How far the set is, and one annotator in it."""
+        """How far the set is (the batch that is handed out, or all), and one annotator in the whole store."""
         with reading(self.engine) as session:
             plain = TaskRow.gold.is_(None)
-            num_tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(plain)) or 0
-            num_gold = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(~plain)) or 0
+            wanted = sa.true() if self.rules.batch is None else TaskRow.batch == self.rules.batch
+            num_tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(plain, wanted)) or 0
+            num_gold = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(~plain, wanted)) or 0
             done = (
                 sa.select(sa.func.count()).select_from(AssignmentRow).join(TaskRow, TaskRow.number == AssignmentRow.task)
                 .where(AssignmentRow.state == DONE)
             )  # fmt: skip
-            num_done = session.scalar(done.where(plain)) or 0
+            num_done = session.scalar(done.where(plain, wanted)) or 0
             num_mine = 0
             if annotator is not None:
                 who = session.scalar(sa.select(AnnotatorRow.number).where(AnnotatorRow.name == annotator))

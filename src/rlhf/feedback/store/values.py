@@ -200,7 +200,7 @@ def check_value(
     kind = TaskKind(look_up({k.value: k for k in TaskKind}, str(kind), kind="kind of task"))
     key, check = _CHECKS[kind]
     if set(value) != {key}:
-        raise DataError(f"{where} has the keys {_listed(value)}; a {kind} has `{key}` alone.")
+        raise DataError(f"{where} has the keys {_listed(value)}; a {kind} has `{key}` alone, such as {SHAPES[kind]}.")
     found = check(value[key], num_responses)
     if found is None:
         raise DataError(f"{where} has {key} = {shortened(value[key])}; wanted {_WANTED[kind].format(n=num_responses)}.")
@@ -267,6 +267,15 @@ _CHECKS: Mapping[TaskKind, tuple[str, Any]] = {
     TaskKind.RATING: ("ratings", _ratings),
     TaskKind.BINARY: ("label", _label),
 }
+SHAPES: Mapping[TaskKind, str] = {
+    TaskKind.PAIRWISE: '{"preference": "a"}',
+    TaskKind.GRADED5: '{"grade": -2}',
+    TaskKind.GRADED7: '{"grade": 3}',
+    TaskKind.RANKING: '{"ranks": [1, 3, 2]}',
+    TaskKind.RATING: '{"ratings": {"accuracy": [4, 2]}}',
+    TaskKind.BINARY: '{"label": true}',
+}
+"""A value of each kind, as JSON."""
 _WANTED: Mapping[TaskKind, str] = {
     TaskKind.PAIRWISE: "`a`, `b` or `tie`",
     TaskKind.GRADED5: "a whole number from -2 (second much better) to 2 (first much better)",

@@ -192,13 +192,20 @@ async def _sent_token(request: Request) -> str | None:
 def guard(
     request: Request, sent: Annotated[str | None, Depends(_sent_token)], gate: Annotated[Gate, Depends(the_gate)]
 ) -> None:
-    """Every request that changes something comes from our page and from whoever it says.
+    """Every request that changes something comes from our page and from whoever it says; of others there are not too many.
 
     Raises:
         HTTPException: 403, where it does not; 429, where there are too many.
         NotSignedIn: Nobody is.
     """
-    if request.method in SAFE_METHODS or getattr(request.scope["route"].endpoint, "checks_itself", False):
+    if request.method in SAFE_METHODS:
+        looker = gate.visitor(request)
+        if looker is None:  # many people may sit behind one address
+            gate.limit(gate.settings.looks, "looks-from", client_address(request), times=10)
+        else:
+            gate.limit(gate.settings.looks, "looks", looker.name)
+        return
+    if getattr(request.scope["route"].endpoint, "checks_itself", False):
         return
     check_origin(request)
     visitor = gate.visitor(request)
@@ -284,6 +291,12 @@ def invited(gate: Gate, token: str) -> access.Invitation:
     if not access.is_newest(gate.store.engine, found):
         raise HTTPException(403, f"This invitation does not count any more; a newer one may have been sent. {again}")
     return found
+
+
+def is_for(gate: Gate, token: str, name: str) -> bool:
+    """Whether an invitation, used or not, was made here for somebody of this name."""
+    found, _ = _signed(gate, token)
+    return found is not None and found.name == name
 
 
 def _signed(gate: Gate, token: str) -> tuple[access.Invitation | None, float]:

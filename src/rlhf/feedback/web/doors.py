@@ -21,6 +21,7 @@ from rlhf.feedback.web.auth import (
     client_address,
     hash_password,
     invited,
+    is_for,
     password_is_right,
     start_session,
     the_gate,
@@ -53,7 +54,11 @@ def healthz(gate: TheGate) -> dict[str, str]:
 def invitation(request: Request, gate: TheGate, token: str = "") -> Response:
     """The page an invitation leads to. Looking does not use it up: mail scanners and chat previews look, too."""
     gate.limit(gate.settings.signin_tries, "join", client_address(request), times=MANY)
-    return _page(request, "join", name=invited(gate, token).name, token=token)
+    visitor = gate.visitor(request)
+    if visitor is not None and is_for(gate, token, visitor.name):
+        return RedirectResponse(f"{_root(request)}/", 303)  # back through the link that they came by
+    link = invited(gate, token)
+    return _page(request, "join", name=link.name, role=link.role, token=token)
 
 
 @router.post("/join")

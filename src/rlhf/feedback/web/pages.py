@@ -1,9 +1,11 @@
 """The labelling page and the calls it makes.
 
-    GET  /                 the task in hand, or that nothing is left
+    GET  /                 the labelling page for an annotator, the dashboard for an owner
+    GET  /label            the task in hand, or that nothing is left; an owner may judge, too
     GET  /guidelines       what to look for, with examples
     POST /api/next         a task as HTML; with ``beside``, the one after it, so that nobody waits
     POST /api/judgements   keep an answer: when this returns it is on disk
+    POST /api/leave        give back what was not begun, when the page is left
     POST /api/skip, /api/undo, /api/diff
 
 The page knows completions by their places on the screen, A first; only here are they put into the order of the task. What
@@ -18,10 +20,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
+from rlhf.data.words import counted
 from rlhf.errors import DataError
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, TaskKind, check_value
@@ -35,6 +40,8 @@ LETTERS = "ABCDEF"
 THEMES = ("light", "dark")
 MAX_SPANS = 100
 """Highlights in one judgement."""
+MAX_HELD = 2
+"""Tasks that a page holds: the one on the screen and the one that follows."""
 GRADES: Mapping[TaskKind, Sequence[tuple[int, str]]] = {
     TaskKind.GRADED5: (
         (2, "A much better"), (1, "A better"), (0, "About the same"), (-1, "B better"), (-2, "B much better"),
@@ -56,7 +63,7 @@ templates = Environment(
     loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True,
 )  # fmt: skip
-templates.globals.update(confidences=CONFIDENCES, letters=LETTERS)
+templates.globals.update(confidences=CONFIDENCES, counted=counted, letters=LETTERS)
 router = APIRouter()
 Annotator = Annotated[str, Depends(signed_in)]
 Store = Annotated[PreferenceStore, Depends(the_store)]
@@ -68,6 +75,8 @@ class TaskView:
     """All that a browser may know of an assignment."""
 
     assignment: int
+    until: str
+    """Until when it is theirs; tells one handing out from the next."""
     kind: str
     prompt: Sequence[Turn]
     completions: Sequence[Sequence[Turn]]
@@ -119,6 +128,19 @@ class AssignmentBody(Body):
     assignment: int
 
 
+class HeldBody(Body):
+    """An assignment, and until when the page was told that it is theirs."""
+
+    assignment: int
+    until: AwareDatetime
+
+
+class LeaveBody(Body):
+    """What a page held when it was left."""
+
+    held: list[HeldBody] = Field(max_length=MAX_HELD)
+
+
 class UndoBody(Body):
     """``skipped``: the assignment whose skip is to be taken back; without it, the last judgement is.
 
@@ -129,9 +151,23 @@ class UndoBody(Body):
     skipped: int | None = None
 
 
-@router.get("/", response_class=HTMLResponse)
+@router.get("/")
+def home(request: Request, visitor: Whoever, store: Store) -> Response:
+    """Where people belong. An owner who comes to look takes no task out of anybody's hands."""
+    if visitor.role == "owner":
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/dashboard", 303)
+    return labelling_page(request, visitor, store)
+
+
+@router.get("/label", response_class=HTMLResponse)
 def labelling_page(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
-    """The task in hand; its successor is asked for by the page."""
+    """The task in hand; its successor is asked for by the page.
+
+    Raises:
+        HTTPException: 503, for a browser that only guesses that somebody will open the page.
+    """
+    if "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", "")):
+        raise HTTPException(503, "A task is handed out to whoever opens the page, not before.")
     assignment = store.next_task(visitor.name)
     return page(
         request, visitor, "label.html", store_name=store.own_id, guidelines=guidelines_of(store),
@@ -162,6 +198,12 @@ def judge(store: Store, annotator: Annotator, body: JudgementBody) -> dict[str, 
         seconds=body.seconds,
     )  # fmt: skip
     return {"judgement": store.submit(annotator, sent), "progress": _progress(store, annotator)}
+
+
+@router.post("/api/leave")
+def leave(store: Store, annotator: Annotator, body: LeaveBody) -> dict[str, int]:
+    """Give back what a page held and nobody began. What was handed out again since stays."""
+    return {"left": store.leave(annotator, {held.assignment: held.until for held in body.held})}
 
 
 @router.post("/api/skip")
@@ -260,7 +302,8 @@ def _completions(assignment: Assignment) -> list[list[Turn]]:
 def task_html(store: PreferenceStore, assignment: Assignment) -> str:
     """A task as a part of a page."""
     view = TaskView(
-        assignment=assignment.number, kind=str(assignment.task.kind), prompt=turns_of(assignment.task.prompt),
+        assignment=assignment.number, until=assignment.expires_at.isoformat(), kind=str(assignment.task.kind),
+        prompt=turns_of(assignment.task.prompt),
         completions=_completions(assignment), grades=GRADES.get(assignment.task.kind, ()),
         guidelines=guidelines_of(store), flags=flags_of(assignment.task.kind, len(assignment.order)),
     )  # fmt: skip
@@ -275,7 +318,12 @@ def flags_of(kind: TaskKind, num_completions: int) -> list[tuple[str, str]]:
 
 
 def _task_and_progress(store: PreferenceStore, annotator: str, assignment: Assignment | None) -> dict[str, Any]:
-    task = None if assignment is None else {"assignment": assignment.number, "html": task_html(store, assignment)}
+    task = None
+    if assignment is not None:
+        task = {
+            "assignment": assignment.number, "until": assignment.expires_at.isoformat(),
+            "html": task_html(store, assignment),
+        }  # fmt: skip
     return {"task": task, "progress": _progress(store, annotator)}
 
 

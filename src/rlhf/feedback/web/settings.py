@@ -16,6 +16,8 @@ from rlhf.config.base import Config
 from rlhf.errors import StorageError
 from rlhf.files import fsync, storage_errors
 
+ADDRESS = "address"
+"""The store's setting that says where its server was last reached: links that are made beside the server begin with it."""
 KEY_BYTES = 32
 KEY_SUFFIX = ".key"
 DEFAULT_KEY_FILE = "rlhf-annotation.key"
@@ -41,6 +43,8 @@ class WebSettings(Config):
     """Passwords that may be tried for one name from one address, and ten times as many from one address for all names."""
     calls: str = "300/minute"
     """What one signed-in person may send (judgements, skips, undos): more than anybody can judge."""
+    looks: str = "600/minute"
+    """Pages that one signed-in person may open, and ten times as many one address from which nobody is signed in."""
     events: str = "6000/minute"
     """What one program may send."""
 
@@ -54,7 +58,7 @@ class WebSettings(Config):
             raise ValueError("wanted scheme and host alone, such as https://label.example.org")
         return f"{parts.scheme}://{parts.netloc}"
 
-    @field_validator("signin_tries", "calls", "events")
+    @field_validator("signin_tries", "calls", "looks", "events")
     @classmethod
     def _is_a_rate(cls, value: str) -> str:
         import limits

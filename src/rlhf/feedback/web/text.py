@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,18 @@ TAGS = frozenset(
 ATTRIBUTES: Mapping[str, set[str]] = {"ol": {"start"}, "pre": {"tabindex"}}
 CLASSES: Mapping[str, set[str]] = {"span": {"address", "language"}}
 ROLES = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool", "developer": "Developer"}
-WORD = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
+WITHOUT_SPACES = (
+    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF),  # Thai and Lao, Burmese, Khmer
+    (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF), (0x31F0, 0x31FF),  # radicals and marks, kana
+    (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF),  # Han
+)  # fmt: skip
+"""Blocks of scripts that put no spaces between words: there a character is what a word is elsewhere."""
+MARKS = "".join(
+    letter for letter in map(chr, (*range(0x10000), *range(0xE0100, 0xE01F0))) if unicodedata.category(letter)[0] == "M"
+)
+"""Vowel signs, tones and variants: they stay with the character that they stand on."""
+_UNSPACED = "".join(f"{chr(first)}-{chr(last)}" for first, last in WITHOUT_SPACES)
+WORD = re.compile(rf"[{_UNSPACED}][{MARKS}]*\s*|(?:(?![{_UNSPACED}])[\w{MARKS}])+\s*|[^\w\s]\s*|\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +175,8 @@ _MARKDOWN = _reader()
 def word_diff(first: str, second: str) -> tuple[Markup, Markup]:
     """Two texts with the words marked that the other one has not: ``<del>`` in the first, ``<ins>`` in the second.
 
-    White space is shown and not compared, so that a moved line break is no difference.
+    White space is shown and not compared, so that a moved line break is no difference. Where a script has no spaces between
+    words, characters are compared.
 
     Raises:
         DataError: They are too long to be compared while somebody waits.
@@ -171,7 +184,8 @@ def word_diff(first: str, second: str) -> tuple[Markup, Markup]:
     left, right = WORD.findall(first), WORD.findall(second)
     if len(left) + len(right) > MAX_DIFF_WORDS:
         raise DataError(
-            f"These completions have {len(left) + len(right):,} words and marks together; at most {MAX_DIFF_WORDS:,} are compared."
+            f"These completions have {len(left) + len(right):,} words and marks together (a Chinese, Japanese or Thai character counts as a "
+            f"word); at most {MAX_DIFF_WORDS:,} are compared."
         )
     in_left, in_right = _common([word.strip() for word in left], [word.strip() for word in right])
     return _marked(left, in_left, "del"), _marked(right, in_right, "ins")

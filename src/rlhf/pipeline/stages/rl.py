@@ -26,8 +26,8 @@ from rlhf.rewards.environment import with_environment
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.functions import load_function
 from rlhf.rewards.types import Scorer, listen
+from rlhf.rollout.engines import build_engine
 from rlhf.rollout.episodes import EpisodeEngine
-from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine
 from rlhf.training.loop import TrainResult
 
@@ -66,7 +66,7 @@ def open_engine(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Ro
     settings = stage.environment
     make = load_function(settings.factory)
     return EpisodeEngine(
-        LocalEngine(policy, autocast=stage.autocast),
+        build_engine(policy, stage.engine, autocast=stage.autocast),
         functools.partial(make, **resolved_arguments(settings.arguments, at)),
         policy.tokenizer,
         max_turns=settings.max_turns,

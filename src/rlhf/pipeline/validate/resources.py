@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.model import ModelConfig
-from rlhf.config.policy import PPOConfig
+from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
 from rlhf.config.stages import DistillStage, DPOStage, KTOStage, PolicyStage, PolicyTraining, RewardStage, Stage
 from rlhf.config.training import TrainConfig
 from rlhf.errors import (
+    ConfigError,
     MemoryLimitError,
     MissingExtraError,
     ModelError,
@@ -50,6 +53,8 @@ def check_resources(review: Review) -> None:
             _check_quantisation(review, key, config)
         if isinstance(stage, TrainConfig):
             _check_trackers(review, stage)
+        if isinstance(stage, RLConfig):
+            _check_engine(review, stage)
     _check_sizes(review)
 
 
@@ -151,6 +156,25 @@ def _check_trackers(review: Review, stage: TrainConfig) -> None:
     for name in stage.log_to:
         if importlib.util.find_spec(name) is None:
             review.error("log_to", _pip_line(name, TRACKERS[name]), MissingExtraError)
+
+
+def _check_engine(review: Review, stage: RLConfig) -> None:
+    """An interpreter that is not there is better known now than when the stage before has trained for a day."""
+    engine = stage.engine
+    if not isinstance(engine, VLLMEngineConfig):
+        return
+    if engine.python is None and importlib.util.find_spec("vllm") is None:
+        review.error(
+            "engine.python",
+            _pip_line("vllm", "vllm") + " Or name another environment's interpreter.",
+            MissingExtraError,
+        )
+    if engine.python is not None and shutil.which(engine.python) is None:
+        review.error(
+            "engine.python",
+            f"There is no interpreter {engine.python}; name that of the environment with vLLM.",
+            ConfigError,
+        )
 
 
 def _pip_line(package: str, extra: str) -> str:

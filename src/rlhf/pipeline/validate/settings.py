@@ -204,10 +204,17 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         )
     sampling = stage.sampling
     is_whole = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (None, 1, 0, 1)
-    if stage.importance is not None and is_whole and stage.autocast == "none" and stage.model.dtype == "float32":
+    is_own = stage.engine.kind == "local" and stage.overlap == "none"
+    is_exact = stage.autocast == "none" and stage.model.dtype == "float32"
+    if stage.importance is not None and is_whole and is_own and is_exact:
         review.warn(
             "importance",
             "It does nothing: this process samples from the policy itself, in float32 and without filters, so that every ratio is 1.",
+        )
+    if stage.overlap != "none" and isinstance(stage, PolicyStage) and stage.environment is not None:
+        review.error(
+            "overlap",
+            "It samples with a copy of the policy in a process of its own, and episodes are played in this one; leave it out.",
         )
     if stage.kl.where == "none" and stage.kl.target is not None:
         review.warn("kl.target", "It does nothing where kl.where is `none`: there is no penalty to adapt.")

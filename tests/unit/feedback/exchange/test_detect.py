@@ -6,6 +6,7 @@ import pytest
 
 from rlhf.errors import DataError, UnknownNameError
 from rlhf.feedback.exchange import FORMATS, OURS, detect, read_as
+from rlhf.feedback.layouts import LAYOUTS
 
 
 def saved(folder, *rows):
@@ -63,5 +64,5 @@ def test_a_format_that_there_is_none_of_is_answered_with_the_nearest(tmp_path):
 
 
 def test_formats_say_what_they_are():
-    assert all(known.about for known in FORMATS.values())
+    assert all(known.about for known in LAYOUTS.values())
     assert all(known.read is None or known.columns for known in FORMATS.values())

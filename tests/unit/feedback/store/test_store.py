@@ -475,7 +475,7 @@ def test_a_store_of_a_newer_version_is_not_touched(place):
 
 def test_a_file_that_is_no_database_is_told(tmp_path):
     (tmp_path / "s.db").write_text("not a database at all, " * 100)
-    with pytest.raises(StorageError, match=r"s\.db can't be opened: file is not a database"):
+    with pytest.raises(ConfigError, match=r"s\.db is no store: it begins with b'not a database a"):
         PreferenceStore(tmp_path / "s.db")
     with pytest.raises(ConfigError, match="no database URL"):
         open_engine("postgresql://:::")

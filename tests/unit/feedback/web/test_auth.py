@@ -37,6 +37,30 @@ def test_an_invitation_lets_in_once_and_looking_does_not_use_it_up(site):
     assert "works once" in again.json()["error"]
 
 
+def test_a_link_that_was_used_says_so_at_once_and_leads_home_whoever_came_by_it(site):
+    token = token_of(site, "dora")
+    browser = site.client()
+    browser.post("/join", data={"token": token})
+    stranger = site.client().get(f"/join?token={token}", headers=PERSON)
+    assert stranger.status_code == 403
+    assert "This invitation was used, and works once." in stranger.text
+    assert "Welcome" not in stranger.text
+    assert browser.get(f"/join?token={token}", headers=PERSON).headers["location"] == "/"
+    assert site.client("bob").get(f"/join?token={token}", headers=PERSON).status_code == 403, "it is somebody else's"
+
+
+def test_whoever_looks_too_often_is_told_and_nobody_else_is_shut_out(tmp_path):
+    site = Site(tmp_path / "s.db", looks="3/minute")
+    ann = site.client("ann")
+    answers = [ann.get("/guidelines", headers=PERSON) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert 0 < int(answers[3].headers["retry-after"]) <= 60
+    assert site.client("bob").get("/guidelines", headers=PERSON).status_code == 200
+    stranger = [site.client().get("/healthz").status_code for _ in range(31)]
+    assert stranger == [200] * 30 + [429], "many people may sit behind one address"
+    site.close()
+
+
 def test_of_many_who_use_one_invitation_at_once_one_comes_in(site):
     link = auth.invited(site.gate, token_of(site, "ann"))
     secrets, barrier = [], threading.Barrier(8)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rlhf.feedback.store import access
+from rlhf.feedback.web import events
 from tests.fixtures.annotation_site import Site
 
 MADE = {"prompt": "Hi", "completion_id": "cmpl-1", "model": "m-7", "sampling": {"temperature": 0.7}}
@@ -58,23 +59,48 @@ def test_many_come_in_one_request_and_about_completions_nobody_knows(site, progr
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "like"}, "like"),
-        ({"up": "perhaps"}, "up"),
-        ({"thumb": 1}, "thumb"),
-        ({"key": ""}, "key"),
-        ({"key": "k" * 65}, "key"),
-        ({"key": "with space"}, "key"),
-        ({"completion_id": "a\x00b"}, "completion_id"),
-        ({"completion_id": "c" * 256}, "completion_id"),
-        ({"happened_at": "2026-01-02T03:04:05"}, "timezone"),
-        ({"prompt": []}, "prompt"),
+        ({"kind": "thumb"}, "`kind` is a string ('thumb'); wanted thumbs, edit, regenerate, vote. Did you mean 'thumbs'?"),
+        ({"kind": None}, "`kind` is null; wanted thumbs, edit, regenerate, vote."),
+        ({"up": "perhaps"}, "`up` is a string ('perhaps'); wanted true or false."),
+        ({"promt": "x"}, "'promt' is no key of 'thumbs'. Did you mean 'prompt'? Known: key, completion_id, "),
+        ({"key": ""}, "`key` is a string (''); wanted 1 to 64 printable ASCII characters without spaces."),
+        ({"key": "with space"}, "`key` is a string ('with space'); wanted 1 to 64 printable"),
+        ({"completion_id": "c" * 256}, "`completion_id` is a text of 256 characters; wanted 1 to 255 characters"),
+        ({"completion_id": "a\x00b"}, "`completion_id` is a string ("),
+        ({"happened_at": "2026-01-02T03:04:05"}, "`happened_at` is a string ('2026-01-02T03:04:05'); wanted a time with its zone"),
+        ({"prompt": []}, "`prompt` is a list ([]); wanted a text of at most 200,000 characters, or a list of 1 to 1,000 messages"),
+        ({"prompt": [{"role": "user"}]}, "`prompt` is a list ("),
+        ({"up": None, "key": "k" * 65}, "wanted 1 to 64 printable ASCII characters without spaces. `up` is null; wanted true or false."),
     ],
 )  # fmt: skip
 def test_what_is_no_event_is_refused_by_name_and_nothing_is_kept(site, program, change, words):
     answer = program.post("/api/events", json={**THUMBS, **change})
     assert answer.status_code == 422
     assert words in answer.json()["error"]
+    assert not {"Input", "pattern", "constrained", "tag", "literal"} & set(answer.json()["error"].split()), (
+        "pydantic's words"
+    )
     assert site.store.events() == []
+
+
+def test_every_fault_of_a_list_is_told_with_its_event_and_what_is_missing_is_named(site, program):
+    without = {name: value for name, value in THUMBS.items() if name not in ("up", "key")}
+    answer = program.post("/api/events", json=[EDIT, without, 7, {**VOTE, "preference": "c"}])
+    assert answer.status_code == 422
+    assert answer.json()["error"] == (
+        "Event 2: `key` is missing; wanted 1 to 64 printable ASCII characters without spaces. "
+        "Event 2: `up` is missing; wanted true or false. "
+        "Event 3: it is a number (7); wanted an object with `key` and `kind`. "
+        "Event 4: `preference` is a string ('c'); wanted 'a', 'b' or 'tie'."
+    )
+    assert site.store.events() == []
+    answer = program.post("/api/events", json=[{"kind": "thumbs"}] * 30)
+    assert answer.json()["error"].endswith(" And 40 more.")
+
+
+def test_every_key_of_an_event_has_words_for_what_it_holds():
+    keys = {name for model in events.KINDS.values() for name in model.model_fields}
+    assert keys == set(events.WANTED) | {"kind"}
 
 
 def test_one_bad_event_of_a_list_keeps_out_all_of_it(site, program):

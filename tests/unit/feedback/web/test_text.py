@@ -140,6 +140,24 @@ def longest_shared(first: list[str], second: list[str]) -> int:
     return 0
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "marked"),
+    [
+        ("我喜欢猫。", "我喜欢大狗。", ("我喜欢<del>猫</del>。", "我喜欢<ins>大狗</ins>。")),
+        (
+            "GPT-4は強いです",
+            "GPT-5は強いね",
+            ("GPT-<del>4</del>は強い<del>です</del>", "GPT-<ins>5</ins>は強い<ins>ね</ins>"),
+        ),
+        ("ฉันชอบกินข้าว", "ฉันไม่ชอบกินข้าว", ("ฉันชอบกินข้าว", "ฉัน<ins>ไม่</ins>ชอบกินข้าว")),
+        ("กิน", "กัน", ("<del>กิ</del>น", "<ins>กั</ins>น")),  # a vowel sign stays with what it stands on
+        ("राम घर गया", "राम घर आया", ("राम घर <del>गया</del>", "राम घर <ins>आया</ins>")),  # words, by their spaces
+    ],
+)
+def test_where_a_script_has_no_spaces_characters_are_compared(first, second, marked):
+    assert word_diff(first, second) == marked
+
+
 def test_a_moved_line_break_is_no_difference():
     left, right = word_diff("one two\nthree", "one\ntwo three")
     assert (left, right) == ("one two\nthree", "one\ntwo three")

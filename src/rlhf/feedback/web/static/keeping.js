@@ -59,16 +59,24 @@ export const LATER = "later";
 const LONGEST_WAIT_MS = 15_000;
 const TIMEOUT_MS = 20_000;
 
+function posted(csrfToken, body) {
+  return {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-CSRF-Token": csrfToken },
+    body: JSON.stringify(body),
+  };
+}
+
+/** POST what may outlive the page and needs no answer; a beacon, but with the header that every POST of ours carries. */
+export function sendLast(root, path, csrfToken, body) {
+  return fetch(root + path, { ...posted(csrfToken, body), keepalive: true }).catch(() => {});
+}
+
 /** POST as JSON. Returns {outcome, data, error, waitMs}; never throws. */
 export async function post(root, path, csrfToken, body) {
   let answer;
   try {
-    answer = await fetch(root + path, {
-      method: "POST",
-      headers: { "Content-Type": "application/json", "X-CSRF-Token": csrfToken },
-      body: JSON.stringify(body),
-      signal: AbortSignal.timeout(TIMEOUT_MS),
-    });
+    answer = await fetch(root + path, { ...posted(csrfToken, body), signal: AbortSignal.timeout(TIMEOUT_MS) });
   } catch {
     return { outcome: LATER };
   }

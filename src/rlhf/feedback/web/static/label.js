@@ -1,6 +1,6 @@
 // The labelling page: shows a task, hands the answer to the outbox and goes on with the next task, which is there already.
 
-import { DONE, Drawer, LATER, Outbox, SIGNED_OUT, newKey, post } from "./keeping.js";
+import { DONE, Drawer, LATER, Outbox, SIGNED_OUT, newKey, post, sendLast } from "./keeping.js";
 import { TaskView } from "./task.js";
 
 const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
@@ -11,11 +11,12 @@ const settings = new Drawer("rlhf:settings:");
 const call = (path, body) => post(root, path, meta("csrf-token"), body);
 const KEPT_ACTIONS = 20;
 const RENEW_MS = 5 * 60_000;
+const LONGEST_LEAVE_MS = 2000;
 const NOT_REACHED = "Undo needs the server, and it can't be reached.";
 
 const stage = byId("task");
 let current = null; // the TaskView on the screen
-let following = null; // {assignment, html}, here before it is needed
+let following = null; // {assignment, until, html}, here before it is needed
 let isGoingOn = false;
 let isAtWork = false;
 let isUndoing = false;
@@ -107,14 +108,34 @@ function actions() {
 }
 
 /** Say that somebody still works on this task, so that its time does not run out under their hands. */
-function renew() {
-  if (isAtWork && current && document.visibilityState === "visible") call("/api/next", { beside: following?.assignment ?? null });
+async function renew() {
+  const task = current;
+  const isNeeded = isAtWork && task && document.visibilityState === "visible";
   isAtWork = false;
+  if (!isNeeded) return;
+  const result = await call("/api/next", { beside: following?.assignment ?? null });
+  if (result.outcome === DONE && result.data.task?.assignment === task.assignment) task.until = result.data.task.until;
+}
+
+/** Whoever leaves holds up no task that they did not begin; what they began waits for them, with its draft. */
+function leavePage() {
+  const isBegun = ({ assignment }) => drawer.get(`draft:${assignment}`) !== null;
+  if (current && isBegun(current)) keepDraft();
+  const held = [current, following].filter((each) => each && !isBegun(each)).map(({ assignment, until }) => ({ assignment, until }));
+  // a reload leaves, too: the server keeps what it has handed out again by the time this arrives
+  return held.length > 0 ? sendLast(root, "/api/leave", meta("csrf-token"), { held }) : Promise.resolve();
+}
+
+/** First give back, while the server still knows us; but nobody is kept from leaving. */
+async function signOut(event) {
+  event.preventDefault();
+  await Promise.race([leavePage(), new Promise((done) => setTimeout(done, LONGEST_LEAVE_MS))]);
+  event.target.submit();
 }
 
 // ---------------------------------------------------------------------------------------------------------------- showing
 
-/** @param {{assignment: number, html: string} | null} task - from our server, where every text in it was made safe */
+/** @param {{assignment: number, until: string, html: string} | null} task - from our server, where every text in it was made safe */
 function show(task) {
   byId("waiting").hidden = true;
   byId("nothing-left").hidden = task !== null;
@@ -212,7 +233,7 @@ async function takeBack() {
     return;
   }
   drawer.set("actions", actions().slice(0, -1));
-  following = current && { assignment: current.assignment, html: current.html };
+  following = current && { assignment: current.assignment, until: current.until, html: current.html };
   notice("");
   showProgress(result.data.progress);
   show(result.data.task);
@@ -318,7 +339,11 @@ function listen() {
   for (const sign of ["input", "keydown", "pointermove", "scroll"]) {
     document.addEventListener(sign, () => (isAtWork = true), { passive: true });
   }
-  window.addEventListener("pagehide", keepDraft);
+  window.addEventListener("pagehide", leavePage);
+  byId("sign-out").addEventListener("submit", signOut);
+  window.addEventListener("pageshow", (event) => {
+    if (event.persisted) location.reload(); // back to a page that was left: what it held went back
+  });
   window.addEventListener("online", goOn);
   window.addEventListener("beforeunload", (event) => {
     if (outbox.names.length > 0 && outbox.trouble?.outcome !== SIGNED_OUT) event.preventDefault();

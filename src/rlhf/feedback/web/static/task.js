@@ -19,6 +19,7 @@ export class TaskView {
     this.html = html;
     this.element = stage.querySelector(".task");
     this.assignment = Number(this.element.dataset.assignment);
+    this.until = this.element.dataset.until;
     this.kind = this.element.dataset.kind;
     this.tell = tell;
     this.ms = 0;

@@ -1,0 +1,55 @@
+"""The engine that settings ask for, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from rlhf.config.engines import LocalEngineConfig, VLLMEngineConfig
+from rlhf.rollout.local import LocalEngine, SamplablePolicy
+from rlhf.rollout.types import RolloutEngine
+from rlhf.rollout.vllm import VLLMEngine
+
+
+def build_engine(
+    policy: SamplablePolicy,
+    settings: LocalEngineConfig | VLLMEngineConfig,
+    *,
+    autocast: Literal["none", "bfloat16", "float16"] = "none",
+) -> LocalEngine | VLLMEngine:
+    """A sampler of this policy; nothing of it runs before it is asked.
+
+    Args:
+        policy: Who is sampled.
+        settings: By which engine.
+        autocast: The type that the trainer multiplies matrices in.
+    """
+    if isinstance(settings, VLLMEngineConfig):
+        return VLLMEngine(policy, settings, autocast=autocast)
+    return LocalEngine(policy, autocast=autocast)
+
+
+def innermost(engine: RolloutEngine) -> RolloutEngine:
+    """Who samples, behind whatever is wrapped around."""
+    while (inner := getattr(engine, "engine", None)) is not None:
+        engine = inner
+    return engine
+
+
+def is_exact(engine: RolloutEngine) -> bool:
+    """Whether log-probabilities can be expected to be the trainer's up to the order of additions: unless the engine says otherwise."""
+    return bool(getattr(innermost(engine), "exact", True))
+
+
+def listen_to(engine: RolloutEngine, notify: Callable[[str], None]) -> None:
+    """Send what an engine in another process has to say while it works to ``notify``."""
+    inner = innermost(engine)
+    if isinstance(inner, VLLMEngine):
+        inner.notify = notify
+
+
+def close_engine(engine: RolloutEngine) -> None:
+    """End what an engine has started outside this process; asked again, it would start anew."""
+    inner = innermost(engine)
+    if isinstance(inner, VLLMEngine):
+        inner.close()

@@ -1,0 +1,47 @@
+"""What is asked of an engine: the number of every sample, and prompts that the model can take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from rlhf.config.policy import SamplingConfig
+from rlhf.errors import DataError
+from rlhf.rollout.types import PromptLike
+
+
+def number_samples(prompts: Sequence[PromptLike], num_samples: int) -> list[tuple[int, int]]:
+    """(place of the prompt, sample index) of every completion; a prompt that comes again goes on counting."""
+    given: Counter[str] = Counter()
+    numbered = []
+    for place, prompt in enumerate(prompts):
+        first = given[prompt.id]
+        given[prompt.id] += num_samples
+        numbered += [(place, first + sample) for sample in range(num_samples)]
+    return numbered
+
+
+def check_prompts(prompts: Sequence[PromptLike], model: PreTrainedModel, sampling: SamplingConfig) -> None:
+    """Refuse what the model can't continue.
+
+    Raises:
+        DataError: A prompt without tokens, with an id that the model does not know, or too long for it.
+    """
+    config = model.config.get_text_config()
+    vocabulary, limit = int(config.vocab_size), getattr(config, "max_position_embeddings", None)
+    for prompt in prompts:
+        if not len(prompt.ids):
+            raise DataError(f"Prompt {prompt.id!r} has no tokens; give it at least one, such as BOS.")
+        wrong = next((token for token in prompt.ids if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            raise DataError(
+                f"Prompt {prompt.id!r} holds the token {wrong}, but the model's vocabulary has {vocabulary}; "
+                "tokenise it with the model's own tokenizer."
+            )
+        if limit is not None and len(prompt.ids) + sampling.max_new_tokens > limit:
+            raise DataError(
+                f"Prompt {prompt.id!r} has {len(prompt.ids)} tokens and may grow by {sampling.max_new_tokens}, but the "
+                f"model was made for {limit}; shorten the prompt or lower max_new_tokens."
+            )

@@ -1,0 +1,182 @@
+"""A copy of the policy that samples with the weights it was given, and with no others, however the policy goes on learning.
+
+``rlhf.rollout.beside`` runs one in a process of its own. Whatever it samples depends on the weights that were handed over, on the
+request, and on its number of threads: not on when it is asked, nor on what the trainer does meanwhile.
+
+Messages over the pipe, pickled: first ``sys.path``, then ``Start``; then for each rollout a ``Job``, followed by the bytes of
+every weight that training changes, and back ``Sampled`` or ``Refusal``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Literal
+
+import torch
+
+from rlhf.config.policy import SamplingConfig
+from rlhf.errors import RLHFError
+from rlhf.models.policy import PolicyModel
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.types import Completion, PromptLike
+
+Autocast = Literal["none", "bfloat16", "float16"]
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the process that started this one still lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What of a prompt a sampler needs; see ``PromptLike``."""
+
+    id: str
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that completions depend on beside the weights: the arguments of ``RolloutEngine.generate``."""
+
+    prompts: Sequence[PromptLike]
+    num_samples: int
+    sampling: SamplingConfig
+    seed: int
+    step: int
+
+    def slim(self) -> Request:
+        """The same without what prompts carry for judges, which may be large and need not fit through a pipe."""
+        asked = [Asked(prompt.id, list(prompt.ids)) for prompt in self.prompts]
+        return Request(
+            prompts=asked, num_samples=self.num_samples, sampling=self.sampling, seed=self.seed, step=self.step
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a sampler is made of."""
+
+    policy: PolicyModel
+    changing: tuple[str, ...]
+    """Names of the parameters that training changes, in the order in which they will come."""
+    autocast: Autocast
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rollout; the weights come behind it."""
+
+    version: int
+    """Of the weights."""
+    request: Request
+    wants_fingerprint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a job gave."""
+
+    groups: list[list[Completion]]
+    """One for each prompt, in order."""
+    fingerprint: str | None
+    """Hash of the weights that sampled, where the job wanted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a job gave nothing."""
+
+    kind: str
+    """Class of ``rlhf.errors``."""
+    text: str
+
+
+class SnapshotSampler:
+    """The copy, in whatever process it is."""
+
+    def __init__(self, start: Start) -> None:
+        """Take over a copy of the policy, which nobody else may hold."""
+        self.policy = start.policy.eval()
+        parameters = dict(self.policy.model.named_parameters())
+        self._changing = [parameters[name] for name in start.changing]
+        self.policy.requires_grad_(False)
+        self.engine = LocalEngine(self.policy, autocast=start.autocast)
+
+    @torch.no_grad()
+    def load(self, read: Callable[[memoryview], object]) -> None:
+        """Take the weights of this moment.
+
+        Args:
+            read: Fills a buffer with the bytes of the next weight.
+        """
+        size = max((parameter.nbytes for parameter in self._changing), default=0)
+        staging = torch.empty(size, dtype=torch.uint8)
+        for parameter in self._changing:
+            part = staging[: parameter.nbytes]
+            read(part.numpy().data)
+            parameter.copy_(part.view(parameter.dtype).view(parameter.shape))
+
+    def sample(self, job: Job) -> Sampled:
+        """Completions of the newest weights."""
+        request = job.request
+        self.engine.load_weights(job.version)
+        groups = self.engine.generate(
+            request.prompts,
+            num_samples=request.num_samples,
+            sampling=request.sampling,
+            seed=request.seed,
+            step=request.step,
+        )
+        return Sampled(groups, self.policy.fingerprint() if job.wants_fingerprint else None)
+
+
+def weight_bytes(parameter: torch.Tensor) -> memoryview:
+    """A parameter's numbers as ``SnapshotSampler.load`` takes them; a view of its memory where that is possible."""
+    flat = parameter.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve jobs until the other end of the pipe closes or its process ends.
+
+    Args:
+        descriptor: Of the pipe.
+        parent: The other process's number.
+    """
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    pipe = Connection(descriptor)
+    try:
+        sys.path[:] = pipe.recv()
+        start: Start = pipe.recv()
+        torch.set_num_threads(start.threads)
+        sampler = SnapshotSampler(start)
+        while True:
+            job: Job = pipe.recv()
+            sampler.load(pipe.recv_bytes_into)
+            pipe.send(_answer(sampler, job))
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        return
+
+
+def _answer(sampler: SnapshotSampler, job: Job) -> Sampled | Refusal:
+    try:
+        return sampler.sample(job)
+    except RLHFError as err:
+        return Refusal(type(err).__name__, str(err))
+    except MemoryError as err:
+        return Refusal("MemoryLimitError", f"The process that samples beside training ran out of memory ({err}).")
+    except Exception as err:
+        return Refusal("TrainingError", f"Sampling beside training raised {type(err).__name__}: {err}")
+
+
+def _end_with(parent: int) -> None:
+    """A process in the middle of a rollout would not see for minutes that nobody waits for it any more."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)

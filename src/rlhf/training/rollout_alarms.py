@@ -1,0 +1,36 @@
+"""Rollouts from which nothing is learned, or something else than it seems: what an alarm says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf.config.policy import RLConfig
+from rlhf.training.experience import RolloutExperience
+
+
+def all_weights_zero(name: str, config: RLConfig, experience: RolloutExperience) -> dict[str, Any] | None:
+    """Where the correction of the sampler has taken every token out: such a rollout teaches nothing."""
+    weights = experience.token_columns.get("importance_weights")
+    if weights is None or bool(weights.any()):
+        return None
+    settings = config.importance
+    assert settings is not None, "there are no weights without it"
+    text = (
+        f"{name}: the ratio of trainer to sampler is outside {settings.low:g} to {settings.high:g} for all {len(weights)} tokens of "
+        f"the rollout (importance, by {settings.level}), so that no reward reaches the policy. Widen the bounds, take bound: "
+        "truncate, or find out why the sampler is another model."
+    )
+    return {"text": text, "guard": "importance", "metric": "importance/out_of_bounds", "value": len(weights),
+            "limit": None, "action": "warn"}  # fmt: skip
+
+
+def steps_without_ratio(name: str, config: RLConfig, steps: int) -> dict[str, Any] | None:
+    """Where a loss without a ratio is to take several steps on one rollout."""
+    if config.policy_loss != "reinforce" or steps == 1:
+        return None
+    text = (
+        f"{name}: policy_loss `reinforce` has no ratio, and a rollout is {steps} steps: all but the first learn from completions of "
+        "an older policy as if they were its own. Use `clip`, or one step to a rollout."
+    )
+    return {"text": text, "guard": "off_policy", "metric": "steps of a rollout", "value": steps, "limit": 1,
+            "action": "warn"}  # fmt: skip

@@ -1,0 +1,51 @@
+"""Who samples: what a recipe may say, and what of it decides a result."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf.config.engines import LocalEngineConfig, VLLMEngineConfig
+from rlhf.config.groups import GRPOConfig
+from rlhf.errors import ConfigError
+from rlhf.training.loop import FREE_TO_CHANGE
+
+
+def test_a_word_stands_for_an_engine_with_defaults():
+    assert GRPOConfig().engine == LocalEngineConfig()
+    assert GRPOConfig.of({"engine": "local"}).engine == LocalEngineConfig()
+    assert GRPOConfig.of({"engine": "vllm"}).engine == VLLMEngineConfig()
+    with pytest.raises(ConfigError, match="engine"):
+        GRPOConfig.of({"engine": "sglang"})
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted"),
+    [
+        ({"top_p": 0.9}, "sampling.top_p is 0.9, but vLLM reports one log-probability for a token"),
+        ({"min_p": 0.1}, "leave min_p out, or take `engine: local`"),
+        ({"temperature": 0.005}, "sampling.temperature is 0.005, and vLLM samples at 0.01 at least"),
+    ],
+)
+def test_a_way_of_sampling_that_vllm_can_not_account_for_is_refused_when_the_recipe_is_read(sampling, wanted):
+    with pytest.raises(ConfigError, match=wanted):
+        GRPOConfig.of({"engine": "vllm", "sampling": sampling})
+    assert GRPOConfig.of({"engine": "local", "sampling": sampling})
+
+
+def test_two_ways_of_sampling_elsewhere_exclude_each_other():
+    with pytest.raises(ConfigError, match="overlap samples in a process of its own, and so does engine `vllm`"):
+        GRPOConfig.of({"engine": "vllm", "overlap": "one_step"})
+
+
+def test_where_vllm_lives_decides_nothing_and_what_it_computes_in_does():
+    def identity(**engine):
+        return GRPOConfig.of({"engine": {"kind": "vllm", **engine}}).model_dump(mode="json", exclude=FREE_TO_CHANGE)
+
+    before = identity()
+    assert (
+        identity(python="/opt/vllm/bin/python", timeout_seconds=5, mismatch={"stop_at": None}, kv_cache_gib=4) == before
+    )
+    assert identity(dtype="bfloat16") != before
+    assert identity(options={"quantization": "fp8"}) != before
+    assert GRPOConfig().model_dump(mode="json", exclude=FREE_TO_CHANGE) != before
+    assert "save_every" not in before
