@@ -44,6 +44,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "runs" / "methods"
 PAGE = ROOT / "docs" / "results" / "methods.md"
 SEEDS = (1, 2, 3)
+GAMED = 0.5
+"""Share of completions that ramble, which the world's judge punishes and no annotator minds, above which a reward was gamed."""
 MOST_STAGES = "rloo"
 """A recipe that has all shared stages."""
 
@@ -206,7 +208,7 @@ def policy_table(rows: Mapping[str, list[dict[str, Any]]], names: Iterable[str],
     lines = [
         "| method | "
         + " | ".join(f"win rate, seed {seed}" for seed in seeds)
-        + " | win rate, mean ± t | judge score | KL, nats | s |",
+        + " | win rate, mean ± t | judge score | KL by seed, nats | s |",
         "|---|" + "---|" * (len(seeds) + 4),
     ]
     for name in names:
@@ -215,7 +217,7 @@ def policy_table(rows: Mapping[str, list[dict[str, Any]]], names: Iterable[str],
         done = [row for row in rows[name] if row.get("win_rate") is not None]
         cells.append(interval([row["win_rate"] for row in done]) if done else "-")
         cells.append(_mean(done, "gold_after", 2))
-        cells.append(_mean(done, "kl", 2))
+        cells.append(" / ".join(f"{row['kl']:.1f}" if row.get("kl") is not None else "-" for row in done))
         cells.append(_mean(rows[name], "seconds", 0))
         lines.append(f"| [{name}](../methods/{name}.md) | " + " | ".join(cells) + " |")
     return lines
@@ -238,18 +240,19 @@ def judge_table(rows: Mapping[str, list[dict[str, Any]]], names: Iterable[str], 
 
 
 def accuracy_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Accuracy of a model that judges: on pairs, or, of a process reward model, what its own evaluation says."""
+    """Of a model that judges: accuracy on pairs, or a process reward model's F1, which a model that calls all steps right does not get."""
     if row.get("pair_accuracy") is not None:
         found: dict[str, Any] = row["pair_accuracy"]
         return found
-    value = row.get("eval/accuracy")
-    return None if value is None else {"value": value}
+    value = row.get("eval/f1")
+    return None if value is None else {"value": value, "low": row["eval/f1_low"], "high": row["eval/f1_high"]}
 
 
 def _win_rate(row: Mapping[str, Any] | None) -> str:
     if row is None or row.get("win_rate") is None:
         return "-"
-    return _share({"value": row["win_rate"], "low": row.get("win_rate_low"), "high": row.get("win_rate_high")})
+    shown = _share({"value": row["win_rate"], "low": row.get("win_rate_low"), "high": row.get("win_rate_high")})
+    return f"{shown} †" if (row.get("gold_rambling_after") or 0.0) > GAMED else shown
 
 
 def _share(found: Mapping[str, Any] | None) -> str:
@@ -315,7 +318,9 @@ def page(rows: Mapping[str, list[dict[str, Any]]], command: str) -> str:
         "Win rate: against the SFT model (for demonstrations: against the base model) on 400 held-out prompts, one completion",
         "each at temperature 1, ties half, by the world's own judge, which no policy stage sees; [its 95 % interval over prompts].",
         "Mean ± t: half a 95 % t interval over seeds, from three seeds on. Judge score: the world's, 1.5 is perfect. KL: to the",
-        "baseline, per completion. s: seconds of training, wall clock, with what the method needs beyond the shared stages.",
+        "baseline, per completion. †: more than half of the completions ramble, which the reward model rewards and the judge does",
+        "not: a gamed reward, whatever the win rate, and orderings against such a method say little. s: seconds of training,",
+        "wall clock, with what the method needs beyond the shared stages.",
     ]
     for family, words in FAMILIES.items():
         names = [name for name in METHODS if name in rows and METHODS[name].family == family]
@@ -326,7 +331,15 @@ def page(rows: Mapping[str, list[dict[str, Any]]], command: str) -> str:
                 lines += [
                     "",
                     "Accuracy: on the same 400 held-out pairs for all of them, labelled without noise, whatever rows a model was",
-                    "trained on. A process reward model judges steps of another world: its own held-out accuracy per step.",
+                    "trained on. A process reward model judges steps of another world: F1 of right chains and first wrong steps on",
+                    "chains held out. About .5 is the plateau of a model that has not begun to check results; this recipe is short and",
+                    "leaves it on some seeds only. The longer one leaves it on every seed: [the reasoning table](reasoning.md).",
+                ]
+            if family == "policy":
+                lines += [
+                    "",
+                    "`dapo` is clip-higher, the mean over tokens and no KL here: a learned reward never ties, so no group was asked again, and",
+                    "its punishment of length is off, because completions of this world are far shorter than their limit.",
                 ]
     missing = [name for name in METHODS if name not in rows]
     if missing:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.errors import InterruptedRun
+from rlhf.errors import InterruptedRun, TrainingError
 from rlhf.rollout.local import LocalEngine
 from rlhf.training.checkpoint import CheckpointStore
 from rlhf.training.log import RunLog
@@ -191,6 +191,29 @@ def test_a_guard_that_goes_back_forgets_what_is_under_way(tmp_path: Path):
     trainer.load_state_dict(before)
     assert not trainer.ahead.has(1)
     assert len(trainer.ahead.buffer) == 0
+    again = trainer.collect(0, Metrics())
+    fresh = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3)).collect(0, Metrics())
+    assert again.state_dict()["groups"] == fresh.state_dict()["groups"]
+
+
+def test_a_guard_goes_back_also_where_what_is_under_way_has_failed():
+    trainer = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3), late=True)
+
+    class Failing:
+        def __init__(self, sampler):
+            self.sampler, self.close = sampler, sampler.close
+
+        def begin(self, *given, **more):
+            self.sampler.begin(*given, **more)
+
+        def finish(self):
+            raise TrainingError("a log-probability is not finite")
+
+    before = trainer.state_dict()
+    trainer.collect(0, Metrics())
+    trainer.ahead._sampler = Failing(trainer.ahead._sampler)
+    trainer.load_state_dict(before)
+    assert not trainer.ahead.has(1)
     again = trainer.collect(0, Metrics())
     fresh = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3)).collect(0, Metrics())
     assert again.state_dict()["groups"] == fresh.state_dict()["groups"]

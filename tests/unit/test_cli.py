@@ -64,7 +64,7 @@ COMMANDS = {
     "data stats": "FILE --tokenizer --json",
     "data convert": "FILE OUTPUT --to --skip-bad",
     "data dedup": "FILE OUTPUT --near --skip-bad",
-    "annotate": "TASKS --store --kind --batch --overlap --gold-frac --timeout-minutes --max-judgements --guidelines --annotator --owner "
+    "annotate": "TASKS --store --kind --batch --all-batches --overlap --gold-frac --timeout-minutes --max-judgements --guidelines --annotator --owner "
     "--host --port --public-url --i-know",
     "feedback import": "FILE --store --format --kind --batch --gold --judgements --skip-bad",
     "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgements --qualified --min-items --min-agreement "
@@ -81,7 +81,7 @@ COMMANDS = {
     "feedback compare import": "FILE --store --name",
     "feedback compare report": "--store --name --resamples --json",
     "feedback prioritise": "--reward --store",
-    "feedback simulate": "--store --good --careless --spammers --limit --seed --i-know",
+    "feedback simulate": "--store --good --careless --spammers --overlap --gold-frac --limit --seed --i-know",
     "feedback plan": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price --json",
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -105,7 +106,23 @@ class DAPOConfig(GRPOConfig):
     dynamic_sampling: bool = True
     """Ask further prompts in place of those whose completions all score alike."""
     overlong: OverlongConfig | None = None
-    """Soft punishment near the length limit; the paper's buffer is a fifth of its limit. Null for none."""
+    """Soft punishment near the length limit; null for none. Left out, it begins a fifth of `sampling.max_new_tokens` before the limit,
+    which is the paper's share (4,096 of 20,480 tokens, section 4.1), and takes 1 there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _length_is_punished(cls, tree: Any) -> Any:
+        if not isinstance(tree, Mapping) or "overlong" in tree:
+            return tree
+        sampling = tree.get("sampling")
+        limit = (
+            sampling.get("max_new_tokens")
+            if isinstance(sampling, Mapping)
+            else getattr(sampling, "max_new_tokens", None)
+        )
+        if not isinstance(limit, int) or limit < 1:  # not given, or somebody else's complaint
+            limit = cls.model_fields["sampling"].get_default().max_new_tokens
+        return {"overlong": OverlongConfig(buffer_tokens=max(1, limit // 5)), **tree}
 
 
 class GSPOConfig(GRPOConfig):

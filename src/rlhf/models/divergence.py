@@ -228,11 +228,8 @@ def _vocabulary(head: OutputHead) -> int:
 
 
 def _logits(head: OutputHead, hidden: Tensor, temperature: float) -> Tensor:
-    """Final logits; ``LogitTransform`` itself works in place, which a second derivative can't follow."""
-    logits, scale, softcap = _wide(head.module(hidden)), head.transform.scale, head.transform.softcap
-    if softcap is not None:
-        return torch.tanh(logits * (scale / softcap)) * (softcap / temperature)
-    return logits * (scale / temperature)
+    """Final logits."""
+    return head.transform.applied(_wide(head.module(hidden)), temperature)
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ import transformers
 from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import rlhf.data.pack
 from rlhf.config.training import Autocast
@@ -180,10 +180,10 @@ def cache_key(
         device: Where the model is.
 
     Returns:
-        None for a reference that moves, or one of another's making, of which we can't know what decides its answers.
+        None for a reference that moves, or one of another's making or under a hook, of which we can't know what decides its answers.
     """
     model = _frozen_model(reference)
-    if model is None:
+    if model is None or _is_hooked(model.model):
         return None
     of_rows = hashlib.sha256(b"".join(rows)).hexdigest()
     facts = {**_facts_of(model, adapter=not isinstance(reference, AdapterOffReference)), **_facts_of_machine(device)}
@@ -223,8 +223,13 @@ def _facts_of(policy: PolicyModel, *, adapter: bool) -> dict[str, Any]:
         "adapter": {n: c.to_dict() for n, c in model.peft_config.items()} if adapter and isinstance(model, PeftModel) else {},
         "attention": base.config._attn_implementation,
         "path": policy.path,
+        "compiled": any(module._compiled_call_impl is not None for module in model.modules()),
         "code": [_code_of_ours(), _code_of(type(base))],
     }  # fmt: skip
+
+
+def _is_hooked(model: nn.Module) -> bool:
+    return any(module._forward_hooks for module in model.modules())
 
 
 def _facts_of_machine(device: torch.device) -> dict[str, Any]:
@@ -233,8 +238,22 @@ def _facts_of_machine(device: torch.device) -> dict[str, Any]:
         "versions": [torch.__version__, transformers.__version__, peft.__version__],
         "device": [device.type, torch.cuda.get_device_name(device) if on_gpu else _processor()],
         "threads": torch.get_num_threads(),
-        "precision": torch.get_float32_matmul_precision(),
+        "precision": _precision(),
+        "mkldnn": [torch.backends.mkldnn.is_available(), torch.backends.mkldnn.enabled],
+        "environment": {
+            name: value for name, value in os.environ.items() if name.startswith(("ONEDNN_", "DNNL_", "MKL_"))
+        },
     }
+
+
+def _precision() -> list[str]:
+    """Of float32 products, by every switch that torch has; the old one can't be read once a new one was set."""
+    try:
+        old = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        old = "set by fp32_precision"
+    backends = (torch.backends, torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
+    return [old, *(str(getattr(backend, "fp32_precision", "")) for backend in backends)]
 
 
 @functools.cache

@@ -43,6 +43,12 @@ class LogitTransform:
             logits.mul_(self.scale / temperature)
         return logits
 
+    def applied(self, logits: Tensor, temperature: float) -> Tensor:
+        """The same as a new tensor, for autograd to follow as often as wanted."""
+        if self.softcap is not None:
+            return torch.tanh(logits * (self.scale / self.softcap)) * (self.softcap / temperature)
+        return logits * (self.scale / temperature)
+
     def slope(self, final: Tensor, temperature: float) -> Tensor | float:
         """Derivative of the final logits by the raw ones, from the final ones."""
         if self.softcap is None:

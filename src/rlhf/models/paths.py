@@ -37,10 +37,12 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 """Largest allowed difference between two paths, nats of a log-probability or a share of the hidden states' size: a few
 hundred roundings of the type. In float64 it is the truth that rounds: the families' own eager softmax is in float32 whatever
 the weights are. Half precision is compared in float32."""
+WIDENED_BYTES = 1 << 32
+"""Weights of half precision that are compared in float32 take no more than this while they are, 4 GiB: a billion of them."""
 QUANTISED_TOLERANCE = 1e-1
 NOISE_FACTOR = 3
-"""Products of quantised weights are in half precision, where the family's own padded and unpadded runs differ too: a path may be this
-many times as noisy."""
+"""Products of quantised weights, and of models too large for that, are in half precision, where the family's own padded and
+unpadded runs differ too: a path may be this many times as noisy."""
 CHECK_LOGITS = 1 << 28
 """Logits of one row that the check may hold, 1 GB in float32; longer rows are cut."""
 
@@ -181,10 +183,13 @@ def _widened(model: PreTrainedModel) -> Iterator[None]:
     """Weights of half precision in float32 inside, and the same bits again afterwards.
 
     Two kernels that are both right differ by tenths of a nat in bfloat16 (0.3 on the embedded model), as much as a wrong mask may
-    cost; in float32 by a hundred-thousandth. Weights that are quantised stay as they are.
+    cost; in float32 by a hundred-thousandth. Weights that are quantised stay as they are, and those that would take more than
+    ``WIDENED_BYTES``: a model that just fits is compared in its own type.
     """
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())} if _is_plain(model) else {}
     half = [(t, t.dtype) for t in tensors.values() if t.dtype in (torch.float16, torch.bfloat16)]
+    if sum(4 * tensor.numel() for tensor, _ in half) > WIDENED_BYTES:
+        half = []
     try:
         for tensor, _ in half:
             tensor.data = tensor.data.float()
@@ -199,11 +204,11 @@ def _is_plain(model: PreTrainedModel) -> bool:
 
 
 def _tolerance(model: PreTrainedModel, last_resort: Callable[[], Tensor], expected: Tensor) -> float:
-    """A wrong mask must not pass as noise, so noise counts only where weights are quantised, and only up to a bound."""
-    if not _is_plain(model):
+    """A wrong mask must not pass as noise, so noise counts only where products are in half precision, and only up to a bound."""
+    dtype = next(p.dtype for p in model.parameters())
+    if not _is_plain(model) or dtype in (torch.float16, torch.bfloat16):
         noise = float((last_resort() - expected).abs().max())
         return max(QUANTISED_TOLERANCE, NOISE_FACTOR * min(noise, QUANTISED_TOLERANCE))
-    dtype = next(p.dtype for p in model.parameters())
     return TOLERANCE.get(dtype, TOLERANCE[torch.float32])
 
 

@@ -154,5 +154,8 @@ def adapter_is_zero(policy: PolicyModel) -> bool:
     products = [
         value for name, value in policy.model.named_parameters() if ".lora_B." in name or ".lora_embedding_B." in name
     ]
-    others = any(".modules_to_save." in name for name, _ in policy.model.named_parameters())
+    others = any(
+        ".modules_to_save." in name or (value.requires_grad and ".lora_" not in name)
+        for name, value in policy.model.named_parameters()
+    )
     return bool(products) and not others and not any(bool(value.detach().any()) for value in products)

@@ -68,7 +68,7 @@ class OutputHead:
         def one_tile(h: Tensor, t: Tensor) -> TokenLogprobs:
             logits = adapted(h)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            return _logprobs_of_logits(self.transform(logits.clone(), temperature), t, **wanted)
+            return _logprobs_of_logits(self.transform.applied(logits, temperature), t, **wanted)
 
         parts = [
             checkpoint(one_tile, h, t, use_reentrant=False)

@@ -24,7 +24,7 @@ import torch
 from rlhf.activity import count_tokens, doing
 from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, TrainingError
+from rlhf.errors import ConfigError, RLHFError, TrainingError
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.beside import Sampler, SamplerProcess
 from rlhf.rollout.buffer import RolloutBuffer, RolloutGroup
@@ -139,8 +139,12 @@ class Ahead:
         return {"phase": self._phase, "groups": self.buffer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken; what is under way is not wanted any more."""
-        self._wait()
+        """Go on where ``state_dict`` was taken; what is under way is not wanted any more, and may as well have failed."""
+        if self._under_way is not None:
+            try:
+                self._wait()
+            except RLHFError:
+                self.close()
         self.buffer.load_state_dict(state["groups"])
         self._phase = state["phase"]
         self._divide_threads()
@@ -151,8 +155,12 @@ class Ahead:
         if begun is None:
             return
         assert self._sampler is not None
-        with doing("rollout decode"):
-            found = self._sampler.finish()
+        try:
+            with doing("rollout decode"):
+                found = self._sampler.finish()
+        except RLHFError:
+            self._under_way = None  # that was the answer, and there will be no other; a signal leaves it under way
+            raise
         if found.fingerprint != begun.fingerprint:
             raise TrainingError(
                 f"{self.name}: the weights that sampled beside training are not those that were handed over at version "

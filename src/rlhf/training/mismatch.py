@@ -102,11 +102,11 @@ class Mismatch:
         sampled = rollout.sampled_logprobs
         gap = probability_gap(sampled, old)
         metrics.mean(METRIC, torch.tensor(gap), weight=len(old))
-        spoke, self._spoke = self._spoke, gap >= self.limits.warn_at
+        spoke, self._spoke = self._spoke, not gap < self.limits.warn_at  # NaN speaks too
         if not self._spoke:
             self._remember(rollout, old, asked)
             return None
-        stops = self.limits.stop_at is not None and gap >= self.limits.stop_at
+        stops = self.limits.stop_at is not None and not gap < self.limits.stop_at
         if spoke and not stops:
             return None
         limit, key = (self.limits.stop_at, "stop_at") if stops else (self.limits.warn_at, "warn_at")

@@ -429,7 +429,7 @@ class OnlineTrainer(ABC):
         worst = float(gap.max())
         if phase == 0 and (exact or not self._exact):
             self.at_start["gap"] = worst
-        elif exact and worst > MAX_ENGINE_GAP:
+        elif exact and not worst <= MAX_ENGINE_GAP:
             self.log.alarm(
                 f"{self.name}: the sampler's log-probabilities differ from the trainer's by up to {worst:.2g} nats: {STALE}",
                 step=phase * self.steps_per_phase + 1, guard="engine", metric="rollout/logprob_gap",

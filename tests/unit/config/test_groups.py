@@ -21,10 +21,11 @@ PAPERS: dict[str, dict[str, Any]] = {
     },
     # Liu et al. 2025, arXiv:2503.20783, section 3.2: no division by the deviation or by the length, no KL
     "DrGRPOConfig": {"advantage": "group_mean", "policy_loss": "clip", "aggregation": "constant", **NO_KL},
-    # Yu et al. 2025, arXiv:2503.14476, section 4.1: clip 0.2 and 0.28, 16 completions, mean over tokens, no KL
+    # Yu et al. 2025, arXiv:2503.14476, section 4.1: clip 0.2 and 0.28, 16 completions, mean over tokens, no KL, the last fifth
+    # of the 64 tokens punished
     "DAPOConfig": {
         "advantage": "group", "policy_loss": "clip", "aggregation": "token", "clip_low": 0.2, "clip_high": 0.28,
-        "group_size": 16, "dynamic_sampling": True, "overlong": None, **NO_KL,
+        "group_size": 16, "dynamic_sampling": True, "overlong.buffer_tokens": 12, "overlong.weight": 1.0, **NO_KL,
     },
     # Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7; section 5.1: 3e-4, 4e-4, four mini-batches
     "GSPOConfig": {
@@ -142,3 +143,22 @@ def test_other_libraries_keys_are_answered_with_ours(key, value, words):
     with pytest.raises(ConfigError) as caught:
         GRPOConfig.of({key: value})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "buffer"),
+    [
+        ({}, 12),
+        ({"sampling": {"max_new_tokens": 20}}, 4),
+        ({"sampling": {"max_new_tokens": 3}}, 1),
+        ({"overlong": None}, None),
+    ],
+)
+def test_dapo_punishes_the_last_fifth_unless_told_otherwise(given, buffer):
+    found = groups.DAPOConfig.of(given).overlong
+    assert (found and found.buffer_tokens) == buffer
+
+
+def test_a_wrong_limit_of_dapo_is_the_complaint_about_that_limit():
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        groups.DAPOConfig.of({"sampling": {"max_new_tokens": "many"}})

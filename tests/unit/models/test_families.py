@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -237,10 +238,14 @@ def test_hidden_states_come_along_when_asked_for():
     assert score(model, batch).hidden is None
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2, sliding window, soft-caps"])
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]], ids=["every layer", "output projection too"])
-def test_lora_is_scored_packed_with_its_own_gradients(targets):
+def test_lora_is_scored_packed_with_its_own_gradients(targets, name):
+    """A soft-cap bends the logits of an adapted projection on a way of their own."""
     lora = LoRAConfig(rank=3, alpha=6, target_modules=targets)
-    model = add_lora(build(family("llama")), lora, task="CAUSAL_LM", seed=0)
+    kind = family(name)
+    untied = replace(kind, settings=kind.settings | {"tie_word_embeddings": False})
+    model = add_lora(build(untied), lora, task="CAUSAL_LM", seed=0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -327,6 +332,22 @@ def test_a_trained_model_in_bfloat16_is_judged_in_float32_and_keeps_its_bits():
     after = dict((*model.named_parameters(), *model.named_buffers()))
     assert after.keys() == before.keys()
     assert all(after[name].dtype == kept.dtype and torch.equal(after[name], kept) for name, kept in before.items())
+
+
+def test_weights_too_large_to_be_widened_are_compared_in_their_own_type(monkeypatch):
+    monkeypatch.setattr("rlhf.models.paths.WIDENED_BYTES", 0)
+    model = build(family("llama")).bfloat16()
+    most = 0
+
+    def watch(module, given, found):
+        nonlocal most
+        most = max(most, max(p.element_size() for p in model.parameters()))
+
+    model.model.register_forward_hook(watch)
+    choice = choose_path(model, some_groups())
+    assert most == 2, "nothing was widened"
+    assert choice.path == "packed"
+    assert 1e-4 < choice.max_difference < 0.3
 
 
 def test_a_wrong_attention_is_found_in_half_precision_too(monkeypatch):

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+import textwrap
 import time
 
 import pytest
@@ -189,7 +192,47 @@ def test_whatever_could_change_the_bits_changes_the_key(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     keys.append(key_of(toy.build_policy()))
+    monkeypatch.undo()
+    for value in (1.0, 2.0):  # no weight, but what positions and masks are made of
+        buffered = toy.build_policy()
+        buffered.model.register_buffer("angles", torch.tensor(value))
+        keys.append(key_of(buffered))
+    compiled = toy.build_policy()
+    compiled.model.compile()
+    keys.append(key_of(compiled))
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    keys.append(key_of(toy.build_policy()))
+    monkeypatch.undo()
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    keys.append(key_of(toy.build_policy()))
+    monkeypatch.undo()
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    keys.append(key_of(toy.build_policy()))
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "__version__", "0.0.0")
+    keys.append(key_of(toy.build_policy()))
     assert len(set(keys)) == len(keys)
+
+
+def test_a_model_under_a_hook_is_asked_each_time():
+    policy = toy.build_policy()
+    next(policy.model.modules()).register_forward_hook(lambda module, given, found: found)
+    assert key_of(policy) is None
+
+
+def test_the_new_switches_of_precision_are_a_fact_and_no_error():
+    """Once one was set torch refuses to say what the old one is."""
+    program = textwrap.dedent(
+        """
+        import torch
+        from rlhf.models.logprob_cache import _facts_of_machine
+        before = _facts_of_machine(torch.device("cpu"))
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        assert before["precision"] != _facts_of_machine(torch.device("cpu"))["precision"]
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @ignore_conv1d

@@ -87,6 +87,16 @@ def test_a_reward_model_of_any_form_is_trained_normalised_and_loaded_again(files
     )
 
 
+def test_a_reward_model_that_is_no_better_than_a_coin_is_an_alarm(files, tmp_path):
+    settings = {"kind": "reward", "model": "embedded", "data": str(files / "pairs.jsonl"), "eval_frac": 0.2}
+    artifact, folder = run_stage(tmp_path / "few", **settings, max_steps=1, learning_rate=1e-9)
+    assert artifact.metrics["eval/accuracy_low"] <= 0.5
+    told = [event for event in RunLog(folder.parent).read("alarm") if event["guard"] == "reward_accuracy"]
+    assert len(told) == 1
+    assert "no better than a coin" in told[0]["message"]
+    assert "It took 1 step on" in told[0]["message"]
+
+
 @pytest.mark.parametrize("value_model", ["separate", "shared"])
 @pytest.mark.parametrize("model", ["embedded", LORA], ids=["all weights", "lora"])
 def test_ppo_runs_with_either_critic_and_with_adapters(files, tmp_path, value_model, model):

@@ -126,6 +126,12 @@ def test_a_small_gap_is_told_once_and_a_large_one_stops_the_run(policy):
     assert gaps(log) == [], "no step was taken"
 
 
+def test_numbers_that_are_none_stop_the_run_too(policy):
+    log, error = train(policy, Outside(policy, bend=lambda x: math.nan))
+    assert "0.01 is the limit (engine.mismatch.stop_at)" in error
+    assert gaps(log) == []
+
+
 def test_stale_weights_that_call_themselves_new_are_found_by_what_they_say_again(policy):
     _, error = train(policy, Outside(policy, stuck_at=2), learning_rate=0.1)
     assert "stale weights: asked again what it was asked at version 1, the engine answers as it did then" in error

@@ -63,6 +63,14 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
             found = quality.accuracy
             metrics |= {"eval/accuracy": found.value, "eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
             accuracy = f"held-out accuracy {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+            if found.low <= 0.5:
+                at.log.alarm(
+                    f"{at.log.stage}: the reward model is right on {found.value:.1%} of {counted(len(pairs), 'held-out pair')}, between "
+                    f"{found.low:.1%} and {found.high:.1%}: no better than a coin, as far as these pairs tell. It took "
+                    f"{counted(result.steps, 'step')} on {num_rows(train, noun)}. Train longer or on more rows, or hold out more, "
+                    "before a policy learns from it.",
+                    step=result.steps, guard="reward_accuracy", metric="eval/accuracy", value=found.value, limit=0.5, action="warn",
+                )  # fmt: skip
     save_model(model, stage, at, metrics)
     return StageOutcome(f"{num_rows(train, noun)}, {counted(result.steps, 'step')}, {accuracy}", metrics)
 
