@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -42,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         measure_rows(args, rows)
     if args.collect or args.write:
         machine = {str(threads): machine_of(threads, again=not args.collect) for threads in (1, 2)}
-        report.write(ROOT / "benchmarks", rows, code=code_hash(ROOT), machine=machine, command=args.command)
+        report.write(
+            ROOT / "benchmarks", rows, code=code_hash(ROOT), machine=machine, command=args.command, note=args.note
+        )
 
 
 def measure_rows(args: argparse.Namespace, rows: Rows) -> None:
@@ -63,7 +66,7 @@ def measured(case: Case, plan: Plan, rows: Rows, *, again: bool, keep: bool = Tr
     if row is None or "error" in row:
         if len(plan.sides) > 1:
             environments.prepare(BENCH, peer_of(case))
-        row = {**run_row(case, plan), "date": datetime.date.today().isoformat()}
+        row = {**run_row(case, plan), "date": datetime.date.today().isoformat(), "load": os.getloadavg()[1]}
         same = code_hash(ROOT) == code
         row |= {"key": key, "code": code} if same else {"key": "", "code": "edited meanwhile"}
         if keep:
@@ -148,6 +151,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ours-only", action="store_true", help="our side without the peer; nothing is kept")
     parser.add_argument("--no-trials", action="store_true", help="the peer's plain settings; no search for its fastest")
     parser.add_argument("--again", action="store_true", help="measure rows that are there, too")
+    parser.add_argument(
+        "--note", default="", help="a sentence for the top of RESULTS.md: what else the machine carried"
+    )
     parser.add_argument("--write", action="store_true", help="write RESULTS.md afterwards")
     parser.add_argument(
         "--collect", action="store_true", help="measure nothing; write RESULTS.md from the rows that are there"

@@ -43,7 +43,7 @@ NOT_HERE = (
 """What the issue names besides TRL; looked up in the wheels of these versions."""
 
 
-def write(folder: Path, rows: Rows, *, code: str, machine: dict[str, Any], command: str) -> None:
+def write(folder: Path, rows: Rows, *, code: str, machine: dict[str, Any], command: str, note: str = "") -> None:
     """Write RESULTS.md, results.json and one plot for each curve.
 
     Args:
@@ -52,6 +52,7 @@ def write(folder: Path, rows: Rows, *, code: str, machine: dict[str, Any], comma
         code: Hash of the code as it is now; rows of other code are marked.
         machine: By threads, what ``machine.measure`` found.
         command: What was run.
+        note: A sentence of whoever ran it.
     """
     cases = [replace(goal.case, dtype=d, threads=t) for goal in GOALS for d, t in SETTINGS]
     found = rows.all([*cases, *(point for points in CURVES.values() for point in points)])
@@ -60,7 +61,7 @@ def write(folder: Path, rows: Rows, *, code: str, machine: dict[str, Any], comma
     }
     drawn = [plot(folder, name, points) for name, points in curves.items() if len(points) > 1]
     parts = [
-        heading(machine, command, list(found.values()), code),
+        heading(machine, command, list(found.values()), code, note),
         *(goal_table(found, d, t, machine[str(t)], code) for d, t in SETTINGS),
         share_table(found, machine),
         *(curve_table(name, points) for name, points in curves.items() if points),
@@ -76,7 +77,7 @@ def write(folder: Path, rows: Rows, *, code: str, machine: dict[str, Any], comma
     )
 
 
-def heading(machine: dict[str, Any], command: str, rows: Sequence[Row], code: str) -> str:
+def heading(machine: dict[str, Any], command: str, rows: Sequence[Row], code: str, note: str) -> str:
     """What this is, where and of what it was measured."""
     one = machine["1"]
     where, versions = one["machine"], one["versions"]
@@ -87,6 +88,7 @@ def heading(machine: dict[str, Any], command: str, rows: Sequence[Row], code: st
         + ", ".join(f"{name} {peak / 1e9:.0f}" for name, peak in m["peak"].items())
         for n, m in machine.items()
     )
+    loads = [row["load"] for row in rows if "load" in row]
     stale = sum(row.get("code") != code for row in rows)
     return (
         "# Against TRL, on the same work\n\n"
@@ -106,6 +108,8 @@ def heading(machine: dict[str, Any], command: str, rows: Sequence[Row], code: st
         f"- matrix products, GFLOP per processor second, best of {len(one['by_shape']['fp32'])} shapes: {peaks}; "
         f"copying {one['copy'] / 1e9:.0f} GB/s, into fresh memory {one['copy_into_fresh'] / 1e9:.1f} GB/s\n"
         f"- last command: `{command}`; rows measured {dates[0]}{'' if len(dates) == 1 else f' to {dates[-1]}'}\n"
+        + (f"- load average while they were measured: {min(loads):.1f} to {max(loads):.1f}\n" if loads else "")
+        + (f"- **{note}**\n" if note else "")
         + (f"- **{stale} of {len(rows)} rows were measured with other code than is here now**; they are marked with *\n" if stale else "")
         + "\nModels: "
         + "; ".join(
