@@ -3,8 +3,9 @@
     python tools/method_pages.py            write
     python tools/method_pages.py --check    say what is out of date, and change nothing
 
-Sources: METHODS (src/rlhf/config/methods.py), the settings classes with their docstrings, recipes/quickstart.yaml for the
-stages that all recipes share, and tools/method_settings.yaml for the numbers of the embedded world.
+Sources: METHODS (src/rlhf/config/methods.py), the settings classes with their docstrings, where their defaults come from
+(src/rlhf/config/default_sources.py), recipes/quickstart.yaml for the stages that all recipes share, and
+tools/method_settings.yaml for the numbers of the embedded world.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from rlhf.config.default_sources import default_source
 from rlhf.config.methods import FAMILIES, METHODS, Method, page_of, recipe_of
 from rlhf.files import write_text
 
@@ -76,11 +78,11 @@ def facts(name: str, method: Method) -> str:
 
 
 def options(name: str, method: Method) -> str:
-    """Each option with its default, what the recipe sets it to, and what it does."""
+    """Each option with its default and where that comes from, what the recipe sets it to, and what it does."""
     chosen = _flat(own_stage(name))
-    lines = ["| setting | default | in the recipe | |", "|---|---|---|---|"]
+    lines = ["| setting | default | where that is from | in the recipe | |", "|---|---|---|---|---|"]
     for setting in method.described_options():
-        default = setting.default
+        default, source = setting.default, default_source(name, method, setting)
         if setting.name in method.settings:  # it makes the method; the class's own default is another method's
             default = f"**{default}**"
         here = chosen.get(setting.name, "")
@@ -89,7 +91,7 @@ def options(name: str, method: Method) -> str:
             setting.name == "loss" and "loss" in method.settings
         ):  # the list of all losses is on the page of the default one
             meaning = f"What makes it this method; all of them: `rlhf config schema {method.kind}`."
-        lines.append(f"| `{setting.name}` | {default} | {here} | {meaning} |")
+        lines.append(f"| `{setting.name}` | {default} | {source} | {here} | {meaning} |")
     lines += ["", f"All others are those of every stage of the kind: `rlhf config schema {method.kind}`."]
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlhf.feedback.store import Response, Task, TaskKind
 from tests.fixtures.labelling import KINDS, after, assignment_on, is_good_first, now_at, task
 
 PYTHON = (
@@ -401,3 +402,19 @@ def test_single_keys_can_be_turned_off_and_choosing_can_be_sending(server, open_
     page.keyboard.press("s")
     assert page.locator('input[name="choice"]:checked').count() == 0
     assert "t2" in page.locator(".prompt").inner_text()
+
+
+def test_line_breaks_and_indentation_are_seen_as_they_were_written(server, open_page, screenshots):
+    verse = "line one\nline two\n  indented\nline four"
+    chat = "User: What does a cow eat?\nAssistant: Grass."
+    server.add(
+        Task(id="t", kind=TaskKind.PAIRWISE, prompt=chat, responses=[Response(text=verse), Response(text=f"{verse}!")])
+    )
+    page = open_page("ann")
+    seen = {text.replace("\u00a0", " ") for text in page.locator(".prose").all_inner_texts()}
+    assert seen == {chat, verse, f"{verse}!"}
+    page.keyboard.press("d")
+    page.wait_for_selector(".view.diff:not([hidden]) .plain-text")
+    differing = {text.rstrip("!") for text in page.locator(".diff .plain-text").all_inner_texts()}
+    assert differing == {verse}
+    page.screenshot(path=screenshots / "line-breaks.png", full_page=True)

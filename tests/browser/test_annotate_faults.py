@@ -139,3 +139,32 @@ def test_an_answer_that_is_refused_is_said_and_the_next_ones_go_on(server, open_
     page.keyboard.press("1")
     page.keyboard.press("Enter")
     now_at(page, 1)
+
+
+def test_what_was_written_in_an_answer_that_is_refused_stays_until_it_is_thrown_away(server, open_page):
+    server.store.rules = AssignmentRules(timeout_minutes=0.001)
+    server.add(task("x", "binary", ["A false claim."]), task("y", "binary"), task("z", "binary"))
+    page = open_page("ann")
+    page.wait_for_load_state("networkidle")
+    page.keyboard.press("h")
+    page.locator(".exact:visible").evaluate("each => { each.focus(); each.setSelectionRange(2, 7); }")
+    page.keyboard.press("h")
+    page.locator("#highlight-reason").fill("it is not so")
+    page.keyboard.press("Control+Enter")
+    page.locator("#comment").fill("long and <b>argued</b>")
+    page.locator("#comment").blur()
+    page.wait_for_timeout(150)
+    server.store.add_annotator("bob")
+    assert server.store.next_task("bob").task.id == "x"  # ann took too long
+    page.keyboard.press("1")
+    after(page, lambda: page.keyboard.press("Enter"))
+    page.wait_for_selector("#refused:visible")
+    kept = "On “Question x?”:\nlong and <b>argued</b>\n“false”: it is not so"
+    assert page.locator("#refused-text").input_value() == kept
+    page.reload()
+    assert page.locator("#refused-text").input_value() == kept
+    page.locator("#refused-discard").click()
+    assert page.locator("#refused").is_hidden()
+    page.reload()
+    assert page.locator("#refused").is_hidden()
+    assert server.answers() == []

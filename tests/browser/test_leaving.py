@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 
 from rlhf.feedback.store.engine import reading
 from rlhf.feedback.store.tables import OPEN, AssignmentRow
-from tests.fixtures.labelling import assignment_on, now_at, task
+from tests.fixtures.labelling import after, assignment_on, now_at, task
 
 
 def num_open(server) -> int:
@@ -77,6 +78,145 @@ def test_a_reload_keeps_working_whichever_comes_first(server, open_page):
         page.keyboard.press("Enter")
         now_at(page, number)
     assert len(server.answers("ann")) == 3
+
+
+def test_a_second_device_that_looks_takes_nothing_out_of_the_first_ones_hands(server, open_page):
+    server.add(*[task(f"t{n}") for n in range(4)])
+    desk = open_page("ann")
+    assert comes_to(server, 2)
+    desk.wait_for_load_state("networkidle")
+    desk.keyboard.press("1")
+    desk.locator("#comment").fill("long and argued")
+    desk.locator("#comment").blur()
+    phone = open_page("ann")
+    assert assignment_on(phone) == assignment_on(desk)
+    phone.wait_for_load_state("networkidle")
+    phone.get_by_role("button", name="Sign out").click()  # what it gives back has arrived when the door is there
+    phone.wait_for_url(f"{server.url}/signin")
+    assert num_open(server) == 2
+    after(desk, lambda: desk.keyboard.press("Enter"))
+    now_at(desk, 1)
+    assert [judgement.comment for judgement in server.store.judgements("ann")] == ["long and argued"]
+
+
+def test_a_page_whose_task_another_device_shows_since_does_not_give_it_back(server, open_page):
+    server.add(*[task(f"t{n}") for n in range(4)])
+    desk = open_page("ann")
+    assert comes_to(server, 2)
+    desk.wait_for_load_state("networkidle")
+    phone = open_page("ann")
+    phone.wait_for_load_state("networkidle")
+    desk.get_by_role("button", name="Sign out").click()
+    desk.wait_for_url(f"{server.url}/signin")
+    assert num_open(server) == 2
+
+
+def test_an_undo_gives_back_the_task_that_has_no_place_any_more(server, open_page):
+    server.add(*[task(f"t{n}") for n in range(6)])
+    page = open_page("ann")
+    page.wait_for_load_state("networkidle")
+    page.keyboard.press("1")
+    after(page, lambda: page.keyboard.press("Enter"))
+    now_at(page, 1)
+    page.wait_for_load_state("networkidle")
+    after(page, lambda: page.keyboard.press("u"))
+    assert comes_to(server, 2), "the one that was taken back and the one that was on the screen"
+    page.goto("about:blank")
+    assert comes_to(server, 1), "what was taken back is begun"
+
+
+def test_what_was_begun_before_an_undo_is_there_after_a_reload(server, open_page):
+    server.add(*[task(f"t{n}") for n in range(4)])
+    page = open_page("ann")
+    page.wait_for_load_state("networkidle")
+    page.keyboard.press("1")
+    after(page, lambda: page.keyboard.press("Enter"))
+    now_at(page, 1)
+    begun = assignment_on(page)
+    page.locator("#comment").fill("long and argued")
+    page.locator("#comment").blur()
+    after(page, lambda: page.keyboard.press("u"))
+    page.reload()
+    page.wait_for_load_state("networkidle")
+    assert assignment_on(page) != begun
+    after(page, lambda: page.keyboard.press("Enter"))
+    assert assignment_on(page) == begun
+    assert page.locator("#comment").input_value() == "long and argued"
+
+
+def test_drafts_of_what_no_undo_brings_back_are_forgotten(server, open_page):
+    server.add(*[task(f"t{n}") for n in range(24)])
+    page = open_page("ann")
+    for number in range(1, 23):
+        page.keyboard.press("1")
+        after(page, lambda: page.keyboard.press("Enter"))
+        now_at(page, number)
+    assert page.evaluate("() => Object.keys(localStorage).filter(key => key.includes(':draft:')).length") == 20
+
+
+@pytest.fixture
+def slow_preload(server, monkeypatch) -> tuple[threading.Event, threading.Event]:
+    """Events: the task that follows is taken; the server may say so."""
+    take, taken, may_answer = server.store.next_task, threading.Event(), threading.Event()
+
+    def take_slowly(annotator, **how):
+        assignment = take(annotator, **how)
+        if how.get("beside") is not None:
+            taken.set()
+            may_answer.wait(timeout=10)
+        return assignment
+
+    monkeypatch.setattr(server.store, "next_task", take_slowly)
+    return taken, may_answer
+
+
+def test_a_task_that_was_asked_for_when_the_page_was_left_goes_back(server, open_page, slow_preload):
+    taken, may_answer = slow_preload
+    server.add(*[task(f"t{n}") for n in range(4)])
+    page = open_page("ann")
+    assert taken.wait(timeout=10)
+    assert num_open(server) == 2
+    page.goto("about:blank")
+    assert comes_to(server, 1), "the one on the screen"
+    may_answer.set()
+    assert comes_to(server, 0)
+
+
+def test_a_task_that_comes_while_somebody_signs_out_goes_back(server, open_page, slow_preload):
+    taken, may_answer = slow_preload
+    server.add(*[task(f"t{n}") for n in range(4)])
+    page = open_page("ann")
+    assert taken.wait(timeout=10)
+
+    def answer_first(route):
+        may_answer.set()
+        time.sleep(0.5)  # the page would have the task by now, and give it back when nobody is signed in any more
+        route.continue_()
+
+    page.route("**/signout", answer_first)
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url(f"{server.url}/signin")
+    assert comes_to(server, 0)
+
+
+def test_a_task_that_comes_after_an_undo_took_its_place_goes_back(server, open_page, slow_preload):
+    taken, may_answer = slow_preload
+    server.add(*[task(f"t{n}") for n in range(6)])
+    may_answer.set()
+    page = open_page("ann")
+    page.wait_for_load_state("networkidle")
+    may_answer.clear()
+    taken.clear()
+    page.keyboard.press("1")
+    after(page, lambda: page.keyboard.press("Enter"))
+    now_at(page, 1)
+    displaced = assignment_on(page)
+    assert taken.wait(timeout=10)
+    after(page, lambda: page.keyboard.press("u"))
+    may_answer.set()
+    assert comes_to(server, 2), "the one that was taken back and the one that was on the screen"
+    after(page, lambda: page.keyboard.press("Enter"))
+    assert assignment_on(page) == displaced
 
 
 @pytest.mark.parametrize("width", [360, 1280])

@@ -96,3 +96,16 @@ def test_the_rules_of_the_page_are_those_of_the_code():
         in said
     )
     assert inspect.signature(QualityRules).parameters["min_judgements"].default == 50
+
+
+def test_the_events_that_are_shown_are_taken_and_every_kind_is_shown():
+    from pydantic import TypeAdapter
+
+    from rlhf.feedback.store.events import EVENT_KINDS
+    from rlhf.feedback.web.events import AnyEvent
+
+    bodies = re.findall(r"-d '({.*?})'", PAGE) + [
+        line for language, code in BLOCKS if language == "json" for line in code.splitlines() if '"key"' in line
+    ]
+    events = [TypeAdapter(AnyEvent).validate_json(body) for body in bodies]
+    assert {event.kind for event in events} == set(EVENT_KINDS)

@@ -62,6 +62,31 @@ def test_a_page_says_what_a_page_should(name):
         assert (ROOT / path).exists(), f"{page_of(name)} names {path}"
 
 
+def rows_of_options(name: str) -> list[list[str]]:
+    """Cells of a page's table of settings: setting, default, source, what the recipe has, meaning."""
+    table = (ROOT / page_of(name)).read_text(encoding="utf-8").split("| setting |")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_option_on_a_page_says_where_its_default_comes_from(name):
+    rows = rows_of_options(name)
+    assert len(rows) == len(list(METHODS[name].described_options()))
+    for option, default, source, *_ in rows:
+        assert source, f"{page_of(name)}: {option} is {default}, and default_sources.py does not say why"
+        assert (default == "required") == (source == "yours to give"), option
+        if source.startswith("ours"):
+            assert len(source.removeprefix("ours: ").split()) > 2, f"{option}: ours, but why"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_has_what_a_recipe_cannot_leave_out(name):
+    needed = {option.strip("`"): here for option, default, _, here, _ in rows_of_options(name) if default == "required"}
+    assert "model" in needed
+    assert all(needed.values()), "the recipe gives each"
+    assert ("teacher" in needed) == (name == "distill")
+
+
 def metrics_named_on(name: str) -> list[str]:
     text = (ROOT / page_of(name)).read_text(encoding="utf-8")
     found = re.findall(r"`(\w+)/([a-z_]+)`", text)

@@ -64,8 +64,8 @@ COMMANDS = {
     "data stats": "FILE --tokenizer --json",
     "data convert": "FILE OUTPUT --to --skip-bad",
     "data dedup": "FILE OUTPUT --near --skip-bad",
-    "annotate": "TASKS --store --kind --batch --all-batches --overlap --gold-frac --timeout-minutes --max-judgements --guidelines --annotator --owner "
-    "--host --port --public-url --i-know",
+    "annotate": "TASKS --store --kind --batch --all-batches --overlap --gold-frac --timeout-minutes --max-judgements --guidelines "
+    "--annotator --owner --host --port --public-url --i-know",
     "feedback import": "FILE --store --format --kind --batch --gold --judgements --skip-bad",
     "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgements --qualified --min-items --min-agreement "
     "--min-gold-accuracy --kind --batch --unjudged --events --regenerate-confidence",
@@ -273,7 +273,13 @@ def test_a_method_tells_its_settings_and_where_its_recipe_is(call):
     assert "recipes/methods/fdpo.yaml" in out
     code, out, _ = call("methods", "gspo", "--json")
     found = json.loads(out)
-    assert next(row["default"] for row in found["options"] if row["name"] == "clip_low") == "0.0003"
+    (clip,) = [row for row in found["options"] if row["name"] == "clip_low"]
+    assert (clip["default"], clip["source"]) == ("0.0003", "GSPO, section 5.1, arXiv:2507.18071")
+    words = " ".join(call("methods", "distill")[1].split())
+    assert (
+        "teacher required Whose distributions to learn; the same vocabulary as the student's. divergence_beta" in words
+    )
+    assert "between them a mixture. [TRL 1.16 (`DistillationConfig`)]" in words
     assert json.loads(call("methods", "Dr.GRPO", "--json")[1])["name"] == "dr_grpo", "however people write it"
     code, _, err = call("methods", "dpoo")
     assert code != 0

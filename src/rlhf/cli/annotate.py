@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlhf.cli.failures import Interrupted
+from rlhf.cli.stores import STORE, opened_store
 from rlhf.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import AssignmentRules, PreferenceStore
-    from rlhf.feedback.web import WebSettings
+    from collections.abc import Sequence
 
-STORE = "annotations.db"
+    from rlhf.feedback.store import AssignmentRules, PreferenceStore, Task
+    from rlhf.feedback.web import WebSettings
 
 
 def annotate(
@@ -75,7 +77,7 @@ def annotate(
     """
     from rlhf.feedback.guidelines import set_guidelines
     from rlhf.feedback.guidelines_file import read_guidelines
-    from rlhf.feedback.store import PreferenceStore
+    from rlhf.feedback.tasks import tasks_of
     from rlhf.feedback.web.settings import ADDRESS, WebSettings
 
     if kind is not None and tasks is None:
@@ -87,7 +89,8 @@ def annotate(
     asked = read_guidelines(guidelines) if guidelines is not None else None
     settings = WebSettings(host=host, port=port, public_url=public_url)
     refuse_open_door(settings, i_know=i_know)
-    with listening(settings) as server, PreferenceStore(store) as opened:
+    found = tasks_of(tasks, kind=kind, batch=batch or "") if tasks is not None else []
+    with listening(settings) as server, opened_store(store, must_exist=tasks is None) as opened:
         settings = settings.model_copy(update={"port": server.getsockname()[1]})
         changed = {
             "overlap": overlap, "gold_frac": gold_frac, "timeout_minutes": timeout_minutes,
@@ -97,7 +100,7 @@ def annotate(
         if asked is not None:
             set_guidelines(opened, asked)
         if tasks is not None:
-            add_tasks(opened, tasks, kind=kind, batch=batch or "")
+            add_tasks(opened, found)
         if batch is not None:
             check_batch(opened, batch)
         set_rules(opened, rules | ({"batch": None} if all_batches else {}))
@@ -124,7 +127,7 @@ def refuse_open_door(settings: WebSettings, *, i_know: bool) -> None:
 
 
 def listening(settings: WebSettings) -> socket.socket:
-    """A socket on the address, before anything else is done.
+    """A socket on the address, before anything is written.
 
     Raises:
         ConfigError: The address is taken, or is none of this machine.
@@ -133,8 +136,10 @@ def listening(settings: WebSettings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=512)
     except OSError as err:
+        # `create_server` adds the address to the system's words, and looking up a name fails with numbers of its own, below 0
+        reason = os.strerror(err.errno) if err.errno and err.errno > 0 else err.strerror or str(err)
         raise ConfigError(
-            f"Can't listen on {settings.host}:{settings.port} ({err.strerror or err}); is another server running there? "
+            f"Can't listen on {settings.host}:{settings.port} ({reason}); is another server running there? "
             "Choose another port (--port 0 takes a free one)."
         ) from None
 
@@ -149,12 +154,10 @@ def set_rules(store: PreferenceStore, changed: dict[str, Any]) -> None:
         store.rules = rules
 
 
-def add_tasks(store: PreferenceStore, source: str, *, kind: str | None, batch: str) -> None:
-    """Add the tasks of a file that the store does not hold yet, and say how many."""
+def add_tasks(store: PreferenceStore, found: Sequence[Task]) -> None:
+    """Add those that the store does not hold yet, and say how many."""
     from rlhf.data.words import counted
-    from rlhf.feedback.tasks import tasks_of
 
-    found = tasks_of(source, kind=kind, batch=batch)
     added = store.add_tasks(found, on_known="skip")
     known = f", {len(found) - added:,} there already" if added < len(found) else ""
     print(f"{counted(added, 'task')} added{known}.")

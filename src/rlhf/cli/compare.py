@@ -65,17 +65,19 @@ def compare_open(
     protocol = HumanEvalProtocol(kind=kind, criteria=questions, baseline=baseline, name=name, seed=seed)
     answers = read_answers(file)
     tasks = protocol.build_tasks(answers.prompts, answers.completions, ids=answers.ids)
+    asked = protocol.check_asked(tasks)  # before a store is made
     with opened_store(store, must_exist=False) as opened:
         added = protocol.open(opened, tasks)
-    asked = len(protocol.asked(tasks))
-    known = f", {asked - added:,} there already" if added < asked else ""
+    known = f", {len(asked) - added:,} there already" if added < len(asked) else ""
     print(
         f"{counted(added, 'task')} added{known}: {counted(len(answers.prompts), 'prompt')}, models {', '.join(answers.completions)}."
     )
-    if same := len(tasks) - asked:
+    if same := len(tasks) - len(asked):
+        in_asked = {task.id for task in asked}
+        prompts = len({task.columns["item"] for task in tasks if task.id not in in_asked})
         print(
-            f"{counted(same, 'more task')} would compare completions that are the same to the letter: nobody is asked, and the report "
-            "counts them as ties."
+            f"On {counted(prompts, 'prompt')} completions of some models are the same to the letter: nobody is asked which is better "
+            f"({counted(same, 'task')} fewer), and the report counts them as ties."
         )
     print(f"Have them judged: rlhf annotate --store {shlex.quote(store)} --batch {shlex.quote(name)}")
 
@@ -140,10 +142,14 @@ def compare_report(
 ) -> None:
     """Scores, win rates and strengths of the models, with intervals over prompts."""
     from rlhf.feedback.evaluation import HumanEvalProtocol
+    from rlhf.feedback.simulated import simulated_annotators, simulated_words
 
     with opened_store(store) as opened:
-        found = HumanEvalProtocol.of_store(opened, name).analyse(opened, resamples=resamples)
-    print(
-        json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.to_text(),
-        end="\n" if as_json else "",
-    )
+        protocol = HumanEvalProtocol.of_store(opened, name)
+        found = protocol.analyse(opened, resamples=resamples)
+        simulated = simulated_words((one.annotator for one in protocol.judged(opened)), simulated_annotators(opened))
+    notes = [simulated] if simulated else []
+    if as_json:
+        print(json.dumps({**found.to_dict(), "notes": notes}, indent=2, ensure_ascii=False))
+    else:
+        print("".join(f"! {note}\n" for note in notes) + found.to_text(), end="")

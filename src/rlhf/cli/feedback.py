@@ -183,10 +183,14 @@ def feedback_export(
         raise ConfigError(
             f"{layout!r} holds single judgements; leave --aggregate out, or write --format rows, trl or openai."
         )
+    if events and known.write_items is not None:
+        raise ConfigError(
+            f"{layout!r} holds tasks and judgements of them, and what users did is rows; leave --events out, or write --format rows, "
+            "trl or openai."
+        )
     with opened_store(store) as opened:
         if events:
-            rows, notes = _rows_of_events(opened, regenerate_confidence)
-            _write(output, layout, rows, notes)
+            _write_events(opened, output, layout, kind, regenerate_confidence)
             return
         from rlhf.data.words import counted, printable
         from rlhf.feedback.exports import select
@@ -196,6 +200,8 @@ def feedback_export(
         selection = select(opened, kind=kind, batch=batch, only_qualified=qualified, rules=rules)
         for name, why in selection.unqualified.items():
             print(printable(f"left out: {name}: {why}"))
+        if selection.simulated:
+            print(f"! {selection.simulated}")
         if known.write_items is not None:
             number = known.write_items(output, selection.items, selection.guidelines)
             said = counted(selection.num_judgements, "judgement")
@@ -216,7 +222,7 @@ IDLE_WITHOUT = {
 }
 """Options of `export` that do nothing unless another one is given."""
 IDLE_WITH = {
-    "--events": ("--aggregate", "--qualified", "--kind", "--batch", "--unjudged"),
+    "--events": ("--aggregate", "--qualified", "--batch", "--unjudged"),
     "--aggregate": ("--unjudged",),
 }
 """And those that do nothing beside another one."""
@@ -294,14 +300,22 @@ def _rows(
     )
 
 
-def _rows_of_events(
-    store: PreferenceStore, regenerate_confidence: float | None
-) -> tuple[list[dict[str, Any]], list[str]]:
+def _write_events(
+    store: PreferenceStore, output: Path, layout: str, kind: str | None, regenerate_confidence: float | None
+) -> None:
     from rlhf.data.words import counted
+    from rlhf.feedback.exports import files_of_events
     from rlhf.feedback.production import rows_of_events
 
     found = rows_of_events(store.events(), regenerate_confidence=regenerate_confidence)
-    return found.rows, [f"left out: {counted(number, 'event')}: {reason}" for reason, number in found.left_out.items()]
+    notes = [f"left out: {counted(number, 'event')}: {reason}" for reason, number in found.left_out.items()]
+    files = files_of_events(output, found.rows, kind=kind) or {output: []}
+    for path, rows in files.items():
+        _write(path, layout, rows, notes if path == next(iter(files)) else [])
+    if len(files) > 1:
+        print(
+            "Rows of different kinds train different models, so each kind has a file; --kind pairwise or binary writes one."
+        )
 
 
 def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[str]) -> None:

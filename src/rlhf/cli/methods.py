@@ -71,6 +71,7 @@ def _print_one(name: str, found: Method) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from rlhf.config.default_sources import REQUIRED, default_source
     from rlhf.config.methods import as_settings, page_of, recipe_of
 
     out = console()
@@ -96,20 +97,26 @@ def _print_one(name: str, found: Method) -> None:
     settings.add_column(no_wrap=True, max_width=24)
     settings.add_column(ratio=1)
     for setting in found.described_options():
-        settings.add_row(setting.name, Text(setting.default), Text(setting.meaning))
+        source = "" if setting.default == REQUIRED else f"  [{default_source(name, found, setting)}]"
+        settings.add_row(setting.name, Text(setting.default), Text.assemble(setting.meaning, (source, "dim")))
     out.print(settings)
     out.print()
+    out.print(Text("In brackets: where the default comes from."))
     out.print(Text(f"`rlhf config schema {found.kind}` lists every setting of the stage."))
 
 
 def _as_json(name: str, found: Method) -> dict[str, Any]:
+    from rlhf.config.default_sources import default_source
     from rlhf.config.methods import page_of, recipe_of
 
     return {
         "name": name,
         **{key: getattr(found, key) for key in ("title", "about", "family", "kind", "settings", "computed_by")},
         "citation": found.citation,
-        "options": [dataclasses.asdict(setting) for setting in found.described_options()],
+        "options": [
+            {**dataclasses.asdict(setting), "source": default_source(name, found, setting)}
+            for setting in found.described_options()
+        ],
         "recipe": recipe_of(name),
         "page": page_of(name),
     }

@@ -40,7 +40,8 @@ def simulate(
     i_know: Annotated[
         bool,
         typer.Option(
-            "--i-know", help="Also in a store that holds people's judgements: there is no way to take these out."
+            "--i-know",
+            help="Also in a store where people judged or were invited: there is no way to take these judgements out.",
         ),
     ] = False,
 ) -> None:
@@ -136,7 +137,10 @@ def plan(
         "cost_annotation": cost.annotation,
         "cost_generation": cost.generation,
         "cost": cost.total,
-        "overlaps": _by_overlap(difference, tie_frac, power, accuracy),
+        "price": price,
+        "response_price": response_price,
+        "wanted_accuracy": None if overlap is not None else wanted_accuracy,
+        "overlaps": _by_overlap(difference, tie_frac, power, accuracy, price, response_price),
         "reward_accuracy": None,
         "reward_accuracy_reason": planning.NO_REWARD_ACCURACY,
         "guidance": {
@@ -151,17 +155,23 @@ def plan(
         _print_plan(found, difference, power, accuracy)
 
 
-def _by_overlap(difference: float, tie_frac: float, power: float, accuracy: float) -> list[dict[str, Any]]:
-    """What the same difference takes with other numbers of judgements of each pair."""
+def _by_overlap(
+    difference: float, tie_frac: float, power: float, accuracy: float, price: float, response_price: float
+) -> list[dict[str, Any]]:
+    """What the same difference takes, and costs, with other numbers of judgements of each pair."""
     from rlhf.feedback import planning
 
     rows = []
     for overlap in OVERLAPS:
         right = planning.majority_accuracy(accuracy, overlap)
         pairs = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
+        cost = planning.annotation_cost(
+            pairs, judgements_per_pair=overlap, price_per_judgement=price, price_per_response=response_price
+        )
         rows.append(
             {
-                "judgements_per_pair": overlap, "majority_accuracy": right, "pairs": pairs, "judgements": overlap * pairs
+                "judgements_per_pair": overlap, "majority_accuracy": right, "pairs": pairs, "judgements": cost.comparisons,
+                "cost": cost.total,
             }
         )  # fmt: skip
     return rows
@@ -180,22 +190,24 @@ def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy:
         if not math.isnan(found)
         else "finds no difference of win rates"
     )
+    asked = f"--wanted-accuracy is {plan['wanted_accuracy']:g}: " if plan["wanted_accuracy"] is not None else ""
     for what, value, why in (
         ("pairs", f"{plan['pairs']:,}", f"{finds}, {power:.0%} of the time"),
         ("", f"{plan['pairs_for_difference']:,}", f"would find one {difference:.1%} from it; the labels' errors are reckoned with"),
         ("judgements of each", f"{plan['judgements_per_pair']:,}",
-         f"their majority is right {plan['majority_accuracy']:.1%} of the time, each alone {accuracy:.1%}"),
+         f"{asked}their majority is right {plan['majority_accuracy']:.1%} of the time, each alone {accuracy:.1%}"),
         ("judgements", f"{plan['judgements']:,}", ""),
-        ("cost", f"{plan['cost']:,.2f}", f"{plan['cost_annotation']:,.2f} judging, {plan['cost_generation']:,.2f} sampling"),
+        ("cost", f"{plan['cost']:,.2f}", f"{plan['cost_annotation']:,.2f} judging, at {plan['price']:,.2f} each (--price); "
+         f"{plan['cost_generation']:,.2f} sampling, at {plan['response_price']:,.2f} a completion (--response-price)"),
     ):  # fmt: skip
         table.add_row(what, value, why)
     out.print(table)
-    out.print(f"\nThe same {difference:.1%} with other numbers of judgements of each:")
+    out.print(f"\nThe same {difference:.1%} with other numbers of judgements of each (--overlap chooses one):")
     choices = Table.grid(padding=(0, 2))
     for row in plan["overlaps"]:
         choices.add_row(
             f"  {row['judgements_per_pair']}", f"{row['majority_accuracy']:.1%} right", counted(row["pairs"], "pair"),
-            counted(row["judgements"], "judgement"),
+            counted(row["judgements"], "judgement"), f"cost {row['cost']:,.2f}",
         )  # fmt: skip
     out.print(choices)
     out.print(f"\nAccuracy of the reward model: {plan['reward_accuracy_reason']}.")

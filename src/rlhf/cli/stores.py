@@ -22,14 +22,17 @@ StoreOption = Annotated[
 
 
 def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:
-    """A store; one that is only looked at must be there, or a misspelt name would make an empty one."""
+    """A store; one that is only looked at must be there, or a misspelt name would make an empty one.
+
+    An empty file is none yet.
+    """
     from rlhf.feedback.store import PreferenceStore
 
     path = Path(store)
-    if must_exist and "://" not in store and not path.is_file():
+    if must_exist and "://" not in store and not path.is_dir() and not (path.is_file() and path.stat().st_size):
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = did_you_mean_file(path.name, beside)
         raise ConfigError(
-            f"There is no store {store}.{hint} `rlhf annotate` and `rlhf feedback import` make one; --store names it."
+            f"There is no store {store}.{hint} `rlhf annotate TASKS.jsonl` and `rlhf feedback import` make one; --store names it."
         )
     return PreferenceStore(store)

@@ -7,9 +7,12 @@ this table; docs/methods has a page and recipes/methods a recipe for each name.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from rlhf.config.default_sources import REQUIRED
 from rlhf.errors import folded, look_up
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ class Method:
     """Authors, as they are cited."""
     year: int
     arxiv: str | None = None
+    derived_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Of options whose default follows from another setting: how."""
 
     @property
     def citation(self) -> str:
@@ -53,13 +58,28 @@ class Method:
         return f"{self.paper} {self.year}" + (f", arXiv:{self.arxiv}" if self.arxiv else "")
 
     def described_options(self) -> Iterator[Setting]:
-        """Each option with the default that it has in a stage of this method."""
+        """What a stage of this method cannot do without, then each option with the default that it has there."""
         # Here, because the settings classes come to this table when they explain a kind that there is none of.
         from rlhf.config.schema import describe_setting, settings_class
 
         owner = settings_class(self.kind)
+        for option in self.required_settings():
+            yield replace(describe_setting(owner, option), default=REQUIRED)
         for option in self.options:
-            yield describe_setting(owner, option, default=self.settings.get(option))
+            default = self.derived_defaults.get(option, self.settings.get(option))
+            yield describe_setting(owner, option, default=default)
+
+    def required_settings(self) -> tuple[str, ...]:
+        """Names of what a recipe has to say beside what makes it this method, model first: model, data, who teaches or judges."""
+        from rlhf.config.schema import settings_class
+
+        owner = settings_class(self.kind)
+        try:
+            owner.model_validate({"kind": self.kind, **self.settings})
+        except ValidationError as error:  # not `is_required`: a reward is, too, where no environment stands in for it
+            missing = {str(each["loc"][0]) for each in error.errors() if each["type"] == "missing"}
+            return tuple(sorted(missing, key=lambda name: (name != "model", list(owner.model_fields).index(name))))
+        return ()
 
 
 PAIR_TERMS = ("beta", "sft_coef")
@@ -319,6 +339,7 @@ METHODS: dict[str, Method] = {
         "policy", "dapo", {},
         ("group_size", *CLIPS, "aggregation", "dynamic_sampling", "max_sampling_rounds", "overlong", "kl.where"),
         "losses.shaping:teaching_groups", "Yu et al.", 2025, "2503.14476",
+        {"overlong": "max_new_tokens / 5"},
     ),
     "gspo": Method(
         "GSPO", "One ratio, and one clip, for a whole completion: steadier for long ones and mixtures of experts.",

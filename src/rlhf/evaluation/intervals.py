@@ -130,6 +130,47 @@ def share_interval(outcomes: ArrayLike, *, confidence: float = CONFIDENCE) -> Es
     return Estimate(value=share, low=low, high=high, n=n, confidence=confidence)
 
 
+def share_with_ties_interval(
+    outcomes: ArrayLike, *, num_tied: int, num_open: int, confidence: float = CONFIDENCE
+) -> Estimate:
+    """Mean outcome over all units, of which some are known to be ties and a part of the others was judged.
+
+        share = (1 - s) mean(y) + s / 2,    s = num_tied / N,    N = num_tied + num_open
+        n_eff = m (1 - m) / V,              V = ((1 - t) v n_o / n + t (1 - t) (m_y - 1/2)^2) / N
+        t = num_tied / (N + 2),   m = (1 - t) m_y + t / 2,   m_y and v: as m and v of ``share_interval``, over y
+
+    The first term of V is the noise of the outcomes, of which n of n_o = ``num_open`` are there. The second is that another
+    draw of units would hold another share of ties: with half of 200 tied and a rate of 0.95 among the rest, an interval
+    without it holds the truth in 70 % of runs. With all judged it is ``share_interval`` of the outcomes and the ties together.
+
+    Args:
+        outcomes: [n] one for each unit that was judged, in [0, 1].
+        num_tied: Units that are ties without being judged.
+        num_open: Units that are to be judged, those of ``outcomes`` among them.
+        confidence: Share of such intervals that hold the truth.
+
+    Returns:
+        The mean over all units; missing where some are to be judged and none is.
+    """
+    y = np.asarray(outcomes, dtype=np.float64)
+    num_all = num_tied + num_open
+    if num_open == 0 or y.size == num_open:
+        return share_interval(np.concatenate([y, np.full(num_tied, 0.5)]), confidence=confidence)
+    judged = share_interval(y, confidence=confidence)
+    if not judged.measured:
+        return judged
+    if y.size > num_open:
+        raise ConfigError(f"{y.size} outcomes of {num_open} units can't be; give one for each unit at most.")
+    tied = num_tied / (num_all + 2)
+    middle = (y.sum() + 1) / (y.size + 2)
+    noise = ((np.square(y).sum() + 1) / (y.size + 2) - middle**2) * num_open / y.size
+    spread = ((1 - tied) * noise + tied * (1 - tied) * (middle - 0.5) ** 2) / num_all
+    middle = (1 - tied) * middle + tied / 2
+    share = (num_open * judged.value + num_tied / 2) / num_all
+    low, high = _wilson_ends(share, middle * (1 - middle) / spread, confidence)
+    return Estimate(value=share, low=low, high=high, n=y.size, confidence=confidence)
+
+
 def mean_interval(values: ArrayLike, *, confidence: float = CONFIDENCE) -> Estimate:
     """Mean of independent values with Student's t interval.
 

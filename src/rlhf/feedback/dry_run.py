@@ -18,11 +18,9 @@ from rlhf.errors import ConfigError
 from rlhf.feedback.guidelines import guidelines_of
 from rlhf.feedback.readings import length_of
 from rlhf.feedback.simulate import SimulatedAnnotator
+from rlhf.feedback.simulated import PREFIX, mark_simulated, simulated_annotators
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind
 from rlhf.seeds import derive_seed
-
-PREFIX = "sim-"
-"""Begins the names of simulated annotators, so that nobody takes them for people."""
 
 
 @dataclass(slots=True)
@@ -66,14 +64,21 @@ def simulate(
         crowd: Their names get the prefix ``sim-``.
         seed: Of qualities and answers.
         limit: Judgements after which it stops.
-        among_people: Also where somebody else's judgements are: what is simulated can't be taken out again.
+        among_people: Also where people judged or were invited: what is simulated can't be taken out again.
 
     Raises:
-        ConfigError: The store holds such judgements, and ``among_people`` is not set.
+        ConfigError: There are such people, and ``among_people`` is not set; or one of them has a name of the crowd's.
     """
     if not among_people:
         check_no_people(store)
     people = [replace(one, name=f"{PREFIX}{one.name}") for one in crowd]
+    known = {row.name for row in store.annotators()} - simulated_annotators(store)
+    if taken := sorted(known & {person.name for person in people}):
+        raise ConfigError(
+            f"{listed(taken)} {'is' if len(taken) == 1 else 'are'} somebody's name here, and a simulated annotator would judge under it; "
+            "use a store of its own."
+        )
+    mark_simulated(store, [person.name for person in people])
     for person in people:
         store.add_annotator(person.name)
     run = DryRun()
@@ -98,17 +103,23 @@ def simulate(
 
 
 def check_no_people(store: PreferenceStore) -> None:
-    """Refuse a store that holds people's judgements.
+    """Refuse a store in which people judged, or which is theirs to judge in.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: It is one.
     """
-    people = Counter(j.annotator for j in store.judgements() if not j.annotator.startswith(PREFIX))
-    if people:
-        names = listed(sorted(people))
+    simulated = simulated_annotators(store)
+    instead = "Import the same rows into a store of its own for the rehearsal, or say --i-know."
+    if said := Counter(j.annotator for j in store.judgements() if j.annotator not in simulated):
         raise ConfigError(
-            f"This store holds {counted(people.total(), 'judgement')} by {names}, and simulated ones among them could not be taken out "
-            "again. Use a copy of the tasks in a store of its own, or say --i-know (among_people=True)."
+            f"This store holds {counted(said.total(), 'judgement')} by {listed(sorted(said))}, and simulated ones among them could not be "
+            f"taken out again. {instead}"
+        )
+    invited = sorted(row.name for row in store.annotators() if row.role == "annotator" and row.name not in simulated)
+    if invited:
+        raise ConfigError(
+            f"This store is one for people: {listed(invited)} {'was' if len(invited) == 1 else 'were'} invited to judge in it, and simulated "
+            f"judgements would use up tasks that are meant for them and could not be taken out again. {instead}"
         )
 
 

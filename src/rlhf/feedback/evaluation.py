@@ -57,7 +57,8 @@ KINDS = ("pairwise", "graded5", "graded7", "ranking", "rating")
 SETTING = "evaluations"
 """Of a store: name -> how it is asked."""
 IDENTICAL = "identical completions"
-"""Of a store: name -> id -> what the key says of a task that is not asked, because its completions are the same."""
+"""Of a store: name -> id -> what the key says of a task that is not asked, because its completions are the same, with its
+digest."""
 KEY_COLUMNS = ("id", "item", "criterion", "kind", "models")
 
 
@@ -126,14 +127,15 @@ class HumanEvalProtocol:
         Args:
             prompts: [n].
             completions: Model -> [n] its completions of the same prompts in the same order.
-            ids: [n] names of the prompts; their numbers by default.
+            ids: [n] names of the prompts; made of their texts by default.
 
         Raises:
             DataError: Counts differ, ids come twice, or there are too few or too many models.
         """
+        from rlhf.feedback.evaluation_alike import prompt_names
         from rlhf.feedback.store import Response, Task, TaskKind
 
-        names = [str(number) for number in range(len(prompts))] if ids is None else list(ids)
+        names = prompt_names(prompts) if ids is None else list(ids)
         self._check(prompts, completions, names)
         tasks = []
         for criterion in self._asked():
@@ -161,8 +163,21 @@ class HumanEvalProtocol:
         """Those that somebody has to judge: all but comparisons of completions that are the same."""
         return [task for task in tasks if not self._is_tie([response.text for response in task.responses])]
 
+    def check_asked(self, tasks: Sequence[Task]) -> list[Task]:
+        """What ``asked`` gives, which is something.
+
+        Raises:
+            DataError: All completions are the same.
+        """
+        asked = self.asked(tasks)
+        if tasks and not asked:
+            raise DataError(
+                f"The completions to be compared are the same in all {len(tasks):,} tasks; there is nothing to ask."
+            )
+        return asked
+
     def open(self, store: PreferenceStore, tasks: Sequence[Task]) -> int:
-        """Put the tasks into a store and ask for its criteria; tasks that are there already are left alone.
+        """Put the tasks into a store and ask for its criteria; tasks that are there already, with the same texts, are left alone.
 
         The store remembers how it is asked, for ``of_store``, and which comparisons nobody is asked because their completions
         are the same.
@@ -172,19 +187,20 @@ class HumanEvalProtocol:
 
         Raises:
             ConfigError: The store asks for other dimensions already, or holds another evaluation of this name.
-            DataError: All completions are the same.
+            DataError: All completions are the same; or a prompt is known with another text or other completions.
         """
-        asked = self.asked(tasks)
-        if tasks and not asked:
-            raise DataError(
-                f"The completions to be compared are the same in all {len(tasks):,} tasks; there is nothing to ask."
-            )
+        from rlhf.feedback.evaluation_alike import check_unchanged, task_digest
+
+        asked = self.check_asked(tasks)
         kept = store.setting(SETTING, {})
         if kept.get(self.name, self._settings()) != self._settings():
             raise ConfigError(
                 f"This store holds an evaluation {self.name!r} that is asked in another way (kind, criteria, baseline or seed); "
                 "give this one a name of its own."
             )
+        known = store.setting(IDENTICAL, {})
+        not_asked = known.get(self.name, {})
+        check_unchanged(tasks, {task.id: task for task in self.tasks(store)}, not_asked)
         if self.kind == "rating":
             wanted = [criterion.model_dump(mode="json") for criterion in self.criteria]
             there = store.setting("guidelines")
@@ -195,10 +211,9 @@ class HumanEvalProtocol:
                 )
             store.set_setting("guidelines", wanted)
         added = store.add_tasks(asked, on_known="skip")
-        known = store.setting(IDENTICAL, {})
         in_asked = {task.id for task in asked}
-        same = {task.id: _key_row(task) for task in tasks if task.id not in in_asked}
-        store.set_setting(IDENTICAL, {**known, self.name: {**known.get(self.name, {}), **same}})
+        same = {t.id: {**_key_row(t), "digest": task_digest(t)} for t in tasks if t.id not in in_asked}
+        store.set_setting(IDENTICAL, {**known, self.name: {**not_asked, **same}})
         store.set_setting(SETTING, {**kept, self.name: self._settings()})
         return added
 
@@ -232,7 +247,9 @@ class HumanEvalProtocol:
 
     def identical(self, store: PreferenceStore) -> list[dict[str, Any]]:
         """What the key says of the comparisons that nobody is asked, because their completions are the same."""
-        return list(store.setting(IDENTICAL, {}).get(self.name, {}).values())
+        asked = {task.id for task in self.tasks(store)}  # a store of an earlier version may say both of one
+        rows = store.setting(IDENTICAL, {}).get(self.name, {})
+        return [{name: row[name] for name in KEY_COLUMNS} for known, row in rows.items() if known not in asked]
 
     def export(
         self,
@@ -342,7 +359,7 @@ class HumanEvalProtocol:
             DataError: Nothing was judged.
         """
         from rlhf.feedback.evaluation_files import keyed_rows
-        from rlhf.feedback.evaluation_results import alike_of, evaluate
+        from rlhf.feedback.evaluation_results import evaluate
 
         if isinstance(source, Sequence):
             given = list(source)
@@ -352,7 +369,7 @@ class HumanEvalProtocol:
             key = [*map(_key_row, self.tasks(source)), *({**row, "identical": True} for row in self.identical(source))]
         if not given:
             raise DataError(f"Nothing of the evaluation {self.name!r} was judged yet.")
-        return evaluate(given, self.criteria, alike=alike_of(key), seed=self.seed, resamples=resamples)
+        return evaluate(given, self.criteria, key=key, seed=self.seed, resamples=resamples)
 
     # ------------------------------------------------------------------------------------------------------- helpers
 

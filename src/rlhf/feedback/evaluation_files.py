@@ -15,6 +15,7 @@ from rlhf.data.raw import Unreadable
 from rlhf.data.read import open_rows
 from rlhf.data.words import counted, describe
 from rlhf.errors import ConfigError, DataError
+from rlhf.feedback.evaluation_alike import prompt_names
 from rlhf.feedback.items import Said
 from rlhf.feedback.store.record import Recorded, record_judgements
 from rlhf.feedback.store.store import PreferenceStore
@@ -30,7 +31,7 @@ class Answers:
 
     prompts: Sequence[Text]
     ids: Sequence[str]
-    """Names of the prompts: those of the rows where each prompt has one of its own, else numbers."""
+    """Names of the prompts: those of the rows where each prompt has one of its own, else made of their texts."""
     completions: Mapping[str, Sequence[Text]]
     """Model -> [prompts]."""
 
@@ -170,8 +171,9 @@ def _together(rows: Mapping[str, Sequence[CompletionRow]]) -> Answers:
             )
     order = list(next(iter(tables.values()), {}))
     names = [str(everywhere[key].columns.get("id") or "") for key in order]
+    prompts = [everywhere[key].prompt for key in order]
     return Answers(
-        prompts=[everywhere[key].prompt for key in order],
-        ids=names if all(names) and len(set(names)) == len(names) else [str(number) for number in range(len(order))],
+        prompts=prompts,
+        ids=names if all(names) and len(set(names)) == len(names) else prompt_names(prompts),
         completions={model: [table[key].completion for key in order] for model, table in tables.items()},
     )

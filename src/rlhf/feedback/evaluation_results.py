@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rlhf.data.words import counted, printable
-from rlhf.evaluation.intervals import Estimate, finite_or_none, mean_interval, unit_means
+from rlhf.evaluation.intervals import Estimate, finite_or_none, mean_interval, share_with_ties_interval, unit_means
 from rlhf.evaluation.winrate import WinRate, win_rate
 from rlhf.feedback.aggregation import Comparison, Strengths, crowd_bradley_terry
 from rlhf.feedback.agreement import MIN_ITEMS
 from rlhf.feedback.evaluation import OVERALL, Judged
+from rlhf.feedback.evaluation_alike import Alike, alike_of, not_compared
 from rlhf.feedback.guidelines import AnnotationGuideline, overall_rating
 from rlhf.feedback.planning import detectable_difference, pairs_for_win_rate
 from rlhf.feedback.readings import values_of
@@ -53,21 +54,6 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
-    """How often two models' completions are the same: ties that nobody is asked about."""
-
-    num_same: int
-    """Prompts."""
-    num_prompts: int
-    """All prompts on which the two are compared, those among them."""
-
-    @property
-    def frac(self) -> float:
-        """Share of known ties."""
-        return self.num_same / self.num_prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Versus:
     """How often the first model was preferred."""
 
@@ -75,20 +61,12 @@ class Versus:
     second: str
     criterion: str
     rate: WinRate
-    """Over prompts on which their completions differ."""
+    """Over prompts on which their completions differ; NaN with the reason where none was judged."""
     alike: Alike | None = None
     """Where their completions are the same on some prompts."""
-
-    @property
-    def over_all(self) -> Estimate:
-        """The rate over all prompts: with a share s of known ties, ``(1 - s) rate + s / 2``, and its interval alike.
-
-        Exact whatever part of the others was judged so far; ties thrown in with the judgements would count for more than
-        their share until all are in.
-        """
-        same = self.alike.frac if self.alike is not None else 0.0
-        rate, low, high = ((1 - same) * x + same / 2 for x in (self.rate.rate, self.rate.low, self.rate.high))
-        return Estimate(value=rate, low=low, high=high, n=self.rate.num_prompts, reason=self.rate.reason)
+    over_all: Estimate | None = None
+    """And then the rate over all prompts, those counted as ties: right whatever part of the others was judged so far, where
+    ties thrown in with the judgements would count for more than their share until all are in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +102,7 @@ class HumanEvaluation:
     reliability_reason: str
     """Why there is none, or not one for everybody."""
     num_identical: int
-    """Comparisons that nobody was asked, because their completions are the same."""
+    """Prompts on which nobody is asked to compare some models, because their completions are the same."""
     power: Power | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,7 +125,8 @@ class HumanEvaluation:
             "win_rates": [
                 {
                     "models": [v.first, v.second], "criterion": v.criterion, **v.rate.to_dict(),
-                    **({} if v.alike is None else {"identical": asdict(v.alike), "over_all_prompts": v.over_all.to_dict()}),
+                    **({} if v.alike is None else {"identical": {"num_same": v.alike.num_same, "num_prompts": v.alike.num_prompts}}),
+                    **({} if v.over_all is None else {"over_all_prompts": v.over_all.to_dict()}),
                 }
                 for v in self.win_rates
             ],
@@ -174,35 +153,29 @@ class _Outcome:
     annotator: str
 
 
-def alike_of(key: Sequence[Mapping[str, Any]]) -> Mapping[tuple[str, str], Alike]:
-    """How often two models' completions are the same, of the pairs of which some are.
-
-    Args:
-        key: ``models`` and ``item`` of every comparison, and ``identical`` of those that nobody is asked.
-    """
-    items: dict[tuple[str, str], set[str]] = defaultdict(set)
-    same: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for row in key:
-        for first, second in combinations(sorted(row["models"]), 2):
-            items[first, second].add(row["item"])
-            if row.get("identical"):
-                same[first, second].add(row["item"])
-    return {pair: Alike(num_same=len(found), num_prompts=len(items[pair])) for pair, found in same.items()}
-
-
 def evaluate(
     judged: Sequence[Judged],
     criteria: Sequence[AnnotationGuideline],
     *,
-    alike: Mapping[tuple[str, str], Alike],
+    key: Sequence[Mapping[str, Any]],
     seed: int,
     resamples: int,
 ) -> HumanEvaluation:
-    """See ``HumanEvalProtocol.analyse``."""
-    models = tuple(sorted({model for one in judged for model in one.models}))
+    """See ``HumanEvalProtocol.analyse``.
+
+    Args:
+        judged: Decoded judgements.
+        criteria: They were judged by.
+        key: ``models`` and ``item`` of every comparison, and ``identical`` of those that nobody is asked; empty where unknown.
+        seed: Of the draws.
+        resamples: Draws of prompts behind the intervals of strengths.
+    """
+    models = tuple(
+        sorted({model for one in judged for model in one.models} | {m for row in key for m in row["models"]})
+    )
     outcomes = [outcome for one in judged for outcome in _outcomes(one, criteria)]
     rated = [one for one in judged if one.kind == "rating"]
-    win_rates = sorted(_win_rates(outcomes, alike), key=lambda versus: _place(versus.criterion, "", criteria))
+    win_rates = sorted(_win_rates(outcomes, alike_of(key)), key=lambda versus: _place(versus.criterion, "", criteria))
     fitted = _fit(_pooled(outcomes))
     comparable = _comparable(_pooled(outcomes))
     return HumanEvaluation(
@@ -216,7 +189,7 @@ def evaluate(
         strengths=_strengths(fitted, _pooled(outcomes), seed=seed, resamples=resamples) if fitted else {},
         reliability={str(n): value for n, value in fitted.reliability.items() if n in comparable} if fitted else {},
         reliability_reason=_unreliable_words(_pooled(outcomes), comparable),
-        num_identical=sum(found.num_same for found in alike.values()),
+        num_identical=len(set().union(*not_compared(key).values())),
         power=_power(win_rates),
     )
 
@@ -334,13 +307,28 @@ def _win_rates(outcomes: Sequence[_Outcome], alike: Mapping[tuple[str, str], Ali
     for outcome in outcomes:
         if outcome.criterion != OVERALL:
             table[outcome.criterion, outcome.first, outcome.second].append(outcome)
-    found = []
-    for (criterion, first, second), given in table.items():
-        y = np.array([outcome.y for outcome in given])
-        rate = win_rate(y, 1 - y, clusters=[outcome.item for outcome in given])
-        known = alike.get((first, second))
-        found.append(Versus(first=first, second=second, criterion=criterion, rate=rate, alike=known))
-    return found
+    for pair in alike:  # of which nothing was judged, or nothing can be
+        table.setdefault((OVERALL, *pair), [])
+    return [
+        _versus(criterion, first, second, given, alike.get((first, second)))
+        for (criterion, first, second), given in table.items()
+    ]
+
+
+def _versus(criterion: str, first: str, second: str, given: Sequence[_Outcome], alike: Alike | None) -> Versus:
+    y, items = np.array([outcome.y for outcome in given]), [outcome.item for outcome in given]
+    rate = win_rate(y, 1 - y, clusters=items)
+    if not given and alike is not None:
+        same = alike.num_same == alike.num_prompts
+        rate = replace(rate, reason="their completions are the same everywhere" if same else "nobody judged them yet")
+    if alike is None or not alike.num_same:
+        return Versus(first=first, second=second, criterion=criterion, rate=rate)
+    over_all = share_with_ties_interval(
+        unit_means(y, items), num_tied=alike.num_same, num_open=alike.num_prompts - alike.num_same
+    )
+    if not over_all.measured:
+        over_all = replace(over_all, reason=rate.reason)
+    return Versus(first=first, second=second, criterion=criterion, rate=rate, alike=alike, over_all=over_all)
 
 
 def _fit(outcomes: Sequence[_Outcome]) -> Strengths | None:
@@ -374,7 +362,7 @@ def _strengths(fitted: Strengths, outcomes: Sequence[_Outcome], *, seed: int, re
 
 def _power(win_rates: Sequence[Versus]) -> Power | None:
     """Of the pair of models that was compared on the fewest prompts."""
-    overall = [versus.rate for versus in win_rates if versus.criterion == OVERALL]
+    overall = [versus.rate for versus in win_rates if versus.criterion == OVERALL and versus.rate.n]
     if not overall:
         return None
     rate = min(overall, key=lambda found: found.num_prompts)
@@ -393,6 +381,11 @@ def _lines(found: HumanEvaluation) -> Iterator[str]:
         f"{counted(found.num_judgements, 'judgement')} of {counted(found.num_prompts, 'prompt')} by "
         f"{counted(found.num_annotators, 'annotator')}; models: {', '.join(found.models)}. Brackets: 95 %, over prompts."
     )
+    if found.num_identical:
+        yield (
+            f"  On {counted(found.num_identical, 'prompt')} completions of some models are the same to the letter: nobody is asked "
+            "which is better, and they count as ties."
+        )
     for score in found.scores:
         yield (
             f"  {score.criterion:14} {score.model:20} {_words(score.mean)}, deviation {score.std:.2f} of "
@@ -413,7 +406,7 @@ def _lines(found: HumanEvaluation) -> Iterator[str]:
 
 
 def _alike_words(versus: Versus) -> str:
-    if versus.alike is None:
+    if versus.alike is None or versus.over_all is None:
         return ""
     return (
         f"; over all {counted(versus.alike.num_prompts, 'prompt')} {_words(versus.over_all, '.3f')}, counting "

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlhf.data.words import counted
-from rlhf.errors import DataError, look_up
+from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.items import Item, items_of
 from rlhf.feedback.quality import AnnotatorQualityControl, QualityRules
 from rlhf.feedback.readings import verdicts_of
+from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.feedback.store.values import TaskKind
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore
+
+EVENT_FILES = {TaskKind.PAIRWISE: "pairs", TaskKind.BINARY: "verdicts"}
+"""What rows of events teach, as the kind of task that asks for it, and the name of their file where there are others."""
 
 
 @dataclass(slots=True)
@@ -31,6 +36,8 @@ class Selection:
     """Judgements of theirs."""
     kinds: Counter[str] = field(default_factory=Counter)
     """Kinds of the items that leave."""
+    simulated: str = ""
+    """How many of the judgements that leave are simulated, in words; empty where none is."""
 
     @property
     def num_judgements(self) -> int:
@@ -69,6 +76,9 @@ def select(
     if only_qualified:
         _leave_unqualified(selection, store, rules)
     selection.kinds = Counter(str(item.task.kind) for item in selection.items)
+    selection.simulated = simulated_words(
+        (said.annotator for item in selection.items for said in item.said), simulated_annotators(store)
+    )
     return selection
 
 
@@ -90,3 +100,56 @@ def _leave_unqualified(selection: Selection, store: PreferenceStore, rules: Qual
             f"Of {counted(len(reviews), 'annotator')} none is qualified, so nothing would be left ({first}). See `rlhf feedback report`, "
             "or lower the bar (--min-agreement, --min-gold-accuracy, --min-items)."
         )
+
+
+def files_of_events(
+    output: Path, rows: Sequence[dict[str, Any]], *, kind: str | None = None
+) -> dict[Path, list[dict[str, Any]]]:
+    """Where rows of events go: a file of training data holds one kind of row, and thumbs are another kind than edits and votes.
+
+    Where both are there and none was chosen, each kind has a file of its own beside the name that was given:
+    ``votes.jsonl`` becomes ``votes.pairs.jsonl`` and ``votes.verdicts.jsonl``. Edits beside votes become comparisons as those are, which
+    may be ties.
+
+    Args:
+        output: As it was asked for.
+        rows: Of ``rows_of_events``.
+        kind: ``pairwise`` or ``binary``: only rows of this kind, under the name as it was given.
+
+    Raises:
+        ConfigError: Events teach nothing of this kind.
+        DataError: There are events, and none of this kind.
+    """
+    groups: dict[TaskKind, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(TaskKind.BINARY if "label" in row else TaskKind.PAIRWISE, []).append(row)
+    if kind is not None:
+        if kind not in EVENT_FILES:
+            raise ConfigError(
+                f"--kind is {kind!r}; events become pairwise rows (edits, votes) or binary ones (thumbs up and down)."
+            )
+        if rows and TaskKind(kind) not in groups:
+            there = ", ".join(f"{counted(len(group), 'row')} of kind {name}" for name, group in groups.items())
+            raise DataError(
+                f"No event became a row of kind {kind}, so {output} was not written; what there is: {there}."
+            )
+        groups = {TaskKind(kind): groups.get(TaskKind(kind), [])}
+    if any("preference" in row for row in groups.get(TaskKind.PAIRWISE, ())):
+        groups[TaskKind.PAIRWISE] = [_as_comparison(row) for row in groups[TaskKind.PAIRWISE]]
+    if len(groups) == 1:
+        return {output: next(iter(groups.values()))}
+    return {_beside(output, EVENT_FILES[name]): group for name, group in groups.items()}
+
+
+def _as_comparison(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with a chosen completion as a comparison that the first one won; others as they are."""
+    if "chosen" not in row:
+        return dict(row)
+    new = {"chosen": "completion_a", "rejected": "completion_b", "rejected_model": "model_b"}
+    return {**{new.get(name, name): value for name, value in row.items()}, "preference": "a"}
+
+
+def _beside(output: Path, what: str) -> Path:
+    """``votes.jsonl.gz`` as ``votes.pairs.jsonl.gz``."""
+    ending = "".join(output.suffixes[-2:]) if output.suffix == ".gz" else output.suffix
+    return output.with_name(f"{output.name.removesuffix(ending)}.{what}{ending}")

@@ -8,7 +8,7 @@ measured is said with its reason.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -31,6 +31,7 @@ from rlhf.feedback.agreement import (
 )
 from rlhf.feedback.quality import AnnotatorQuality, AnnotatorQualityControl, QualityRules, Verdict
 from rlhf.feedback.readings import Answer, Question, answers_of, verdicts_of
+from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Coverage:
     """Of those: everybody who works here has skipped or judged them, so they are asked of nobody any more."""
     num_judgements: int
     """That count: neither replaced nor taken back."""
+    num_simulated: int
+    """Of those judgements, what simulated annotators said."""
     num_annotators: int
     """Who judged anything."""
     num_comments: int
@@ -152,14 +155,16 @@ def findings_of(
         question_agreement(question, answers, seed=derive_seed(seed, "agreement", question.name), resamples=resamples)
         for question, answers in by_question.items()
     ]
-    coverage = _coverage(store, judgements)
+    simulated = simulated_annotators(store)
+    coverage = _coverage(store, judgements, simulated)
+    made_up = simulated_words((judgement.annotator for judgement in judgements), simulated)
     return Findings(
         coverage=coverage,
         annotators=AnnotatorQualityControl(rules).review(verdicts),
         agreement=agreement,
         first_frac=_first_frac(verdicts),
         rules=rules,
-        notes=_notes(coverage, agreement, verdicts),
+        notes=[*([made_up] if made_up else []), *_notes(coverage, agreement, verdicts)],
     )
 
 
@@ -188,7 +193,7 @@ def question_agreement(
     )
 
 
-def _coverage(store: PreferenceStore, judgements: Sequence[Judgement]) -> Coverage:
+def _coverage(store: PreferenceStore, judgements: Sequence[Judgement], simulated: Collection[str]) -> Coverage:
     overlap = store.rules.overlap
     far, skipped = store.progress(), store.skipped()
     given = Counter(judgement.task.id for judgement in judgements if judgement.task.gold is None)
@@ -203,6 +208,7 @@ def _coverage(store: PreferenceStore, judgements: Sequence[Judgement]) -> Covera
         num_skipped=skipped.num_waiting,
         num_left_to_nobody=skipped.num_left_to_nobody,
         num_judgements=len(judgements),
+        num_simulated=sum(judgement.annotator in simulated for judgement in judgements),
         num_annotators=len({judgement.annotator for judgement in judgements}),
         num_comments=sum(bool(judgement.comment) for judgement in judgements),
         flags=dict(Counter(flag for judgement in judgements for flag in judgement.flags)),

@@ -45,11 +45,16 @@ def read_guidelines(path: Path | str) -> list[AnnotationGuideline]:
         tree = _of_json(text, path)
     else:
         tree = parse_yaml(text, str(path))
-    if not isinstance(tree, list) or not tree:
-        raise ConfigError(f"{path} holds {_shape(tree)}; {WANTED}.")
-    if len(tree) > MAX_GUIDELINES:
-        raise ConfigError(f"{path} holds {len(tree)} guidelines, and at most {MAX_GUIDELINES} can be judged with care.")
+    if tree is None:
+        raise ConfigError(f"{path} holds nothing; {WANTED}.")
     lines = _Lines(text)
+    if not isinstance(tree, list) or not tree:
+        raise ConfigError(f"{path}:{lines.of()}: this is {_shape(tree)}; {WANTED}.")
+    if len(tree) > MAX_GUIDELINES:
+        raise ConfigError(
+            f"{path}:{lines.of(MAX_GUIDELINES)}: this is the first of {len(tree)} guidelines that is too many; at most {MAX_GUIDELINES} can "
+            "be judged with care."
+        )
     found: list[AnnotationGuideline] = []
     wrong: list[tuple[int, str]] = []
     first_of: dict[str, int] = {}

@@ -7,22 +7,29 @@
 
 Asking again says that somebody was not content, not that the next completion is better: how much it is worth can only be
 measured on one's own users, so there is no default. An event that brings no text is joined to another of the same
-completion; what still lacks its prompt or its completion is left out and counted.
+completion, by the id that the program which sent both gave it: programs make ids and names of users without knowing of each
+other. What still lacks its prompt or its completion is left out and counted, as is what an id used for several texts leaves open.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlhf.data.expand import text_key
 from rlhf.errors import ConfigError
 from rlhf.feedback.store.tables import EventRow
 
 TEXTS = (("completion_id", "completion"), ("completion_id", "completion_a"), ("completion_id_b", "completion_b"),
          ("next_completion_id", "next_completion"))  # fmt: skip
 """Which id names which text of an event."""
+BY_ID = {"completion": ("completion", "completion_id"), "prompt": ("prompt", "completion_id"),
+         "next_completion": ("completion", "next_completion_id")}  # fmt: skip
+"""What an event may leave out: text -> what it is of a completion, and the id of that completion."""
+_Known = dict[tuple[str, str, str], dict[str, Any]]
+"""Program, `completion` or `prompt`, id -> the different texts it stands for."""
 
 
 @dataclass(slots=True)
@@ -48,17 +55,17 @@ def rows_of_events(events: Sequence[EventRow], *, regenerate_confidence: float |
     if regenerate_confidence is not None and not 0 <= regenerate_confidence <= 1:
         raise ConfigError(f"regenerate_confidence is {regenerate_confidence}; it lies between 0 and 1.")
     found = FromEvents()
-    texts, prompts = _known_texts(events)
-    last = _last_thumbs(events)
-    for event in events:
-        content = {**_joined(event, texts, prompts), **event.content}
+    known = _known_texts(events)
+    contents = [_joined(event, known) for event in events]
+    last = _last_thumbs(zip(events, contents, strict=True))
+    for event, content in zip(events, contents, strict=True):
         if "prompt" not in content:
-            found.left_out["no prompt is known"] += 1
+            found.left_out[_why_no("prompt", event, known)] += 1
             continue
         if event.kind == "thumbs" and event.number not in last:
             found.left_out["the same user thumbed that completion again"] += 1
             continue
-        own = _own_columns(event.kind, content, regenerate_confidence)
+        own = _own_columns(event, content, known, regenerate_confidence)
         if isinstance(own, str):
             found.left_out[own] += 1
         else:
@@ -66,45 +73,64 @@ def rows_of_events(events: Sequence[EventRow], *, regenerate_confidence: float |
     return found
 
 
-def _known_texts(events: Iterable[EventRow]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Completions and prompts by the completion's id."""
-    texts: dict[str, Any] = {}
-    prompts: dict[str, Any] = {}
+def _known_texts(events: Iterable[EventRow]) -> _Known:
+    found: _Known = defaultdict(dict)
     for event in events:
         ids = {"completion_id": event.completion_id, **event.content}
         for name, column in TEXTS:
-            if ids.get(name) and column in event.content:
-                texts.setdefault(ids[name], event.content[column])
-            if ids.get(name) and "prompt" in event.content:
-                prompts.setdefault(ids[name], event.content["prompt"])
-    return texts, prompts
+            if not ids.get(name):
+                continue
+            for what, source in (("completion", column), ("prompt", "prompt")):
+                if source in event.content:
+                    text = event.content[source]
+                    found[event.program, what, str(ids[name])][text_key(text)] = text
+    return found
 
 
-def _joined(event: EventRow, texts: Mapping[str, Any], prompts: Mapping[str, Any]) -> dict[str, Any]:
-    """What other events tell of this one's completion."""
-    own, after = str(event.completion_id), str(event.content.get("next_completion_id"))
-    known = {"completion": texts.get(own), "prompt": prompts.get(own), "next_completion": texts.get(after)}
-    return {name: text for name, text in known.items() if text is not None}
+def _joined(event: EventRow, known: _Known) -> dict[str, Any]:
+    """An event's content, with what others of its program tell of its completions: texts of which there is one."""
+    told = {}
+    for name in BY_ID:
+        texts = known.get(_place(name, event), {})
+        if len(texts) == 1:
+            told[name] = next(iter(texts.values()))
+    return {**told, **event.content}
 
 
-def _last_thumbs(events: Iterable[EventRow]) -> set[int]:
-    """Numbers of the thumbs that count."""
+def _place(name: str, event: EventRow) -> tuple[str, str, str]:
+    """Where a text that an event does not bring would be known."""
+    what, column = BY_ID[name]
+    given = event.completion_id if column == "completion_id" else event.content.get(column)
+    return event.program, what, str(given or "")
+
+
+def _why_no(name: str, event: EventRow, known: _Known) -> str:
+    told = name.replace("_", " ")
+    return f"its id stands for several {told}s" if known.get(_place(name, event)) else f"no {told} is known"
+
+
+def _last_thumbs(events: Iterable[tuple[EventRow, Mapping[str, Any]]]) -> set[int]:
+    """Numbers of the thumbs that count. One text is one completion: a program may use an id for several."""
     last: dict[Any, int] = {}
-    for event in events:
+    for event, content in events:
         if event.kind == "thumbs":
-            user = event.content.get("user")
-            same = (event.completion_id, user) if event.completion_id and user else event.number
+            user = content.get("user")
+            texts = tuple(text_key(content[name]) if name in content else None for name in ("prompt", "completion"))
+            same = (event.program, event.completion_id, user, *texts) if event.completion_id and user else event.number
             last[same] = event.number
     return set(last.values())
 
 
-def _own_columns(kind: str, content: Mapping[str, Any], regenerate_confidence: float | None) -> dict[str, Any] | str:
+def _own_columns(
+    event: EventRow, content: Mapping[str, Any], known: _Known, regenerate_confidence: float | None
+) -> dict[str, Any] | str:
     """A row's own columns, or why there is none."""
+    kind = event.kind
     if kind == "vote":
         own = {name: content[name] for name in ("completion_a", "completion_b", "preference")}
         return {**own, "shown_first": content.get("shown_first", "a")}
     if "completion" not in content:
-        return "no completion is known"
+        return _why_no("completion", event, known)
     completion = content["completion"]
     if kind == "thumbs":
         return {"completion": completion, "label": content["up"]}
@@ -114,14 +140,15 @@ def _own_columns(kind: str, content: Mapping[str, Any], regenerate_confidence: f
     if regenerate_confidence is None:
         return "a regeneration alone says little (give it a confidence to use it)"
     if "next_completion" not in content:
-        return "no next completion is known"
+        return _why_no("next_completion", event, known)
     return {"chosen": content["next_completion"], "rejected": completion, "confidence": regenerate_confidence}
 
 
 def _provenance(event: EventRow, content: Mapping[str, Any]) -> dict[str, Any]:
+    user = ":".join(("user", *(str(part) for part in (event.program, content.get("user")) if part)))
     columns = {
-        "id": f"event-{event.number}", "event": event.kind, "completion_id": event.completion_id,
-        "annotator_id": f"user:{content['user']}" if content.get("user") else None, "comment": content.get("comment") or None,
+        "id": f"event-{event.number}", "event": event.kind, "program": event.program or None,
+        "completion_id": event.completion_id, "annotator_id": user if content.get("user") else None, "comment": content.get("comment") or None,
         "sampling": content.get("sampling") or None, "made_at": content.get("happened_at") or event.made_at.isoformat(),
     }  # fmt: skip
     names = {"vote": ("model_a", "model_b"), "thumbs": ("model", ""), "edit": ("rejected_model", "")}

@@ -299,7 +299,14 @@ def written(tmp_path: Path, row: dict[str, Any]) -> str:
         "peak": peak, "by_shape": {"fp32": {"large": 1e11}}, "copy": 1e10, "copy_into_fresh": 1e9, "versions": {},
         "machine": {"processor": "a processor", "memory": "1 GiB", "system": "Linux", "python": "3.11"},
     }  # fmt: skip
-    report.write(tmp_path, rows, code="now", machine={"1": machine, "2": machine}, command="a command")
+    report.write(
+        tmp_path,
+        rows,
+        code="now",
+        machine={"1": machine, "2": machine},
+        command="a command",
+        note="the other core was busy",
+    )
     return (tmp_path / "RESULTS.md").read_text()
 
 
@@ -320,6 +327,7 @@ def test_the_report_says_which_goal_is_met_and_what_the_references_pass_and_the_
     assert line.count("**not met**") == 1, "0.20 is above 0.15"
     assert "25%" in line
     assert "loss of steps 1 to 4" in text
+    assert "- **the other core was busy**" in text
     assert json.loads((tmp_path / "results.json").read_text())["rows"]["dpo-A-bf16-1t-4"]["ratio"] == 16.0
     worse = written(tmp_path, {**MEASURED, "ratio": 13.9, "memory_ratio": 0.1})
     assert next(line for line in worse.splitlines() if line.startswith("| DPO |")).count("**not met**") == 1

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
-from rlhf.cli import people
+from rlhf.cli import app, people
 from rlhf.cli.annotate import add_tasks, listening, refuse_open_door, set_rules
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, access
+from rlhf.feedback.tasks import tasks_of
 from rlhf.feedback.web.settings import WebSettings
 
 ROW = '{"id": "%s", "prompt": "2+2?", "completion_a": "4", "completion_b": "5", "preference": "tie"}\n'
@@ -29,7 +31,8 @@ def test_this_machine_is_served_without_a_word(host):
 def test_a_port_that_is_taken_is_told():
     with listening(WebSettings(port=0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"Can't listen on 127.0.0.1:{port}.*--port 0 takes a free one"):
+        said = rf"^Can't listen on 127\.0\.0\.1:{port} \(Address already in use\); .*--port 0 takes a free one"
+        with pytest.raises(ConfigError, match=said):
             listening(WebSettings(port=port))
 
 
@@ -47,9 +50,9 @@ def test_tasks_are_added_once_however_often_the_command_is_started(tmp_path, cap
     file = tmp_path / "tasks.jsonl"
     file.write_text(ROW % "one" + ROW % "two")
     with PreferenceStore(tmp_path / "s.db") as store:
-        add_tasks(store, str(file), kind=None, batch="first")
+        add_tasks(store, tasks_of(str(file), batch="first"))
         file.write_text(ROW % "two" + ROW % "three")
-        add_tasks(store, str(file), kind="graded5", batch="second")
+        add_tasks(store, tasks_of(str(file), kind="graded5", batch="second"))
         found = {task.id: (str(task.kind), task.batch) for task in store.tasks()}
     assert capsys.readouterr().out == "2 tasks added.\n1 task added, 1 there already.\n"
     assert found == {"one": ("pairwise", "first"), "two": ("pairwise", "first"), "three": ("graded5", "second")}
@@ -77,3 +80,33 @@ def test_a_misspelt_store_is_not_made(tmp_path):
         with pytest.raises(ConfigError, match="There is no store"):
             command("ann", store=str(tmp_path / "nothing.db"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [[], ["--batch", "first"], ["no-such-rows.jsonl"]])
+def test_what_cannot_be_served_leaves_no_store_behind(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(ROW % "one")
+    with pytest.raises((ConfigError, DataError)):
+        started(*words, "--store", "judged.db")
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_misspelt_or_empty_store_is_told_and_stays_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    PreferenceStore("judged.db").close()
+    with pytest.raises(
+        ConfigError, match=r"no store judgd\.db\. Did you mean 'judged\.db'.*`rlhf annotate TASKS\.jsonl`"
+    ):
+        started("--store", "judgd.db")
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(ConfigError, match=r"There is no store empty\.db"):
+        started("--store", "empty.db")
+    assert (tmp_path / "empty.db").read_bytes() == b""
+
+
+def started(*words):
+    """What the command says; an error of ours as it is."""
+    result = CliRunner().invoke(app, ["annotate", "--port", "0", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout

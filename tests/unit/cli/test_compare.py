@@ -79,6 +79,37 @@ def test_ratings_ask_the_criteria_of_a_file(call):
     assert found["models"] == ["one", "three", "two"]
 
 
+def test_prompts_with_identical_completions_are_counted_as_prompts_and_not_as_tasks(call, tmp_path):
+    same = [
+        {"id": f"q{n}", "prompt": f"Question {n}?", "completion": f"{'one' if n < 2 else 'x'} says {n}"}
+        for n in range(6)
+    ]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in same))
+    told = call("compare", "open", "one.jsonl", "x.jsonl", "--criteria", "guide.yaml")
+    assert told.startswith("8 tasks added: 6 prompts, models one, x.\n")
+    assert "On 2 prompts completions of some models are the same to the letter" in told
+    assert "(4 tasks fewer)" in told
+    call("simulate", "--store", "evaluation.db", "--good", 2, "--careless", 0)
+    assert "On 2 prompts completions of some models are the same" in call("compare", "report", "--resamples", 0)
+
+
+def test_a_report_on_simulated_judgements_says_so_before_anything_else(call):
+    call("compare", "open", "one.jsonl", "two.jsonl", "--overall")
+    call("simulate", "--store", "evaluation.db", "--good", 1, "--careless", 0)
+    words = "6 of 6 judgements are simulated (rlhf feedback simulate) and no opinion of anybody's."
+    assert call("compare", "report", "--resamples", 0).startswith(
+        f"! {words}\n6 judgements of 6 prompts by 1 annotator"
+    )
+    assert json.loads(call("compare", "report", "--resamples", 0, "--json"))["notes"] == [words]
+    assert f"! {words}\n" in call("export", "pairs.jsonl", "--store", "evaluation.db")
+
+
+def test_completions_that_are_the_same_everywhere_leave_no_store_behind(call, tmp_path):
+    with pytest.raises(DataError, match="the same in all 6 tasks"):
+        call("compare", "open", "a=one.jsonl", "b=one.jsonl", "--overall")
+    assert not (tmp_path / "evaluation.db").exists()
+
+
 def test_several_evaluations_in_one_store_are_told_apart_by_name(call, tmp_path):
     call("compare", "open", "one.jsonl", "two.jsonl", "--overall", "--name", "spring")
     with pytest.raises(ConfigError, match="asked in another way"):

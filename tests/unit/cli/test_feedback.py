@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -27,6 +28,11 @@ def call(tmp_path, monkeypatch):
     return run
 
 
+def all_simulated(number):
+    """What `export` says before anything else where nobody but simulated annotators judged."""
+    return f"! {number} of {number} judgements are simulated (rlhf feedback simulate) and no opinion of anybody's.\n"
+
+
 def jsonl(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
@@ -47,10 +53,8 @@ def test_from_samples_in_a_pipe_to_soft_labels_that_the_reward_stage_reads(call,
     assert call("simulate", "--good", 3, "--careless", 0, "--seed", 1).startswith("2")
     assert "sim-good-0" in call("report")
     assert json.loads(call("report", "--json"))
-    assert (
-        call("export", "pairs.jsonl", "--aggregate", "dawid-skene", "--min-judgements", 3)
-        == "6 rows written to pairs.jsonl.\n"
-    )
+    said = call("export", "pairs.jsonl", "--aggregate", "dawid-skene", "--min-judgements", 3)
+    assert said == f"{all_simulated(24)}6 rows written to pairs.jsonl.\n"
     rows = list(read_rows("pairs.jsonl"))
     assert {row.kind for row in rows} == {"preference"}
     assert all(0.5 < row.columns["confidence"] < 1 and row.columns["chosen_model"] in ("one", "two") for row in rows)
@@ -62,7 +66,7 @@ def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
     call("import", "pairs.jsonl", "--batch", "first")
     call("import", "gold.jsonl", "--gold")
     call("simulate", "--good", 1, "--careless", 0, "--limit", 3)
-    assert call("export", "all.jsonl", "--unjudged") == "8 rows written to all.jsonl.\n"
+    assert call("export", "all.jsonl", "--unjudged") == f"{all_simulated(3)}8 rows written to all.jsonl.\n"
     assert (
         call("import", "all.jsonl", "--store", "again.db") == "8 tasks added (read as 'rows').\n3 judgements added.\n"
     )
@@ -85,7 +89,7 @@ def test_rows_go_through_a_folder_of_datasets_and_back(call, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(jsonl(PAIRS))
     call("import", "pairs.jsonl")
     call("simulate", "--good", 2, "--careless", 0, "--limit", 4)
-    assert call("export", "saved", "--format", "datasets") == "4 rows written to saved.\n"
+    assert call("export", "saved", "--format", "datasets") == f"{all_simulated(4)}4 rows written to saved.\n"
     assert set(datasets.load_from_disk("saved")["task_id"]) == {f"t{n}" for n in range(4)}
     assert call("import", "saved", "--store", "again.db") == "4 tasks added (read as 'rows').\n4 judgements added.\n"
     call("export", "a.jsonl")
@@ -95,7 +99,8 @@ def test_rows_go_through_a_folder_of_datasets_and_back(call, tmp_path):
     )
     with pytest.raises(DataError, match="saved is there already"):
         call("export", "saved", "--format", "datasets")
-    assert call("export", "soft", "--format", "datasets", "--aggregate", "majority") == "4 rows written to soft.\n"
+    said = call("export", "soft", "--format", "datasets", "--aggregate", "majority")
+    assert said == f"{all_simulated(4)}4 rows written to soft.\n"
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -105,7 +110,8 @@ def test_judgements_travel_through_another_tool(layout, call, tmp_path):
     call("import", "pairs.jsonl")
     call("simulate", "--good", 2, "--careless", 0)
     name = "out.json" if layout == "label-studio" else "out"
-    assert call("export", name, "--format", layout) == f"6 tasks with 6 judgements written to {name}.\n"
+    said = call("export", name, "--format", layout)
+    assert said == f"{all_simulated(6)}6 tasks with 6 judgements written to {name}.\n"
     assert call("import", name, "--store", "again.db") == f"6 tasks added (read as '{layout}').\n6 judgements added.\n"
     call("export", "a.jsonl")
     call("export", "b.jsonl", "--store", "again.db")
@@ -198,14 +204,21 @@ def test_a_plan_counts_what_it_says(call):
     # a true difference of .1 is seen as (2 * .896 - 1) .1 = .0792: ((1.95996 * .5 + .84162 * .49369) / .0792)^2 = 310.9
     assert plan["pairs"] == 311
     assert plan["overlaps"][1] == {
-        "judgements_per_pair": 3, "majority_accuracy": plan["majority_accuracy"], "pairs": 311, "judgements": 933
+        "judgements_per_pair": 3, "majority_accuracy": plan["majority_accuracy"], "pairs": 311, "judgements": 933, "cost": 1866.0,
     }  # fmt: skip
     assert plan["reward_accuracy"] is None
 
 
 def test_a_plan_says_what_it_did_not_compute(call):
     text = " ".join(call("plan").split())
-    assert "judgements of each" in text
+    assert "judgements of each 7 --wanted-accuracy is 0.9: their majority is right" in text
+    assert "at 0.50 each (--price); " in text
+    prices = [float(cost.replace(",", "")) for cost in re.findall(r"judgements cost ([\d,.]+\d)", text)]
+    assert len(prices) == 5
+    assert prices == sorted(prices), (
+        "fewer judgements of each are the cheaper way to the same difference, and that is seen"
+    )
+    assert "--wanted-accuracy is" not in call("plan", "--overlap", 3)
     assert "Accuracy of the reward model: not computed" in text
     assert "a perfect one is right 92.9% of the time" in text
 

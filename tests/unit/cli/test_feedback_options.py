@@ -52,9 +52,14 @@ def store(call):
         (("--min-agreement", "0.5", "--min-gold-accuracy", "0"), "do nothing without --qualified"),
         (("--regenerate-confidence", "0.1"), "does nothing without --events"),
         (
-            ("--events", "--qualified", "--kind", "pairwise"),
-            "--qualified and --kind do nothing with --events; leave them out, or leave",
+            ("--events", "--qualified", "--batch", "b"),
+            "--qualified and --batch do nothing with --events; leave them out, or leave",
         ),
+        (
+            ("--events", "--format", "label-studio"),
+            "'label-studio' holds tasks and judgements of them, and what users did is",
+        ),
+        (("--events", "--format", "argilla"), "leave --events out, or write --format rows"),
         (("--events", "--aggregate", "majority"), "--aggregate does nothing with --events"),
         (("--unjudged", "--aggregate", "majority"), "--unjudged does nothing with --aggregate"),
         (("--unjudged", "--format", "trl"), "'trl' has no row for a task that nobody judged"),
@@ -164,8 +169,11 @@ def test_another_programs_database_is_not_written_to(call, tmp_path):
     other.execute("CREATE TABLE bookmarks (url TEXT)")
     other.commit()
     other.close()
-    with pytest.raises(ConfigError, match=r"another program \(it holds 1 table, the first 'bookmarks'\)"):
-        call("feedback", "import", "pairs.jsonl", "--store", "other.db")
+    before = (tmp_path / "other.db").read_bytes()
+    for words in (["import", "pairs.jsonl"], ["report"]):
+        with pytest.raises(ConfigError, match=r"another program \(it holds 1 table, the first 'bookmarks'\)"):
+            call("feedback", *words, "--store", "other.db")
+    assert (tmp_path / "other.db").read_bytes() == before, "not even its journal mode"
     with pytest.raises(ConfigError, match="is a folder, and a store is a file"):
         call("feedback", "import", "pairs.jsonl", "--store", str(tmp_path))
 

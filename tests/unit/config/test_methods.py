@@ -68,3 +68,24 @@ def test_a_setting_in_a_section_has_the_default_of_the_kind_and_not_of_the_secti
     assert describe_setting(settings_class("rloo"), "kl.where").default == "reward"
     with pytest.raises(UnknownNameError, match="No setting is called 'kll'"):
         describe_setting(GRPOStage, "kll.coef")
+
+
+def test_what_a_stage_cannot_do_without_comes_first():
+    assert METHODS["distill"].required_settings() == ("model", "prompts", "teacher")
+    assert METHODS["grpo"].required_settings() == ("model", "prompts", "reward"), "a reward, as nobody else judges"
+    assert METHODS["ipo"].required_settings() == ("model", "data")
+    model, prompts, teacher, *options = METHODS["distill"].described_options()
+    assert (teacher.name, teacher.default) == ("teacher", "required")
+    assert teacher.meaning.startswith("Whose distributions to learn")
+    assert model.default == prompts.default == "required"
+    assert [option.name for option in options] == list(METHODS["distill"].options)
+
+
+def test_a_default_that_follows_from_another_setting_is_told_as_it_follows():
+    overlong = next(setting for setting in METHODS["dapo"].described_options() if setting.name == "overlong")
+    assert overlong.default == "max_new_tokens / 5"
+    sampling = {"max_new_tokens": 100}
+    given = {"kind": "dapo", "model": "m", "prompts": "p", "reward": "r.py:score", "sampling": sampling}
+    assert settings_class("dapo").model_validate(given).overlong.buffer_tokens == 20
+    for name, found in METHODS.items():
+        assert found.derived_defaults.keys() <= set(found.options), name

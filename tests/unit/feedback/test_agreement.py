@@ -4,6 +4,8 @@ import functools
 import gzip
 import json
 import math
+import re
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -147,6 +149,53 @@ def test_intervals_of_the_fewest_items_hold_the_truth(annotators, accuracy):
             held += found.low <= truth <= found.high
     assert given > 380
     assert held / given > 0.91, "the standard error is 0.011"
+
+
+def rare(num_rare, num_items, *, split=0):
+    """Tables of two annotators who agree on so many rare items and on all others, apart from the split ones."""
+    said = [(i, a, int(i < num_rare or (i < num_rare + split and a == 0))) for i in range(num_items) for a in (0, 1)]
+    return coincidences(Labels.of(said, scale=(0, 1)))
+
+
+def test_a_value_that_many_draws_lack_has_no_interval_and_the_reason_is_true():
+    # a draw of 60 lacks one item in (59/60)^60 = 36 %
+    one = agreement_estimate(rare(1, 60), krippendorff_alpha)
+    assert one.value == 1
+    assert math.isnan(one.low)
+    assert re.fullmatch(
+        r"no interval: all values but one are so rare that 3\d% of draws of the items lack them", one.reason
+    )
+    assert math.isnan(agreement_estimate(rare(1, 60, split=1), krippendorff_alpha).low)
+    five = agreement_estimate(rare(5, 60), krippendorff_alpha)
+    assert five.reason == "no interval: every draw of the items agrees as much, so there is no spread"
+    assert agreement_estimate(rare(5, 60, split=1), krippendorff_alpha).low < 1
+
+
+def test_intervals_of_a_rare_value_hold_the_truth():
+    # q: how often a judgement has the rare value; alpha = 1 - observed / expected disagreement
+    prevalence, error, items = 0.02, 0.01, 50
+    q = prevalence * (1 - error) + (1 - prevalence) * error
+    truth = 1 - error * (1 - error) / (q * (1 - q))
+    rng, held, given = np.random.default_rng(3), 0, 0
+    for seed in range(1200):
+        side = rng.random((items, 1)) < prevalence
+        values = (side ^ (rng.random((items, 2)) < error)).astype(int)
+        said = [(i, a, int(values[i, a])) for i in range(items) for a in range(2)]
+        found = agreement_estimate(
+            coincidences(Labels.of(said, scale=(0, 1))), krippendorff_alpha, seed=seed, resamples=400
+        )
+        if math.isfinite(found.low):
+            given += 1
+            held += found.low <= truth <= found.high
+    assert given > 80, "where four items or more are rare"
+    assert held / given > 0.85, "the standard error is 0.02; without the bar it is 0.62"
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan"), np.float64("nan"), Decimal("nan")])
+def test_a_judgement_that_was_not_made_is_left_out_whatever_says_so(missing):
+    labels = Labels.of([(0, "x", 1.0), (0, "y", missing), (1, "y", 2.0)])
+    assert labels.scale == (1.0, 2.0)
+    assert len(labels.values) == 2
 
 
 @pytest.mark.parametrize(

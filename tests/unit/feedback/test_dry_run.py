@@ -5,10 +5,15 @@ import pytest
 from rlhf.errors import ConfigError
 from rlhf.feedback.dry_run import judged, qualities, simulate
 from rlhf.feedback.exports import select
+from rlhf.feedback.findings import findings_of
 from rlhf.feedback.quality import QualityRules
+from rlhf.feedback.report import in_words
 from rlhf.feedback.simulate import SimulatedAnnotator, crowd
+from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
+from rlhf.feedback.store.access import make_invitation
 from rlhf.feedback.store.values import NUM_RESPONSES
+from rlhf.feedback.web.people import known_people
 
 GOLD = {
     TaskKind.PAIRWISE: {"preference": "b"}, TaskKind.GRADED5: {"grade": -1}, TaskKind.GRADED7: {"grade": 2},
@@ -76,6 +81,52 @@ def test_a_store_that_people_worked_in_is_refused_unless_one_knows(store):
     assert {judgement.annotator for judgement in store.judgements()} == {"ann"}
     assert {row.name for row in store.annotators()} == {"ann"}, "nothing was added"
     assert simulate(store, crowd(1), among_people=True).num_judgements > 0
+
+
+def test_a_store_to_which_people_were_invited_is_refused_too_and_nothing_is_added(store):
+    store.add_tasks([task("t")])
+    store.add_annotator("olga", role="owner")
+    store.add_annotator("ann")
+    with pytest.raises(ConfigError, match=r"'ann' was invited .* could not be taken out again.*--i-know"):
+        simulate(store, crowd(1))
+    assert not store.judgements()
+    assert {row.name for row in store.annotators()} == {"ann", "olga"}
+
+
+def test_nobody_judges_under_a_persons_name(store):
+    store.add_tasks([task("t")])
+    store.add_annotator("sim-good-0")
+    make_invitation(store.engine, "sim-good-0")
+    with pytest.raises(ConfigError, match="'sim-good-0' is somebody's name here"):
+        simulate(store, crowd(1), among_people=True)
+
+
+def test_what_is_simulated_is_said_wherever_judgements_are_counted(store, tmp_path):
+    store.add_tasks([task(f"t{n}") for n in range(3)])
+    store.add_annotator("ann")
+    held = store.next_task("ann")
+    store.submit("ann", Submission(assignment=held.number, key="k", value={"preference": "a"}))
+    simulate(store, crowd(1), among_people=True, limit=2)
+    words = "2 of 3 judgements are simulated (rlhf feedback simulate) and no opinion of anybody's."
+    found = findings_of(store, resamples=10)
+    assert (found.coverage.num_simulated, found.notes[0]) == (2, words)
+    assert f"! {words}\n" in in_words(found)
+    assert select(store).simulated == words
+    assert [(one.name, one.is_simulated) for one in known_people(store)] == [("ann", False), ("sim-good-0", True)]
+    make_invitation(store.engine, "sim-good-0")
+    assert simulated_annotators(store) == {"sim-good-0"}, "the store remembers what it made"
+
+
+def test_simulated_judgements_that_come_in_a_file_are_known_and_a_person_called_so_is_no_simulation(store):
+    store.add_annotator("sim-good-7")
+    store.add_annotator("sim-one")
+    make_invitation(store.engine, "sim-one")
+    assert simulated_annotators(store) == {"sim-good-7"}
+
+
+def test_where_nothing_is_simulated_nothing_is_said():
+    assert simulated_words(["ann", "bob"], {"sim-one"}) == ""
+    assert simulated_words(["ann", "sim-one"], {"sim-one"}).startswith("1 of 2 judgements is simulated")
 
 
 def test_a_limit_stops_and_spammers_are_left_out_of_what_the_qualified_said(store):

@@ -31,6 +31,18 @@ def test_completions_meet_by_their_prompt_and_not_by_their_line(tmp_path):
     assert found.completions == {"one": ["one: p", "one: q", "one: r"], "two": ["two: p", "two: q", "two: r"]}
 
 
+def test_a_prompt_without_an_id_is_named_by_its_text_and_not_by_its_place(tmp_path):
+    def ids(*prompts):
+        return read_answers([written(tmp_path / "one.jsonl", rows_of("one", prompts, ids=False))]).ids
+
+    assert ids("p", "q") == [*reversed(ids("q", "p"))]
+    assert not set(ids("p", "q")) & set(ids("r", "s"))
+    twice = [{"id": n, "prompt": "same", "completion": n} for n in "ab"] + [{"prompt": "p", "completion": "c"}]
+    found = read_answers([written(tmp_path / "one.jsonl", twice)]).ids
+    assert len(set(found)) == 3
+    assert found[2] == ids("p")[0]
+
+
 def test_a_model_is_called_by_the_argument_or_its_column_or_its_file(tmp_path):
     plain = written(tmp_path / "plain.jsonl", rows_of("x", ["p"]))
     said = written(tmp_path / "said.jsonl", [row | {"model": "hub/model"} for row in rows_of("y", ["p"])])

@@ -8,6 +8,7 @@ from rlhf.data.read import read_rows
 from rlhf.errors import ConfigError
 from rlhf.feedback.production import rows_of_events
 from rlhf.feedback.store import PreferenceStore
+from rlhf.feedback.store.events import Event
 
 
 @pytest.fixture
@@ -15,8 +16,9 @@ def send(tmp_path):
     keys = itertools.count()
     with PreferenceStore(tmp_path / "s.db") as store:
 
-        def add(kind, completion_id=None, **content):
-            store.add_event(kind, content, key=f"k{next(keys)}", completion_id=completion_id, model="served")
+        def add(kind, completion_id=None, program="", **content):
+            event = Event(kind=kind, content=content, key=f"k{next(keys)}", completion_id=completion_id, model="served")
+            store.add_events([event], program=program)
             return store.events()
 
         yield add
@@ -57,6 +59,50 @@ def test_the_last_thumb_of_a_user_counts(send):
     found = rows_of_events(send("thumbs", "c1", prompt="q", completion="x", up=False, user="u"))
     assert [(row["annotator_id"], row["label"]) for row in found.rows] == [("user:v", True), ("user:u", False)]
     assert found.left_out == {"the same user thumbed that completion again": 1}
+
+
+def test_programs_make_their_ids_without_knowing_of_each_other(send):
+    for name in ("one", "two"):
+        send("thumbs", "c1", program=name, prompt=f"q {name}", completion=f"x {name}", up=name == "one", user="u")
+    for name in ("two", "one"):
+        events = send("thumbs", "c1", program=name, up=True, user="v")
+    found = rows_of_events(events)
+    assert found.left_out == {}
+    told = [(row["program"], row["annotator_id"], row["prompt"], row["completion"], row["label"]) for row in found.rows]
+    assert told == [
+        ("one", "user:one:u", "q one", "x one", True),
+        ("two", "user:two:u", "q two", "x two", False),
+        ("two", "user:two:v", "q two", "x two", True),
+        ("one", "user:one:v", "q one", "x one", True),
+    ]
+
+
+def test_the_same_thumb_in_two_programs_is_two(send):
+    for name in ("one", "two"):
+        events = send("thumbs", "c1", program=name, prompt="q", completion="x", up=name == "one", user="u")
+    assert [row["label"] for row in rows_of_events(events).rows] == [True, False]
+
+
+def test_an_id_that_stands_for_several_texts_joins_nothing(send):
+    send("thumbs", "c1", prompt="q", completion="x", up=True, user="u")
+    send("thumbs", "c1", prompt="q", completion="y", up=False, user="u")
+    send("thumbs", "c1", up=True, user="v")
+    send("thumbs", "c1", prompt="q", up=True, user="w")
+    send("edit", "c2", prompt="p", completion="z", edited="z!")
+    send("edit", "c2", prompt="other", completion="z", edited="z?")
+    send("thumbs", "c2", up=True)
+    events = send("regenerate", "c3", prompt="q", completion="a", next_completion_id="c1")
+    found = rows_of_events(events, regenerate_confidence=0.5)
+    assert [(row["id"], row.get("completion"), row.get("label")) for row in found.rows[:2]] == [
+        ("event-1", "x", True),
+        ("event-2", "y", False),
+    ]
+    assert [row["event"] for row in found.rows[2:]] == ["edit", "edit"]
+    assert found.left_out == {
+        "its id stands for several completions": 2,
+        "its id stands for several prompts": 1,
+        "its id stands for several next completions": 1,
+    }
 
 
 def test_what_lacks_a_text_is_counted_and_left_out(send):

@@ -7,7 +7,7 @@ from rlhf.config.model import ModelConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ModelError
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import AdapterOffReference, ReferenceModel, build_reference
+from rlhf.models.reference import AdapterOffReference, ReferenceModel, as_it_is_now, build_reference
 
 GROUPS = [Group([0, 10, 11], [Branch([12, 13, 1]), Branch([14, 1])]), Group([0], [Branch([20, 21, 22, 23])])]
 BATCH = pack(GROUPS)
@@ -168,3 +168,12 @@ def test_a_reference_that_could_not_work_is_refused(policy, settings, message):
 def test_a_frozen_reference_refuses_to_move(policy):
     with pytest.raises(ModelError, match="This reference is frozen"):
         ReferenceModel(policy).update(policy)
+
+
+def test_an_adapter_beside_other_weights_that_train_is_no_way_back_to_the_start(lora_policy):
+    assert isinstance(as_it_is_now(lora_policy), AdapterOffReference)
+    norm = next(value for name, value in lora_policy.model.named_parameters() if "norm" in name and "lora" not in name)
+    norm.requires_grad_(True)
+    assert as_it_is_now(lora_policy) is lora_policy
+    with pytest.raises(ModelError, match="trained before"):
+        AdapterOffReference(lora_policy)

@@ -12,6 +12,7 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.data.world import build_world
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.run import Pipeline
+from rlhf.training.log import EVENTS, read_jsonl
 
 LORA = {"path": "embedded", "lora": {"rank": 4, "alpha": 8}}
 SAMPLING = {"max_new_tokens": 8}
@@ -91,7 +92,7 @@ def test_a_reward_model_that_is_no_better_than_a_coin_is_an_alarm(files, tmp_pat
     settings = {"kind": "reward", "model": "embedded", "data": str(files / "pairs.jsonl"), "eval_frac": 0.2}
     artifact, folder = run_stage(tmp_path / "few", **settings, max_steps=1, learning_rate=1e-9)
     assert artifact.metrics["eval/accuracy_low"] <= 0.5
-    told = [event for event in RunLog(folder.parent).read("alarm") if event["guard"] == "reward_accuracy"]
+    told = [event for event in read_jsonl(folder.parent / EVENTS) if event.get("guard") == "reward_accuracy"]
     assert len(told) == 1
     assert "no better than a coin" in told[0]["message"]
     assert "It took 1 step on" in told[0]["message"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
@@ -24,12 +24,15 @@ from rlhf.feedback.store.tables import (
     ApiTokenRow,
     AssignmentRow,
     SessionRow,
+    SettingRow,
     UsedLinkRow,
 )
 from rlhf.feedback.store.values import is_name, shortened
 
 API_TOKEN_PREFIX = "rlhf_"
 """So that a token that was published by mistake is known for one."""
+SIGNING_KEY = "signing_key"
+"""The setting that tells which key signs links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,39 @@ class Invitation:
     turn: int
     """Which of the person's links it is; see ``AnnotatorRow.invitations``."""
     nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKey:
+    """What a store knows of the key that signs its links; the key itself it must not."""
+
+    fingerprint: str
+    place: str
+    """Machine and file where it lay when it was first used."""
+
+
+def key_of_store(engine: Engine) -> KnownKey | None:
+    """The key that signs this store's links; None before the first one."""
+    with reading(engine) as session:
+        return _known_key(session)
+
+
+def keep_key(engine: Engine, key: bytes, place: str) -> KnownKey:
+    """The key that signs this store's links, which is the given one where there was none yet."""
+
+    def keep(session: Session) -> KnownKey:
+        known = _known_key(session)  # of two servers that start at once the first one's counts
+        if known is None:
+            known = KnownKey(fingerprint=fingerprint_of(key), place=place)
+            session.add(SettingRow(name=SIGNING_KEY, value=asdict(known)))
+        return known
+
+    return write(engine, keep)
+
+
+def fingerprint_of(key: bytes) -> str:
+    """What tells a key from others, and does not tell the key."""
+    return hashlib.sha256(b"rlhf signing key" + key).hexdigest()
 
 
 def make_invitation(engine: Engine, name: str) -> Invitation:
@@ -159,7 +195,7 @@ def set_active(engine: Engine, name: str, active: bool) -> None:
     def change(session: Session) -> None:
         # all owners are held, in one order: of two who shut each other out at once, the later one finds itself the last
         owners = sa.select(AnnotatorRow.number).where(AnnotatorRow.role == "owner").order_by(AnnotatorRow.number)
-        session.execute(owners.with_for_update()).all()
+        session.execute(owners.with_for_update(key_share=True)).all()
         row = _row(session, name)
         if not active and row.role == "owner" and row.active and _num_owners(session) == 1:
             raise DataError(f"{name!r} is the only owner; make somebody else one first.")
@@ -226,6 +262,11 @@ def api_tokens(engine: Engine) -> list[tuple[str, bool, datetime]]:
         return [(row.name, row.active, row.made_at) for row in rows]
 
 
+def _known_key(session: Session) -> KnownKey | None:
+    row = session.get(SettingRow, SIGNING_KEY)
+    return None if row is None else KnownKey(**row.value)
+
+
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -235,7 +276,8 @@ def _person_of(row: AnnotatorRow) -> Person:
 
 
 def _row(session: Session, name: str) -> AnnotatorRow:
-    row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name).with_for_update())
+    # as `hold_annotator` does: who judges at this moment may name them
+    row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name).with_for_update(key_share=True))
     if row is None:
         raise DataError(f"There is nobody called {name!r}.")
     return row

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from pydantic import Field
@@ -45,13 +46,23 @@ class AssignmentRules(Config):
     """Hand out only tasks of this batch."""
 
 
+class Taken(NamedTuple):
+    """What somebody works on next."""
+
+    assignment: int
+    """Its number."""
+    fresh: bool
+    """Whether they did not hold it before."""
+
+
 def take_task(
     engine: Engine, annotator: int, *, rules: AssignmentRules, seed: int, now: datetime, beside: int | None = None
-) -> int | None:
-    """The number of the assignment that an annotator works on next, or None where nothing is left for them.
+) -> Taken | None:
+    """The assignment that an annotator works on next, or None where nothing is left for them.
 
-    An open one of their own comes first, so that a reload shows the same task. Then, with the probability of
-    ``gold_frac``, a gold item; then the task of highest priority that wants judgements and that they have not seen.
+    An open one of their own comes first, so that a reload shows the same task; then what they were given before and left, so
+    that nobody learns by leaving which items are gold. Then, with the probability of ``gold_frac``, a gold item; then the task
+    of highest priority that wants judgements and that they have not seen.
     With ``beside``, the one to follow that open assignment: a page asks for it early, so that nobody waits.
     """
     return write(engine, lambda session: _take(session, annotator, rules, seed, now, beside))
@@ -59,7 +70,7 @@ def take_task(
 
 def _take(
     session: Session, annotator: int, rules: AssignmentRules, seed: int, now: datetime, beside: int | None
-) -> int | None:
+) -> Taken | None:
     late = (
         sa.select(AssignmentRow.number)
         .where(IS_OPEN, AssignmentRow.expires_at < now, AssignmentRow.annotator != annotator)
@@ -67,40 +78,40 @@ def _take(
     )
     session.execute(sa.update(AssignmentRow).where(AssignmentRow.number.in_(late)).values(state=EXPIRED))
     # two tabs of one person ask one behind the other, and so get the same task
-    row = session.get_one(AnnotatorRow, annotator, with_for_update=True)
-    mine = sa.select(AssignmentRow).where(AssignmentRow.annotator == annotator)
-    is_open = mine.where(AssignmentRow.state == OPEN).order_by(AssignmentRow.number)
-    held = session.scalar(is_open if beside is None else is_open.where(AssignmentRow.number != beside))
+    row = hold_annotator(session, annotator)
+    is_open = sa.select(AssignmentRow).where(AssignmentRow.annotator == annotator, AssignmentRow.state == OPEN)
+    wanted = is_open if beside is None else is_open.where(AssignmentRow.number != beside)
+    # locked, or somebody else could end it as late between our look and our word
+    held = session.scalars(wanted.order_by(AssignmentRow.number).with_for_update()).first()
     expires = now + timedelta(minutes=rules.timeout_minutes)
     if held is not None:
         held.expires_at = expires
-        return held.number
+        return Taken(held.number, fresh=False)
     taken = session.scalar(
         sa.select(sa.func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator == annotator, LIVE)
     )
     limit = row.max_judgements or rules.max_judgements
     if limit is not None and (taken or 0) >= limit:
         return None
-    number = (
-        session.scalar(
-            sa.select(sa.func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator == annotator)
-        )
-        or 0
-    )
-    rng = random.Random(derive_seed(seed, "assignment", row.name, number))
-    wants_gold = rng.random() < rules.gold_frac
-    task, slot = (_gold_task(session, annotator, rules), None) if wants_gold else (None, None)
-    if task is None:
-        task, slot = _plain_task(session, annotator, rules)
+    task = _new_task(session, row, rules, seed)
     if task is None:
         return None
     assignment = AssignmentRow(
-        task=task.number, annotator=annotator, slot=slot, order=drawn_order(seed, row.name, task), state=OPEN,
-        assigned_at=now, expires_at=expires,
+        task=task.number, annotator=annotator, slot=_free_slot(session, task, rules),
+        order=drawn_order(seed, row.name, task), state=OPEN, assigned_at=now, expires_at=expires,
     )  # fmt: skip
     session.add(assignment)
     session.flush()
-    return assignment.number
+    return Taken(assignment.number, fresh=True)
+
+
+def hold_annotator(session: Session, annotator: int) -> AnnotatorRow:
+    """Somebody's row, which two calls of theirs have one behind the other.
+
+    The lock lets others write rows that name them: whoever keeps a judgement holds its assignment, and would wait here for
+    one who holds the annotator and waits there.
+    """
+    return session.get_one(AnnotatorRow, annotator, with_for_update={"key_share": True})
 
 
 def drawn_order(seed: int, annotator: str, task: TaskRow) -> list[int]:
@@ -151,6 +162,7 @@ def give_back(session: Session, annotator: int, held: Mapping[int, datetime]) ->
     Returns:
         How many went back.
     """
+    hold_annotator(session, annotator)  # whoever shows one of these to a page at this moment does it before or after us
     mine = sa.select(AssignmentRow).where(
         AssignmentRow.annotator == annotator, AssignmentRow.state == OPEN, AssignmentRow.number.in_(held)
     )
@@ -213,22 +225,37 @@ def _unseen(annotator: int, rules: AssignmentRules) -> sa.Select[TaskRow]:
     return query if rules.batch is None else query.where(TaskRow.batch == rules.batch)
 
 
-def _gold_task(session: Session, annotator: int, rules: AssignmentRules) -> TaskRow | None:
-    return session.scalar(_unseen(annotator, rules).where(TaskRow.gold.is_not(None)).limit(1))
-
-
-def _plain_task(session: Session, annotator: int, rules: AssignmentRules) -> tuple[TaskRow | None, int | None]:
-    """The most urgent task with a free slot, and that slot. Takers come one at a time, so that each counts what the last took."""
+def _new_task(session: Session, who: AnnotatorRow, rules: AssignmentRules, seed: int) -> TaskRow | None:
+    """What somebody who holds nothing is given. Takers come one at a time, so that each counts what the last took."""
     wait_for_turn(session, "slots")
-    taken = (
-        sa.select(sa.func.count())
-        .where(AssignmentRow.task == TaskRow.number, LIVE)
-        .correlate(TaskRow)
-        .scalar_subquery()
+    unseen = _unseen(who.number, rules)
+    is_gold, is_wanted = TaskRow.gold.is_not(None), sa.and_(TaskRow.gold.is_(None), _num_live() < rules.overlap)
+    left = (
+        sa.select(AssignmentRow.task, sa.func.min(AssignmentRow.number).label("first"))
+        .where(AssignmentRow.annotator == who.number, AssignmentRow.state == EXPIRED)
+        .group_by(AssignmentRow.task)
+        .subquery()
     )
-    query = _unseen(annotator, rules).where(TaskRow.gold.is_(None), taken < rules.overlap).limit(1)
-    task = session.scalar(query)
-    if task is None:
-        return None, None
-    slots = set(session.scalars(sa.select(AssignmentRow.slot).where(AssignmentRow.task == task.number, LIVE)))
-    return task, next(slot for slot in range(rules.overlap) if slot not in slots)
+    again = unseen.join(left, left.c.task == TaskRow.number).where(sa.or_(is_gold, is_wanted))
+    if (task := session.scalar(again.order_by(None).order_by(left.c.first).limit(1))) is not None:
+        return task
+    # a draw for each task that they were ever given: what they leave and take again draws nothing anew
+    given = sa.select(sa.func.count(AssignmentRow.task.distinct())).where(AssignmentRow.annotator == who.number)
+    number = session.scalar(given) or 0
+    if random.Random(derive_seed(seed, "assignment", who.name, number)).random() < rules.gold_frac:
+        task = session.scalar(unseen.where(is_gold).limit(1))
+    return task if task is not None else session.scalar(unseen.where(is_wanted).limit(1))
+
+
+def _num_live() -> sa.ScalarSelect[int]:
+    """People who are at a task, or have judged it."""
+    of_task = sa.select(sa.func.count()).where(AssignmentRow.task == TaskRow.number, LIVE)
+    return of_task.correlate(TaskRow).scalar_subquery()
+
+
+def _free_slot(session: Session, task: TaskRow, rules: AssignmentRules) -> int | None:
+    """Of a task with one free; None of a gold item, which everybody may get."""
+    if task.gold is not None:
+        return None
+    taken = set(session.scalars(sa.select(AssignmentRow.slot).where(AssignmentRow.task == task.number, LIVE)))
+    return next(slot for slot in range(rules.overlap) if slot not in taken)

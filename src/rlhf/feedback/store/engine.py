@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,14 +16,18 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.orm import Session
 
+from rlhf.data.words import counted
 from rlhf.errors import ConfigError, MissingExtraError, StorageError, pip_line
+from rlhf.feedback.store.tables import JudgementRow
 
 READ_ONLY = "rlhf_read_only"
 BUSY_SECONDS = 30
 """How long a writer waits for another before it gives up."""
 SCHEME = re.compile(r"^[a-z][a-z0-9+]*://")
-SQLITE_START = b"SQLite format 3\x00"
-"""What every SQLite database begins with."""
+NUM_SHOWN_BYTES = 16
+"""Of a file that is no database, in the sentence that says so."""
+VERSION_TABLE = "alembic_version"
+"""Where alembic keeps which tables a database has."""
 MAX_TRIES = 50
 """Lost races before giving up; each lost one is one that somebody else won."""
 LOST_RACES = frozenset({"40001", "40P01"})
@@ -33,9 +40,9 @@ def open_engine(place: str | Path) -> Engine:
     """An engine for a file (SQLite) or a database URL such as ``postgresql://user@host/name``.
 
     Raises:
-        ConfigError: The URL can't be read, or the file is there and is no database.
+        ConfigError: The URL can't be read, or the file is there and is no store.
         MissingExtraError: There is no driver of that database here.
-        StorageError: The file's folder can't be made.
+        StorageError: The file's folder can't be made, or the file can't be read.
     """
     text = str(place)
     if SCHEME.match(text):
@@ -47,13 +54,15 @@ def open_engine(place: str | Path) -> Engine:
             ) from None
         if url.drivername in ("postgresql", "postgres"):
             url = url.set(drivername="postgresql+psycopg")
+        if url.drivername.startswith("sqlite") and url.database and not url.database.startswith((":memory:", "file:")):
+            _check_is_store(Path(url.database))
     else:
         path = Path(text)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as err:
             raise StorageError(f"The folder {path.parent} can't be made ({err.strerror}); name another file.") from None
-        _check_is_database(path)
+        _check_is_store(path)
         url = URL.create("sqlite", database=str(path.absolute()))  # no text is parsed: a file may be called `what?.db`
     try:
         engine = sa.create_engine(url, pool_pre_ping=True)
@@ -67,22 +76,48 @@ def open_engine(place: str | Path) -> Engine:
     return engine
 
 
-def _check_is_database(path: Path) -> None:
-    """Whoever names a file of rows for the store is told so; an empty file becomes a store."""
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder, and a store is a file; name one in it: {path / 'annotations.db'}.")
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(SQLITE_START))
-    except OSError:
-        return  # it is not there yet; or SQLite tells what is wrong with it
-    if start and start != SQLITE_START:
-        rows = (
-            f" If it holds rows, bring them in: rlhf feedback import {path} --store NEW.db"
-            if start[:1] in b"{["
-            else ""
+def check_own_tables(place: str, tables: Iterable[str]) -> None:
+    """Refuse another program's database.
+
+    Raises:
+        ConfigError: It holds tables, and they are not a store's.
+    """
+    others = sorted(set(tables) - {VERSION_TABLE})
+    if others and not {VERSION_TABLE, JudgementRow.__tablename__} <= set(tables):
+        raise ConfigError(
+            f"{place} is a database of another program (it holds {counted(len(others), 'table')}, the first {others[0]!r}) and "
+            "stays as it is; name another one for the store."
         )
-        raise ConfigError(f"{path} is no store: it begins with {start!r}, and a store is an SQLite database.{rows}")
+
+
+def _check_is_store(path: Path) -> None:
+    """Whoever names a file of rows, or another program's database, is told so before a byte of it is changed.
+
+    SQLite alone opens the file: to close it by other means would end the locks that this process holds on it.
+    """
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} is a folder, and a store is a file; name one in it: {path / 'annotations.db'}.")
+    if not os.path.exists(path):
+        return
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+            tables = connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+            )
+            names = [name for (name,) in tables]
+    except sqlite3.Error as err:
+        if getattr(err, "sqlite_errorname", None) == "SQLITE_NOTADB":
+            raise _no_database(path) from None
+        raise StorageError(f"The store {path} can't be opened: {err}.") from None
+    check_own_tables(str(path), names)
+
+
+def _no_database(path: Path) -> ConfigError:
+    with path.open("rb") as file:
+        start = file.read(NUM_SHOWN_BYTES)
+    rows = f" If it holds rows, bring them in: rlhf feedback import {path} --store NEW.db" if start[:1] in b"{[" else ""
+    return ConfigError(f"{path} is no store: it begins with {start!r}, and a store is an SQLite database.{rows}")
 
 
 def _make_safe(engine: Engine) -> None:
@@ -161,9 +196,12 @@ def wait_for_turn(session: Session, name: str) -> None:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Session]:
-    """One consistent view, which keeps no writer waiting."""
+    """One consistent view, which keeps no writer waiting: all queries see what was there at the first of them."""
+    options: dict[str, Any] = {READ_ONLY: True}
+    if engine.dialect.name == "postgresql":  # whose default shows each query what was committed meanwhile
+        options["isolation_level"] = "REPEATABLE READ"
     try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection, Session(connection) as session:
+        with engine.connect().execution_options(**options) as connection, Session(connection) as session:
             yield session
     except sa.exc.DBAPIError as err:
         if not _is_storage_trouble(err):

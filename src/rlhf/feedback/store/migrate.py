@@ -12,9 +12,8 @@ from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy.engine import Connection, Engine
 
-from rlhf.data.words import counted
-from rlhf.errors import ConfigError, StorageError
-from rlhf.feedback.store.engine import place_of
+from rlhf.errors import StorageError
+from rlhf.feedback.store.engine import check_own_tables, place_of
 
 SCRIPTS = Path(__file__).with_name("migrations")
 LOCK_NUMBER = 0x726C6866
@@ -34,7 +33,7 @@ def upgrade(engine: Engine) -> None:
 
     Raises:
         StorageError: The database was made by a newer version, or can't be opened.
-        ConfigError: The file is another program's database.
+        ConfigError: It is another program's database.
     """
     try:
         with engine.begin() as connection:
@@ -45,17 +44,9 @@ def upgrade(engine: Engine) -> None:
             config = alembic_config(connection)
             scripts = ScriptDirectory.from_config(config)
             current = MigrationContext.configure(connection).get_current_revision()
-            if (
-                current is None
-                and engine.dialect.name == "sqlite"
-                and (tables := sa.inspect(connection).get_table_names())
-            ):
-                raise ConfigError(
-                    f"{place_of(engine)} is a database of another program (it holds {counted(len(tables), 'table')}, the first "
-                    f"{tables[0]!r}) and stays as it is; name another file for the store."
-                )
             if current == scripts.get_current_head():
                 return
+            check_own_tables(place_of(engine), sa.inspect(connection).get_table_names())
             if current is not None and current not in {script.revision for script in scripts.walk_revisions()}:
                 raise StorageError(
                     f"The store {place_of(engine)} was made by a newer version of rlhf (its tables "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ from rlhf.feedback.store.assign import (
     Skipped,
     drawn_order,
     give_back,
+    hold_annotator,
     skipped_tasks,
     take_slot_again,
     take_task,
@@ -229,8 +231,8 @@ class PreferenceStore:
         With ``beside``, what follows that open assignment of theirs.
         """
         who, now = self._number_of(annotator), now or _now()
-        number = take_task(self.engine, who, rules=self.rules, seed=self.seed, now=now, beside=beside)
-        return None if number is None else self.assignment(number)
+        taken = take_task(self.engine, who, rules=self.rules, seed=self.seed, now=now, beside=beside)
+        return None if taken is None else replace(self.assignment(taken.assignment), fresh=taken.fresh)
 
     def assignment(self, number: int, *, annotator: str | None = None) -> Assignment:
         """One assignment; with a name, only if it is theirs."""
@@ -303,7 +305,7 @@ class PreferenceStore:
         who = self._number_of(annotator)
 
         def take_back(session: Session) -> int | None:
-            session.get_one(AnnotatorRow, who, with_for_update=True)  # two clicks take back two judgements, in turn
+            hold_annotator(session, who)  # two clicks take back two judgements, in turn
             if key is not None and (known := _undone_by(session, key)) is not None:
                 if known.annotator != who:
                     raise DataError("A key names one undo; this one was used by somebody else.")

@@ -105,6 +105,9 @@ class Assignment:
     """Places of the task's completions as they stand on the screen; the task's own where none has shown them yet."""
     expires_at: datetime
     is_gold: bool
+    fresh: bool = False
+    """Whether it was taken at this very call. One that was held before may stand on another page of the same person, so a page
+    gives back on leaving only what it was handed fresh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 from starlette.exceptions import HTTPException
 
+from rlhf.data.words import counted
 from rlhf.errors import ConfigError
 from rlhf.feedback.store import PreferenceStore, access
 from rlhf.feedback.web.settings import WebSettings, signing_key
@@ -120,8 +121,9 @@ class Gate:
         item = type(item)(item.amount * times, item.multiples)
         if not self._limiter.hit(item, *who):
             wait = max(1, math.ceil(self._limiter.get_window_stats(item, *who).reset_time - time.time()))
+            allowed = f"at most {item.amount} in {counted(item.multiples, item.GRANULARITY.name)}"
             raise HTTPException(
-                429, f"That was too often ({rate}). Wait {wait} s and try again.", headers={"Retry-After": str(wait)}
+                429, f"That was too often ({allowed}). Wait {wait} s and try again.", headers={"Retry-After": str(wait)}
             )
 
 
@@ -177,6 +179,12 @@ def checks_itself(route: F) -> F:
     return route
 
 
+def counted_apart(route: F) -> F:
+    """Say of a route that what it is sent does not use up the rate of what people send, and has that rate for itself."""
+    route.counted_apart = True  # type: ignore[attr-defined]
+    return route
+
+
 async def _sent_token(request: Request) -> str | None:
     """The CSRF token that came with a POST."""
     if request.method in SAFE_METHODS:
@@ -205,7 +213,8 @@ def guard(
         else:
             gate.limit(gate.settings.looks, "looks", looker.name)
         return
-    if getattr(request.scope["route"].endpoint, "checks_itself", False):
+    endpoint = request.scope["route"].endpoint
+    if getattr(endpoint, "checks_itself", False):
         return
     check_origin(request)
     visitor = gate.visitor(request)
@@ -213,7 +222,8 @@ def guard(
         raise NotSignedIn
     if sent is None or not hmac.compare_digest(sent.encode("utf-8", "replace"), visitor.csrf_token.encode()):
         raise HTTPException(403, "The page is older than your session. Reload it and send again; nothing was changed.")
-    gate.limit(gate.settings.calls, "calls", visitor.name)
+    counted_with = endpoint.__name__ if getattr(endpoint, "counted_apart", False) else "calls"
+    gate.limit(gate.settings.calls, counted_with, visitor.name)
 
 
 def check_origin(request: Request) -> None:

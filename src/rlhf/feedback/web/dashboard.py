@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ from rlhf.evaluation.intervals import Estimate
 from rlhf.feedback.findings import Findings, findings_of
 from rlhf.feedback.quality import AnnotatorQuality
 from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_dict
-from rlhf.feedback.store import Judgement, PreferenceStore
+from rlhf.feedback.store import Judgement, PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import Skipped
 from rlhf.feedback.store.engine import reading
 from rlhf.feedback.store.tables import SKIPPED, AssignmentRow, JudgementRow, TaskRow
@@ -39,7 +39,7 @@ REST = 10.0
 MAX_REMARKS = 30
 """Comments and flags shown, newest first."""
 MAX_SNIPPET = 160
-"""Characters of a prompt beside what divides people."""
+"""Characters of a prompt or a completion that divides people."""
 
 router = APIRouter(dependencies=[Depends(owner)])
 Store = Annotated[PreferenceStore, Depends(the_store)]
@@ -54,8 +54,8 @@ class View:
     skipped: Skipped
     remarks: Sequence[Judgement]
     """Judgements with a comment or a flag."""
-    prompts: dict[str, str]
-    """Task -> how its prompt begins, of those that are shown."""
+    tasks: dict[str, Task]
+    """By id, of those that divide people."""
     at: datetime
 
 
@@ -100,7 +100,7 @@ def dashboard(request: Request, visitor: Whoever, desk: Annotated[Desk, Depends(
     view = desk.view()
     return page(
         request, visitor, "dashboard.html", view=view, found=view.findings, words=estimate_words,
-        alpha_words=alpha_words, leaning_words=leaning_words, percent=percent, reasons=reasons,
+        alpha_words=alpha_words, leaning_words=leaning_words, percent=percent, reasons=reasons, snippet=snippet, judged=judged,
     )  # fmt: skip
 
 
@@ -145,11 +145,26 @@ def _look(store: PreferenceStore) -> View:
     shown = {item.task for question in findings.agreement for item in question.divided}
     judgements = store.judgements()
     remarks = [found for found in reversed(judgements) if found.comment or found.flags][:MAX_REMARKS]
-    prompts = {found.task.id: _snippet(found.task.prompt) for found in judgements if found.task.id in shown}
-    return View(findings=findings, skipped=store.skipped(), remarks=remarks, prompts=prompts, at=datetime.now(UTC))
+    tasks = {found.task.id: found.task for found in judgements if found.task.id in shown}
+    return View(findings=findings, skipped=store.skipped(), remarks=remarks, tasks=tasks, at=datetime.now(UTC))
 
 
-def _snippet(prompt: Any) -> str:
-    """How a prompt begins; of a conversation, its last turn."""
-    text = " ".join(str(prompt if isinstance(prompt, str) else prompt[-1].get("content")).split())
+def judged(task: Task, part: Sequence[Hashable]) -> list[tuple[str, str]]:
+    """What the answers to a part of a task are about: what they call a completion, and how it begins.
+
+    Of a comparison ``a`` and ``b``, which of a ranking are two of several; what is judged by itself has no name.
+    """
+    texts = [snippet(response.text) for response in task.responses]
+    match task.kind:
+        case TaskKind.RATING | TaskKind.BINARY:
+            return [("", texts[int(str(part[1])) if part else 0])]
+        case TaskKind.GRADED5 | TaskKind.GRADED7:
+            return [("above 0", texts[0]), ("below 0", texts[1])]
+    first, second = (int(str(place)) for place in part) if part else (0, 1)
+    return [("a", texts[first]), ("b", texts[second])]
+
+
+def snippet(said: Any) -> str:
+    """How a text begins, on one line; of a conversation, its last turn."""
+    text = " ".join(str(said if isinstance(said, str) else said[-1].get("content")).split())
     return text if len(text) <= MAX_SNIPPET else f"{text[: MAX_SNIPPET - 1]}…"

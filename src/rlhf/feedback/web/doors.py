@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from rlhf.feedback.store import access
+from rlhf.feedback.store.access import Invitation
 from rlhf.feedback.web.auth import (
     MAX_PASSWORD,
     MIN_PASSWORD,
@@ -53,11 +54,10 @@ def healthz(gate: TheGate) -> dict[str, str]:
 @router.get("/join")
 def invitation(request: Request, gate: TheGate, token: str = "") -> Response:
     """The page an invitation leads to. Looking does not use it up: mail scanners and chat previews look, too."""
-    gate.limit(gate.settings.signin_tries, "join", client_address(request), times=MANY)
     visitor = gate.visitor(request)
     if visitor is not None and is_for(gate, token, visitor.name):
         return RedirectResponse(f"{_root(request)}/", 303)  # back through the link that they came by
-    link = invited(gate, token)
+    link = _link(request, gate, token)
     return _page(request, "join", name=link.name, role=link.role, token=token)
 
 
@@ -71,8 +71,7 @@ def join(
 ) -> Response:
     """Come in by an invitation, which uses it up, and choose a password if you like."""
     check_origin(request)
-    gate.limit(gate.settings.signin_tries, "join", client_address(request), times=MANY)
-    link = invited(gate, token)
+    link = _link(request, gate, token)
     secret_hash = hash_password(password) if password else None  # before the link is used: it may be refused
     secret = start_session(gate, link.name, link=link)
     if secret is None:
@@ -118,6 +117,19 @@ def signout(request: Request, gate: TheGate, visitor: Annotated[Visitor, Depends
     answer = RedirectResponse(f"{_root(request)}/signin", 303)
     answer.delete_cookie(gate.cookie, path="/", secure=gate.settings.is_https, httponly=True, samesite="lax")
     return answer
+
+
+def _link(request: Request, gate: Gate, token: str) -> Invitation:
+    """What an invitation says. Only those that are no good are counted: a class behind one address comes in at once.
+
+    Raises:
+        HTTPException: 403, as ``invited``; 429, once there were too many of these.
+    """
+    try:
+        return invited(gate, token)
+    except HTTPException:
+        gate.limit(gate.settings.signin_tries, "join", client_address(request), times=MANY)
+        raise
 
 
 def _page(request: Request, page: str, **context: object) -> Response:

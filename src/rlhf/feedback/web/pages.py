@@ -5,7 +5,7 @@
     GET  /guidelines       what to look for, with examples
     POST /api/next         a task as HTML; with ``beside``, the one after it, so that nobody waits
     POST /api/judgements   keep an answer: when this returns it is on disk
-    POST /api/leave        give back what was not begun, when the page is left
+    POST /api/leave        give back what was handed to this page first and not begun, when the page is left
     POST /api/skip, /api/undo, /api/diff
 
 The page knows completions by their places on the screen, A first; only here are they put into the order of the task. What
@@ -23,6 +23,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -30,9 +31,9 @@ from rlhf.data.words import counted
 from rlhf.errors import DataError
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, TaskKind, check_value
-from rlhf.feedback.store.rows import FLAGS, OPPOSITES
+from rlhf.feedback.store.rows import FLAGS, MAX_NUMBER, OPPOSITES
 from rlhf.feedback.store.values import MAX_TEXT
-from rlhf.feedback.web.auth import Visitor, signed_in, the_store, the_visitor
+from rlhf.feedback.web.auth import Visitor, counted_apart, signed_in, the_store, the_visitor
 from rlhf.feedback.web.text import Turn, turns_of, word_diff
 
 HERE = Path(__file__).parent
@@ -68,6 +69,8 @@ router = APIRouter()
 Annotator = Annotated[str, Depends(signed_in)]
 Store = Annotated[PreferenceStore, Depends(the_store)]
 Whoever = Annotated[Visitor, Depends(the_visitor)]
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+"""Of an assignment that need not be there any more; a larger one no database could look for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ class TaskView:
     assignment: int
     until: str
     """Until when it is theirs; tells one handing out from the next."""
+    fresh: bool
+    """Whether this page is the first to show it, and so the one that may give it back."""
     kind: str
     prompt: Sequence[Turn]
     completions: Sequence[Sequence[Turn]]
@@ -95,7 +100,7 @@ class Body(BaseModel):
 class NextBody(Body):
     """``beside``: the assignment on the screen."""
 
-    beside: int | None = None
+    beside: Number | None = None
 
 
 class SpanBody(Body):
@@ -131,7 +136,7 @@ class AssignmentBody(Body):
 class HeldBody(Body):
     """An assignment, and until when the page was told that it is theirs."""
 
-    assignment: int
+    assignment: Number
     until: AwareDatetime
 
 
@@ -182,9 +187,17 @@ def guidelines_page(request: Request, visitor: Whoever, store: Store) -> HTMLRes
 
 
 @router.post("/api/next")
-def next_task(store: Store, annotator: Annotator, body: NextBody) -> dict[str, Any]:
-    """The next task, or the one that follows ``beside``; None where there is none."""
-    return _task_and_progress(store, annotator, store.next_task(annotator, beside=body.beside))
+@counted_apart
+async def next_task(request: Request, store: Store, annotator: Annotator, body: NextBody) -> dict[str, Any]:
+    """The next task, or the one that follows ``beside``; None where there is none.
+
+    A page that was left meanwhile can't give back what it never got, so that is done for it.
+    """
+    assignment = await run_in_threadpool(store.next_task, annotator, beside=body.beside)
+    answer = await run_in_threadpool(_task_and_progress, store, annotator, assignment)
+    if assignment is not None and assignment.fresh and await request.is_disconnected():
+        await run_in_threadpool(store.leave, annotator, {assignment.number: assignment.expires_at})
+    return answer
 
 
 @router.post("/api/judgements")
@@ -302,7 +315,8 @@ def _completions(assignment: Assignment) -> list[list[Turn]]:
 def task_html(store: PreferenceStore, assignment: Assignment) -> str:
     """A task as a part of a page."""
     view = TaskView(
-        assignment=assignment.number, until=assignment.expires_at.isoformat(), kind=str(assignment.task.kind),
+        assignment=assignment.number, until=assignment.expires_at.isoformat(), fresh=assignment.fresh,
+        kind=str(assignment.task.kind),
         prompt=turns_of(assignment.task.prompt),
         completions=_completions(assignment), grades=GRADES.get(assignment.task.kind, ()),
         guidelines=guidelines_of(store), flags=flags_of(assignment.task.kind, len(assignment.order)),
@@ -321,7 +335,7 @@ def _task_and_progress(store: PreferenceStore, annotator: str, assignment: Assig
     task = None
     if assignment is not None:
         task = {
-            "assignment": assignment.number, "until": assignment.expires_at.isoformat(),
+            "assignment": assignment.number, "until": assignment.expires_at.isoformat(), "fresh": assignment.fresh,
             "html": task_html(store, assignment),
         }  # fmt: skip
     return {"task": task, "progress": _progress(store, annotator)}

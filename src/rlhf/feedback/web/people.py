@@ -19,6 +19,7 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import RedirectResponse, Response
 
 from rlhf.errors import ConfigError, DataError
+from rlhf.feedback.simulated import simulated_annotators
 from rlhf.feedback.store import PreferenceStore, access
 from rlhf.feedback.store.engine import reading
 from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow
@@ -43,6 +44,8 @@ class Known:
     has_password: bool
     has_come: bool
     """Whether they came in at any time."""
+    is_simulated: bool
+    """No person, and nobody to invite."""
     num_judgements: int
     added_at: datetime
 
@@ -113,12 +116,12 @@ def known_people(store: PreferenceStore) -> list[Known]:
         .outerjoin(done, done.c.annotator == AnnotatorRow.number)
         .order_by(AnnotatorRow.number)
     )
-    came = access.who_came(store.engine)
+    came, simulated = access.who_came(store.engine), simulated_annotators(store)
     with reading(store.engine) as session:
         return [
             Known(
                 name=row.name, role=row.role, active=row.active, has_password=row.secret_hash is not None,
-                has_come=row.number in came, num_judgements=number or 0, added_at=row.added_at,
+                has_come=row.number in came, is_simulated=row.name in simulated, num_judgements=number or 0, added_at=row.added_at,
             )
             for row, number in session.execute(query)
         ]  # fmt: skip

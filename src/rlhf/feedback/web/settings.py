@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import secrets
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,7 +14,9 @@ from pydantic import Field, field_validator
 from sqlalchemy.engine import Engine
 
 from rlhf.config.base import Config
-from rlhf.errors import StorageError
+from rlhf.errors import ConfigError, StorageError
+from rlhf.feedback.store import access
+from rlhf.feedback.store.engine import place_of
 from rlhf.files import fsync, storage_errors
 
 ADDRESS = "address"
@@ -21,7 +24,7 @@ ADDRESS = "address"
 KEY_BYTES = 32
 KEY_SUFFIX = ".key"
 DEFAULT_KEY_FILE = "rlhf-annotation.key"
-"""In the current folder, for a store that is no file."""
+"""In the current folder, for a store that is no file; the store knows its fingerprint and refuses another."""
 
 
 class WebSettings(Config):
@@ -40,9 +43,11 @@ class WebSettings(Config):
     max_body_bytes: int = Field(2**20, ge=1024)
     """Of one request."""
     signin_tries: str = "10/5minutes"
-    """Passwords that may be tried for one name from one address, and ten times as many from one address for all names."""
+    """Passwords that may be tried for one name from one address, and ten times as many from one address for all names. Of
+    invitations and tokens, ten times as many that are no good; who holds a good one always comes in."""
     calls: str = "300/minute"
-    """What one signed-in person may send (judgements, skips, undos): more than anybody can judge."""
+    """What one signed-in person may send (judgements, skips, undos): more than anybody can judge. Tasks, of which a page asks
+    for one with each judgement, are counted apart at the same rate."""
     looks: str = "600/minute"
     """Pages that one signed-in person may open, and ten times as many one address from which nobody is signed in."""
     events: str = "6000/minute"
@@ -117,10 +122,18 @@ def key_file(engine: Engine) -> Path:
 def signing_key(engine: Engine, file: Path | None = None) -> bytes:
     """The store's signing key; made at the first call, readable for its owner alone.
 
+    A key beside a file is that store's. For a store on a server the key is looked for in a folder that may be the wrong one, so
+    there the store itself says which key it is.
+
     Raises:
         StorageError: The file can't be written or read, or holds no key.
+        ConfigError: The store's links are signed with another key.
     """
     path = file or key_file(engine)
+    on_server = engine.dialect.name != "sqlite"
+    known = access.key_of_store(engine) if on_server else None
+    if known is not None and not path.exists():
+        raise _other_key(engine, known, f"there is none at {path.absolute()}")
     with storage_errors(path):
         if not path.exists():
             _make_key(path)
@@ -135,7 +148,19 @@ def signing_key(engine: Engine, file: Path | None = None) -> bytes:
             f"{path} has {len(key)} bytes and is no signing key ({KEY_BYTES} bytes). Delete it: a new one is made, and "
             "invitations that nobody used yet have to be sent again."
         )
+    if on_server:
+        known = known or access.keep_key(engine, key, f"{socket.gethostname()}:{path.absolute()}")
+        if known.fingerprint != access.fingerprint_of(key):
+            raise _other_key(engine, known, f"{path.absolute()} is another one")
     return key
+
+
+def _other_key(engine: Engine, known: access.KnownKey, found: str) -> ConfigError:
+    return ConfigError(
+        f"The links of {place_of(engine)} are signed with the key that was made at {known.place}, and {found}: links made here "
+        "would open nothing. Run the command in that folder, or copy the key here. If it is lost, have the database forget it "
+        f"(DELETE FROM settings WHERE name = '{access.SIGNING_KEY}'), start the server anew and send open invitations again."
+    )
 
 
 def _make_key(path: Path) -> None:

@@ -10,15 +10,19 @@ import json
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import nh3
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.rules_core import StateCore
+from markdown_it.rules_inline import StateInline
+from markdown_it.rules_inline import escape as escape_rule
+from markdown_it.rules_inline import newline as newline_rule
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
@@ -39,6 +43,7 @@ TAGS = frozenset(
 )
 ATTRIBUTES: Mapping[str, set[str]] = {"ol": {"start"}, "pre": {"tabindex"}}
 CLASSES: Mapping[str, set[str]] = {"span": {"address", "language"}}
+NO_BREAK_SPACE = "\u00a0"
 ROLES = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool", "developer": "Developer"}
 WITHOUT_SPACES = (
     (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF),  # Thai and Lao, Burmese, Khmer
@@ -103,8 +108,9 @@ def _as_code(value: Any) -> str:
 def markdown_html(text: str) -> Markup:
     """Markdown as HTML that can do nothing but be read.
 
-    Links stand as their text followed by their address, images as their description and address; neither can be clicked
-    or loaded. Raw HTML in the text is shown as it is written.
+    A line break stays one, and so does the indentation of a line: in steps, verse, dialogues and code without a fence they are part of
+    what is judged. Links stand as their text followed by their address, images as their description and address; neither can be
+    clicked or loaded. Raw HTML in the text is shown as it is written.
     """
     if not _is_read_quickly(text):
         return Markup('<pre tabindex="0">{}</pre>').format(text)
@@ -156,8 +162,40 @@ def _address(address: str) -> str:
     return f' <span class="address">({escape(address)})</span>' if address else ""
 
 
+def _keeping_indents(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
+    """A rule that ends lines, which drops the spaces that the next line begins with, made to keep them."""
+
+    def kept(state: StateInline, silent: bool) -> bool:
+        began = state.pos
+        found = rule(state, silent)
+        if found and not silent:
+            _, line_end, dropped = state.src[began : state.pos].rpartition("\n")
+            state.pending += _indent(dropped) if line_end else ""
+        return found
+
+    return kept
+
+
+def _keep_first_indents(state: StateCore) -> None:
+    """The same for the first line of a paragraph; of four spaces on, it is code anyway."""
+    lines = state.src.split("\n")
+    for opening, inline in pairwise(state.tokens):
+        # within a list or a quotation the indentation says where the paragraph belongs
+        if opening.type == "paragraph_open" and opening.level == 0 and inline.map:
+            first = lines[inline.map[0]]
+            inline.content = _indent(first[: len(first) - len(first.lstrip(" \t"))]) + inline.content
+
+
+def _indent(spaces: str) -> str:
+    """Spaces that HTML shows."""
+    return spaces.expandtabs(4).replace(" ", NO_BREAK_SPACE)
+
+
 def _reader() -> MarkdownIt:
-    reader = MarkdownIt("js-default", {"html": False, "linkify": False, "typographer": False})
+    reader = MarkdownIt("js-default", {"html": False, "linkify": False, "typographer": False, "breaks": True})
+    reader.inline.ruler.at("newline", _keeping_indents(newline_rule))
+    reader.inline.ruler.at("escape", _keeping_indents(escape_rule))
+    reader.core.ruler.after("block", "first_indents", _keep_first_indents)
     for name, rule in {
         "link_open": _link_open,
         "link_close": _link_close,

@@ -193,7 +193,7 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         review.warn(
             "sequences_per_step",
             f"A step takes {stage.sequences_per_step} completions, and a rollout has only {per_rollout} "
-            f"(prompts_per_rollout x group_size: {stage.prompts_per_rollout} x {stage.group_size}); every step will be as small as the rollout.",
+            f"(prompts_per_rollout x group_size: {stage.prompts_per_rollout} x {stage.group_size}); every step is as small as that.",
         )
     steps = stage.epochs_per_rollout * math.ceil(per_rollout / stage.sequences_per_step)
     if stage.policy_loss == "reinforce" and steps > 1 and not isinstance(stage, OnlineDPOStage | DistillStage):

@@ -7,6 +7,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -67,6 +68,18 @@ def test_what_is_open_is_shown_again_after_a_reload(store):
     first = store.next_task("ann")
     assert store.next_task("ann").number == first.number
     assert store.next_task("ann").order == first.order
+
+
+def test_what_is_taken_is_fresh_once_and_held_from_then_on(store):
+    store.add_tasks([pair("x"), pair("y")])
+    first = store.next_task("ann")
+    following = store.next_task("ann", beside=first.number)
+    assert (first.fresh, following.fresh) == (True, True)
+    shown = [store.next_task("ann"), store.next_task("ann", beside=first.number), store.assignment(first.number)]
+    assert [again.fresh for again in shown] == [False, False, False]
+    store.leave("ann", {first.number: shown[0].expires_at, following.number: shown[1].expires_at})
+    anew = store.next_task("ann")
+    assert (anew.fresh, anew.task.id) == (True, "x"), "it was given back, and is taken anew"
 
 
 def test_the_following_task_can_be_asked_for_early_and_comes_next(store):
@@ -160,6 +173,44 @@ def test_gold_items_are_mixed_in_and_everybody_gets_them(place):
             assert {name for name in asked if name.startswith("g")} == {f"g{n}" for n in range(5)}
         plain = [name for asked in done.values() for name in asked if name.startswith("t")]
         assert len(plain) == len(set(plain)), "an overlap of 1 holds for the others"
+
+
+def test_who_leaves_and_comes_again_learns_nothing_of_what_is_gold(place):
+    with PreferenceStore(place, rules=AssignmentRules(gold_frac=0.4)) as store:
+        store.add_annotator("ann")
+        store.add_tasks([pair(f"plain-{n}") for n in range(20)])
+        store.add_tasks([pair(f"gold-{n}", gold={"preference": "a"}) for n in range(10)])
+        kinds = set()
+        for turn in range(12):
+            held = both(store)
+            names = {task.task.id for task in held}
+            leaves = held[:1], held[1:], held
+            for left in leaves[turn % 3]:
+                assert store.leave("ann", {left.number: store.assignment(left.number).expires_at}) == 1
+            assert {task.task.id for task in both(store)} == names, "something else came, whatever it was"
+            kinds.add(store.next_task("ann").is_gold)
+            answer(store, "ann")
+        assert kinds == {True, False}
+
+
+def both(store):
+    """What a page shows, and what it asks for early."""
+    first = store.next_task("ann")
+    return [first, store.next_task("ann", beside=first.number)]
+
+
+def test_what_somebody_left_comes_to_them_first_unless_others_have_it_now(store):
+    store.add_tasks([pair("x"), pair("y")])
+    given = store.next_task("ann")
+    store.leave("ann", {given.number: given.expires_at})
+    store.add_tasks([pair("urgent", priority=2.0)])
+    again = store.next_task("ann")
+    assert again.task.id == "x"
+    store.leave("ann", {again.number: again.expires_at})
+    for who in ("bob", "cem"):
+        answer(store, who)  # the urgent one
+        answer(store, who)
+    assert store.next_task("ann").task.id == "y"
 
 
 def test_a_lost_task_returns_after_its_time(store):
@@ -479,6 +530,36 @@ def test_a_file_that_is_no_database_is_told(tmp_path):
         PreferenceStore(tmp_path / "s.db")
     with pytest.raises(ConfigError, match="no database URL"):
         open_engine("postgresql://:::")
+
+
+def test_another_programs_database_is_told_and_stays_as_it_is(place):
+    engine = sa.create_engine(open_engine(place).url)
+    with engine.begin() as connection:
+        for name in ("runs", "alembic_version"):  # others use alembic, too
+            connection.execute(sa.text(f"CREATE TABLE {name} (version_num VARCHAR(32))"))
+        connection.execute(sa.text("INSERT INTO alembic_version VALUES ('0a1b2c')"))
+    file = place if isinstance(place, Path) else None
+    before = file and file.read_bytes()
+    with pytest.raises(ConfigError, match=r"database of another program \(it holds 1 table, the first 'runs'\)"):
+        PreferenceStore(place)
+    assert (file and file.read_bytes()) == before
+    assert sorted(sa.inspect(engine).get_table_names()) == ["alembic_version", "runs"]
+    engine.dispose()
+
+
+def test_looking_at_a_file_ends_no_lock_of_a_store_that_is_open_on_it(tmp_path):
+    place = tmp_path / "s.db"
+    asks = f"""
+        import sqlite3
+        connection = sqlite3.connect({str(place)!r}, timeout=0, isolation_level=None)
+        connection.execute("PRAGMA journal_mode=DELETE")
+    """
+    with PreferenceStore(place) as store, store.engine.connect():
+        PreferenceStore(place).close()
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(asks)], capture_output=True, text=True, check=False
+        )
+    assert "database is locked" in done.stderr, "another process had the file for itself"
 
 
 def test_events_are_kept_once(store):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,9 +12,10 @@ import sqlalchemy as sa
 from rlhf.errors import DataError
 from rlhf.feedback.items import Said
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
+from rlhf.feedback.store.assign import give_back
 from rlhf.feedback.store.engine import reading, wait_for_turn, writing
 from rlhf.feedback.store.record import Recorded, record_judgements
-from rlhf.feedback.store.tables import DONE, AssignmentRow, JudgementRow
+from rlhf.feedback.store.tables import DONE, OPEN, AssignmentRow, JudgementRow
 from tests.fixtures.annotation_site import pair
 
 SAID = Said(annotator="ann", value={"preference": "b"})
@@ -107,3 +109,107 @@ def test_what_comes_from_a_file_names_what_its_author_took_back_meanwhile(place)
         with reading(store.engine) as session:
             imported = session.scalar(sa.select(JudgementRow).order_by(JudgementRow.number.desc()).limit(1))
             assert (imported.value, imported.replaces) == ({"preference": "b"}, newest)
+
+
+@contextmanager
+def at(engine, start, do):
+    """Do something once, right before the first statement on this engine that begins so."""
+    done = []
+
+    def hook(_connection, _cursor, statement, *_):
+        if statement.startswith(start) and not done:
+            done.append(statement)
+            do()
+
+    sa.event.listen(engine, "before_cursor_execute", hook)
+    yield
+    sa.event.remove(engine, "before_cursor_execute", hook)
+    assert done, f"no statement began with {start!r}"
+
+
+def test_who_reads_sees_one_moment_though_somebody_judges_in_the_middle(place):
+    with PreferenceStore(place) as store, PreferenceStore(place) as other:
+        store.add_annotator("ann")
+        store.add_tasks([pair("x"), pair("y")])
+        for n, name in enumerate(("first", "second")):
+            given = other.next_task("ann")
+            answer = Submission(assignment=given.number, key=name * 3, value={"preference": "a"})
+            if n == 0:
+                other.submit("ann", answer)
+        with at(store.engine, "SELECT judgements.number", lambda: other.submit("ann", answer)):
+            assert [judgement.task.id for judgement in store.judgements()] == ["x"]
+        assert [judgement.task.id for judgement in store.judgements()] == ["x", "y"]
+
+
+def test_a_page_that_leaves_while_another_shows_its_task_takes_it_from_nobody(place):
+    with PreferenceStore(place) as store, PreferenceStore(place) as other, ThreadPoolExecutor(1) as pool:
+        store.add_annotator("ann")
+        store.add_tasks([pair("x")])
+        given, leaving = store.next_task("ann"), []
+
+        def leave():
+            leaving.append(pool.submit(other.leave, "ann", {given.number: given.expires_at}))
+            assert wait(leaving, timeout=0.5).not_done, "it gave back what a page was being shown"
+
+        with at(store.engine, "UPDATE assignments SET expires_at", leave):
+            shown = store.next_task("ann")
+        assert leaving[0].result(timeout=30) == 0
+        assert (shown.number, state_of(store, shown.number)) == (given.number, OPEN)
+
+
+def test_a_page_that_comes_while_another_leaves_is_shown_what_it_holds(place):
+    with PreferenceStore(place) as store, ThreadPoolExecutor(1) as pool:
+        store.add_annotator("ann")
+        store.add_tasks([pair("x")])
+        given = store.next_task("ann")
+        who = store.annotators()[0].number
+        with writing(store.engine) as session:
+            assert give_back(session, who, {given.number: given.expires_at}) == 1
+            session.flush()
+            coming = pool.submit(store.next_task, "ann")
+            assert wait([coming], timeout=0.5).not_done, "it looked at what the other one was giving back"
+        shown = coming.result(timeout=30)
+        assert (shown.fresh, state_of(store, shown.number)) == (True, OPEN)
+
+
+def test_a_task_whose_time_is_over_is_shown_to_its_holder_or_goes_to_another_and_never_both(place):
+    with PreferenceStore(place) as store, PreferenceStore(place) as other, ThreadPoolExecutor(1) as pool:
+        store.add_annotator("ann")
+        store.add_annotator("bob")
+        store.add_tasks([pair("x")])
+        store.next_task("ann")
+        late, asking = datetime.now(UTC) + timedelta(hours=1), []
+
+        def ask():
+            asking.append(pool.submit(other.next_task, "bob", now=late))
+            wait(asking, timeout=0.5)
+
+        with at(store.engine, "UPDATE assignments SET expires_at", ask):
+            shown = store.next_task("ann", now=late)
+        assert asking[0].result(timeout=30) is None
+        assert state_of(store, shown.number) == OPEN
+
+
+def test_who_judges_and_asks_at_once_waits_for_no_deadlock(place):
+    with PreferenceStore(place) as store, PreferenceStore(place) as other, ThreadPoolExecutor(1) as pool:
+        store.add_annotator("ann")
+        store.add_tasks([pair("x"), pair("y")])
+        given, asking = store.next_task("ann"), []
+        answer = Submission(assignment=given.number, key="k" * 16, value={"preference": "a"})
+
+        def ask():
+            asking.append(pool.submit(other.next_task, "ann"))
+            wait(asking, timeout=0.5)
+
+        lost = []
+        for engine in (store.engine, other.engine):
+            sa.event.listen(engine, "handle_error", lambda context: lost.append(str(context.original_exception)))
+        with at(store.engine, "INSERT INTO judgements", ask):  # the assignment is held here; its author is named now
+            store.submit("ann", answer)
+        assert asking[0].result(timeout=30).task.id == "y"
+        assert lost == []
+
+
+def state_of(store, assignment):
+    with reading(store.engine) as session:
+        return session.get_one(AssignmentRow, assignment).state

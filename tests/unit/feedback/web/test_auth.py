@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import re
+import shutil
 import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 from itsdangerous import URLSafeTimedSerializer
 
 from rlhf.errors import ConfigError, DataError, StorageError
 from rlhf.feedback.store import PreferenceStore, access
+from rlhf.feedback.store.engine import reading, writing
+from rlhf.feedback.store.tables import SettingRow
 from rlhf.feedback.web import auth, invitation_link
 from rlhf.feedback.web.settings import KEY_BYTES, WebSettings, key_file, signing_key
 from tests.fixtures.annotation_site import KEY, PERSON, Site
@@ -341,6 +347,35 @@ def test_the_signing_key_is_its_owners_alone_and_the_same_next_time(tmp_path):
         file.write_bytes(b"short")
         with pytest.raises(StorageError, match="has 5 bytes and is no signing key"):
             signing_key(store.engine)
+
+
+@pytest.mark.postgres
+def test_another_folders_key_signs_no_link_of_a_store_on_a_server(postgres_server, tmp_path, monkeypatch):
+    served, elsewhere = tmp_path / "served", tmp_path / "elsewhere"
+    [folder.mkdir() for folder in (served, elsewhere)]
+    with PreferenceStore(postgres_server.new_database()) as store:
+        monkeypatch.chdir(served)
+        key = signing_key(store.engine)
+        made_at = re.escape(str(served / "rlhf-annotation.key"))
+        monkeypatch.chdir(elsewhere)
+        with pytest.raises(
+            ConfigError, match=rf"made at \S+:{made_at}, and there is none at .*elsewhere.*copy the key here"
+        ):
+            invitation_link(store, "dora")
+        assert list(elsewhere.iterdir()) == [], "no second key is made"
+        Path("rlhf-annotation.key").write_bytes(bytes(KEY_BYTES))
+        with pytest.raises(ConfigError, match=r"elsewhere/rlhf-annotation\.key is another one"):
+            invitation_link(store, "dora")
+        assert access.person(store.engine, "dora") is None
+        shutil.copy(served / "rlhf-annotation.key", elsewhere)
+        assert signing_key(store.engine) == key
+        with writing(store.engine) as session:  # what the sentence says to do where the key is lost
+            session.execute(sa.text(f"DELETE FROM settings WHERE name = '{access.SIGNING_KEY}'"))
+        Path("rlhf-annotation.key").unlink()
+        assert signing_key(store.engine) != key
+        with reading(store.engine) as session:
+            kept = str([row.value for row in session.scalars(sa.select(SettingRow))])
+        assert signing_key(store.engine).hex() not in kept
 
 
 def test_settings_that_mean_nothing_are_refused():

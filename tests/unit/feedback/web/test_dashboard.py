@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from rlhf.feedback.simulate import SimulatedAnnotator
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.store.assign import Skipped
+from rlhf.feedback.store.values import NUM_RESPONSES
 from rlhf.feedback.web import WebSettings, create_annotation_app, dashboard, invitation_link
 from rlhf.feedback.web.dashboard import Desk, percent
 from tests.fixtures.judged import judge_all, pair_tasks
@@ -152,3 +153,43 @@ def test_what_was_not_measured_is_a_dash_and_its_reason(store):
     assert "nan" not in html.lower()
     assert "NaN" not in json.dumps(boss.get("/api/report").json())
     assert percent(float("nan")) == "–"
+
+
+def test_what_divides_people_is_shown_with_what_they_chose_from(store):
+    grass = Response(text="Grass\nand hay. " + "x" * 200)
+    meat = Response(text=[{"role": "assistant", "content": "Meat."}])
+    store.add_tasks([Task(id="t", kind=TaskKind.PAIRWISE, prompt="What does a cow eat?", responses=[grass, meat])])
+    for who, side in (("ann", "a"), ("bob", "b")):
+        store.add_annotator(who)
+        held = store.next_task(who)
+        store.submit(who, Submission(assignment=held.number, key=who, value={"preference": side}))
+    html = signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).text
+    shown = [" ".join(re.sub("<[^>]*>", "", one).split()) for one in re.findall(r'class="judged">(.*?)</span>', html)]
+    assert shown == [f"a Grass and hay. {'x' * 144}…", "b Meat."]
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "shown"),
+    [
+        (TaskKind.RANKING, (0, 2), [("a", "one"), ("b", "three")]),
+        (TaskKind.RATING, ("truth", 1), [("", "two")]),
+        (TaskKind.BINARY, (), [("", "one")]),
+        (TaskKind.GRADED5, (), [("above 0", "one"), ("below 0", "two")]),
+        (TaskKind.GRADED7, (), [("above 0", "one"), ("below 0", "two")]),
+        (TaskKind.PAIRWISE, (), [("a", "one"), ("b", "two")]),
+    ],
+)
+def test_answers_of_every_kind_are_shown_beside_what_they_are_about(kind, part, shown):
+    texts = ("one", "two", "three")[: NUM_RESPONSES[kind][1]]
+    task = Task(id="t", kind=kind, prompt="?", responses=[Response(text=text) for text in texts])
+    assert dashboard.judged(task, part) == shown
+
+
+def test_what_was_not_measured_is_told_from_its_reason(store):
+    store.rules = AssignmentRules(overlap=3)
+    store.add_tasks(pair_tasks(4))
+    judge_all(store, [SimulatedAnnotator(name=name) for name in ("ann", "bob", "cem")])
+    store.undo("ann")  # now a task has two judgements and the others three, which Fleiss' kappa can't be taken of
+    html = signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).text
+    seen = re.sub("<[^>]*>", "", re.sub('<span class="unseen">.*?</span>', "", html))
+    assert "Fleiss’ kappanot measured: items have" in seen.replace("\n", "")

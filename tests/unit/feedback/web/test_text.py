@@ -172,3 +172,33 @@ def test_the_same_word_a_thousand_times_is_compared_at_once():
 def test_texts_too_long_to_compare_are_refused():
     with pytest.raises(DataError, match=f"at most {MAX_DIFF_WORDS:,}"):
         word_diff("a " * MAX_DIFF_WORDS, "b")
+
+
+def shown(text):
+    """What a reader of the page sees of a text: its lines."""
+    html = re.sub(
+        r"[ \n\t]+", " ", str(markdown_html(text)).replace("&nbsp;", "\u00a0")
+    )  # as a browser reads white space
+    lines = [re.sub("<[^>]*>", "", line).strip(" ") for line in re.split("<br>|</p>|</li>", html)]
+    return [line.replace("\u00a0", " ") for line in lines if line]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "line one\nline two\n  indented\nline four",
+        "User: What does a cow eat?\nAssistant: Grass.\n\tAnd hay.",
+        "if hungry:\n    eat()\n        grass()",
+        "   a verse that begins with space\nand goes on",
+        "broken by hand\\\n  and indented",
+        "two spaces  \n    after",
+    ],
+)
+def test_line_breaks_and_indentation_stay(text):
+    assert shown(text) == text.replace("\\\n", "\n").replace("  \n", "\n").expandtabs(4).split("\n")
+
+
+def test_indentation_that_belongs_to_markdown_is_not_shown():
+    assert shown("- first\n  goes on\n- second") == ["first", "goes on", "second"]
+    assert "<pre" in markdown_html("    code by four spaces")
+    assert str(markdown_html("> quoted\n> on")) == "<blockquote>\n<p>quoted<br>\non</p>\n</blockquote>\n"

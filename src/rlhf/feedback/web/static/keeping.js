@@ -72,15 +72,22 @@ export function sendLast(root, path, csrfToken, body) {
   return fetch(root + path, { ...posted(csrfToken, body), keepalive: true }).catch(() => {});
 }
 
-/** POST as JSON. Returns {outcome, data, error, waitMs}; never throws. */
-export async function post(root, path, csrfToken, body) {
-  let answer;
+/** POST as JSON, until `leaving` is aborted. Returns {outcome, data, error, waitMs}; never throws. */
+export async function post(root, path, csrfToken, body, leaving) {
+  const ended = new AbortController();
+  const end = () => ended.abort();
+  const timer = setTimeout(end, TIMEOUT_MS);
+  leaving?.addEventListener("abort", end);
+  let answer, data;
   try {
-    answer = await fetch(root + path, { ...posted(csrfToken, body), signal: AbortSignal.timeout(TIMEOUT_MS) });
+    answer = await fetch(root + path, { ...posted(csrfToken, body), signal: ended.signal });
+    data = await answer.json().catch(() => null);
   } catch {
     return { outcome: LATER };
+  } finally {
+    clearTimeout(timer);
+    leaving?.removeEventListener("abort", end);
   }
-  const data = await answer.json().catch(() => null);
   if (answer.ok) return isOurs(data) ? { outcome: DONE, data } : { outcome: LATER };
   const error = data?.error;
   // without a sentence of ours it is not our server that speaks: a proxy, a hotel's sign-in page, or another program on the port
@@ -123,9 +130,10 @@ export class Outbox {
     return this.names.some((name) => this.drawer.get(name)?.body.assignment === assignment);
   }
 
-  add(path, body) {
+  /** @param {string} about - what an answer that is refused is known again by */
+  add(path, body, about) {
     const order = `${String(Date.now()).padStart(15, "0")}-${String(this.count++).padStart(6, "0")}`;
-    this.drawer.set(`out:${order}`, { path, body });
+    this.drawer.set(`out:${order}`, { path, body, about });
   }
 
   /** Send all, oldest first; true when nothing is left. Called twice at once, it runs once. */
@@ -139,14 +147,14 @@ export class Outbox {
   async #drain() {
     clearTimeout(this.timer);
     for (let name; (name = this.names[0]) !== undefined; ) {
-      const { path, body } = this.drawer.get(name);
+      const { path, body, about } = this.drawer.get(name);
       const result = await this.send(path, body);
       if (result.outcome === DONE) {
         this.drawer.remove(name);
         this.tell.done(body, result.data);
       } else if (result.outcome === REFUSED) {
+        this.tell.refused({ order: name.slice("out:".length), body, about }, result.error); // before it is out of the drawer
         this.drawer.remove(name);
-        this.tell.refused(body, result.error);
       } else {
         this.#wait(result);
         return false;

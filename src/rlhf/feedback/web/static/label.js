@@ -1,6 +1,7 @@
 // The labelling page: shows a task, hands the answer to the outbox and goes on with the next task, which is there already.
 
 import { DONE, Drawer, LATER, Outbox, SIGNED_OUT, newKey, post, sendLast } from "./keeping.js";
+import { Refused } from "./refused.js";
 import { TaskView } from "./task.js";
 
 const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
@@ -9,14 +10,17 @@ const root = meta("root");
 const drawer = new Drawer(`rlhf:${meta("store")}:${meta("annotator")}:`); // another store or person must not send what is kept here
 const settings = new Drawer("rlhf:settings:");
 const call = (path, body) => post(root, path, meta("csrf-token"), body);
+const askForTask = (body) => post(root, "/api/next", meta("csrf-token"), body, leaving.signal);
 const KEPT_ACTIONS = 20;
 const RENEW_MS = 5 * 60_000;
 const LONGEST_LEAVE_MS = 2000;
+const LONGEST_DRAFT_MS = 30 * 86_400_000;
 const NOT_REACHED = "Undo needs the server, and it can't be reached.";
 
 const stage = byId("task");
 let current = null; // the TaskView on the screen
-let following = null; // {assignment, until, html}, here before it is needed
+let following = null; // {assignment, until, fresh, html}, here before it is needed
+let leaving = new AbortController(); // what was asked for must not come after the page has left
 let isGoingOn = false;
 let isAtWork = false;
 let isUndoing = false;
@@ -24,12 +28,14 @@ const answered = new Set(); // left behind on this page: the server may not know
 
 // ---------------------------------------------------------------------------------------------------------------- sending
 
+const refused = new Refused(drawer);
 const outbox = new Outbox(drawer, call, {
   changed: tellOutbox,
   done: (_body, data) => showProgress(data.progress),
-  refused: (body, error) => {
+  refused: (answer, error) => {
+    refused.keep(answer);
     notice(`One answer was not taken: ${error}`);
-    answered.delete(body.assignment);
+    answered.delete(answer.body.assignment);
   },
   retry: goOn,
 });
@@ -63,7 +69,7 @@ async function goOn() {
 }
 
 async function fetchTask() {
-  const result = await call("/api/next", {});
+  const result = await askForTask({});
   if (result.outcome === DONE) {
     showProgress(result.data.progress);
     show(result.data.task);
@@ -77,9 +83,11 @@ async function fetchTask() {
 }
 
 async function preload() {
-  const result = await call("/api/next", { beside: current.assignment });
+  const result = await askForTask({ beside: current.assignment });
   const task = result.outcome === DONE ? result.data.task : null;
-  if (task && task.assignment !== current?.assignment && !answered.has(task.assignment)) following = task;
+  const isAnother = task && ![current?.assignment, following?.assignment].includes(task.assignment) && !answered.has(task.assignment);
+  if (isAnother && following === null) following = task;
+  else if (isAnother) giveBack([task]); // an undo put another one in its place while we asked
   if (current === null) advance(); // answered while we asked
 }
 
@@ -97,9 +105,14 @@ function advance() {
 
 function leave(path, body, what) {
   answered.add(body.assignment);
-  outbox.add(path, body);
+  outbox.add(path, body, current.about);
   drawer.remove("undo"); // the next undo is of this one
-  drawer.set("actions", [...actions(), { what, assignment: body.assignment }].slice(-KEPT_ACTIONS));
+  const all = [...actions(), { what, assignment: body.assignment }];
+  const kept = all.slice(-KEPT_ACTIONS);
+  drawer.set("actions", kept);
+  for (const { assignment } of all.slice(0, -KEPT_ACTIONS)) {
+    if (!kept.some((each) => each.assignment === assignment)) drawer.remove(`draft:${assignment}`); // no undo brings it back
+  }
   advance();
 }
 
@@ -113,17 +126,31 @@ async function renew() {
   const isNeeded = isAtWork && task && document.visibilityState === "visible";
   isAtWork = false;
   if (!isNeeded) return;
-  const result = await call("/api/next", { beside: following?.assignment ?? null });
-  if (result.outcome === DONE && result.data.task?.assignment === task.assignment) task.until = result.data.task.until;
+  const result = await askForTask({ beside: following?.assignment ?? null });
+  const held = result.outcome === DONE ? result.data.task : null;
+  // not fresh any more: another page may have shown it since, and what is done there must not be given away from here
+  if (held?.assignment === task.assignment) Object.assign(task, { until: held.until, fresh: held.fresh });
+  else giveBack([held]);
+}
+
+const isBegun = ({ assignment }) => drawer.get(`draft:${assignment}`) !== null;
+
+/**
+ * Let others have at once what was handed to this page first and what nobody began. What was in hand before it came may be
+ * begun on another device, and is not this page's to give.
+ */
+function giveBack(tasks) {
+  const held = tasks.filter((each) => each?.fresh && !isBegun(each)).map(({ assignment, until }) => ({ assignment, until }));
+  // a reload leaves, too: the server keeps what it has handed out again by the time this arrives
+  return held.length > 0 ? sendLast(root, "/api/leave", meta("csrf-token"), { held }) : Promise.resolve();
 }
 
 /** Whoever leaves holds up no task that they did not begin; what they began waits for them, with its draft. */
 function leavePage() {
-  const isBegun = ({ assignment }) => drawer.get(`draft:${assignment}`) !== null;
+  leaving.abort();
+  leaving = new AbortController(); // who stays after all, to send what waits, asks anew
   if (current && isBegun(current)) keepDraft();
-  const held = [current, following].filter((each) => each && !isBegun(each)).map(({ assignment, until }) => ({ assignment, until }));
-  // a reload leaves, too: the server keeps what it has handed out again by the time this arrives
-  return held.length > 0 ? sendLast(root, "/api/leave", meta("csrf-token"), { held }) : Promise.resolve();
+  return giveBack([current, following]);
 }
 
 /** First give back, while the server still knows us; but nobody is kept from leaving. */
@@ -147,6 +174,7 @@ function show(task) {
   }
   stage.innerHTML = task.html;
   setUp(task.html);
+  Object.assign(current, { until: task.until, fresh: task.fresh }); // newer than the page's words, if it was shown before
   window.scrollTo(0, 0);
   stage.focus({ preventScroll: true });
   say(`Next task. ${byId("count").textContent}`);
@@ -164,7 +192,7 @@ function setUp(html) {
 }
 
 function keepDraft() {
-  if (current) drawer.set(`draft:${current.assignment}`, current.draft);
+  if (current) drawer.set(`draft:${current.assignment}`, { ...current.draft, at: Date.now() });
 }
 
 function showProgress({ num_mine: mine, num_done: done, num_wanted: wanted }) {
@@ -233,7 +261,9 @@ async function takeBack() {
     return;
   }
   drawer.set("actions", actions().slice(0, -1));
-  following = current && { assignment: current.assignment, until: current.until, html: current.html };
+  const displaced = following;
+  following = current && { assignment: current.assignment, until: current.until, fresh: current.fresh, html: current.html };
+  giveBack([displaced]); // a page holds two
   notice("");
   showProgress(result.data.progress);
   show(result.data.task);
@@ -320,11 +350,10 @@ function switchTheme() {
   nameTheme();
 }
 
-/** Drafts of tasks that are neither here nor among the last few, which an undo brings back. */
+/** Drafts of tasks that were begun here and that nobody came back to. */
 function forgetOldDrafts() {
-  const wanted = new Set(actions().map(({ assignment }) => `draft:${assignment}`));
-  if (current) wanted.add(`draft:${current.assignment}`);
-  for (const name of drawer.names("draft:")) if (!wanted.has(name)) drawer.remove(name);
+  const oldest = Date.now() - LONGEST_DRAFT_MS;
+  for (const name of drawer.names("draft:")) if (drawer.get(name).at < oldest) drawer.remove(name);
 }
 
 function remember(id, standard) {

@@ -6,6 +6,7 @@ import { Ranking } from "./ranking.js";
 const byId = (id) => document.getElementById(id);
 const now = () => (document.visibilityState === "visible" ? performance.now() : null);
 const OPPOSITE = { all_good: "all_bad", all_bad: "all_good" };
+const ABOUT_LENGTH = 80;
 const NOT_REACHED = "The server can't be reached; the differences are made there.";
 
 export class TaskView {
@@ -20,6 +21,7 @@ export class TaskView {
     this.element = stage.querySelector(".task");
     this.assignment = Number(this.element.dataset.assignment);
     this.until = this.element.dataset.until;
+    this.fresh = "fresh" in this.element.dataset;
     this.kind = this.element.dataset.kind;
     this.tell = tell;
     this.ms = 0;
@@ -130,6 +132,12 @@ export class TaskView {
       default:
         return { grade: Number(this.#choice) };
     }
+  }
+
+  /** How the prompt begins, to know this task again by. */
+  get about() {
+    const text = this.element.querySelector(".prompt .prose")?.textContent.trim() ?? "";
+    return text.length > ABOUT_LENGTH ? `${text.slice(0, ABOUT_LENGTH)}…` : text;
   }
 
   /** What the server is told. */
