@@ -105,7 +105,8 @@ def test_the_command_says_what_it_cannot_do(tmp_path):
     assert "would travel unencrypted" in said
     code, said = fails_with("--port", "0")
     assert code == 2
-    assert "holds no tasks yet" in said
+    assert "There is no store annotations.db" in said
+    assert not list(tmp_path.iterdir()), "a name that was mistyped makes no file"
 
 
 @pytest.mark.postgres
