@@ -51,10 +51,11 @@ class ProgressBar:
             self.bar.stop()
 
     def advance(self, note: str = "", *, by: int = 1) -> None:
-        """Some more done; ``note`` is a few words on how it goes."""
+        """Some more done; ``note`` is a few words on how it goes. A last batch may bring more than was wanted."""
         self.done += by
+        shown = min(self.done, self.total)
         if self.bar is not None:
-            self.bar.update(self.task, completed=self.done, note=note)
+            self.bar.update(self.task, completed=shown, note=note)
         elif self.console is not None and time.monotonic() - self.last_line >= PLAIN_SECONDS:
             self.last_line = time.monotonic()
-            self.console.print(f"  {self.title} {self.done}/{self.total} {note}", highlight=False, markup=False)
+            self.console.print(f"  {self.title} {shown}/{self.total} {note}", highlight=False, markup=False)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from rlhf.training import progress
+from rlhf.training.progress import ProgressBar
+
+
+def test_a_last_batch_that_brings_more_than_was_wanted_does_not_pass_the_total(monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    console = Console(file=io.StringIO())
+    with ProgressBar(console, "pairs", 100) as bar:
+        bar.advance(by=64)
+        bar.advance(by=64)
+    assert console.file.getvalue().split() == ["pairs", "64/100", "pairs", "100/100"]
+
+
+def test_going_back_is_shown(monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    console = Console(file=io.StringIO())
+    with ProgressBar(console, "ppo", 10) as bar:
+        bar.advance(by=5)
+        bar.advance(by=-3)
+    assert console.file.getvalue().split() == ["ppo", "5/10", "ppo", "2/10"]
