@@ -10,7 +10,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of ``mallopt``'s parameters in glibc's <malloc.h>."""
 LARGEST_KEPT = 1 << 25
 """Bytes of a block that may be kept; glibc allows no more, and larger ones go back to the system as before."""
-NEVER = (1 << 31) - 1
+MOST_FREE = (1 << 31) - 1
+"""Bytes that may lie free at the heap's top, 2 GiB: the most that the parameter's type holds."""
 
 
 @functools.cache
@@ -30,4 +31,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # no glibc; on Windows no name at all
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)) and bool(mallopt(M_TRIM_THRESHOLD, NEVER))
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)) and bool(mallopt(M_TRIM_THRESHOLD, MOST_FREE))

@@ -39,7 +39,8 @@ hundred roundings of the type. In float64 it is the truth that rounds: the famil
 the weights are. Half precision is compared in float32."""
 WIDENED_BYTES = 1 << 32
 """Weights of half precision that are compared in float32 take no more than this while they are, 4 GiB: a billion of them."""
-QUANTISED_TOLERANCE = 1e-1
+NOISY_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Of half precision where it can't be widened; a quantised model's products are taken for bfloat16's."""
 NOISE_FACTOR = 3
 """Products of quantised weights, and of models too large for that, are in half precision, where the family's own padded and
 unpadded runs differ too: a path may be this many times as noisy."""
@@ -206,9 +207,10 @@ def _is_plain(model: PreTrainedModel) -> bool:
 def _tolerance(model: PreTrainedModel, last_resort: Callable[[], Tensor], expected: Tensor) -> float:
     """A wrong mask must not pass as noise, so noise counts only where products are in half precision, and only up to a bound."""
     dtype = next(p.dtype for p in model.parameters())
-    if not _is_plain(model) or dtype in (torch.float16, torch.bfloat16):
+    allowed = NOISY_TOLERANCE.get(dtype if _is_plain(model) else torch.bfloat16)
+    if allowed is not None:
         noise = float((last_resort() - expected).abs().max())
-        return max(QUANTISED_TOLERANCE, NOISE_FACTOR * min(noise, QUANTISED_TOLERANCE))
+        return max(allowed, NOISE_FACTOR * min(noise, allowed))
     return TOLERANCE.get(dtype, TOLERANCE[torch.float32])
 
 

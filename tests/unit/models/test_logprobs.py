@@ -300,6 +300,11 @@ def test_without_gradient_nothing_is_kept(inputs, monkeypatch):
     assert count_calls(lambda: token_logprobs(hidden, weight, None, token), "_softmax") == 1
 
 
+def test_what_a_bent_softmax_needs_is_not_among_what_is_kept(inputs):
+    hidden, weight, _, token = inputs
+    assert count_calls(lambda: token_logprobs(hidden, weight, None, token, with_entropy=True), "_softmax") == 1
+
+
 def test_a_second_pass_back_over_what_was_let_go_gives_the_same(inputs):
     hidden, weight, _, token = inputs
     loss = token_logprobs(hidden, weight, None, token).logprobs.sum()

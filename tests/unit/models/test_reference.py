@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from rlhf.config.model import ModelConfig
 from rlhf.data.pack import Branch, Group, pack
@@ -177,3 +178,10 @@ def test_an_adapter_beside_other_weights_that_train_is_no_way_back_to_the_start(
     assert as_it_is_now(lora_policy) is lora_policy
     with pytest.raises(ModelError, match="trained before"):
         AdapterOffReference(lora_policy)
+
+
+def test_a_module_that_came_with_the_adapter_is_no_start_even_where_it_is_frozen(policy):
+    lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["gate_proj"], task_type="CAUSAL_LM")
+    other = PolicyModel(get_peft_model(policy.model, lora), policy.tokenizer)
+    other.requires_grad_(False)
+    assert as_it_is_now(other) is other

@@ -127,27 +127,27 @@ def test_a_policy_chooses_its_path_by_the_same_rows_whether_or_not_it_is_asked(t
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
 
 
+def adapted(part, change):
+    """A policy with an adapter, one kind of whose matrices was changed."""
+    policy = toy.build_policy(lora=True)
+    with torch.no_grad():
+        for name, value in policy.model.named_parameters():
+            if part in name:
+                change(value)
+    return policy
+
+
 @ignore_conv1d
 def test_a_fresh_adapter_of_another_seed_has_the_same_reference(tmp_path):
     asked(dpo(tmp_path, policy=toy.build_policy(lora=True)))
-    other = toy.build_policy(lora=True)
-    with torch.no_grad():
-        for name, value in other.model.named_parameters():
-            if "lora_A" in name:
-                value.mul_(2.0)
-    ran, _ = asked(dpo(tmp_path, policy=other))
+    ran, _ = asked(dpo(tmp_path, policy=adapted("lora_A", lambda value: value.mul_(2.0))))
     assert not ran
 
 
 @ignore_conv1d
 def test_a_trained_adapter_is_part_of_its_own_reference(tmp_path):
     _, start = asked(dpo(tmp_path, policy=toy.build_policy(lora=True)))
-    trained = toy.build_policy(lora=True)
-    with torch.no_grad():
-        for name, value in trained.model.named_parameters():
-            if "lora_B" in name:
-                value.add_(0.5)
-    ran, said = asked(dpo(tmp_path, policy=trained))
+    ran, said = asked(dpo(tmp_path, policy=adapted("lora_B", lambda value: value.add_(0.5))))
     assert ran
     assert not torch.equal(said, start)
 

@@ -7,17 +7,14 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
 
-from rlhf.errors import ConfigError, DataError, StorageError
+from rlhf.errors import DataError
 from rlhf.feedback.store import PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import AssignmentRules
-from rlhf.feedback.store.engine import open_engine, reading, wait_for_turn, writing
-from rlhf.feedback.store.migrate import alembic_config
+from rlhf.feedback.store.engine import reading, wait_for_turn, writing
 from rlhf.feedback.store.tables import AssignmentRow, JudgementRow
 from rlhf.feedback.store.values import Response, Submission
 
@@ -444,36 +441,6 @@ def test_a_limit_for_each_annotator_ends_their_work(place):
         assert store.next_task("bob") is None
 
 
-def test_what_was_decided_is_there_when_the_store_is_opened_again(place):
-    with PreferenceStore(place, rules=AssignmentRules(overlap=3), seed=7):
-        pass
-    with PreferenceStore(place) as store:
-        assert (store.rules.overlap, store.seed) == (3, 7)
-
-
-def test_every_commit_is_synced(tmp_path):
-    with PreferenceStore(tmp_path / "s.db") as store, store.engine.connect() as connection:
-        kept = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("synchronous", "journal_mode")}
-    assert kept == {"synchronous": 2, "journal_mode": "wal"}, "FULL: what was acknowledged outlives a power cut"
-
-
-@pytest.mark.parametrize("name", ["what?.db", "a%41b.db", "a#b.db", "@host:5.db"])
-def test_a_file_may_have_any_name(tmp_path, name):
-    with PreferenceStore(tmp_path / name):
-        pass
-    assert name in {file.name for file in tmp_path.iterdir()}
-
-
-def test_a_store_knows_itself_and_two_are_never_the_same(place, tmp_path):
-    with PreferenceStore(place) as store, PreferenceStore(tmp_path / "other.db") as other:
-        with ThreadPoolExecutor(4) as pool:
-            names = set(pool.map(lambda _: store.own_id, range(8)))
-        assert len(names) == 1
-        assert other.own_id not in names
-    with PreferenceStore(place) as store:
-        assert {store.own_id} == names
-
-
 def test_acknowledged_judgements_survive_a_kill(place):
     with PreferenceStore(place) as store:
         store.add_annotator("ann")
@@ -496,70 +463,6 @@ def test_acknowledged_judgements_survive_a_kill(place):
         kept = [judgement.task.id for judgement in store.judgements()]
     assert kept[: len(acknowledged)] == acknowledged
     assert len(kept) - len(acknowledged) in (0, 1), "one may be on disk whose acknowledgement was never read"
-
-
-def test_the_tables_are_those_of_the_migrations(place):
-    with PreferenceStore(place) as store, store.engine.begin() as connection:
-        command.check(alembic_config(connection))
-        command.downgrade(alembic_config(connection), "base")
-        command.upgrade(alembic_config(connection), "head")
-
-
-def test_events_of_an_older_store_belong_to_the_program_they_name(place):
-    with PreferenceStore(place) as store:
-        for program in ("chat", "search"):
-            store.add_event("thumbs", {"up": True, "program": program}, key="k", program=program)
-        with store.engine.begin() as connection:
-            command.downgrade(alembic_config(connection), "0002")
-            keys = connection.execute(sa.text("SELECT key FROM events ORDER BY number")).scalars().all()
-            command.upgrade(alembic_config(connection), "head")
-        assert keys == ["k", "event-2"], "one key for all programs, as it was then"
-        assert [row.program for row in store.events()] == ["chat", "search"]
-
-
-def test_a_store_of_a_newer_version_is_not_touched(place):
-    with PreferenceStore(place) as store, writing(store.engine) as session:
-        session.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(StorageError, match="made by a newer version of rlhf"):
-        PreferenceStore(place)
-
-
-def test_a_file_that_is_no_database_is_told(tmp_path):
-    (tmp_path / "s.db").write_text("not a database at all, " * 100)
-    with pytest.raises(ConfigError, match=r"s\.db is no store: it begins with b'not a database a"):
-        PreferenceStore(tmp_path / "s.db")
-    with pytest.raises(ConfigError, match="no database URL"):
-        open_engine("postgresql://:::")
-
-
-def test_another_programs_database_is_told_and_stays_as_it_is(place):
-    engine = sa.create_engine(open_engine(place).url)
-    with engine.begin() as connection:
-        for name in ("runs", "alembic_version"):  # others use alembic, too
-            connection.execute(sa.text(f"CREATE TABLE {name} (version_num VARCHAR(32))"))
-        connection.execute(sa.text("INSERT INTO alembic_version VALUES ('0a1b2c')"))
-    file = place if isinstance(place, Path) else None
-    before = file and file.read_bytes()
-    with pytest.raises(ConfigError, match=r"database of another program \(it holds 1 table, the first 'runs'\)"):
-        PreferenceStore(place)
-    assert (file and file.read_bytes()) == before
-    assert sorted(sa.inspect(engine).get_table_names()) == ["alembic_version", "runs"]
-    engine.dispose()
-
-
-def test_looking_at_a_file_ends_no_lock_of_a_store_that_is_open_on_it(tmp_path):
-    place = tmp_path / "s.db"
-    asks = f"""
-        import sqlite3
-        connection = sqlite3.connect({str(place)!r}, timeout=0, isolation_level=None)
-        connection.execute("PRAGMA journal_mode=DELETE")
-    """
-    with PreferenceStore(place) as store, store.engine.connect():
-        PreferenceStore(place).close()
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(asks)], capture_output=True, text=True, check=False
-        )
-    assert "database is locked" in done.stderr, "another process had the file for itself"
 
 
 def test_events_are_kept_once(store):
