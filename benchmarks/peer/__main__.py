@@ -114,7 +114,9 @@ def line(row: dict[str, Any]) -> str:
         side = row["sides"]["rlhf"]
         seconds = statistics.median(step["seconds"] for step in side["steps"])
         peak = max(step["peak_mib"] for step in [*side["warm_up"], *side["steps"]])
-        return f"{row['name']:26} {seconds:.3f} s a step, peak {peak:.0f} MiB above the loaded model"
+        spent = sorted(row["activities"].items(), key=lambda item: -item[1])
+        where = ", ".join(f"{what} {taken:.3f}" for what, taken in spent if taken > 0.005 * seconds)
+        return f"{row['name']:26} {seconds:.3f} s a step ({where}), peak {peak:.0f} MiB above the loaded model"
     seconds, peaks = row["seconds"], row["peak_mib"]
     parts = [
         f"{row['name']:26} {row['ratio']:5.2f}x ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})",

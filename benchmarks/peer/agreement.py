@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,9 @@ CHECKED = 4
 """Steps from the start whose losses must agree; fewer where fewer were taken."""
 TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
 """Relative. In bf16 two orders of summation differ by 1e-3 after the first steps."""
+ROUNDING = 4.0
+"""How many times as far as the peer our side may be, in bf16, from what both compute in float32. Adam makes a whole step of a gradient
+whose sign was rounded, so two right programs part by chance; which of them is nearer to float32 after a few steps is chance, too."""
 
 
 class Disagreement(AssertionError):
@@ -63,14 +66,53 @@ def compare(case: Case, task: dict[str, Any], ours: Reported, theirs: Reported) 
     trained_on = theirs.ready.get("trained_on")
     if trained_on is not None:
         check_rows(task["rows"], trained_on)
-    told = []
+    told = [
+        check_numbers(check, our, their, tolerance=TOLERANCE[case.dtype])
+        for check, our, their in compared(case, ours, theirs)
+    ]
+    return "; ".join(told)
+
+
+def compared(case: Case, ours: Reported, theirs: Reported) -> Iterator[tuple[Check, list[float], list[float]]]:
+    """What is compared, and the numbers of both sides, step by step."""
     for check in WHAT.get(case.method, (Check("loss", CHECKED),)):
         our, their = (
             side.losses if check.name == "loss" else side.values.get(check.name, []) for side in (ours, theirs)
         )
-        our = [sum(our[n : n + check.every]) / check.every for n in range(0, len(our), check.every)]
-        told.append(check_numbers(check, our, their, tolerance=TOLERANCE[case.dtype]))
+        yield check, [sum(our[n : n + check.every]) / check.every for n in range(0, len(our), check.every)], their
+
+
+def check_rounding(case: Case, in_bf16: tuple[Reported, Reported], exact: Reported) -> str:
+    """Assert that our side is not far less exact in bf16 than the peer's.
+
+    Args:
+        case: In bf16, where the two sides parted by more than is allowed.
+        in_bf16: What ours and the peer reported.
+        exact: What the peer, and ours, reported of the same rows and weights in float32.
+
+    Returns:
+        What was asserted, in words.
+
+    Raises:
+        Disagreement: It is.
+    """
+    told = []
+    pairs = zip(compared(case, *in_bf16), compared(case, exact, exact), strict=True)
+    for (check, ours, theirs), (_, _, right) in pairs:
+        our, their = (largest_gap(check, numbers, right) for numbers in (ours, theirs))
+        limit = max(ROUNDING * their, TOLERANCE["bf16"])
+        if not our <= limit:
+            raise Disagreement(
+                f"{check.name} in bf16 is {our:.1e} from that in float32 here and {their:.1e} in TRL; at most {limit:.1e} is allowed"
+            )
+        told.append(f"{check.name} in bf16 is {our:.1e} from that here and {their:.1e} in TRL")
     return "; ".join(told)
+
+
+def largest_gap(check: Check, numbers: Sequence[float], exact: Sequence[float]) -> float:
+    """Relative, over the steps that are compared."""
+    pairs = list(zip(numbers, exact, strict=False))[: check.steps]
+    return max(abs(number - right) / max(abs(right), check.smallest) for number, right in pairs)
 
 
 def check_greedy(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.peer import models
-from benchmarks.peer.agreement import Disagreement, compare
+from benchmarks.peer.agreement import CHECKED, Disagreement, check_rounding, compare
 from benchmarks.peer.cases import PLAIN, Candidate, Case, candidates_of
 from benchmarks.peer.channel import Channel, Step
 from benchmarks.peer.work import Row, count_tokens, draw_rows, force_completions, steps_of, useful_flop
@@ -195,11 +195,14 @@ def run_case(case: Case, plan: Plan) -> dict[str, Any]:
         found["asserted"] = compare_forced(case, sides, logs)
     task = build_task(case, rows, candidate)
     run = in_turns if plan.in_turns else one_after_the_other
-    results = run(case, task, sides, logs, steps=plan.steps, compared="asserted" in found)
+    agreement = Agreement(case, task, sides, logs) if len(sides) == 2 and "asserted" not in found else None
+    results = run(case, task, sides, logs, steps=plan.steps, agreement=agreement)
     if len(results) == 2:
-        if "asserted" not in found:
-            found["asserted"] = compare(case, task, *results)
+        if agreement is not None:
+            found["asserted"] = agreement.check(results)
         found |= summary(case, rows[WARM_UP * case.rows :], *results)
+    if sides[0] == "rlhf":
+        found["activities"] = activities_of(results[0])
     for result in results:
         result.ready = {}  # ids, compared by now
     names = ["rlhf" if side == "rlhf" else "trl" for side in sides]
@@ -208,9 +211,9 @@ def run_case(case: Case, plan: Plan) -> dict[str, Any]:
 
 
 def in_turns(
-    case: Case, task: dict[str, Any], sides: Sequence[str], logs: Path, *, steps: int, compared: bool
+    case: Case, task: dict[str, Any], sides: Sequence[str], logs: Path, *, steps: int, agreement: Agreement | None
 ) -> list[SideResult]:
-    """Let sides step in turns; where they were not ``compared`` before, after the first timed step, so that hours are not lost."""
+    """Let sides step in turns; they are compared after the first timed step, so that hours are not lost."""
     with ExitStack() as stack:
         running = [stack.enter_context(Side(side, case, task, logs / f"{side}.log")) for side in sides]
         for side in running:
@@ -218,15 +221,52 @@ def in_turns(
         for step in range(steps):
             for side in running:
                 side.take(1, timed=True)
-            if step == 0 and len(running) == 2 and not compared:
-                compare(case, task, *(side.result for side in running))
+            if step == 0 and agreement is not None:
+                agreement.check([side.result for side in running])
     return [side.result for side in running]
 
 
+class Agreement:
+    """``compare`` for two sides; where they part in bf16, both take the same steps in float32 too, once, and are compared there."""
+
+    def __init__(self, case: Case, task: dict[str, Any], sides: Sequence[str], logs: Path) -> None:
+        self.case, self.task, self.sides, self.logs = case, task, sides, logs
+        self.in_fp32: list[SideResult] = []
+
+    def check(self, results: Sequence[SideResult]) -> str:
+        """Assert that what both sides have done so far is the same.
+
+        Returns:
+            What was asserted, in words.
+        """
+        case = self.case
+        try:
+            return compare(case, self.task, *results)
+        except Disagreement:
+            if case.dtype != "bf16" or case.method == "generate":
+                raise
+        exact = replace(case, dtype="fp32")
+        if not self.in_fp32:
+            task = {**self.task, "case": exact.to_json()}
+            steps = FORCED if task["forced"] else CHECKED
+            self.in_fp32 = [
+                alone(exact, task, name, self.logs / f"float32-{name}.log", steps=steps) for name in self.sides
+            ]
+        told = compare(exact, self.task, *self.in_fp32)
+        return f"in float32, {told}; {check_rounding(case, (results[0], results[1]), self.in_fp32[1])}"
+
+
+def alone(case: Case, task: dict[str, Any], side: str, log: Path, *, steps: int) -> SideResult:
+    """What one side reports of its first steps, for a comparison."""
+    with Side(side, case, task, log) as running:
+        running.take(steps, timed=False)
+    return running.result
+
+
 def one_after_the_other(
-    case: Case, task: dict[str, Any], sides: Sequence[str], logs: Path, *, steps: int, compared: bool
+    case: Case, task: dict[str, Any], sides: Sequence[str], logs: Path, *, steps: int, agreement: Agreement | None
 ) -> list[SideResult]:
-    """Let each side run alone on the machine; the same steps on the same rows. ``compared`` is for those who step in turns."""
+    """Let each side run alone on the machine; the same steps on the same rows. They are compared afterwards."""
     results = []
     for name in sides:
         with Side(name, case, task, logs / f"{name}.log") as side:
@@ -245,12 +285,8 @@ def compare_forced(case: Case, sides: Sequence[str], logs: Path) -> str:
     """
     rows = force_completions(draw_rows(case, count=case.rows * FORCED, seed=7), case, whole=case.method == "ppo")
     task = build_task(case, rows, forced=True, learning_rate=FORCED_LEARNING_RATE)
-    results = []
-    for name in sides:
-        with Side(name, case, task, logs / f"forced-{name}.log") as side:
-            side.take(FORCED, timed=False)
-            results.append(side.result)
-    return "on given completions, " + compare(case, task, *results)
+    results = [alone(case, task, name, logs / f"forced-{name}.log", steps=FORCED) for name in sides]
+    return "on given completions, " + Agreement(case, task, sides, logs).check(results)
 
 
 def run_row(case: Case, plan: Plan) -> dict[str, Any]:
@@ -345,6 +381,14 @@ def summary(case: Case, rows: Sequence[Row], ours: SideResult, theirs: SideResul
     found["useful_flop"], found["flop_per_second"] = statistics.median(flops), statistics.median(rates)
     found["tokens"] = [asdict(tokens) for tokens in tokens_of(case, rows, ours)]
     return found
+
+
+def activities_of(ours: SideResult) -> dict[str, float]:
+    """Processor seconds of each activity of the loop, a timed step on average."""
+    told: list[dict[str, float]] = ours.notes["activities"]
+    every = len(told) // (len(ours.warm_up) + len(ours.steps))  # optimiser steps in one step of the comparison
+    before, after = told[every * len(ours.warm_up) - 1], told[-1]
+    return {what: (seconds - before.get(what, 0.0)) / len(ours.steps) for what, seconds in after.items()}
 
 
 def tokens_of(case: Case, rows: Sequence[Row], ours: SideResult) -> list[Any]:

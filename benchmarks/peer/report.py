@@ -12,9 +12,14 @@ from typing import Any
 from benchmarks.peer.cases import CURVES, GOALS, MODELS, SHARE_GOALS, Case, Dtype, Goal
 from benchmarks.peer.results import Rows
 from benchmarks.peer.work import share_of_peak
+from rlhf.activity import Activity
 
 Row = dict[str, Any]
 SETTINGS: tuple[tuple[Dtype, int], ...] = (("bf16", 1), ("bf16", 2), ("fp32", 1), ("fp32", 2))
+SHOWN: tuple[Activity, ...] = (
+    "rollout prefill", "rollout decode", "reward", "reference", "scoring", "forward", "backward", "optimiser",
+)  # fmt: skip
+"""Activities of the loop that have a column of their own."""
 AXES = {
     "vocabulary": "vocabulary",
     "length": "mean prompt length (completions three quarters of it)",
@@ -64,6 +69,7 @@ def write(folder: Path, rows: Rows, *, code: str, machine: dict[str, Any], comma
         heading(machine, command, list(found.values()), code, note),
         *(goal_table(found, d, t, machine[str(t)], code) for d, t in SETTINGS),
         share_table(found, machine),
+        time_table(found),
         *(curve_table(name, points) for name, points in curves.items() if points),
         "".join(f"![growth with {path.stem.removeprefix('growth_')}]({path.name})\n" for path in drawn),
         "## How equal the work was\n\nNo ratio is given before this was asserted; a row that failed has none.\n\n"
@@ -189,6 +195,27 @@ def share_table(found: dict[str, Row], machine: dict[str, Any]) -> str:
         "alone); attention's own "
         "products, norms and the optimiser are not counted as useful, and take their time.\n\n"
         "| work | type, threads | goal | measured | |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
+    )
+
+
+def time_table(found: dict[str, Row]) -> str:
+    """Where the time of our side goes."""
+    rows = {name: row["activities"] for name, row in sorted(found.items()) if row.get("activities")}
+    shown = [what for what in SHOWN if any(what in activities for activities in rows.values())]
+    if not rows:
+        return ""
+    lines = []
+    for name, activities in rows.items():
+        total = sum(activities.values())
+        known = [activities.get(what, 0.0) / total for what in shown]
+        cells = [f"{share:.0%}" if share else "" for share in [*known, 1 - sum(known)]]
+        lines.append(f"| {name} | {total:.3f} | {' | '.join(cells)} |")
+    return (
+        "## Where our time goes\n\nShares of the processor seconds of a step, as `--profile` measures them. *At our peak*, above, says what "
+        "there would be to gain if all of it were matrix products at the machine's best; `docs/benchmarks.md` says what was tried.\n\n"
+        f"| row | seconds | {' | '.join(shown)} | the rest |\n|---|---|{'---|' * (len(shown) + 1)}\n"
+        + "\n".join(lines)
+        + "\n"
     )
 
 

@@ -20,6 +20,7 @@ GREEDY_PROMPTS, GREEDY_TOKENS = 8, 32
 
 def ours(task: dict[str, Any], case: Case, meter: Meter) -> None:
     """The library's local engine."""
+    from rlhf.activity import doing, step_done, training_loop
     from rlhf.config.policy import SamplingConfig
     from rlhf.data.contracts import Prompt
     from rlhf.models.policy import PolicyModel
@@ -33,9 +34,14 @@ def ours(task: dict[str, Any], case: Case, meter: Meter) -> None:
         said = LocalEngine(policy).generate(prompts[:GREEDY_PROMPTS], num_samples=1, sampling=greedy, seed=0, step=0)
     engine = LocalEngine(policy, autocast="bfloat16" if case.dtype == "bf16" else "none")
     meter.begin(greedy=[group[0].tokens for group in said])
-    for step, part in enumerate(steps_of(prompts, case)):
-        found = engine.generate(part, num_samples=case.group, sampling=sampling, seed=0, step=step)
-        meter.step_done(sequences=[(len(p.ids), [len(c.tokens) for c in g]) for p, g in zip(part, found, strict=True)])
+    with training_loop("generate"):
+        for step, part in enumerate(steps_of(prompts, case)):
+            with doing("rollout decode"):  # what the trainers that ask it call it
+                found = engine.generate(part, num_samples=case.group, sampling=sampling, seed=0, step=step)
+            step_done()
+            meter.step_done(
+                sequences=[(len(p.ids), [len(c.tokens) for c in g]) for p, g in zip(part, found, strict=True)]
+            )
 
 
 def theirs(task: dict[str, Any], case: Case, meter: Meter) -> None:

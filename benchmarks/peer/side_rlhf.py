@@ -25,12 +25,26 @@ def main(task: dict[str, Any], meter: Meter) -> None:
     case = Case(**task["case"])
     torch.set_num_threads(case.threads)
     meter.measure_on(case.device)
-    if case.method == "generate":
-        from benchmarks.peer import side_generate
+    from benchmarks.peer import side_generate
+    from rlhf.activity import heard_by
 
-        side_generate.ours(task, case, meter)
-    else:
-        BUILDERS[case.method](task, case, meter)
+    with heard_by(profile_of(meter)):
+        {**BUILDERS, "generate": side_generate.ours}[case.method](task, case, meter)
+
+
+def profile_of(meter: Meter) -> Any:
+    """What ``--profile`` listens with; the meter's notes get the processor seconds of each activity, step by step."""
+    from rlhf.training.profile import Profile
+
+    class Told(Profile):
+        """Writes into the notes."""
+
+        def step(self) -> None:
+            super().step()
+            told = meter.notes.setdefault("activities", [])
+            told.append({what: spent.cpu_seconds for what, spent in self.spent.items()})
+
+    return Told()
 
 
 def common(task: Mapping[str, Any], case: Case) -> dict[str, Any]:
@@ -284,7 +298,9 @@ def run_grpo(task: dict[str, Any], case: Case, meter: Meter) -> None:
     from rlhf.models.reference import build_reference
     from rlhf.training.grpo import GRPOTrainer
 
-    kl = {"where": "loss", "estimator": "k3", "coef": case.kl_coef} if case.kl_coef else {"where": "none"}
+    kl: dict[str, Any] = {"where": "none", "measure_every": None}  # TRL's asks no reference then
+    if case.kl_coef:
+        kl = {"where": "loss", "estimator": "k3", "coef": case.kl_coef}
     config = GRPOConfig.of({**online(task, case), "kl": kl, "aggregation": "sequence"})
     policy, log = load_policy(task), metered_log(meter)
     trainer = GRPOTrainer(

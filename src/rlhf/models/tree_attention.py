@@ -9,10 +9,13 @@ three to five times as long at the sizes of preference data. Scores and their so
 rounded to bfloat16 is off by a hundredth of a nat; the other products are in the type of autocast.
 
 Query heads that share a key head stand below one another as rows of one product, so keys and values are never repeated.
+Scores, probabilities and their gradients of one tile after another stand in the same memory, each softmax in place of what it is
+taken of: what a processor writes for the first time it must fetch before, and that was a fifth of the whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -74,11 +77,12 @@ class _TreeAttention(torch.autograd.Function):
         exact = torch.promote_types(torch.promote_types(query.dtype, key.dtype), torch.float32)
         scaled, key_c, value_c = (query * scaling).to(exact), key.to(exact), value.to(dtype)
         out = torch.empty((*query.shape[:2], value.shape[2]), dtype=dtype, device=query.device)
+        room = _Room()
         for bucket in buckets:
             q, k, v = _queries(scaled, bucket, key.shape[1]), _keys(key_c, bucket), _keys(value_c, bucket)
             o = v.new_empty((*q.shape[:3], v.shape[2]))
             for tile in _tiles(bucket, sees, q):
-                probs = _probs(q, k, tile).to(dtype)
+                probs = room.cast("rounded", _probs(q, k, tile, room), dtype)
                 o[:, :, tile.start : tile.stop] = torch.bmm(probs, v[:, : tile.keys]).unflatten(1, (q.shape[1], -1))
             _put_queries(o, bucket, out)
         ctx.save_for_backward(scaled, key_c, value_c)
@@ -102,6 +106,7 @@ def _gradients(saved: tuple[Tensor, ...], settings: tuple[Any, ...], grad_out: T
     grad_query = torch.empty_like(scaled)
     grad_key = torch.zeros_like(key, dtype=exact)
     grad_value = torch.zeros_like(value, dtype=exact)
+    room = _Room()
     for bucket in buckets:
         q, k, v = _queries(scaled, bucket, key.shape[1]), _keys(key, bucket), _keys(value, bucket)
         do = _queries(grad_out, bucket, key.shape[1])
@@ -112,10 +117,12 @@ def _gradients(saved: tuple[Tensor, ...], settings: tuple[Any, ...], grad_out: T
         for tile in _tiles(bucket, sees, q):
             rows, seen = slice(tile.start, tile.stop), slice(0, tile.keys)
             do_tile, q_tile = (x[:, :, rows].flatten(1, 2) for x in (do, q_c))
-            probs = _probs(q, k, tile)
-            dv[:, seen] += torch.bmm(probs.to(dtype).transpose(1, 2), do_tile)
-            grad_probs = torch.bmm(do_tile, v[:, seen].transpose(1, 2)).to(exact)
-            grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, exact).to(dtype)
+            probs = _probs(q, k, tile, room)
+            dv[:, seen] += torch.bmm(room.cast("rounded", probs, dtype).transpose(1, 2), do_tile)
+            rounded = room.view("rounded", probs.shape, probs, dtype)
+            grad = room.cast("grad", torch.bmm(do_tile, v[:, seen].transpose(1, 2), out=rounded), exact)
+            torch.ops.aten._softmax_backward_data.out(grad, probs, -1, exact, grad_input=grad)
+            grad_scores = room.cast("rounded", grad, dtype)
             dq[:, :, rows] = torch.bmm(grad_scores, k_c[:, seen]).unflatten(1, (q.shape[1], -1)).to(exact)
             dk[:, seen] += torch.bmm(grad_scores.transpose(1, 2), q_tile)
         _put_queries(dq, bucket, grad_query)
@@ -124,12 +131,33 @@ def _gradients(saved: tuple[Tensor, ...], settings: tuple[Any, ...], grad_out: T
     return grad_query.to(dtypes[0]) * scaling, grad_key.to(dtypes[1]), grad_value.to(dtypes[2])
 
 
-def _probs(q: Tensor, k: Tensor, tile: Tile) -> Tensor:
+class _Room:
+    """Memory by name for tensors of one tile; the next of a name takes the place of the one before."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def view(self, name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of this shape, with whatever it holds."""
+        size = math.prod(shape)
+        memory = self._memory.get((name, dtype))
+        if memory is None or memory.numel() < size:
+            memory = self._memory[name, dtype] = like.new_empty(size, dtype=dtype)
+        return memory[:size].view(*shape)
+
+    def cast(self, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The same numbers in another type; x itself where it has that one."""
+        return x if x.dtype == dtype else self.view(name, x.shape, x, dtype).copy_(x)
+
+
+def _probs(q: Tensor, k: Tensor, tile: Tile, room: _Room) -> Tensor:
     """[B * kv_heads, R * queries, keys] attention probabilities of a tile."""
     heads = k.shape[0] // tile.bias.shape[0]
-    scores = torch.bmm(q[:, :, tile.start : tile.stop].flatten(1, 2), k[:, : tile.keys].transpose(1, 2))
+    queries = q[:, :, tile.start : tile.stop].flatten(1, 2)
+    scores = room.view("scores", (*queries.shape[:2], tile.keys), queries, queries.dtype)
+    torch.bmm(queries, k[:, : tile.keys].transpose(1, 2), out=scores)
     scores.view(tile.bias.shape[0], heads, q.shape[1], tile.stop - tile.start, tile.keys).add_(tile.bias)
-    return torch.softmax(scores, -1)
+    return torch.softmax(scores, -1, out=scores)
 
 
 def _tiles(bucket: Bucket, sees: tuple[int | None, int | None], q: Tensor) -> Iterator[Tile]:

@@ -108,6 +108,7 @@ def _result(run: RunRecord) -> dict[str, Any]:
         "gold": mapping(mapping(evaluation.get("changes")).get("gold")),
         "kl": mapping(evaluation.get("kl")),
         "quality": mapping(run.reward_model[1]) if run.reward_model else {},
+        "in_training": run.accuracy_in_training,
         "num_alarms": sum(len(stage.alarms) for stage in run.stages.values()),
         "alarm_kinds": alarm_kinds(run),
         "total_seconds": sum(stage.seconds or 0.0 for stage in run.stages.values()),
@@ -138,6 +139,10 @@ def _hacking(run: RunRecord) -> dict[str, Any]:
     return _evaluation(run) | {"hackings": [hacking_view(*judged) for judged in run.judged], "judge_note": note}
 
 
+def _reward(run: RunRecord) -> dict[str, Any]:
+    return _evaluation(run) | {"reward": reward_view(run), "in_training": run.accuracy_in_training}
+
+
 def _solving(run: RunRecord) -> dict[str, Any]:
     return {"solvings": [solving_view(*found) for found in run.parts("solving")]}
 
@@ -165,7 +170,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section("hacking", "Was the reward gamed?", _hacking),
     Section("process", "Process reward model", _process),
-    Section("reward", "Reward model", lambda run: _evaluation(run) | {"reward": reward_view(run)}),
+    Section("reward", "Reward model", _reward),
     Section(
         "stages",
         "Stages",

@@ -78,6 +78,12 @@ class RunRecord:
         return found[-1] if found else None
 
     @property
+    def accuracy_in_training(self) -> tuple[StageRecord, float] | None:
+        """The accuracy on held-out rows with which the last training of a reward model ended, with its stage."""
+        found = [(s, curve[max(curve)]) for s in self.stages.values() if (curve := s.curves.get("eval/accuracy"))]
+        return found[-1] if found else None
+
+    @property
     def judged(self) -> list[tuple[StageRecord, Mapping[str, Any]]]:
         """Every evaluation that judged a training run's rollouts, with its stage."""
         return [(s, s.evaluation) for s in self.stages.values() if s.evaluation and has(s.evaluation, "curve")]

@@ -33,9 +33,7 @@ def headline(run: RunRecord) -> Headline:
         f"The stage {stage.name} {STATUS_WORDS[stage.status]}: {stage.headline or 'see the log'}." for stage in failed
     ]
     if run.evaluation is None:
-        title = "This run did not finish" if failed else "Nobody measured whether this run made the model better"
-        what = "There is no evaluation in this run folder, so nothing can be said about the result."
-        return Headline("bad" if failed else "unknown", title, [*trouble, what])
+        return _without_evaluation(run, trouble)
     evaluation = run.evaluation[1]
     rate = mapping(evaluation.get("win_rate"))
     found = mapping(evaluation.get("hacking"))
@@ -69,6 +67,22 @@ def headline(run: RunRecord) -> Headline:
         tone, title = ("mixed" if tone == "good" else tone), f"{title}; another one was gamed"
         words += others
     return Headline("mixed" if failed and tone == "good" else tone, title, [*trouble, *words])
+
+
+def _without_evaluation(run: RunRecord, trouble: list[str]) -> Headline:
+    """What was done, where no policy was compared with what it began as: often because none was trained."""
+    told = [
+        f"{stage.name}: {stage.headline}."
+        for stage in run.stages.values()
+        if stage.status in ("done", "kept") and stage.headline
+    ]
+    what = "No policy was compared with what it began as; that takes a stage of kind `evaluate`."
+    if trouble:
+        return Headline("bad", "This run did not finish", [*trouble, *told, what])
+    title = (
+        "Done, without a comparison of policies" if told else "Nobody measured whether this run made the model better"
+    )
+    return Headline("unknown", title, [*told, what])
 
 
 def _better_only(seen: Seen) -> str:

@@ -162,12 +162,7 @@ class DistillTrainer(OnlineTrainer):
     def _rollout_of(self, taken: Sequence[tuple[Prompt, Branch]]) -> Rollout:
         """Demonstrations as if the student had said them: with its own log-probabilities."""
         experience = RolloutExperience([Group(p.ids, [branch], {"id": p.id}) for p, branch in taken])
-        temperature, device = self.config.sampling.temperature, self.policy.device
-        with self._precision():
-            logprobs = experience.map(
-                lambda batch: self.policy.logprobs(batch.to(device), temperature=temperature),
-                max_tokens=self.config.tokens_per_microbatch,
-            )
+        logprobs = self._logprobs("scoring", self.policy, experience, self.config.sampling.temperature)
         counts = segment_count(experience.score_seq, experience.num_sequences).tolist()
         completions = [
             Completion(

@@ -170,7 +170,7 @@ class GRPOTrainer(OnlineTrainer):
     def _batch_advantages(self, experience: RolloutExperience, token_rewards: Tensor | None) -> Tensor:
         """[M] whitened over the rollout: all of it is here, however it will be cut into steps and micro-batches."""
         if token_rewards is None:
-            token_rewards = torch.zeros_like(experience.token_columns["old_logprobs"])
+            token_rewards = torch.zeros(len(experience.score_seq))
         group = experience.group if self.settings.baseline == "group" else None
         scores = experience.columns["scores"]
         return reinforce_plus_plus_advantages(token_rewards, scores, experience.score_seq, group=group)

@@ -40,13 +40,13 @@ def policy_losses(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Ten
     Args:
         config: ``policy_loss`` and its bounds.
         logprobs: [M] current policy, nats; the only input with gradient.
-        batch: With the token columns ``old_logprobs`` and ``advantages``, and ``importance_weights`` where sampler and
-            trainer differ.
+        batch: With the token columns ``advantages``, ``old_logprobs`` where a rollout is more than one step (see ``old_or_own``),
+            and ``importance_weights`` where sampler and trainer differ.
 
     Returns:
         [M].
     """
-    old, advantages = batch.token_columns["old_logprobs"], batch.token_columns["advantages"]
+    old, advantages = old_or_own(logprobs, batch), batch.token_columns["advantages"]
     low, high = config.clip_low, config.clip_high
     match config.policy_loss:
         case "clip":
@@ -69,6 +69,15 @@ def policy_losses(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Ten
     return losses if weights is None else weights * losses
 
 
+def old_or_own(logprobs: Tensor, batch: PackedBatch) -> Tensor:
+    """[M] without gradient, of the policy that the ratios are taken against.
+
+    A rollout that is one step has no other policy than the one that takes it: its ratios are 1, and nothing was computed ahead.
+    """
+    old = batch.token_columns.get("old_logprobs")
+    return logprobs.detach() if old is None else old
+
+
 @torch.no_grad()
 def measure_ratios(name: str, config: RLConfig, logprobs: Tensor, batch: PackedBatch, metrics: Metrics) -> None:
     """How far the update has moved each token, and how many the policy loss in use holds back, under ``name/``.
@@ -76,7 +85,7 @@ def measure_ratios(name: str, config: RLConfig, logprobs: Tensor, batch: PackedB
     Ratios are those of tokens whatever the policy loss: a completion's mean hides the token that broke. What is clipped
     is what the loss clips, so a completion's ratio where it has one; losses without a bound have no ``clip_frac``.
     """
-    old = batch.token_columns["old_logprobs"]
+    old = old_or_own(logprobs, batch)
     statistics = ratio_statistics(logprobs, old)
     size = float(len(logprobs))
     metrics.mean(f"{name}/ratio_mean", statistics.mean, size)
@@ -117,7 +126,7 @@ def kl_in_loss(
     else:
         kl = _estimate(config, scores.logprobs, batch.token_columns["ref_logprobs"], metrics)
     if config.kl.unbiased:
-        kl = off_policy_kl(kl, scores.logprobs, batch.token_columns["old_logprobs"])
+        kl = off_policy_kl(kl, scores.logprobs, old_or_own(scores.logprobs, batch))
     metrics.mean("loss/kl", kl)
     return kl
 
@@ -168,7 +177,7 @@ def correct_sampler(
 
 def _compared(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """[M] and [M], whose difference is the log-ratio that the policy loss clips."""
-    old = batch.token_columns["old_logprobs"]
+    old = old_or_own(logprobs, batch)
     how = RATIO_OF.get(config.policy_loss)
     if how is None:
         return logprobs, old

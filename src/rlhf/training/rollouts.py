@@ -159,11 +159,11 @@ def shaped_scores(config: RLConfig, rollout: Rollout, scores: Tensor) -> Tensor:
     """[S] scores after the penalties for being cut or nearly cut, and the limits."""
     scores = scores - config.missing_eos_penalty * rollout.truncated
     if config.overlong is not None:
-        experience = rollout.experience
+        experience, limit = rollout.experience, config.sampling.max_new_tokens
         scores = scores + config.overlong.weight * overlong_penalty(
             segment_count(experience.score_seq, experience.num_sequences),
-            max_tokens=config.sampling.max_new_tokens,
-            buffer_tokens=config.overlong.buffer_tokens,
+            max_tokens=limit,
+            buffer_tokens=config.overlong.buffer_before(limit),
         )
     return scores if config.clip_score is None else scores.clamp(-config.clip_score, config.clip_score)
 
@@ -172,26 +172,34 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-def rollout_rows(rollout: Rollout, scores: Tensor | None, ref_kl: Tensor, *, step: int) -> Iterator[dict[str, Any]]:
-    """One entry of ``rollouts.jsonl`` for each completion: scores [S] where somebody judged, and KL to the reference [S] in nats."""
-    told = [{"score": round(score, 5)} for score in scores.tolist()] if scores is not None else [{}] * len(ref_kl)
-    for prompt, completion, score, kl in zip(rollout.prompts, rollout.completions, told, ref_kl.tolist(), strict=True):
+def rollout_rows(
+    rollout: Rollout, scores: Tensor | None, ref_kl: Tensor | None, *, step: int
+) -> Iterator[dict[str, Any]]:
+    """One entry of ``rollouts.jsonl`` for each completion: scores [S] where somebody judged, and KL to the reference [S] in nats where
+    it was asked."""
+    told: list[dict[str, float]] = [{} for _ in rollout.completions]
+    for name, values in (("score", scores), ("kl", ref_kl)):
+        for entry, value in zip(told, [] if values is None else values.tolist(), strict=values is not None):
+            entry[name] = round(value, 5)
+    for prompt, completion, numbers in zip(rollout.prompts, rollout.completions, told, strict=True):
         yield {
             "step": step,
             "prompt": prompt.text,
             "completion": completion.text,
             "ended": not completion.truncated,
-            **score,
-            "kl": round(kl, 5),
+            **numbers,
         }
 
 
-def measure_rollout(name: str, rollout: Rollout, scores: Tensor | None, ref_kl: Tensor, metrics: Metrics) -> None:
-    """What people watch of a rollout, under ``name/``; of its scores only where somebody judged."""
+def measure_rollout(
+    name: str, rollout: Rollout, scores: Tensor | None, ref_kl: Tensor | None, metrics: Metrics
+) -> None:
+    """What people watch of a rollout, under ``name/``; of its scores only where somebody judged, of the KL only where it was asked."""
     if scores is not None:
         metrics.mean(f"{name}/score_mean", scores)
         metrics.mean(f"{name}/score_std", scores.std(correction=0))
-    metrics.mean(f"{name}/ref_kl", ref_kl)
+    if ref_kl is not None:
+        metrics.mean(f"{name}/ref_kl", ref_kl)
     lengths = torch.tensor([len(completion.logprobs) for completion in rollout.completions])
     metrics.mean(f"{name}/length_mean", lengths)
     metrics.mean(f"{name}/eos_frac", ~rollout.truncated)

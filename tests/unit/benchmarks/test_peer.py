@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from benchmarks.peer import __main__ as command
-from benchmarks.peer import report
+from benchmarks.peer import driver, report
 from benchmarks.peer.agreement import Check, Disagreement, check_greedy, check_numbers, check_rows, compare
 from benchmarks.peer.cases import CURVES, EOS, GOALS, MODELS, Case, Shape
 from benchmarks.peer.channel import Channel, Meter, Step, status_mib
-from benchmarks.peer.driver import SideResult, per_unit, summary
+from benchmarks.peer.driver import Agreement, SideResult, activities_of, per_unit, summary
 from benchmarks.peer.results import Rows, row_key
 from benchmarks.peer.work import (
     EQUAL_LENGTHS,
@@ -170,6 +170,37 @@ def test_only_the_first_steps_are_compared_and_the_peers_mean_with_ours():
         compare(case, task, ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "exact", "ours_exact", "says"),
+    [
+        ([0.6931, 0.6831], [0.6931, 0.6781], [0.6931, 0.6821], [0.6931, 0.6821], None),
+        ([0.6931, 0.6931], [0.6931, 0.6781], [0.6931, 0.6821], [0.6931, 0.6821], None),  # 2.75 times as far as the peer
+        ([0.6931, 0.7031], [0.6931, 0.6781], [0.6931, 0.6821], [0.6931, 0.6821], "in bf16 is 3.1e-02 from"),
+        ([0.6931, 0.6831], [0.6931, 0.6781], [0.6931, 0.6821], [0.6931, 0.6831], "loss of step 2"),
+    ],
+)  # fmt: skip
+def test_sides_that_part_in_bf16_are_compared_in_float32(
+    ours: list[float], theirs: list[float], exact: list[float], ours_exact: list[float], says: str | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    asked = []
+
+    def alone(case: Case, task: Any, name: str, log: Path, *, steps: int) -> SideResult:
+        asked.append((name, case.dtype, task["case"]["dtype"], steps))
+        return side(ours_exact if name == "rlhf" else exact)
+
+    monkeypatch.setattr(driver, "alone", alone)
+    case = Case("dpo", dtype="bf16")
+    agreement = Agreement(case, {"rows": [], "case": case.to_json(), "forced": False}, ("rlhf", "trl"), tmp_path)
+    for _ in range(2):
+        if says is None:
+            assert "in TRL" in agreement.check([side(ours), side(theirs)])
+        else:
+            with pytest.raises(Disagreement, match=says):
+                agreement.check([side(ours), side(theirs)])
+    assert asked == [("rlhf", "fp32", "fp32", 4), ("trl", "fp32", "fp32", 4)], "float32 is asked once"
+
+
 def test_other_tokens_disagree_even_where_the_losses_are_equal():
     trained_on = [[[5, 6, 7, 8, EOS], [5, 6, 7, 9, 9, 9, EOS]]]
     check_rows([PAIR, OTHER], trained_on)
@@ -209,6 +240,17 @@ def test_the_reference_that_was_asked_before_counts_over_one_epoch():
     found = summary(Case("dpo", rows=1), rows, ours, theirs)
     assert found["ratio"] == 8.0
     assert found["ratio_one_epoch"] == 4.0
+
+
+def test_where_the_time_goes_is_of_the_timed_steps_alone():
+    ours = side([1.0], seconds=[1.0, 3.0])
+    ours.warm_up = [Step(9.0, 9.0, 1.0, None, None)]
+    # two optimiser steps to one of the comparison; what is told adds up from the beginning
+    ours.notes["activities"] = [{"forward": seconds} for seconds in (4.0, 8.0, 8.5, 9.0)] + [
+        {"forward": 10.0, "backward": 1.0},
+        {"forward": 11.0, "backward": 2.0},
+    ]
+    assert activities_of(ours) == {"forward": 1.5, "backward": 1.0}
 
 
 def test_seconds_are_for_each_sampled_token_where_sides_sample_their_own():

@@ -20,6 +20,7 @@ from rlhf.pipeline.report import render, write_report
 from rlhf.pipeline.report_data import read_run, sorted_points
 from rlhf.pipeline.report_plots import Panel
 from rlhf.pipeline.report_words import headline, percentage, plain_number
+from rlhf.training.log import RunLog
 from tests.fixtures.run_folder import AFTER, made_up_evaluation, write_run
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -238,6 +239,21 @@ def test_an_empty_folder_gives_a_report_that_says_so(tmp_path):
     text = text_of(report_of(tmp_path))
     assert "Nobody measured whether this run made the model better" in text
     assert text.count("Missing:") >= 8
+
+
+def test_a_run_without_an_evaluation_says_what_it_did(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("name: judge\nstages: {judge: {kind: reward}}\n")
+    log = RunLog(tmp_path, stage="judge")
+    log.metrics(2, {"eval/accuracy": 0.7}, event="eval")
+    log.metrics(4, {"eval/accuracy": 0.8125}, event="eval")
+    stage = {"kind": "reward", "seconds": 2.0, "headline": "300 pairs, 4 steps, held-out accuracy 0.812 [0.760, 0.860]"}
+    (tmp_path / "summary.json").write_text(json.dumps({"stages": {"judge": stage}}))
+    text = text_of(report_of(tmp_path))
+    assert "Done, without a comparison of policies" in text
+    assert "judge: 300 pairs, 4 steps, held-out accuracy 0.812 [0.760, 0.860]." in text
+    assert re.search(r"Reward model's accuracy\s*81\.2\s%\s*on held-out rows, at the end of judge", text)
+    assert re.search(r"Right in 81\.2\s% of its held-out rows when the training of judge ended", text)
+    assert "Nobody measured" not in text
 
 
 def test_a_half_written_log_line_is_left_out_and_counted(plain, tmp_path):
