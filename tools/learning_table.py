@@ -3,6 +3,7 @@
     python tools/learning_table.py                                  all methods, seeds 1 2 3, two at a time
     python tools/learning_table.py --methods dpo ipo --seeds 1      some of them; what is there already stays in the table
     python tools/learning_table.py --collect                        the table of what is there, and train nothing
+    python tools/learning_table.py --page                           the page once more, from the rows beside it
 
 Each method runs as its recipe in recipes/methods says. The stages that all recipes share (world, SFT, pairs, reward model)
 are made once for each seed, in ``runs/methods/seed-N/shared``; each method has a run folder of its own beside it, which reads
@@ -21,6 +22,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ from scipy.stats import t as student
 from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, recipe_of
 from rlhf.config.recipe import RecipeConfig
+from rlhf.evaluation.overoptimisation import HackingVerdict
 from rlhf.files import write_json, write_text
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.run import Pipeline, machine, versions
@@ -44,8 +47,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "runs" / "methods"
 PAGE = ROOT / "docs" / "results" / "methods.md"
 SEEDS = (1, 2, 3)
-GAMED = 0.5
-"""Share of completions that ramble, which the world's judge punishes and no annotator minds, above which a reward was gamed."""
+GAMED = HackingVerdict.HACKING.value
+"""What the evaluation says of a run whose reward was gamed: the judge's score fell from its peak while the reward model's rose."""
 MOST_STAGES = "rloo"
 """A recipe that has all shared stages."""
 
@@ -110,7 +113,7 @@ def run_one(name: str, seed: int, folder: Path, *, ignore_code: bool) -> dict[st
         pipeline.run(ignore_code=ignore_code)
         found = pipeline.artifacts
     if "evaluate" in found:
-        row |= {key: value for key, value in found["evaluate"].metrics.items() if isinstance(value, int | float | None)}
+        row |= found["evaluate"].metrics
     elif name in found:
         row |= {key: value for key, value in found[name].metrics.items() if key.startswith("eval/")}
     row["seconds"] = sum(artifact.seconds for stage, artifact in found.items() if stage not in ("evaluate", "world"))
@@ -118,6 +121,7 @@ def run_one(name: str, seed: int, folder: Path, *, ignore_code: bool) -> dict[st
         summary = json.loads((folder / "shared" / "summary.json").read_text(encoding="utf-8"))
         row["seconds"] = summary["stages"][name]["seconds"]
     row |= made_by(found if found else shared_artifacts(folder / "shared"))
+    row |= {"commit": commit(), "recipe": recipe_hash(name), "cpu": machine()["cpu"]}
     if METHODS[name].kind == "reward":
         where = folder / "shared" / "reward" if name in HEAD else folder / name / name
         row["pair_accuracy"] = pair_accuracy(where / "model", folder / "shared" / "preferences" / "test_pairs.jsonl")
@@ -135,6 +139,22 @@ def made_by(artifacts: Mapping[str, Any]) -> dict[str, Any]:
     text = json.dumps(code, sort_keys=True)
     packages = {name: version for artifact in artifacts.values() for name, version in artifact.versions.items()}
     return {"code": hashlib.sha256(text.encode()).hexdigest()[:12], "versions": packages}
+
+
+def commit() -> str | None:
+    """The state of this repository, as git names it; None without git."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def recipe_hash(name: str) -> str:
+    """Of the stages of the method's recipe as it is, in short."""
+    stages = read_yaml(ROOT / recipe_of(name))["stages"]
+    return hashlib.sha256(json.dumps(stages, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def pair_accuracy(model: Path, pairs: Path) -> dict[str, Any]:
@@ -252,7 +272,7 @@ def _win_rate(row: Mapping[str, Any] | None) -> str:
     if row is None or row.get("win_rate") is None:
         return "-"
     shown = _share({"value": row["win_rate"], "low": row.get("win_rate_low"), "high": row.get("win_rate_high")})
-    return f"{shown} †" if (row.get("gold_rambling_after") or 0.0) > GAMED else shown
+    return f"{shown} †" if row.get("hacking") == GAMED else shown
 
 
 def _share(found: Mapping[str, Any] | None) -> str:
@@ -274,12 +294,18 @@ def made_with(rows: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     shown = ("rlhf", "torch", "transformers")
     packages = {name: sorted({each[name] for each in found if name in each}) for name in shown}
     words = ", ".join(f"{name} {' and '.join(numbers)}" for name, numbers in packages.items() if numbers)
-    lines = [words]
+    commits = sorted({row["commit"] for each in rows.values() for row in each if row.get("commit")})
+    lines = [f"{words}; commit {' and '.join(commits)}" if commits else words]
     for name, each in rows.items():
         codes = {row["seed"]: row["code"] for row in each if row.get("code")}
         if len(set(codes.values())) > 1:
             told = ", ".join(f"seed {seed} {code}" for seed, code in sorted(codes.items()))
             lines.append(f"The rows of `{name}` were made by different states of its code: {told}.")
+    changed = [
+        f"`{name}`" for name, each in rows.items() if {row.get("recipe") for row in each} - {None, recipe_hash(name)}
+    ]
+    if changed:
+        lines.append(f"Recipes that have changed since their rows were made: {', '.join(changed)}.")
     return lines
 
 
@@ -303,24 +329,26 @@ def page(rows: Mapping[str, list[dict[str, Any]]], command: str) -> str:
     """The whole page."""
     seeds = sorted({row["seed"] for found in rows.values() for row in found})
     packages, *mixed = made_with(rows)
+    cpus = " and ".join(sorted({row.get("cpu") or machine()["cpu"] for found in rows.values() for row in found}))
     lines = [
         "# Every method on the embedded world",
         "",
         "<!-- written by tools/learning_table.py; do not edit by hand -->",
         "",
-        f"Made by `{command}` on {machine()['cpu']}, one thread for each run; {packages}.",
+        *textwrap.wrap(f"Made by `{command}` on {cpus}, one thread for each run; {packages}.", 120),
         *mixed,
         "",
-        "Each method ran as its recipe in `recipes/methods` says, from the same SFT model, pairs and reward model of its seed;",
+        "Each method ran as its recipe in `recipes/methods` said, from the same SFT model, pairs and reward model of its seed;",
         "each seed holds out its own prompts and facts. Settings were chosen on seed 101 with five tries for a method at most; most",
         "losses on pairs took over those of DPO untried. So a method below another is one with these settings below one with those.",
         "",
         "Win rate: against the SFT model (for demonstrations: against the base model) on 400 held-out prompts, one completion",
         "each at temperature 1, ties half, by the world's own judge, which no policy stage sees; [its 95 % interval over prompts].",
         "Mean ± t: half a 95 % t interval over seeds, from three seeds on. Judge score: the world's, 1.5 is perfect. KL: to the",
-        "baseline, per completion. †: more than half of the completions ramble, which the reward model rewards and the judge does",
-        "not: a gamed reward, whatever the win rate, and orderings against such a method say little. s: seconds of training,",
-        "wall clock, with what the method needs beyond the shared stages.",
+        "baseline, per completion. †: the evaluation's verdict on the run is `reward_hacking`: the judge's score fell from its peak",
+        "while the reward model's rose. The reward was gamed, whatever the win rate, and orderings against such a method say little;",
+        "methods that write no rollouts have no such verdict. s: seconds of training, wall clock, with what the method needs beyond",
+        "the shared stages, on a machine that was busy with other things as well.",
     ]
     for family, words in FAMILIES.items():
         names = [name for name in METHODS if name in rows and METHODS[name].family == family]
@@ -332,14 +360,17 @@ def page(rows: Mapping[str, list[dict[str, Any]]], command: str) -> str:
                     "",
                     "Accuracy: on the same 400 held-out pairs for all of them, labelled without noise, whatever rows a model was",
                     "trained on. A process reward model judges steps of another world: F1 of right chains and first wrong steps on",
-                    "chains held out. About .5 is the plateau of a model that has not begun to check results; this recipe is short and",
-                    "leaves it on some seeds only. The longer one leaves it on every seed: [the reasoning table](reasoning.md).",
+                    "chains held out. About .5 is the plateau of a model that has not begun to check results; a short run leaves it on some",
+                    "seeds only, as [the page of the method](../methods/prm.md) says. Of longer ones: [the reasoning table](reasoning.md).",
                 ]
             if family == "policy":
                 lines += [
                     "",
                     "`dapo` is clip-higher, the mean over tokens and no KL here: a learned reward never ties, so no group was asked again, and",
-                    "its punishment of length is off, because completions of this world are far shorter than their limit.",
+                    "its punishment of length is off, because completions of this world are far shorter than their limit. No row shows",
+                    "what dynamic sampling or that punishment do; tests of `tests/unit/training` do. Most recipes take two steps to a",
+                    "rollout, fewer than the kinds' defaults: each method's page says how many. `baseline: group` (REINFORCE++-baseline),",
+                    "like `loss: aot_unpaired` above, is an option without a row of its own.",
                 ]
     missing = [name for name in METHODS if name not in rows]
     if missing:
@@ -358,6 +389,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="Where the run folders go.")
     parser.add_argument("--write", type=Path, default=PAGE, help="Markdown file; the rows go beside it as JSON.")
     parser.add_argument("--collect", action="store_true", help="Train nothing; the table of what is there.")
+    parser.add_argument("--page", action="store_true", help="Only the page once more, from the rows beside it.")
     parser.add_argument(
         "--ignore-code", action="store_true", help="Keep stages of which only the library's code changed."
     )
@@ -369,6 +401,10 @@ def main() -> None:
         row = run_one(name, seed, folder / f"seed-{seed}", ignore_code=arguments.ignore_code)
         if row:
             write_json(row_file(folder, name, seed), row)
+        return
+    if arguments.page:
+        rows = json.loads(arguments.write.with_suffix(".json").read_text(encoding="utf-8"))
+        write_text(arguments.write, page(rows, command_of([], rows)))
         return
     failed: list[str] = []
     if not arguments.collect:

@@ -22,7 +22,10 @@ from typing import Any
 import yaml
 
 from rlhf.config.default_sources import default_source
-from rlhf.config.methods import FAMILIES, METHODS, Method, page_of, recipe_of
+from rlhf.config.methods import FAMILIES, METHODS, STEPS, Method, page_of, recipe_of
+from rlhf.config.policy import RLConfig
+from rlhf.config.schema import settings_class
+from rlhf.data.words import counted
 from rlhf.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,8 +95,22 @@ def options(name: str, method: Method) -> str:
         ):  # the list of all losses is on the page of the default one
             meaning = f"What makes it this method; all of them: `rlhf config schema {method.kind}`."
         lines.append(f"| `{setting.name}` | {default} | {source} | {here} | {meaning} |")
+    if set(STEPS) <= set(method.options):
+        lines += ["", *textwrap.wrap(steps_to_a_rollout(method, chosen), 144)]
     lines += ["", f"All others are those of every stage of the kind: `rlhf config schema {method.kind}`."]
     return "\n".join(lines)
+
+
+def steps_to_a_rollout(method: Method, chosen: Mapping[str, str]) -> str:
+    """How many steps learn from one rollout, by default and in the recipe: with one, nothing that bounds ratios acts."""
+    fields = settings_class(method.kind).model_fields
+    defaults = {key: fields[key].default for key in ("group_size", *STEPS)}
+    here = {key: int(chosen.get(key, default)) for key, default in defaults.items()}
+    default, ours = (counted(RLConfig(**sizes).steps_per_rollout, "step") for sizes in (defaults, here))
+    return (
+        f"A rollout is {default} by default and {ours} in the recipe, which made the row in [the learning table](../results/methods.md). "
+        "In the first step of a rollout every ratio is 1, and nothing is clipped or weighed."
+    )
 
 
 def rendered_page(name: str, text: str) -> str:

@@ -23,6 +23,7 @@ from rlhf.files import write_text
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "oracle.md"
 PPO = ROOT / "docs" / "results" / "oracle_ppo.json"
+BCO = ROOT / "docs" / "results" / "oracle_bco.json"
 
 
 def _pairs(*names: str) -> str:
@@ -86,7 +87,7 @@ CASES: Mapping[str, Sequence[str]] = {
 NO_COUNTERPART: Mapping[str, str] = {
     "reward_graded": "no implementation known; closed form in tests/unit/losses/test_ties.py",
     "reward_ensemble": "members are reward models as above; combination by hand in tests/unit/rewards",
-    "kto_bco": "TRL removed its trainer in 1.14; closed form in tests/unit/losses/test_unpaired.py",
+    "kto_bco": "TRL 1.16 has none: against TRL 1.12's below; closed form in tests/unit/losses/test_unpaired.py",
     "vapo": "TRL has none; two lambdas by hand in tests/unit/losses/test_advantage.py, the rest as `ppo`",
     "trpo": "none for language models; dense inverse in float64 in tests/unit/losses/test_trust_region.py",
     "reinforce_pp": "TRL has none; by hand in tests/unit/losses/test_advantage.py",
@@ -122,9 +123,9 @@ def page(cases: Sequence[str]) -> str:
         "<!-- written by tools/oracle_table.py; do not edit by hand -->",
         "",
         f"Made by `python tools/oracle_table.py` from the {len(cases)} cases of `tests/oracle`, against TRL 1.16.0 (PPO: a padded",
-        "reimplementation, as TRL has removed it; and below) and, where they have the formula, torch and transformers. A case compares value",
-        "(1e-5 relative) and gradient (1e-4 relative), or training runs step by step. An oracle proves equality, not correctness: every loss",
-        "also has closed forms in `tests/unit/losses`.",
+        "reimplementation, as TRL has removed it; and below, as BCO) and, where they have the formula, torch and transformers. A",
+        "case compares value (1e-5 relative) and gradient (1e-4 relative), or training runs step by step. An oracle proves equality,",
+        "not correctness: every loss also has closed forms in `tests/unit/losses`.",
     ]
     for family, words in FAMILIES.items():
         lines += ["", f"## {words}", "", "| method | cases | compared |", "|---|---|---|"]
@@ -135,6 +136,8 @@ def page(cases: Sequence[str]) -> str:
                     f"| [{name}](../methods/{name}.md) | {len(mine) or '-'} | {_shown(mine) or NO_COUNTERPART[name]} |"
                 )
     lines += ["", "## PPO against the last TRL that had it", "", *_ppo(json.loads(PPO.read_text(encoding="utf-8")))]
+    lines += ["", "## BCO on single completions against the last TRL that had it", ""]
+    lines += _bco(json.loads(BCO.read_text(encoding="utf-8")))
     lines += ["", "## What holds the comparison itself", ""]
     lines += [
         "Cases that fail if a difference of one percent went unnoticed, and traps that are TRL's and not ours:",
@@ -157,6 +160,18 @@ def _ppo(found: Mapping[str, Any]) -> list[str]:
         "  taken out is said in the tool.",
         f"* Largest difference {found['largest']:.1e}, relative to the largest number of its kind (TRL whitens by a factor that it computes in",
         f"  float32). With a bound and a lambda that are one percent off the smallest is {found['control']:.1e}.",
+    ]
+
+
+def _bco(found: Mapping[str, Any]) -> list[str]:
+    """What tools/oracle_bco.py found."""
+    return [
+        f"`python tools/oracle_bco.py --wheel WHEEL` calls `BCOTrainer.bco_loss` of TRL {found['trl']} beside our `bco_loss`, in float64;",
+        "no case of the suite either. How the two average the shift over steps differs on purpose, as the tool says.",
+        "",
+        f"* Compared: {', '.join(found['compared'])}. Cases: {'; '.join(found['cases'])}.",
+        f"* Largest difference {found['largest']:.1e} (TRL keeps the shift in float32). With a beta that is one percent off the smallest is",
+        f"  {found['control']:.1e}.",
     ]
 
 

@@ -27,8 +27,10 @@ def main(task: dict[str, Any], meter: Meter) -> None:
     meter.measure_on(case.device)
     from benchmarks.peer import side_generate
     from rlhf.activity import heard_by
+    from rlhf.models.device import placed_on
 
-    with heard_by(profile_of(meter)):
+    # as `device` in a recipe: every model that is loaded goes there
+    with placed_on(case.device), heard_by(profile_of(meter)):
         {**BUILDERS, "generate": side_generate.ours}[case.method](task, case, meter)
 
 
@@ -113,7 +115,7 @@ def load_policy(task: Mapping[str, Any]) -> Any:
     """By the way that users load."""
     from rlhf.models.policy import PolicyModel
 
-    return PolicyModel.from_pretrained(task["model"]).to(task["case"]["device"])
+    return PolicyModel.from_pretrained(task["model"])
 
 
 def offline(task: Mapping[str, Any], case: Case) -> dict[str, Any]:

@@ -154,6 +154,57 @@ def test_drafts_of_what_no_undo_brings_back_are_forgotten(server, open_page):
     assert page.evaluate("() => Object.keys(localStorage).filter(key => key.includes(':draft:')).length") == 20
 
 
+def test_who_signs_out_leaves_nothing_behind_of_what_was_sent_and_keeps_what_was_begun(server, open_page):
+    server.add(*[task(f"t{n}") for n in range(4)])
+    page = open_page("ann")
+    page.wait_for_load_state("networkidle")
+    page.keyboard.press("1")
+    page.locator("#comment").fill("she lives at Elm Street 5")
+    page.locator("#comment").blur()
+    after(page, lambda: page.keyboard.press("Enter"))
+    now_at(page, 1)
+    page.wait_for_load_state("networkidle")
+    page.locator("#comment").fill("begun and not sent")
+    page.locator("#comment").blur()
+    kept = "() => JSON.stringify({...localStorage})"
+    assert "Elm Street" in page.evaluate(kept), "an undo would bring it back"
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url(f"{server.url}/signin")
+    assert "Elm Street" not in page.evaluate(kept)
+    assert "actions" not in page.evaluate(kept)
+    assert "begun and not sent" in page.evaluate(kept)
+
+
+def test_half_a_character_in_a_comment_costs_no_judgement(server, open_page):
+    server.add(task("t0"))
+    page = open_page("ann")
+    page.wait_for_load_state("networkidle")
+    page.keyboard.press("1")
+    page.evaluate("() => { document.getElementById('comment').value = 'cow \\ud83d and 🐄'; }")
+    page.keyboard.press("Enter")
+    now_at(page, 1)
+    (kept,) = server.store.judgements("ann")
+    assert kept.comment == "cow \ufffd and 🐄"
+    assert page.locator("#refused").is_hidden()
+
+
+def test_a_selection_that_cuts_a_character_is_a_highlight_of_the_whole_character(server, open_page):
+    server.add(task("t0", texts=["a 🐄 b", "a 🐄 b c"]))
+    page = open_page("ann")
+    page.wait_for_load_state("networkidle")
+    page.keyboard.press("h")
+    area = page.locator(".exact:visible").first
+    area.wait_for()
+    area.evaluate("each => { each.focus(); each.setSelectionRange(3, 5); }")  # from inside the cow to behind the blank
+    page.keyboard.press("h")
+    page.locator("#highlight .main").click()
+    page.keyboard.press("1")
+    page.keyboard.press("Enter")
+    now_at(page, 1)
+    (kept,) = server.store.judgements("ann")
+    assert [(span["start"], span["end"], span["text"]) for span in kept.spans] == [(2, 4, "🐄 ")]
+
+
 @pytest.fixture
 def slow_preload(server, monkeypatch) -> tuple[threading.Event, threading.Event]:
     """Events: the task that follows is taken; the server may say so."""

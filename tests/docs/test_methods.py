@@ -14,6 +14,7 @@ import yaml
 from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
 from rlhf.config.recipe import RecipeConfig
+from rlhf.evaluation.overoptimisation import HackingVerdict
 from rlhf.pipeline.validate import check_quickly
 from rlhf.pipeline.validate.settings import MEASURED, MEASURED_BY_LOSS, POLICY_METRICS
 from rlhf.training.log import RunLog
@@ -229,6 +230,48 @@ def test_the_tables_command_is_of_all_rows_there_and_keeps_what_decided_them():
     )
     every = {name: [{"seed": seed} for seed in learning_table.SEEDS] for name in METHODS}
     assert learning_table.command_of(["--seeds", "3"], every) == "python tools/learning_table.py"
+
+
+def test_a_gamed_run_is_one_that_its_evaluation_calls_so():
+    rows = {"grpo": [
+        {"seed": 1, "win_rate": 0.7, "gold_rambling_after": 0.9, "hacking": "none"},
+        {"seed": 2, "win_rate": 0.8, "gold_rambling_after": 0.0, "hacking": "reward_hacking"},
+    ]}  # fmt: skip
+    text = learning_table.page(rows, "python tools/learning_table.py")
+    assert "| [grpo](../methods/grpo.md) | 0.700 | 0.800 † |" in text
+
+
+def test_a_row_says_which_state_of_the_code_and_of_its_recipe_made_it(monkeypatch):
+    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", learning_table.commit())
+    monkeypatch.setattr(learning_table, "ROOT", ROOT.parent)
+    assert learning_table.commit() is None, "no repository"
+    monkeypatch.undo()
+    own, rows = learning_table.recipe_hash("dpo"), {"dpo": [{"seed": 1, "commit": "abc1234"}], "ppo": [{"seed": 1}]}
+    assert own != learning_table.recipe_hash("ppo")
+    rows["dpo"][0]["recipe"] = own
+    words, *others = learning_table.made_with(rows)
+    assert words.endswith("; commit abc1234")
+    assert others == []
+    rows["ppo"][0]["recipe"] = own
+    assert learning_table.made_with(rows)[1:] == ["Recipes that have changed since their rows were made: `ppo`."]
+
+
+def test_every_published_row_says_what_made_it():
+    rows = json.loads((ROOT / "docs" / "results" / "methods.json").read_text(encoding="utf-8"))
+    assert rows.keys() == METHODS.keys()
+    for name, each in rows.items():
+        for row in each:
+            assert row["commit"], name
+            assert row["recipe"], name
+            assert METHODS[name].family != "policy" or row["hacking"] in list(HackingVerdict), name
+
+
+def test_the_page_of_the_table_is_that_of_its_rows():
+    page = ROOT / "docs" / "results" / "methods.md"
+    rows = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    written = learning_table.page(rows, "python tools/learning_table.py")
+    assert text == written, "run `python tools/learning_table.py --page`"
 
 
 def test_rows_of_unlike_code_and_versions_are_told():

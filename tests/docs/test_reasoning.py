@@ -7,6 +7,7 @@ import re
 import pytest
 
 from rlhf.config.base import read_yaml
+from rlhf.config.recipe import RecipeConfig
 from rlhf.data.contracts import Prompt
 from rlhf.pipeline.stages.step_labels import label
 from rlhf.rollout.types import Completion
@@ -29,6 +30,11 @@ def test_stages_of_one_name_are_one_stage_in_all_three_recipes(other):
         assert first[name] == second[name], name
 
 
+def test_the_methods_own_recipe_has_the_schedule_that_leaves_the_plateau():
+    method, long = read_yaml(ROOT / "recipes" / "methods" / "prm.yaml")["stages"], stages_of("prm")
+    assert {name: stage for name, stage in long.items() if name not in OWN} == method
+
+
 def test_the_hack_differs_from_the_honest_run_in_its_reward_alone():
     honest, hacked = stages_of("grpo")["grpo"], stages_of("hack")["hacked"]
     assert {key for key in honest.keys() | hacked.keys() if honest.get(key) != hacked.get(key)} == {"reward"}
@@ -46,12 +52,24 @@ def test_the_table_runs_every_stage_of_every_recipe_once(tmp_path):
     assert set(recipe.stages) == wanted
 
 
+def test_what_a_stage_took_of_the_processor_is_kept_for_the_call_that_goes_on(tmp_path, monkeypatch):
+    world = {"kind": "reasoning", "num_demonstrations": 60, "num_prompts": 24, "num_test_prompts": 12}
+    recipe = {"name": "reasoning-9", "output_dir": str(tmp_path), "seed": 9, "threads": 1, "stages": {"world": world}}
+    monkeypatch.setattr(reasoning_table, "combined_recipe", lambda *_: RecipeConfig.of(recipe))
+    took = reasoning_table.run_seed(9, tmp_path, ())["stages"]["world"]["processor_seconds"]
+    assert took > 0
+    assert reasoning_table.run_seed(9, tmp_path, ())["stages"]["world"]["processor_seconds"] == took
+    (tmp_path / "reasoning-9.processor_seconds.json").unlink()
+    assert "processor_seconds" not in reasoning_table.run_seed(9, tmp_path, ())["stages"]["world"]
+
+
 def found(seed, gain, f1):
     """What a seed may have measured; the rest of a real one's numbers plays no part here."""
     solved = {"pass@1": 0.4, "greedy": 0.5, "pass@8": 0.9, "pass@32": 0.99, "sound": 0.3}
     stages = {"solved_prm": solved, "prm": {"eval/first_wrong": 0.9, "eval/sound": 0.99, "eval/f1": f1}}
     grpo = {"pass@1_gain": gain, "pass@32_gain": -0.01, "pass@32_gain_high": 0.01, "pass@1": 0.4 + gain}
     stages |= {"solved_grpo": grpo, "evaluate_grpo": {"kl": 1.5}}
+    stages |= {"sft": {"processor_seconds": 48.4}}
     return {"seed": seed, "stages": stages, "seconds": {"sft": 60.0, "prm": 90.0}}
 
 
@@ -65,7 +83,9 @@ def test_the_table_says_of_every_target_how_many_seeds_reached_it():
     assert lines["F1 of the two"].endswith("| 0.960 | 0.970 | not measured | not measured | above 0.95: 2 of 3 seeds |")
     assert lines["KL, nats a solution"].endswith("below 3: every seed |")
     assert "learned outcome reward" not in text
-    assert "| 1 | 60 | 90 | 150 |" in text
+    assert lines["processor seconds of its training"].endswith("| below 60 on an idle machine: every seed |")
+    assert "| 1 | clock | 60 | 90 | 150 |" in text
+    assert "| 1 | processor | 48 | - | - |" in text  # a sum of what is known would be no sum
 
 
 def test_the_pages_labeller_does_what_the_page_says():

@@ -23,31 +23,31 @@ stages:
 COMMANDS = {
     "": "--version --debug",
     "run": "RECIPE OVERRIDES --from --until --force --ignore-code --dry-run --profile --quiet",
-    "sft": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "reward": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "prm": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "simpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "cpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "orpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "kto": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "ppo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "vapo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "trpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "dr_grpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "dapo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "gspo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "cispo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "sapo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "rloo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "reinforce_pp": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "remax": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "online_dpo": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "distill": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
-    "best_of_n": "SETTINGS --output/-o --force --ignore-code --dry-run --profile --quiet",
+    "sft": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "reward": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "prm": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "dpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "simpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "cpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "orpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "kto": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "ppo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "vapo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "trpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "grpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "dr_grpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "dapo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "gspo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "cispo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "sapo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "rloo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "reinforce_pp": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "remax": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "online_dpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "distill": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "best_of_n": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "report": "RUN --runs",
-    "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit",
+    "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --device",
     "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --json",
     "plan": "RECIPE OVERRIDES --gpu --stage --json",
@@ -82,7 +82,8 @@ COMMANDS = {
     "feedback compare report": "--store --name --resamples --json",
     "feedback prioritise": "--reward --store",
     "feedback simulate": "--store --good --careless --spammers --overlap --gold-frac --limit --seed --i-know",
-    "feedback plan": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price --json",
+    "feedback plan": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price "
+    "--reward-accuracy --measured --held-out --held-out-accuracy --measured-overlap --json",
 }
 
 
@@ -226,6 +227,22 @@ def test_completions_come_as_one_object_a_line(call, tiny_model_folder, tmp_path
     assert all(row["logprob"] < 0 and row["finish_reason"] in ("eos", "length") for row in rows)
     assert call(*words, "--seed", "5")[1] == out
     assert call(*words, "--seed", "6")[1] != out
+
+
+def test_completions_are_named_by_their_prompts_and_not_by_file_and_line(call, tiny_model_folder, tmp_path):
+    def ids(folder, *rows):
+        path = tmp_path / folder / "prompts.jsonl"
+        path.parent.mkdir()
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        code, out, _ = call("generate", tiny_model_folder, path, "--max-new-tokens", "1")
+        assert code == 0
+        return [json.loads(line)["id"] for line in out.splitlines()]
+
+    first = ids("one", {"prompt": "Who?"}, {"prompt": "Why?"}, {"prompt": "Who?"})
+    assert len(set(first)) == 3, "a prompt that comes again has a name of its own"
+    assert ids("two", {"prompt": "What?"}, {"prompt": "Who?"})[1] == first[0]
+    assert first[0] not in ids("three", {"prompt": "When?"}), "the file and the line are the same"
+    assert ids("four", {"prompt": "Who?", "id": "p7"}, {"prompt": "Why?"}) == ["p7", first[1]]
 
 
 def test_prompts_may_come_from_standard_input(call, monkeypatch, tiny_model_folder):

@@ -15,9 +15,8 @@ from rlhf.cli.stores import STORE, opened_store
 from rlhf.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rlhf.feedback.store import AssignmentRules, PreferenceStore, Task
+    from rlhf.feedback.store import AssignmentRules, PreferenceStore
+    from rlhf.feedback.tasks import Found
     from rlhf.feedback.web import WebSettings
 
 
@@ -77,7 +76,7 @@ def annotate(
     """
     from rlhf.feedback.guidelines import set_guidelines
     from rlhf.feedback.guidelines_file import read_guidelines
-    from rlhf.feedback.tasks import tasks_of
+    from rlhf.feedback.tasks import Found, read_items
     from rlhf.feedback.web.settings import ADDRESS, WebSettings
 
     if kind is not None and tasks is None:
@@ -89,7 +88,7 @@ def annotate(
     asked = read_guidelines(guidelines) if guidelines is not None else None
     settings = WebSettings(host=host, port=port, public_url=public_url)
     refuse_open_door(settings, i_know=i_know)
-    found = tasks_of(tasks, kind=kind, batch=batch or "") if tasks is not None else []
+    found = read_items(tasks, kind=kind, batch=batch or "") if tasks is not None else Found()
     with listening(settings) as server, opened_store(store, must_exist=tasks is None) as opened:
         settings = settings.model_copy(update={"port": server.getsockname()[1]})
         changed = {
@@ -154,13 +153,19 @@ def set_rules(store: PreferenceStore, changed: dict[str, Any]) -> None:
         store.rules = rules
 
 
-def add_tasks(store: PreferenceStore, found: Sequence[Task]) -> None:
-    """Add those that the store does not hold yet, and say how many."""
+def add_tasks(store: PreferenceStore, found: Found) -> None:
+    """Add those that the store does not hold yet, and say how many, and what of the file is not taken."""
     from rlhf.data.words import counted
+    from rlhf.feedback.imports import import_items
 
-    added = store.add_tasks(found, on_known="skip")
-    known = f", {len(found) - added:,} there already" if added < len(found) else ""
-    print(f"{counted(added, 'task')} added{known}.")
+    done = import_items(store, found.items, with_judgements=False)
+    known = f", {done.num_known:,} there already" if done.num_known else ""
+    print(f"{counted(done.num_added, 'task')} added{known}.")
+    if found.left_out:
+        first = found.left_out[0]
+        print(f"{counted(len(found.left_out), 'row')} left out (the first: {first.where}: {first.reason})")
+    if number := sum(len(item.said) for item in found.items):
+        print(f"! {counted(number, 'judgement')} in the file not taken; `rlhf feedback import` takes them.")
 
 
 def check_batch(store: PreferenceStore, batch: str) -> None:

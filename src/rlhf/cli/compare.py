@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rlhf.cli.options import JsonOption
-from rlhf.cli.stores import StoreOption, opened_store
+from rlhf.cli.stores import StoreOption, opened_store, say_recorded
 from rlhf.errors import ConfigError
 
 STORE = "evaluation.db"
@@ -123,14 +123,11 @@ def compare_import(
       ranking   {"ranks": [1, 3, 2]}   for each completion; 1 is best
       rating    {"ratings": {"accuracy": [4, 2]}}   1 to 5 for each
     """
-    from rlhf.data.words import counted
     from rlhf.feedback.evaluation import HumanEvalProtocol
 
     with opened_store(store) as opened:
         found = HumanEvalProtocol.of_store(opened, name).record(opened, file)
-    print(
-        f"{counted(found.num_added, 'judgement')} added{f', {found.num_known:,} there already' if found.num_known else ''}."
-    )
+    say_recorded(found)
 
 
 @app.command("report")

@@ -12,10 +12,11 @@ import typer
 
 from rlhf.cli import compare, guidelines, rehearsal
 from rlhf.cli.options import JsonOption, console
-from rlhf.cli.stores import STORE, StoreOption, opened_store
+from rlhf.cli.stores import STORE, StoreOption, opened_store, say_recorded
 from rlhf.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlhf.data.read import OnBadRow
     from rlhf.feedback.exchange import Format
     from rlhf.feedback.exports import Selection
     from rlhf.feedback.store import PreferenceStore
@@ -54,38 +55,31 @@ def feedback_import(
     """Add tasks to a store, and the judgements that a file holds.
 
     Rows become tasks by what they hold: two completions are compared, several ranked, one is called good or bad. The same
-    file may be imported again: what is there already stays as it is.
+    file may be imported again: what is there already stays as it is. All of an import is kept, or nothing.
     """
     from rlhf.data.words import counted
-    from rlhf.feedback.items import Item
-    from rlhf.feedback.store.record import record_judgements
+    from rlhf.feedback.imports import import_items
 
     name, found = _read(file, layout, kind=kind, batch=batch or "", gold=gold, skip_bad=skip_bad)
     with opened_store(store, must_exist=False) as opened:
-        wants_gold = {item.task.id: item.task.gold for item in found.items if item.task.gold is not None}
-        ignored = [
-            task.id
-            for task in (opened.tasks() if wants_gold else ())
-            if task.gold != wants_gold.get(task.id, task.gold)
-        ]
-        added = opened.add_tasks((item.task for item in found.items), on_known="skip")
-        known = len(found.items) - added
-        print(f"{counted(added, 'task')} added{f', {known:,} there already' if known else ''} (read as {name!r}).")
-        if ignored:
-            print(
-                f"! {counted(len(ignored), 'gold answer')} of {counted(len(wants_gold), 'gold row')} not taken: the tasks were there "
-                f"without it or with another, and stay as they were asked (the first: {ignored[0]!r}). Give the gold rows ids of their "
-                "own, or import them into a new store before the other rows."
-            )
-        items: list[Item] = found.items if judgements else []
-        recorded = record_judgements(opened, ((item.task.id, said) for item in items for said in item.said))
-        if recorded.num_added or recorded.num_known:
-            there = f", {recorded.num_known:,} there already" if recorded.num_known else ""
-            print(f"{counted(recorded.num_added, 'judgement')} added{there}.")
-    for bad in found.left_out[:20]:
+        how: OnBadRow = "skip" if skip_bad else "error"
+        done = import_items(opened, found.items, with_judgements=judgements, on_other_texts=how)
+    known = f", {done.num_known:,} there already" if done.num_known else ""
+    print(f"{counted(done.num_added, 'task')} added{known} (read as {name!r}).")
+    if done.gold_not_taken:
+        num_gold = sum(item.task.gold is not None for item in found.items)
+        print(
+            f"! {counted(len(done.gold_not_taken), 'gold answer')} of {counted(num_gold, 'gold row')} not taken: the tasks were there "
+            f"without it or with another, and stay as they were asked (the first: {done.gold_not_taken[0]!r}). Give the gold rows ids of "
+            "their own, or import them into a new store before the other rows."
+        )
+    if done.recorded.num_added or done.recorded.num_known:
+        say_recorded(done.recorded)
+    left_out = [*found.left_out, *done.left_out]
+    for bad in left_out[:20]:
         print(f"left out: {bad.where}: {bad.reason}")
-    if len(found.left_out) > 20:
-        print(f"... and {counted(len(found.left_out) - 20, 'more row')} left out.")
+    if len(left_out) > 20:
+        print(f"... and {counted(len(left_out) - 20, 'more row')} left out.")
 
 
 def _read(
@@ -207,12 +201,8 @@ def feedback_export(
             said = counted(selection.num_judgements, "judgement")
             print(f"{counted(number, 'task')} with {said} written to {output}.")
             return
-        _write(
-            output,
-            layout,
-            _rows(selection, output, layout, aggregate, ties or "drop", min_judgements or 1, unjudged),
-            [],
-        )
+        rows = _rows(selection, output, layout, aggregate, ties or "drop", min_judgements or 1, unjudged)
+        _write(output, layout, rows, selection.notes(with_unjudged=unjudged, aggregated=aggregate is not None))
 
 
 IDLE_WITHOUT = {

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.options import RUN, RUNS, RunsOption
+from rlhf.cli.options import RUN, RUNS, DeviceOption, RunsOption
 from rlhf.errors import ModelError
 from rlhf.pipeline.models import where_models_are
+
+if TYPE_CHECKING:
+    from rlhf.data.contracts import Prompt
 
 
 def report(run: Annotated[str, RUN], runs: RunsOption = RUNS) -> None:
@@ -32,23 +36,27 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Use only this many prompts.", min=1)] = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Sample completions; one JSON object a line on standard output."""
     _refuse_run(Path(model))
     from rlhf.config.policy import SamplingConfig
     from rlhf.data.datasets import GRPODataset
+    from rlhf.models.device import placed_on
     from rlhf.models.policy import PolicyModel
     from rlhf.rollout.local import LocalEngine
 
-    policy = PolicyModel.from_pretrained(model)
+    with placed_on(device):
+        policy = PolicyModel.from_pretrained(model)
     source: Any = prompts if prompts is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, step=0)
-    for prompt, group in zip(rows, groups, strict=True):
+    names = _names(rows)
+    for name, prompt, group in zip(names, rows, groups, strict=True):
         for completion in group:
             row = {
-                "id": prompt.id,
+                "id": name,
                 "prompt": prompt.messages or prompt.text,
                 "completion": completion.text,
                 "model": model,
@@ -61,6 +69,17 @@ def generate(
                 "logprob": round(sum(completion.logprobs), 4),
             }
             print(json.dumps(row, ensure_ascii=False))
+
+
+def _names(prompts: Sequence[Prompt]) -> list[str]:
+    """The ids that the rows bring; of others a name by the prompt's text, which is the same in any file and on any line."""
+    from rlhf.data.expand import prompt_names
+
+    by_text = prompt_names(prompt.messages or prompt.text for prompt in prompts)
+    return [
+        name if prompt.columns.get("id") in (None, "") else prompt.id
+        for name, prompt in zip(by_text, prompts, strict=True)
+    ]
 
 
 def _refuse_run(folder: Path) -> None:

@@ -16,6 +16,9 @@ Overrides = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="Where models are: cpu, cuda, cuda:N; auto takes a GPU where there is one.")
+]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Where the run folders lie.")]
 RUNS = Path("runs")
 RUN = typer.Argument(help="A run folder, or its name in --runs.")

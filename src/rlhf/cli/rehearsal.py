@@ -97,9 +97,41 @@ def plan(
     ] = None,
     price: Annotated[float, typer.Option(help="Price of one judgement.", min=0)] = 0.5,
     response_price: Annotated[float, typer.Option(help="Price of sampling one completion.", min=0)] = 0.02,
+    reward_accuracy: Annotated[
+        float | None,
+        typer.Option(
+            help="How right the reward model is to be on held-out pairs; takes --measured.",
+            min=0.501,
+            max=0.999,
+            show_default=False,
+        ),
+    ] = None,
+    measured: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How right it was after so many pairs, as PAIRS:ACCURACY (500:0.64); twice or more.",
+            show_default=False,
+        ),
+    ] = None,
+    held_out: Annotated[
+        int | None, typer.Option(help="Held-out pairs behind each --measured.", min=1, show_default=False)
+    ] = None,
+    held_out_accuracy: Annotated[
+        float | None,
+        typer.Option(
+            help="How often their labels are right; as often as those of the other pairs by default.",
+            min=0.501,
+            max=1,
+            show_default=False,
+        ),
+    ] = None,
+    measured_overlap: Annotated[
+        int | None, typer.Option(help="Judgements of each pair behind --measured (1).", min=1, show_default=False)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Before anybody is asked: how many pairs, how many judgements of each, and at what price."""
+    from rlhf.cli.reward_plan import reward_plan
     from rlhf.feedback import planning
 
     if overlap is not None and wanted_accuracy is not None:
@@ -141,8 +173,18 @@ def plan(
         "response_price": response_price,
         "wanted_accuracy": None if overlap is not None else wanted_accuracy,
         "overlaps": _by_overlap(difference, tie_frac, power, accuracy, price, response_price),
-        "reward_accuracy": None,
-        "reward_accuracy_reason": planning.NO_REWARD_ACCURACY,
+        "reward_accuracy": reward_plan(
+            measured or (),
+            reward_accuracy,
+            held_out=held_out,
+            held_out_accuracy=held_out_accuracy,
+            measured_overlap=measured_overlap,
+            accuracy=accuracy,
+            overlaps=sorted({*OVERLAPS, *([overlap] if overlap else [])}),
+            price=price,
+            response_price=response_price,
+        ),
+        "reward_accuracy_reason": None if measured else planning.NOTHING_MEASURED,
         "guidance": {
             size: dict(zip(("least", "recommended", "most"), sizes, strict=True))
             for size, sizes in planning.GUIDANCE.items()
@@ -152,7 +194,7 @@ def plan(
         least = float(found["detectable_difference"])
         print(json.dumps(found | {"detectable_difference": None if math.isnan(least) else least}, indent=1))
     else:
-        _print_plan(found, difference, power, accuracy)
+        _print_plan(found, difference, power, accuracy, reward_accuracy)
 
 
 def _by_overlap(
@@ -177,9 +219,12 @@ def _by_overlap(
     return rows
 
 
-def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy: float) -> None:
+def _print_plan(
+    plan: dict[str, Any], difference: float, power: float, accuracy: float, reward_accuracy: float | None
+) -> None:
     from rich.table import Table
 
+    from rlhf.cli.reward_plan import reward_plan_lines
     from rlhf.data.words import counted
 
     out = console()
@@ -210,8 +255,11 @@ def _print_plan(plan: dict[str, Any], difference: float, power: float, accuracy:
             counted(row["judgements"], "judgement"), f"cost {row['cost']:,.2f}",
         )  # fmt: skip
     out.print(choices)
-    out.print(f"\nAccuracy of the reward model: {plan['reward_accuracy_reason']}.")
-    out.print(f"Measured on such labels, a perfect one is right {plan['majority_accuracy']:.1%} of the time.")
+    out.print()
+    for line in reward_plan_lines(plan["reward_accuracy"], reward_accuracy):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)  # commands among them are to be copied
+    if plan["reward_accuracy"] is None:
+        out.print(f"Measured on such labels, a perfect one is right {plan['majority_accuracy']:.1%} of the time.")
     out.print("\nPairs for a reward model, by the size of the policy (practice in the field, not a law):")
     guide = Table.grid(padding=(0, 2))
     for size, row in plan["guidance"].items():

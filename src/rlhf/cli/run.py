@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.options import Overrides, QuietOption, console
+from rlhf.cli.options import DeviceOption, Overrides, QuietOption, console
 
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig
@@ -114,6 +114,7 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
         settings: StageSettings,
         output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs")
         / kind.value,
+        device: DeviceOption = "auto",
         force: ForceOption = False,
         ignore_code: IgnoreCodeOption = False,
         dry_run: DryRunOption = False,
@@ -124,7 +125,9 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
         from rlhf.config.recipe import RecipeConfig, expand_variables
 
         stage = expand_variables(apply_overrides({"kind": kind.value}, settings), "The command line")
-        tree = {"name": output.name, "output_dir": str(output.parent), "stages": {kind.value: stage}}
+        tree = {
+            "name": output.name, "output_dir": str(output.parent), "device": device, "stages": {kind.value: stage},
+        }  # fmt: skip
         recipe = RecipeConfig.of(tree, source="The command line")
         chosen = {"force": force, "ignore_code": ignore_code, "profile": profile}
         run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)

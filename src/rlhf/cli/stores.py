@@ -11,6 +11,7 @@ from rlhf.errors import ConfigError, did_you_mean_file
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore
+    from rlhf.feedback.store.record import Recorded
 
 STORE = "annotations.db"
 StoreOption = Annotated[
@@ -36,3 +37,22 @@ def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:
             f"There is no store {store}.{hint} `rlhf annotate TASKS.jsonl` and `rlhf feedback import` make one; --store names it."
         )
     return PreferenceStore(store)
+
+
+def say_recorded(recorded: Recorded) -> None:
+    """How many judgements were added, which were there already, and where answers differ."""
+    from rlhf.data.words import counted, printable
+
+    there = f", {recorded.num_known:,} there already" if recorded.num_known else ""
+    print(f"{counted(recorded.num_added, 'judgement')} added{there}.")
+    if number := recorded.num_corrections:
+        does = "is a correction" if number == 1 else "are corrections"
+        print(
+            f"{number:,} of those added {does}: one person answered one task more than once, and the last answer counts."
+        )
+    if others := recorded.other_answers:
+        differs = "says" if len(others) == 1 else "say"
+        print(
+            f"! {len(others):,} of those there already {differs} something else here, and the store's answers stay (the first: "
+            f"{printable(others[0])})."
+        )

@@ -24,11 +24,15 @@ RLHF_REWARD = "Ouyang et al. 2022, eq. 2, arXiv:2203.02155"
 RM_LOSS = "Ouyang et al. 2022, eq. 1, arXiv:2203.02155"
 GRPO_LOSS = "GRPO, eq. 3, arXiv:2402.03300"
 DAPO_RUNS = "DAPO, section 4.1, arXiv:2503.14476"
+VAPO_RUNS = "VAPO, section 5.1, arXiv:2504.05118"
 CISPO_LOSS = "MiniMax-M1, eqs. 4 and 5, arXiv:2506.13585"
 REMAX = "ReMax, algorithm 1, arXiv:2310.10505"
 REINFORCE_PP = "REINFORCE++, arXiv:2501.03262"
 STEPS = "Lightman et al. 2023, section 2.6, arXiv:2305.20050"
 LMHP = "openai/lm-human-preferences"
+OAT_ZERO = "the authors' code, sail-sg/understand-r1-zero"
+OPENRLHF_RUN = "OpenRLHF, the authors' code (`train_reinforce_llama_ray.sh`)"
+AS_PPO = "ours: that of PPO here"
 
 SOURCES: Mapping[str, str] = {
     "advantage=batch": REINFORCE_PP,
@@ -72,7 +76,7 @@ SOURCES: Mapping[str, str] = {
     "group_size=16": DAPO_RUNS,
     "group_size=2": "Guo et al. 2024, abstract, arXiv:2402.04792",
     "group_size=4": "RLOO, arXiv:2402.14740: the larger of its 2 and 4",
-    "group_size=8": "TRL 1.16 (`num_generations`)",
+    "group_size=8": "TRL 1.16 (`num_generations`); GRPO's paper has 64",
     "head=linear": "TRL 1.16: the head of transformers' sequence classification",
     "hinge_margin=1.0": "ours: scores have no unit, and this gives them one",
     "ipo_per_token=false": "IPO, eq. 17, arXiv:2310.12036",
@@ -82,6 +86,7 @@ SOURCES: Mapping[str, str] = {
     "kl.coef=0.1": f"ours: between TRL 1.12's 0.05 and the 0.2 of {LMHP}",
     "kl.estimator=k1": RLHF_REWARD,
     "kl.estimator=k3": "GRPO, eq. 4, arXiv:2402.03300",
+    "kl.measure_every=1": "ours: guards watch the KL of every rollout",
     "kl.unbiased=false": "GRPO, eq. 4, arXiv:2402.03300: no such weight",
     "kl.where=loss": GRPO_LOSS,
     "kl.where=none": "TRL 1.16 (`beta` of `GRPOConfig`: 0)",
@@ -91,7 +96,7 @@ SOURCES: Mapping[str, str] = {
     "lam=0.95": f"{LMHP} (`lam`)",
     "learning_rate=2e-05": "TRL 1.16 (`SFTConfig`)",
     "learning_rate=5e-07": "the authors' code, eric-mitchell/direct-preference-optimization (`lr`); appendix B has 1e-6",
-    "learning_rate=8e-06": "ours: the likelihood term allows more than DPO's 5e-7",
+    "learning_rate=8e-06": "TRL (`examples/scripts/orpo.py`)",
     "length_adaptive_alpha=0.05": "VAPO, section 4.2, arXiv:2504.05118",
     "length_alpha=0.5": "ours: half-way from DPO to pairs cut to one length",
     "line_search_tries=10": "openai/baselines (`trpo_mpi`), whose tries are halved, too",
@@ -117,7 +122,8 @@ SOURCES: Mapping[str, str] = {
     "positive_nll_coef=0.1": "VAPO, arXiv:2504.05118",
     "positive_score=0.0": "ours: of a verifier's 0 and 1 only the 1 lies above",
     "prompts_per_rollout=128": "ours: one step of `sequences_per_step`",
-    "prompts_per_rollout=64": "ours: as many as `sequences_per_step`",
+    "prompts_per_rollout=16": "GRPO, section 4.2, arXiv:2402.03300: one step a rollout, there of 1,024 completions",
+    "prompts_per_rollout=64": AS_PPO,
     "reference=null": "ours: right for a single round; the next ones name the first policy",
     "reference_free=false": DPO_LOSS,
     "reference_point=step": "KTO, section 4, arXiv:2402.01306",
@@ -126,7 +132,8 @@ SOURCES: Mapping[str, str] = {
     "rows_per_step=32": "ours: that of every stage that learns from rows; here more is better",
     "sampling.temperature=1.0": "ours: the policy's own distribution, of which the bound above speaks",
     "score=completion": "TRL 1.16 (`completion_only_loss`, for rows of prompt and completion)",
-    "sequences_per_step=64": f"{LMHP} (`batch_size`)",
+    "sequences_per_step=128": "ours: an eighth of GRPO's 1,024, with groups an eighth of its 64",
+    "sequences_per_step=64": AS_PPO,
     "sft_coef=0.0": "ours: the method's own loss, and nothing that nobody asked for",
     "sft_coef=1.0": "RPO, arXiv:2404.19733: its alpha",
     r"step_separator=\n": "ours: a step a line",
@@ -140,7 +147,7 @@ SOURCES: Mapping[str, str] = {
     "value_init=policy": "ours: it is always there; Ouyang et al. 2022 start from the reward model",
     "value_learning_rate=null": f"{LMHP}: one `lr` for both",
     "value_model=separate": "TRL 1.12: a second backbone",
-    "value_warmup_rollouts=50": "ours: half of the default's rollouts",
+    "value_warmup_rollouts=50": f"{VAPO_RUNS}, there of steps",
     "whiten_advantages=true": f"{LMHP}, in its loss",
     "wrong_weight=1.0": "ours: a wrong step counts like a right one",
 }  # fmt: skip
@@ -180,19 +187,30 @@ OF_METHOD: Mapping[str, Mapping[str, str]] = {
     "ppo": {
         "clip_low=0.2": "PPO, table 1, arXiv:1707.06347",
         "clip_high=0.2": "PPO, table 1, arXiv:1707.06347",
+        "prompts_per_rollout=64": f"{LMHP} (`batch_size`)",
+        "sequences_per_step=64": f"{LMHP} (`batch_size`, in one of `nminibatches`)",
     },
     "vapo": {
-        "clip_low=0.2": f"DAPO's: {DAPO_RUNS}",
-        "clip_high=0.28": f"DAPO's: {DAPO_RUNS}",
-        "group_size=16": f"DAPO's: {DAPO_RUNS}",
+        "clip_low=0.2": VAPO_RUNS,
+        "clip_high=0.28": VAPO_RUNS,
+        "group_size=16": VAPO_RUNS,
         "epochs_per_rollout=1": "ours: a rollout of groups has steps enough for one pass",
+        "prompts_per_rollout=64": f"{VAPO_RUNS}: its 16 steps a rollout, of an eighth as many completions",
+        "sequences_per_step=64": f"ours: an eighth of the 512 of {VAPO_RUNS}",
+        "value_learning_rate=null": f"ours: the policy's rate; {VAPO_RUNS}, has twice it, 2e-6",
     },
+    "trpo": {"value_learning_rate=null": "ours: `learning_rate`, which is the critic's alone, as the policy has none"},
+    "grpo": {"group_size=8": "TRL 1.16 (`num_generations`); section 4.2 of the paper has 64"},
     "dr_grpo": {
         "aggregation=constant": "Dr. GRPO, section 3, arXiv:2503.20783",
-        "group_size=8": "the authors' code, sail-sg/understand-r1-zero (`num_samples`)",
-        "kl.where=none": "the authors' code, sail-sg/understand-r1-zero (`beta`: 0)",
+        "group_size=8": f"{OAT_ZERO} (`num_samples`)",
+        "kl.where=none": f"{OAT_ZERO} (`beta`: 0)",
+        "prompts_per_rollout=128": f"{OAT_ZERO} (`rollout_batch_size`)",
+        "sequences_per_step=128": f"{OAT_ZERO} (`train_batch_size`)",
     },
     "dapo": {
+        "prompts_per_rollout=128": f"{DAPO_RUNS}: its 16 steps a rollout, of a quarter as many completions",
+        "sequences_per_step=128": f"ours: a quarter of the 512 of {DAPO_RUNS}",
         "clip_low=0.2": DAPO_RUNS,
         "kl.where=none": "DAPO, section 2.3, arXiv:2503.14476",
         "overlong=max_new_tokens / 5": f"{DAPO_RUNS}: 4,096 of 20,480 tokens",
@@ -200,14 +218,23 @@ OF_METHOD: Mapping[str, Mapping[str, str]] = {
     "gspo": {
         "aggregation=sequence": "GSPO, eq. 5, arXiv:2507.18071",
         "kl.where=none": "the authors, in verl's pull request 2775",
+        "prompts_per_rollout=64": "GSPO, section 5.1, arXiv:2507.18071: its four steps a rollout",
     },
-    "cispo": {"aggregation=token": CISPO_LOSS},
-    "sapo": {"aggregation=sequence": "TRL 1.16 (`loss_type` `sapo`)"},
+    "cispo": {
+        "aggregation=token": CISPO_LOSS,
+        "prompts_per_rollout=256": "MiniMax-M1, section 3.1, arXiv:2506.13585: its 16 steps a rollout",
+    },
+    "sapo": {
+        "aggregation=sequence": "TRL 1.16 (`loss_type` `sapo`)",
+        "prompts_per_rollout=64": "ours: four steps a rollout, as GSPO's, of the same authors",
+    },
     "reinforce_pp": {
         "aggregation=token": "OpenRLHF, the authors' code",
         "group_size=1": f"{REINFORCE_PP}: no groups",
         "kl.coef=0.05": "ours: as in RLOO, which has the same penalty",
         "policy_loss=clip": REINFORCE_PP,
+        "prompts_per_rollout=1024": OPENRLHF_RUN,
+        "sequences_per_step=128": OPENRLHF_RUN,
     },
     "remax": {"kl.coef=0.05": "ours: as in RLOO, which has the same penalty", "policy_loss=reinforce": REMAX},
 }

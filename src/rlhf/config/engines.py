@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -26,6 +27,10 @@ LOWEST_TEMPERATURE = 0.01
 """vLLM samples at this temperature where a lower one above 0 is asked for."""
 
 
+def _from_text(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
 class MismatchConfig(Config):
     """How far the sampler's probabilities may lie from the trainer's own, on the tokens that were sampled.
 
@@ -44,10 +49,36 @@ class MismatchConfig(Config):
         return self
 
 
+RolloutWeights = Literal["same", "bfloat16", "int8"]
+"""What an engine multiplies with: the policy's weights, or a copy of them for sampling alone."""
+
+
+class PromptLookupConfig(Config):
+    """Guess what a completion says next from what followed the same tokens before (Saxena 2023, "Prompt lookup decoding"): in its
+    prompt, in itself, or in another completion of the same prompt. Guesses change how fast is sampled, and not what."""
+
+    kind: Literal["prompt_lookup"] = "prompt_lookup"
+    ngram_tokens: int = Field(2, ge=1)
+    """So many tokens must agree for what followed them to be guessed."""
+    draft_tokens: int = Field(4, ge=1)
+    """Most tokens guessed at once."""
+    max_rows: int = Field(8, ge=1)
+    """Guess only while at most so many completions are sampled side by side, as at the end of a rollout. With more, a pass is bound by
+    arithmetic, and a wrong guess costs what a right one saves."""
+
+
 class LocalEngineConfig(Config):
     """Sample in this process from the module that is trained."""
 
     kind: Literal["local"] = "local"
+    weights: RolloutWeights = "same"
+    """What linear layers multiply with while sampling: the policy's own weights, or a copy in a lower precision, made anew for each
+    rollout. What is sampled is then corrected by `importance`, and its distance from the policy measured in every rollout."""
+    mismatch: MismatchConfig = MismatchConfig()
+    """How far the engine's probabilities may lie from the trainer's, where its weights are a copy, or it plays episodes."""
+    speculate: Annotated[PromptLookupConfig, BeforeValidator(_from_text)] | None = None
+    """How to guess tokens and check several in one pass of the model: `prompt_lookup`, or its settings; null for a token at a time.
+    See docs/rollouts.md for when it pays."""
 
 
 class VLLMEngineConfig(Config):
@@ -87,12 +118,18 @@ class VLLMEngineConfig(Config):
         return options
 
 
-def _from_text(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
 EngineSpec = Annotated[LocalEngineConfig | VLLMEngineConfig, Field(discriminator="kind"), BeforeValidator(_from_text)]
 """An engine; a plain word stands for its kind with defaults."""
+
+
+def is_lowered(engine: Any) -> bool:
+    """Whether an engine samples with a copy of the weights in a lower precision.
+
+    Args:
+        engine: Its settings, or what a recipe says of them.
+    """
+    weights = engine.get("weights", "same") if isinstance(engine, Mapping) else getattr(engine, "weights", "same")
+    return bool(weights != "same")
 
 
 def engine_complaint(engine: LocalEngineConfig | VLLMEngineConfig, sampling: Any) -> str | None:

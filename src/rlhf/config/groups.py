@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,7 +33,7 @@ class GRPOConfig(RLConfig):
     group_size: int = Field(8, ge=1)
     """Completions sampled for each prompt."""
     prompts_per_rollout: int = Field(16, ge=1)
-    """Prompts asked each time."""
+    """Prompts asked each time; with the other defaults a rollout is one step, as in the paper's section 4.2, and nothing is clipped."""
     sequences_per_step: int = Field(128, ge=1)
     """Completions in one optimiser step; a multiple of group_size keeps groups whole."""
     kl: GRPOKLConfig = GRPOKLConfig()
@@ -84,6 +83,8 @@ class GRPOConfig(RLConfig):
 class DrGRPOConfig(GRPOConfig):
     """Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): GRPO without its biases by length and by difficulty, and without KL."""
 
+    prompts_per_rollout: int = Field(128, ge=1)
+    """Prompts asked each time; with the other defaults a rollout is eight steps, as in the authors' code."""
     advantage: Advantage = "group_mean"
     """See GRPO."""
     aggregation: Aggregation = "constant"
@@ -97,6 +98,8 @@ class DAPOConfig(GRPOConfig):
 
     group_size: int = Field(16, ge=1)
     """Completions sampled for each prompt."""
+    prompts_per_rollout: int = Field(128, ge=1)
+    """Prompts asked each time; with the other defaults a rollout is 16 steps, as in the paper's section 4.1."""
     clip_high: float = Field(0.28, ge=0)
     """Ratio is not rewarded above 1 + clip_high."""
     aggregation: Aggregation = "token"
@@ -105,24 +108,8 @@ class DAPOConfig(GRPOConfig):
     """Penalty for moving away from the reference."""
     dynamic_sampling: bool = True
     """Ask further prompts in place of those whose completions all score alike."""
-    overlong: OverlongConfig | None = None
-    """Soft punishment near the length limit; null for none. Left out, it begins a fifth of `sampling.max_new_tokens` before the limit,
-    which is the paper's share (4,096 of 20,480 tokens, section 4.1), and takes 1 there."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _length_is_punished(cls, tree: Any) -> Any:
-        if not isinstance(tree, Mapping) or "overlong" in tree:
-            return tree
-        sampling = tree.get("sampling")
-        limit = (
-            sampling.get("max_new_tokens")
-            if isinstance(sampling, Mapping)
-            else getattr(sampling, "max_new_tokens", None)
-        )
-        if not isinstance(limit, int) or limit < 1:  # not given, or somebody else's complaint
-            limit = cls.model_fields["sampling"].get_default().max_new_tokens
-        return {"overlong": OverlongConfig(buffer_tokens=max(1, limit // 5)), **tree}
+    overlong: OverlongConfig | None = OverlongConfig()
+    """Soft punishment near the length limit; null for none."""
 
 
 class GSPOConfig(GRPOConfig):
@@ -144,6 +131,9 @@ class GSPOConfig(GRPOConfig):
 class CISPOConfig(GRPOConfig):
     """CISPO (MiniMax 2025, arXiv:2506.13585): clips the weight of a token, and silences none."""
 
+    prompts_per_rollout: int = Field(256, ge=1)
+    """Prompts asked each time; with the other defaults a rollout is 16 steps, as in the paper's section 3.1. With one step every
+    weight is 1, and this is the plain policy gradient."""
     policy_loss: PolicyLoss = "cispo"
     """What an advantage does to a token."""
     clip_low: float = Field(1.0, ge=0, le=1)
@@ -159,6 +149,9 @@ class CISPOConfig(GRPOConfig):
 class SAPOConfig(GRPOConfig):
     """SAPO (Gao et al. 2025, arXiv:2511.20347): a soft gate in place of the clip."""
 
+    prompts_per_rollout: int = Field(64, ge=1)
+    """Prompts asked each time; with the other defaults a rollout is four steps. With one step every ratio is 1, and the gate does
+    nothing."""
     policy_loss: PolicyLoss = "sapo"
     """What an advantage does to a token."""
     kl: GRPOKLConfig = GRPOKLConfig(where="none", coef=0.0)
@@ -198,8 +191,8 @@ class ReinforcePPConfig(GRPOConfig):
 
     group_size: int = Field(1, ge=1)
     """Completions sampled for each prompt; 2 or more with `baseline: group`."""
-    prompts_per_rollout: int = Field(128, ge=1)
-    """Prompts asked each time."""
+    prompts_per_rollout: int = Field(1024, ge=1)
+    """Prompts asked each time; with the other defaults a rollout is eight steps, as in the authors' code."""
     advantage: Advantage = "batch"
     """See GRPO."""
     aggregation: Aggregation = "token"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from rlhf.config.default_sources import REQUIRED
-from rlhf.errors import folded, look_up
+from rlhf.errors import UnknownNameError, folded, look_up
 
 if TYPE_CHECKING:
     from rlhf.config.schema import Setting
@@ -86,6 +86,8 @@ PAIR_TERMS = ("beta", "sft_coef")
 """What all losses on the margin against a reference have."""
 ROLLOUT = ("rollouts", "prompts_per_rollout", "group_size", "epochs_per_rollout", "sequences_per_step")
 """How much is asked, and how often it is learned from."""
+STEPS = ("prompts_per_rollout", "sequences_per_step", "epochs_per_rollout")
+"""How many steps a rollout is; in the first of them a ratio is 1, and nothing that bounds it acts."""
 CLIPS = ("clip_low", "clip_high")
 PENALTY = ("kl.where", "kl.estimator", "kl.coef")
 LENGTH = ("missing_eos_penalty", "overlong")
@@ -307,7 +309,7 @@ METHODS: dict[str, Method] = {
     ),
     "ppo": Method(
         "PPO", "The classic of RLHF: a critic says what to expect, a clipped ratio how far a step may go.",
-        "policy", "ppo", {}, (*CLIPS, *PENALTY, *CRITIC, "epochs_per_rollout", "whiten_advantages", *LENGTH[:1]),
+        "policy", "ppo", {}, (*CLIPS, *STEPS, *PENALTY, *CRITIC, "whiten_advantages", *LENGTH[:1]),
         "losses.policy:clipped_policy_loss", "Schulman et al.", 2017, "1707.06347",
     ),
     "vapo": Method(
@@ -315,7 +317,7 @@ METHODS: dict[str, Method] = {
         "policy", "vapo", {},
         (
             "value_warmup_rollouts", "critic_lam", "length_adaptive_alpha", "positive_nll_coef", "positive_score",
-            *CLIPS, "group_size", "epochs_per_rollout",
+            *CLIPS, "group_size", *STEPS, "value_learning_rate",
         ),
         "losses.advantage:length_adaptive_lambda", "Yue et al.", 2025, "2504.05118",
     ),
@@ -326,34 +328,37 @@ METHODS: dict[str, Method] = {
     ),
     "grpo": Method(
         "GRPO", "No critic: a completion is measured against its siblings of the same prompt.",
-        "policy", "grpo", {}, ("group_size", *CREDIT, *CLIPS, *PENALTY, "kl.unbiased", "epochs_per_rollout"),
+        "policy", "grpo", {}, ("group_size", *STEPS, *CREDIT, *CLIPS, *PENALTY, "kl.unbiased"),
         "losses.advantage:group_advantages", "Shao et al.", 2024, "2402.03300",
     ),
     "dr_grpo": Method(
         "Dr. GRPO", "GRPO without its biases by length and by difficulty, and without KL.",
-        "policy", "dr_grpo", {}, ("group_size", *CREDIT, *CLIPS, "kl.where"),
+        "policy", "dr_grpo", {}, ("group_size", *STEPS, *CREDIT, *CLIPS, "kl.where", "kl.measure_every"),
         "losses.aggregation:constant_mean", "Liu et al.", 2025, "2503.20783",
     ),
     "dapo": Method(
         "DAPO", "GRPO for long reasoning: clip higher, mean over tokens, groups that teach, soft length limit, no KL.",
         "policy", "dapo", {},
-        ("group_size", *CLIPS, "aggregation", "dynamic_sampling", "max_sampling_rounds", "overlong", "kl.where"),
+        (
+            "group_size", *STEPS, *CLIPS, "aggregation", "dynamic_sampling", "max_sampling_rounds", "overlong", "kl.where",
+            "kl.measure_every",
+        ),
         "losses.shaping:teaching_groups", "Yu et al.", 2025, "2503.14476",
         {"overlong": "max_new_tokens / 5"},
     ),
     "gspo": Method(
         "GSPO", "One ratio, and one clip, for a whole completion: steadier for long ones and mixtures of experts.",
-        "policy", "gspo", {}, ("group_size", *CLIPS, *CREDIT, "kl.where"),
+        "policy", "gspo", {}, ("group_size", *STEPS, *CLIPS, *CREDIT, "kl.where"),
         "losses.sequence_ratio:sequence_policy_loss", "Zheng et al.", 2025, "2507.18071",
     ),
     "cispo": Method(
         "CISPO", "Clips the weight of a token and never its gradient: rare words that start a thought keep teaching.",
-        "policy", "cispo", {}, ("group_size", *CLIPS, *CREDIT, "kl.where"),
+        "policy", "cispo", {}, ("group_size", *STEPS, *CLIPS, *CREDIT, "kl.where"),
         "losses.policy:cispo_loss", "MiniMax", 2025, "2506.13585",
     ),
     "sapo": Method(
         "SAPO", "A soft gate in place of the clip: what a token teaches fades and never stops at once.",
-        "policy", "sapo", {}, ("group_size", *CREDIT, "kl.where"),
+        "policy", "sapo", {}, ("group_size", *STEPS, *CREDIT, "kl.where"),
         "losses.policy:sapo_loss", "Gao et al.", 2025, "2511.20347",
     ),
     "rloo": Method(
@@ -363,7 +368,7 @@ METHODS: dict[str, Method] = {
     ),
     "reinforce_pp": Method(
         "REINFORCE++", "No critic and no groups: advantages of tokens, whitened over the whole rollout.",
-        "policy", "reinforce_pp", {}, ("group_size", "baseline", *CREDIT, *CLIPS, *PENALTY),
+        "policy", "reinforce_pp", {}, ("group_size", *STEPS, "baseline", *CREDIT, *CLIPS, *PENALTY),
         "losses.advantage:reinforce_plus_plus_advantages", "Hu et al.", 2025, "2501.03262",
     ),
     "remax": Method(
@@ -375,12 +380,39 @@ METHODS: dict[str, Method] = {
 """In the order of tables: by family, then as one comes to them."""
 
 
+OTHER_NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "aot_pair": ("aot", {}),
+    "aot_unpaired": ("aot", {"loss": "aot_unpaired"}),
+    "bco_pair": ("bco", {}),
+    "bradley_terry": ("reward", {}),
+    "dpo_norm": ("length_normalised_dpo", {}),
+    "exo_pair": ("exo", {}),
+    "gkd": ("distill", {"divergence_beta": 0.5, "on_policy_frac": 0.5}),
+    "nca_pair": ("nca", {}),
+    "oaif": ("online_dpo", {}),
+    "plackett_luce": ("reward_rankings", {}),
+    "raft": ("best_of_n", {}),
+    "rao_kupper": ("reward_ties", {"loss": "rao_kupper"}),
+    "reinforce_pp_baseline": ("reinforce_pp", {"group_size": 4, "baseline": "group"}),
+    "rejection_sampling": ("best_of_n", {}),
+    "rft": ("best_of_n", {}),
+    "rso": ("slic", {}),
+    "sppo_hard": ("sppo", {}),
+}
+"""What papers and other tools call a method, or one of its options: our name, and settings beside the method's own."""
+
+
 def method(name: str) -> Method:
     """The method of that name.
 
     Raises:
-        UnknownNameError: There is none; the message holds the nearest names and all of them.
+        UnknownNameError: There is none; the message holds what we call it, or the nearest names and all of them.
     """
+    for other, (ours, settings) in OTHER_NAMES.items():
+        if folded(name) == folded(other):
+            found = METHODS[ours]
+            meant = as_settings(replace(found, settings={**found.settings, **settings}))
+            raise UnknownNameError(f"No method is called {name!r} here: it is `{meant}`. See `rlhf methods {ours}`.")
     return look_up(METHODS, name, kind="method")
 
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlhf.config.base import Config, InputPath, TextOrFile
 
 DType = Literal["float32", "bfloat16", "float16"]
+AUTO = "auto"
+"""The first GPU that torch has, else the CPU."""
+DEVICE_FORMS = "auto, cpu, cuda or cuda:N"
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?", re.ASCII)
+
+
+def is_device_name(name: str) -> bool:
+    """Whether it is of the form of a device; whether this machine has it only torch knows."""
+    return _DEVICE.fullmatch(name) is not None
+
+
+def _device_name(name: str) -> str:
+    if not is_device_name(name):
+        raise ValueError(f"a device is {DEVICE_FORMS}")
+    return name
+
+
+DeviceName = Annotated[str, AfterValidator(_device_name)]
 
 
 class LoRAConfig(Config):

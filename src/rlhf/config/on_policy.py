@@ -50,6 +50,8 @@ class OnlineDPOConfig(RLConfig):
         _check_unused(self, (*OF_POLICY_GRADIENTS, "aggregation", "entropy_coef"), "online DPO, whose loss is DPO's")
         if self.kl.where != "none":
             raise ValueError("online DPO pulls towards the reference by `beta`; leave kl.where at `none`")
+        if self.kl.measure_every != 1:
+            raise ValueError("online DPO's loss asks the reference in every rollout; leave kl.measure_every out")
         return self
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlhf.config.base import Config
-from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
 from rlhf.config.held_out import HeldOutConfig
 from rlhf.config.training import TrainConfig, Truncation
 
@@ -69,9 +70,24 @@ class KLConfig(Config):
     """Sequences over which the adaptive weight changes by at most about a fifth; for `proportional`."""
     step_size: float = Field(0.01, gt=0)
     """Change of the weight after a rollout whose KL is twice the target; for `constraint`."""
+    measure_every: int | None = Field(1, ge=1)
+    """Where it has no weight (`where: none`): ask the reference in the first rollout and every this many, each of which costs a
+    forward pass; null for the first alone. What watches the KL sees no other rollouts."""
     unbiased: bool = False
     """In the loss, by `k3`: weigh each token's estimate by its ratio, so that its gradient is that of the KL itself, also after
     several steps on a rollout (DeepSeek-V3.2, arXiv:2512.02556)."""
+
+    def is_measured(self, rollout: int) -> bool:
+        """Whether the reference is asked in this rollout, counted from 0."""
+        return rollout % self.measure_every == 0 if self.measure_every is not None else rollout == 0
+
+    @model_validator(mode="after")
+    def _is_known_where_it_acts(self) -> Self:
+        if self.measure_every != 1 and self.where != "none":
+            raise ValueError(
+                f"kl.measure_every belongs to a KL without weight (`where: none`); where it is {self.where!r}, every rollout needs it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_pull(self) -> Self:
@@ -118,10 +134,15 @@ class ImportanceConfig(Config):
 class OverlongConfig(Config):
     """Soft punishment of completions that come near the length limit (DAPO, eq. 13, arXiv:2503.14476)."""
 
-    buffer_tokens: int = Field(ge=1)
-    """Tokens before `sampling.max_new_tokens` over which the penalty grows from 0 to its weight."""
+    buffer_tokens: int | None = Field(None, ge=1)
+    """Tokens before `sampling.max_new_tokens` over which the penalty grows from 0 to its weight; by default a fifth of the limit,
+    the paper's share (4,096 of 20,480 tokens, section 4.1)."""
     weight: float = Field(1.0, gt=0)
     """Subtracted from the score at the limit."""
+
+    def buffer_before(self, max_new_tokens: int) -> int:
+        """Tokens before that limit over which the penalty grows."""
+        return max(1, max_new_tokens // 5) if self.buffer_tokens is None else self.buffer_tokens
 
 
 class RLConfig(TrainConfig):
@@ -166,8 +187,8 @@ class RLConfig(TrainConfig):
     """`one_step` samples the next rollout while this one is learned from, with the weights from before that, in a process of its
     own (Noukhovitch et al. 2024, arXiv:2410.18252). Results are others than those of `none`, and as repeatable."""
     importance: ImportanceConfig | None = None
-    """Correct for differences between sampler and trainer; null where the sampler is this process's own. With `overlap` the ratio
-    of each token is cut at 2, unless something else is said here."""
+    """Correct for differences between sampler and trainer; null where the sampler is this process's own. With `overlap`, and with
+    `engine.weights` of a lower precision, the ratio of each token is cut at 2, unless something else is said here."""
     kl: KLConfig = KLConfig()
     """Penalty for moving away from the reference."""
     entropy_coef: float = Field(0.0, ge=0)
@@ -190,12 +211,37 @@ class RLConfig(TrainConfig):
     evaluation: HeldOutConfig = HeldOutConfig()
     """What is measured on held-out prompts, beside the mean score."""
 
+    @property
+    def steps_per_rollout(self) -> int:
+        """Optimiser steps that learn from one rollout. In the first of them every ratio is 1."""
+        groups_per_step = self.sequences_per_step // self.group_size
+        return self.epochs_per_rollout * math.ceil(self.prompts_per_rollout / groups_per_step)
+
     @model_validator(mode="before")
     @classmethod
-    def _older_weights_are_corrected(cls, tree: Any) -> Any:
-        if isinstance(tree, Mapping) and tree.get("overlap") == "one_step" and cls.takes_importance:
+    def _other_weights_are_corrected(cls, tree: Any) -> Any:
+        if not isinstance(tree, Mapping) or not cls.takes_importance:
+            return tree
+        if tree.get("overlap") == "one_step" or is_lowered(tree.get("engine")):
             return {"importance": ImportanceConfig(), **tree}
         return tree
+
+    @model_validator(mode="after")
+    def _rounded_weights_are_no_surprise(self) -> Self:
+        if not isinstance(self.engine, LocalEngineConfig) or not is_lowered(self.engine):
+            return self
+        weights = self.engine.weights
+        if self.takes_importance and self.importance is None:
+            raise ValueError(
+                f"engine.weights {weights!r} samples from a policy that is not quite the one that learns, and importance is null, which "
+                "would take it for the same; leave importance out (a token's ratio is cut at 2 then), or give its settings"
+            )
+        if weights == self.autocast:
+            raise ValueError(
+                f"engine.weights {weights!r} changes nothing: with autocast {self.autocast!r} products are in that type already; leave "
+                "one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _older_weights_are_no_surprise(self) -> Self:
@@ -246,11 +292,9 @@ class RLConfig(TrainConfig):
             raise ValueError(
                 f"sequences_per_step ({self.sequences_per_step}) must be a multiple of group_size ({self.group_size})"
             )
-        if self.overlong is not None and self.overlong.buffer_tokens > self.sampling.max_new_tokens:
-            raise ValueError(
-                f"overlong.buffer_tokens ({self.overlong.buffer_tokens}) must be at most sampling.max_new_tokens "
-                f"({self.sampling.max_new_tokens})"
-            )
+        limit = self.sampling.max_new_tokens
+        if self.overlong is not None and (buffer := self.overlong.buffer_before(limit)) > limit:
+            raise ValueError(f"overlong.buffer_tokens ({buffer}) must be at most sampling.max_new_tokens ({limit})")
         return self
 
 

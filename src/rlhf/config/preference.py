@@ -66,7 +66,8 @@ class DPOConfig(PairsConfig, AgainstReference):
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     """What holds the policy to the reference (f-DPO, Wang et al. 2023, arXiv:2309.16240); for losses on the margin."""
     divergence_alpha: float | None = Field(None, gt=0, lt=1)
-    """Of the `alpha` divergence, between forward KL at 0 and reverse KL at 1."""
+    """Of the `alpha` divergence, between forward KL at 0 and reverse KL at 1, as in TRL 1.16; one minus the paper's, whose 0.25 is
+    0.75 here."""
     length_normalised: bool = False
     """Log-ratios per token in place of per completion (arXiv:2310.05344 and TÜLU 3, 2411.15124); `beta` is then about ten times larger."""
     length_alpha: float | None = Field(None, ge=0, le=1)

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlhf.config.base import Config, apply_overrides, named_things, read_yaml, refusal
 from rlhf.config.complaints import TAG
+from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.overrides import blame_overrides
 from rlhf.config.stages import FILE_STAGES, Stage
 from rlhf.errors import ConfigError, did_you_mean
@@ -44,6 +45,8 @@ class RecipeConfig(Config):
     """Seeds every stage that does not name its own."""
     threads: int | None = Field(None, ge=1)
     """CPU threads for torch; by default one for each core."""
+    device: DeviceName = AUTO
+    """Where models are: `cpu`, `cuda`, `cuda:N`, or `auto` for the first GPU that torch has, else the CPU."""
     stages: dict[str, Stage]
     """Run in this order; a later one may use what an earlier one made."""
 

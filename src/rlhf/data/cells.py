@@ -13,6 +13,12 @@ from rlhf.data.words import LONGEST, describe, short
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
 
+EITHER = frozenset({
+    "prompt", "chosen", "rejected", "completion", "completion_a", "completion_b", "instruction", "input", "response", "output",
+    "response_a", "response_b",
+})  # fmt: skip
+"""Columns that hold a text or a dialogue, under all their names."""
+
 TRUE_LABELS = frozenset({"desirable", "true", "1", "good"})
 FALSE_LABELS = frozenset({"undesirable", "false", "0", "bad"})
 
@@ -37,7 +43,7 @@ class Cells:
     def either(self, column: str) -> Text:
         """A string or messages."""
         value = self.cells.pop(column)
-        if self.cells_are_text and isinstance(value, str) and value.lstrip().startswith("[{"):
+        if self.cells_are_text and isinstance(value, str) and _may_be_turns(value):
             value = self.from_json(value, column, or_prose=True)
         if isinstance(value, str):
             return self.clean(value, column)
@@ -192,6 +198,24 @@ class Cells:
 
     def others(self) -> dict[str, Any]:
         return {"where": self.where, "columns": self.rest()}
+
+
+def is_read_as_turns(text: str) -> bool:
+    """Whether a cell of a CSV file that holds this text would be read as a dialogue, or refused as a broken one."""
+    if not _may_be_turns(text):
+        return False
+    try:
+        decode(text)
+    except json.JSONDecodeError:
+        return False
+    except RefusedJsonError:
+        pass
+    return True
+
+
+def _may_be_turns(text: str) -> bool:
+    """Objects in a list are turns where some key of a message is among them; else they are somebody's text about JSON."""
+    return text.lstrip().startswith("[{") and any(f'"{key}"' in text for key in ("role", "content", "from"))
 
 
 def _is_finite(value: float) -> bool:

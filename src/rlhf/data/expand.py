@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import combinations, product
 from typing import Any
 
@@ -209,6 +210,18 @@ def pair_up(rows: Iterable[Row]) -> list[PreferenceRow]:
 def text_key(text: Text) -> str:
     """A string that is equal for equal texts; messages compare by role and content."""
     return text if isinstance(text, str) else json.dumps(text, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def prompt_names(prompts: Iterable[Text]) -> list[str]:
+    """A name for each prompt that its text gives: the same wherever it stands in whichever file; a text that comes again is
+    numbered."""
+    found: list[str] = []
+    times: dict[str, int] = {}
+    for prompt in prompts:
+        name = blake2b(json.dumps([text_key(prompt)]).encode(), digest_size=8).hexdigest()
+        times[name] = times.get(name, 0) + 1
+        found.append(name if times[name] == 1 else f"{name}-{times[name]}")
+    return found
 
 
 def prompt_key(row: Row) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from rlhf.data.cells import EITHER, is_read_as_turns
 from rlhf.data.contracts import Row
 from rlhf.data.readers import FileFormat
 from rlhf.data.sources import file_format
@@ -123,6 +124,11 @@ def _write_csv(file: IO[str], rows: Sequence[Mapping[str, Any]], path: Path) -> 
                 raise DataError(
                     f"Can't write {printable(path)}: column {short(name)} of row {number:,} holds a NUL, which CSV can't; write .jsonl "
                     "or .parquet."
+                )
+            elif isinstance(value, str) and name in EITHER and is_read_as_turns(value):
+                raise DataError(
+                    f"Can't write {printable(path)}: column {short(name)} of row {number:,} is a text that reads like a list of "
+                    "messages, which CSV can't tell from one; write .jsonl or .parquet."
                 )
             elif isinstance(value, str) and not value.isascii():
                 _json({name: value}, number, path)

@@ -132,7 +132,7 @@ class HumanEvalProtocol:
         Raises:
             DataError: Counts differ, ids come twice, or there are too few or too many models.
         """
-        from rlhf.feedback.evaluation_alike import prompt_names
+        from rlhf.data.expand import prompt_names
         from rlhf.feedback.store import Response, Task, TaskKind
 
         names = prompt_names(prompts) if ids is None else list(ids)

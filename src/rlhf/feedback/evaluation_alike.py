@@ -47,18 +47,6 @@ def not_compared(key: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], set[
     return {pair: items - asked.get(pair, set()) for pair, items in same.items()}
 
 
-def prompt_names(prompts: Iterable[Text]) -> list[str]:
-    """A name for each prompt that its text gives: the same wherever it stands in whichever file; a text that comes again is
-    numbered."""
-    found: list[str] = []
-    times: dict[str, int] = defaultdict(int)
-    for prompt in prompts:
-        name = _digest(text_key(prompt))
-        times[name] += 1
-        found.append(name if times[name] == 1 else f"{name}-{times[name]}")
-    return found
-
-
 def task_digest(task: Task) -> str:
     """What is the same for two tasks that show the same texts of the same models, in whichever order."""
     return _digest(text_key(task.prompt), *(f"{r.model} {text_key(r.text)}" for r in _by_model(task)))

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data.contracts import CompletionRow, RowError, Text
-from rlhf.data.expand import text_key
+from rlhf.data.expand import prompt_names, text_key
 from rlhf.data.json_rows import read_jsonl
 from rlhf.data.raw import Unreadable
 from rlhf.data.read import open_rows
 from rlhf.data.words import counted, describe
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.evaluation_alike import prompt_names
 from rlhf.feedback.items import Said
 from rlhf.feedback.store.record import Recorded, record_judgements
 from rlhf.feedback.store.store import PreferenceStore
@@ -94,7 +93,7 @@ def record_returned(
                 raise RowError(
                     where, f"{name} is {describe(given)}; wanted {'a text' if name == 'comment' else 'a number'}."
                 )
-        made.append((task.id, Said(annotator=str(row["annotator"]), value=value, **extras)))
+        made.append((task.id, Said(annotator=str(row["annotator"]), value=value, where=where, **extras)))
     return record_judgements(store, made)
 
 

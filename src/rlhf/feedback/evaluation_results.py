@@ -10,12 +10,13 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from rlhf.data.words import counted, printable
 from rlhf.evaluation.intervals import Estimate, finite_or_none, mean_interval, share_with_ties_interval, unit_means
 from rlhf.evaluation.winrate import WinRate, win_rate
 from rlhf.feedback.aggregation import Comparison, Strengths, crowd_bradley_terry
-from rlhf.feedback.agreement import MIN_ITEMS
+from rlhf.feedback.agreement import MAX_VOID_FRAC, MIN_ITEMS
 from rlhf.feedback.evaluation import OVERALL, Judged
 from rlhf.feedback.evaluation_alike import Alike, alike_of, not_compared
 from rlhf.feedback.guidelines import AnnotationGuideline, overall_rating
@@ -345,19 +346,56 @@ def _strengths(fitted: Strengths, outcomes: Sequence[_Outcome], *, seed: int, re
     for outcome in outcomes:
         of_item[outcome.item].append(outcome)
     items = list(of_item.values())
+    reason = _too_few(len(items), MIN_ITEMS) if len(items) < MIN_ITEMS else _why_boundless(outcomes)
     rng = np.random.default_rng(derive_seed(seed, "human-eval", "bootstrap"))
     drawn: dict[str, list[float]] = defaultdict(list)
-    for _ in range(resamples if len(items) >= MIN_ITEMS else 0):
-        again = _fit([outcome for place in rng.integers(0, len(items), len(items)) for outcome in items[place]])
-        assert again is not None, "every prompt has an outcome"
-        for model, strength in again.strengths.items():
+    num_boundless = 0
+    for _ in range(0 if reason else resamples):
+        again = [outcome for place in rng.integers(0, len(items), len(items)) for outcome in items[place]]
+        num_boundless += bool(_why_boundless(again))
+        refitted = _fit(again)
+        assert refitted is not None, "every prompt has an outcome"
+        for model, strength in refitted.strengths.items():
             drawn[str(model)].append(strength)
-    found = {}
-    for model, value in sorted(fitted.strengths.items(), key=lambda entry: -entry[1]):
-        ends = np.quantile(drawn[str(model)], [0.025, 0.975]) if drawn[str(model)] else (math.nan, math.nan)
-        reason = "" if drawn[str(model)] else _too_few(len(items), MIN_ITEMS)
-        found[str(model)] = Estimate(value=value, low=float(ends[0]), high=float(ends[1]), n=len(items), reason=reason)
-    return found
+    if num_boundless > MAX_VOID_FRAC * resamples:
+        reason = (
+            f"no interval: in {num_boundless / resamples:.0%} of draws of the prompts some models won every comparison with the "
+            "others, or had none"
+        )
+    return {
+        str(model): _strength(value, drawn[str(model)], len(items), reason)
+        for model, value in sorted(fitted.strengths.items(), key=lambda entry: -entry[1])
+    }
+
+
+def _strength(value: float, drawn: Sequence[float], num_items: int, reason: str) -> Estimate:
+    if not reason and not drawn:
+        reason = "no interval: no draws of the prompts were asked for"
+    elif not reason and np.ptp(drawn) < 1e-9:
+        reason = "no interval: every draw of the prompts gives the same, which shows no spread"
+    low, high = (math.nan, math.nan) if reason else np.quantile(drawn, [0.025, 0.975])
+    return Estimate(value=value, low=float(low), high=float(high), n=num_items, reason=reason)
+
+
+def _why_boundless(outcomes: Sequence[_Outcome]) -> str:
+    """Why likelihood alone would put no bound to the distance between some models, so that only the prior of the fit does.
+
+    Source: Ford 1957, "Solution of a ranking problem from binary comparisons", Am. Math. Monthly 64: strengths exist where, of
+    every split of the competitors in two, each part has won against the other.
+    """
+    models = sorted({model for outcome in outcomes for model in (outcome.first, outcome.second)})
+    won = np.zeros((len(models), len(models)), dtype=bool)
+    for outcome in outcomes:
+        i, j = models.index(outcome.first), models.index(outcome.second)
+        won[i, j] |= outcome.y > 0
+        won[j, i] |= outcome.y < 1
+    if connected_components(won, directed=True, connection="strong", return_labels=False) == 1:
+        return ""
+    if connected_components(won, directed=True, connection="weak", return_labels=False) > 1:
+        return "no interval: some models were never compared with the others"
+    return (
+        "no interval: some models won every comparison with the others, which puts no bound to how far they are ahead"
+    )
 
 
 def _power(win_rates: Sequence[Versus]) -> Power | None:

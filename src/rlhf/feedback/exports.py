@@ -44,6 +44,21 @@ class Selection:
         """Of all items that leave."""
         return sum(len(item.said) for item in self.items)
 
+    def notes(self, *, with_unjudged: bool, aggregated: bool) -> list[str]:
+        """What is left out because nobody judged it, in words.
+
+        Args:
+            with_unjudged: Tasks without a judgement are written, too.
+            aggregated: Rows are one for each item, and gold items have none anyway.
+        """
+        unjudged = [i.task for i in self.items if not i.said and not (aggregated and i.task.gold is not None)]
+        if with_unjudged:
+            empty = [task for task in unjudged if not task.prompt]
+            why = "that nobody judged: their prompt is empty, and a row of it could not be imported again"
+            return [f"left out: {counted(len(empty), 'task')} {why} (the first: {empty[0].id!r})."] if empty else []
+        more = "" if aggregated else " (--unjudged writes them, too, to .jsonl or .json)"
+        return [f"left out: {counted(len(unjudged), 'task')} without a judgement{more}."] if unjudged else []
+
 
 def select(
     store: PreferenceStore,

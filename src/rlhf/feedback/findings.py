@@ -304,11 +304,19 @@ def _notes(coverage: Coverage, agreement: Sequence[QuestionAgreement], verdicts:
     if not coverage.num_judgements:
         return [*notes, "Nothing was judged yet."]
     if not any(found.num_compared for found in agreement):
-        notes.append(
-            "No task was judged by two people, so agreement can't be measured; ask for an overlap of 2 or more."
-        )
+        notes.append(f"No task was judged by two people, so agreement can't be measured; {_why_alone(coverage)}.")
     if not any(verdict.gold is not None for verdict in verdicts):
         notes.append("No gold item was judged, so nobody can be qualified; mix in items whose right answer is known.")
     if all(verdict.seconds is None for verdict in verdicts):
         notes.append("No times were kept: judgements that came from a file have none unless the file says them.")
     return notes
+
+
+def _why_alone(coverage: Coverage) -> str:
+    """What keeps two people from having judged the same, and what to do about it."""
+    if coverage.overlap < 2:
+        return "ask for an overlap of 2 or more"
+    wanted = f"{counted(coverage.overlap, 'judgement')} of each are wanted"
+    if coverage.num_annotators == 1:
+        return f"{wanted}, and one person has judged so far: invite others, or wait for them"
+    return f"{wanted}, and those who judged had different tasks so far: let them go on"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -64,7 +66,10 @@ DEFAULT_GUIDELINES: tuple[AnnotationGuideline, ...] = (
 def overall_rating(
     ratings: Mapping[str, float], guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES
 ) -> float:
-    """Mean of the ratings, weighted by the guidelines.
+    """Mean of the ratings, weighted by the guidelines; completions that weigh exactly the same get the same number.
+
+    Weights and ratings count as the decimals they are written as, and only the mean is rounded: summed in binary, a quarter
+    of the exact ties under the built-in weights would come out a last digit apart, and whoever compares would see a winner.
 
     Args:
         ratings: Dimension to rating; every one that is given must be a guideline's, and at least one must be.
@@ -78,7 +83,14 @@ def overall_rating(
         raise DataError(f"{', '.join(map(repr, unknown))} is rated, but the guidelines are {', '.join(weights)}.")
     if not ratings:
         raise DataError(f"Nothing is rated; wanted at least one of {', '.join(weights)}.")
-    return sum(weights[name] * value for name, value in ratings.items()) / sum(weights[name] for name in ratings)
+    total = sum((_exact(weights[name]) * _exact(value) for name, value in ratings.items()), Fraction())
+    return float(total / sum(_exact(weights[name]) for name in ratings))
+
+
+@lru_cache(maxsize=1024)
+def _exact(number: float) -> Fraction:
+    """The decimal that a number is written as: 0.1 is a tenth, and not the binary fraction nearest to it."""
+    return Fraction(str(number))
 
 
 def guidelines_of(store: PreferenceStore) -> Sequence[AnnotationGuideline]:

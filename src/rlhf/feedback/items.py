@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from rlhf.data.contracts import RowError
 from rlhf.data.words import one_line
 from rlhf.errors import DataError
-from rlhf.feedback.store.values import Task, TaskKind, check_value
+from rlhf.feedback.store.rows import extras_of
+from rlhf.feedback.store.values import Submission, Task, check_value, is_name, shortened
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import Judgement, PreferenceStore
@@ -34,6 +33,8 @@ class Said:
     confidence: float | None = None
     seconds: float | None = None
     made_at: datetime | None = None
+    where: str = field(default="", compare=False)
+    """File and line it came from, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,32 +43,64 @@ class Item:
 
     task: Task
     said: Sequence[Said] = field(default_factory=tuple)
+    old_ids: Sequence[str] = field(default=(), compare=False)
+    """What earlier versions called the task; it is the one of that name in a store if that shows the same texts."""
+    where: str = field(default="", compare=False)
+    """File and line it came from, for messages."""
 
 
 def check_item(item: Item, where: str = "") -> Item:
-    """The same item with its values in canonical shape.
+    """The same item with its values in canonical shape, and all of a judgement as a store takes it.
 
     Raises:
-        DataError: Something was said that is no answer to this task; begins with ``where``.
+        DataError: Something was said that is no answer to this task, or that can't be kept; begins with ``where``.
     """
     task = item.task
-    begin = f"{where}: t" if where else "T"
-    said = [
-        replace(
-            one,
-            value=check_value(
-                task.kind, one.value, num_responses=len(task.responses),
-                where=f"{begin}he judgement of task {task.id!r} by {one.annotator!r}",
-            ),
-        )
-        for one in item.said
-    ]  # fmt: skip
-    for one in said:
+    said = []
+    for one in item.said:
+        what = judgement_words(task.id, one.annotator, where)
+        value = check_value(task.kind, one.value, num_responses=len(task.responses), where=what)
+        check_annotator(one.annotator, what)
+        checked_extras(one, what)
         if one.order is not None and sorted(one.order) != list(range(len(task.responses))):
+            begin = f"{where}: t" if where else "T"
             raise DataError(
                 f"{begin}he order of task {task.id!r} is {list(one.order)}; wanted each of 0 to {len(task.responses) - 1} once."
             )
-    return replace(item, said=said)
+        said.append(replace(one, value=value, where=where))
+    return replace(item, said=tuple(said))
+
+
+def judgement_words(task_id: str, annotator: str, where: str = "") -> str:
+    """How an error about a judgement begins."""
+    return f"{f'{where}: t' if where else 'T'}he judgement of task {task_id!r} by {shortened(annotator)}"
+
+
+def check_annotator(name: str, where: str) -> None:
+    """Refuse a name that nobody may have.
+
+    Raises:
+        DataError: Begins with ``where``.
+    """
+    if not is_name(name):
+        raise DataError(f"{where}: an annotator's name has 1 to 64 printable characters.")
+
+
+def checked_extras(said: Said, where: str) -> dict[str, Any]:
+    """Comment, flags and the like, by the rules of what a page sends.
+
+    Raises:
+        DataError: Something of it can't be kept; begins with ``where``.
+    """
+    try:
+        return extras_of(
+            Submission(
+                assignment=0, key="", value=said.value, comment=said.comment, flags=list(said.flags), spans=list(said.spans),
+                confidence=said.confidence, seconds=said.seconds,
+            )
+        )  # fmt: skip
+    except DataError as err:
+        raise DataError(f"{where}: {err}") from None
 
 
 @contextmanager
@@ -86,55 +119,6 @@ def laid_out_as(what: str, where: str) -> Iterator[None]:
         raise RowError(
             where, f"a value in it has not the shape that {what} has ({found}); mend the row, or export it anew."
         ) from err
-
-
-def content_id(kind: TaskKind, prompt: Any, texts: Sequence[Any]) -> str:
-    """A name for a task that brings none: the same content has the same one in any file."""
-    content = json.dumps([str(kind), prompt, list(texts)], sort_keys=True, ensure_ascii=False)
-    return f"task-{blake2b(content.encode(), digest_size=8).hexdigest()}"
-
-
-def merged(items: Iterable[tuple[str, Item]]) -> list[Item]:
-    """Items of the same task made one, in order of appearance; several rows may tell of one task.
-
-    Args:
-        items: Each with the row it came from.
-
-    Raises:
-        DataError: Two have the same id and ask something else, or know another right answer.
-    """
-    tasks: dict[str, Task] = {}
-    said: dict[str, list[Said]] = {}
-    told: dict[str, str] = {}
-    """Task -> the row that told its gold value, or else its first."""
-    for where, item in items:
-        new = item.task
-        known_task, first = tasks.setdefault(new.id, new), told.setdefault(new.id, where)
-        if difference := _difference(known_task, new):
-            raise DataError(
-                f"Two rows have the id {new.id!r} and another {difference} ({first} and {where}); give each task its own id, or say "
-                "how all are asked (--kind)."
-            )
-        if known_task.gold is None and new.gold is not None:
-            tasks[new.id], told[new.id] = replace(known_task, gold=new.gold), where
-        elif new.gold is not None and new.gold != known_task.gold:
-            raise DataError(
-                f"Two rows know another right answer to the task {new.id!r}: {dict(known_task.gold or {})} in {first} and "
-                f"{dict(new.gold)} in {where}; keep the one that is right."
-            )
-        known = said.setdefault(new.id, [])
-        known.extend(one for one in item.said if one not in known)
-    return [Item(task=task, said=tuple(said[name])) for name, task in tasks.items()]
-
-
-def _difference(first: Task, second: Task) -> str:
-    if first is second:
-        return ""
-    if first.kind is not second.kind:
-        return f"kind ({first.kind} and {second.kind})"
-    if first.prompt != second.prompt:
-        return "prompt"
-    return "completions" if [r.text for r in first.responses] != [r.text for r in second.responses] else ""
 
 
 def items_of(store: PreferenceStore) -> list[Item]:

@@ -34,14 +34,15 @@ def rows_of(
         items: Tasks with their judgements.
         guidelines: Whose weights make overall ratings, and whose digest is the column ``guideline_version``.
         flat: For CSV and Parquet; see ``rlhf.feedback.provenance``.
-        with_unjudged: Also a row for each task that nobody judged: its prompt and a list of completions.
+        with_unjudged: Also a row for each task that nobody judged: its prompt and a list of completions. One with an empty
+            prompt has none: such a row can't be read again.
     """
     version = guideline_version(guidelines)
     for item in items:
         for said in item.said:
             own = _own_columns(item.task, said.value, guidelines)
             yield own | provenance_of(item.task, said, guideline_version=version, flat=flat)
-        if with_unjudged and not item.said:
+        if with_unjudged and not item.said and item.task.prompt:
             yield _unjudged(item.task, flat)
 
 

@@ -48,7 +48,8 @@ from rlhf.data.stamps import sha_of_text
 from rlhf.data.strict_json import RefusedJsonError, decode
 from rlhf.data.words import counted, describe, one_line
 from rlhf.errors import DataError, look_up
-from rlhf.feedback.items import Item, Said, check_item, content_id, laid_out_as, merged, moment_of
+from rlhf.feedback.identity import content_id, merged, sampled_id
+from rlhf.feedback.items import Item, Said, check_item, laid_out_as, moment_of
 from rlhf.feedback.provenance import LINEAGE, Cargo
 from rlhf.feedback.store.values import MAX_RANKED, Response, Task, TaskKind
 
@@ -161,7 +162,7 @@ def _keep(
     except DataError as err:  # of a task's own checks, which know no file
         if on_bad_row == "error":
             raise RowError("" if str(err).startswith(where) else where, str(err)) from err
-        found.left_out.append(BadRow(where, str(err)))
+        found.left_out.append(BadRow(where, str(err).removeprefix(f"{where}: ")))
 
 
 def _items_of_row(row: Row, asking: Asking) -> list[Item]:
@@ -359,17 +360,17 @@ def _items_of_completions(rows: Sequence[CompletionRow], asking: Asking) -> list
         if _are_equal(texts):
             continue
         given = str(first.columns.get("id") or "")
-        name = given if len(places) == len(rows) else f"{given}#{'-'.join(map(str, places))}"
+        before = given if len(places) == len(rows) else f"{given}#{'-'.join(map(str, places))}"
         responses = [
             Response(text=rows[p].completion, model=models[p], sampling=samplings[p], columns=own_columns[p])
             for p in places
         ]
         task = Task(
-            id=name if given else content_id(own, first.prompt, texts), kind=own, prompt=first.prompt, responses=responses,
+            id=sampled_id(given, own, first.prompt, texts), kind=own, prompt=first.prompt, responses=responses,
             priority=_number(shared.get("priority"), first, "priority"), batch=str(shared.get("batch") or asking.batch),
             columns={name: value for name, value in shared.items() if name not in ("id", "priority", "batch")},
         )  # fmt: skip
-        items.append(Item(task=task))
+        items.append(Item(task=task, old_ids=(before,) if given else ()))
     if not items:
         raise NothingToJudgeError(first.where)
     return items

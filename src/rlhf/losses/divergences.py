@@ -70,7 +70,8 @@ def js_scores(logratios: Tensor) -> Tensor:
 def alpha_scores(logratios: Tensor, *, alpha: float) -> Tensor:
     """f'(u) = (u^(alpha - 1) - 1) / (alpha - 1): forward KL at alpha = 0, reverse KL at 1, and all between.
 
-    The exponential goes on along its tangent as in ``forward_kl_scores``.
+    TRL's convention (1.16, ``f_alpha_divergence_coef``). The paper counts from the other end, f'(u) = (1 - u^-a) / a with
+    reverse KL at a = 0: its a is 1 - alpha. The exponential goes on along its tangent as in ``forward_kl_scores``.
 
     Args:
         logratios: [S] log u, policy over reference, nats summed over each completion.

@@ -23,6 +23,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.errors import ModelError, require
 from rlhf.models.checks import ADAPTER_FILE, ADAPTER_WEIGHTS, check_pickle, read_json, safetensors_names
+from rlhf.models.device import cpu_is_chosen
 from rlhf.models.folders import quiet
 from rlhf.models.score import backbone_of, base_model
 from rlhf.models.sources import plain_errors
@@ -87,7 +88,7 @@ def attach_adapter(base: PreTrainedModel, source: str, config: ModelConfig) -> P
     check_adapter(Path(source), allow_pickle=config.allow_pickle)
     with plain_errors(f"the adapter {source!r}"), quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
-        model = PeftModel.from_pretrained(base, source, is_trainable=True)
+        model = PeftModel.from_pretrained(base, source, is_trainable=True, torch_device="cpu")
     _check_fits(model, source)
     check_finite(source, model)
     if config.lora is None:
@@ -154,8 +155,9 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
 
 
 def four_bit(config: ModelConfig) -> BitsAndBytesConfig:
-    if not torch.cuda.is_available():
-        raise ModelError("quantize_4bit needs a CUDA GPU and this machine has none; set lora.quantize_4bit: false.")
+    if not torch.cuda.is_available() or cpu_is_chosen():
+        where = "the recipe puts models on the CPU" if torch.cuda.is_available() else "this machine has none"
+        raise ModelError(f"quantize_4bit needs a CUDA GPU and {where}; set lora.quantize_4bit: false.")
     require("bitsandbytes", extra="quant", needed_for="quantize_4bit")
     compute = torch.float32 if config.dtype == "float32" else DTYPES[config.dtype]
     return BitsAndBytesConfig(

@@ -27,6 +27,8 @@ from transformers.masking_utils import sdpa_mask
 
 from rlhf.data.pack import PackedBatch
 from rlhf.models.buckets import Bucket, build_buckets
+from rlhf.models.flex import TreeRows, flex_tree_attention
+from rlhf.models.flex_choice import may_use_flex
 from rlhf.models.tree_attention import tree_attention
 
 IMPLEMENTATION = "rlhf"
@@ -144,13 +146,25 @@ def attend(
 
 
 class PackedLayout:
-    """The tree of a packed batch: a prefix sees itself, a branch sees its prefix and itself."""
+    """The tree of a packed batch: a prefix sees itself, a branch sees its prefix and itself.
+
+    One call of FlexAttention on a GPU where that works, ``tree_attention`` on a CPU, and else, for dropout and second derivatives
+    too, a call of torch's attention for each bucket.
+    """
 
     def __init__(self, buckets: list[Bucket], inverse: Tensor) -> None:
         """Use ``PackedLayout.of``."""
         self.buckets = buckets
         self.inverse = inverse
         """int64 [N] where each packed row stands in the buckets' outputs laid end to end."""
+        self._tree_rows: TreeRows | None = None
+
+    @property
+    def tree_rows(self) -> TreeRows:
+        """The same tree as FlexAttention takes it; made on first use."""
+        if self._tree_rows is None:
+            self._tree_rows = TreeRows.of(self.buckets)
+        return self._tree_rows
 
     @classmethod
     def of(cls, batch: PackedBatch) -> PackedLayout:
@@ -165,6 +179,13 @@ class PackedLayout:
     ) -> Tensor:
         """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
         rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
+        drops = module.training and settings.dropout > 0
+        if not drops and not _TWICE.get() and may_use_flex(module, rows_q, rows_k, rows_v):
+            return flex_tree_attention(
+                rows_q, rows_k, rows_v, self.tree_rows,
+                scaling=settings.scaling, window=settings.sliding_window, chunk=settings.chunk,
+                softcap=settings.softcap, sinks=settings.sinks,
+            ).unsqueeze(0)  # fmt: skip
         if self._can_tile(query, settings, training=module.training):
             window, chunk = settings.sliding_window, settings.chunk
             own = tree_attention(

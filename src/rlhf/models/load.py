@@ -26,6 +26,7 @@ from rlhf.config.model import ModelConfig
 from rlhf.errors import ModelError, did_you_mean
 from rlhf.models.adapters import DTYPES, adapt, attach_adapter, four_bit
 from rlhf.models.checks import check_language_model, check_model_folder
+from rlhf.models.device import model_device, placed
 from rlhf.models.folders import quiet
 from rlhf.models.score import base_model
 from rlhf.models.sources import adapter_base, first_line, hub_options, is_adapter, model_source, plain_errors
@@ -46,7 +47,7 @@ def load_causal_lm(
         seed: Seeds new weights and new adapters.
 
     Returns:
-        The model, in evaluation mode, and the tokenizer.
+        The model, in evaluation mode and on ``rlhf.models.device.model_device``, and the tokenizer.
 
     Raises:
         ModelError: The model can't be had, or is not fit to be trained; says why and what to do.
@@ -89,7 +90,7 @@ def load_weights(kind: Any, source: str, config: ModelConfig, /, **settings: Any
     hub = hub_options(source, config.revision)
     if config.lora is not None and config.lora.quantize_4bit:
         settings["quantization_config"] = four_bit(config)
-        settings["device_map"] = {"": torch.cuda.current_device()}
+        settings["device_map"] = {"": model_device()}
     with plain_errors(f"the model {source!r}"), quiet():
         model, report = kind.from_pretrained(
             source,
@@ -113,7 +114,7 @@ def load_weights(kind: Any, source: str, config: ModelConfig, /, **settings: Any
     )
     check_finite(source, model)
     align_weights(model)
-    result: PreTrainedModel = model
+    result: PreTrainedModel = placed(model)
     return result
 
 
@@ -152,7 +153,8 @@ def _new_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed:
     settings = _new_config(shape, tokenizer)
     with seeded(seed, "init"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
-    return model.to(DTYPES[config.dtype])  # type: ignore[arg-type]
+    model.to(DTYPES[config.dtype])  # type: ignore[arg-type]
+    return placed(model)
 
 
 def _new_config(shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:

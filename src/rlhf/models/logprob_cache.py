@@ -26,6 +26,8 @@ from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.modules import module as everywhere
+from torch.nn.utils.parametrize import is_parametrized
 
 import rlhf.data.pack
 from rlhf.config.training import Autocast
@@ -180,10 +182,10 @@ def cache_key(
         device: Where the model is.
 
     Returns:
-        None for a reference that moves, or one of another's making or under a hook, of which we can't know what decides its answers.
+        None for a reference that moves, or one of another's making or altered from outside, of which we can't know what decides its answers.
     """
     model = _frozen_model(reference)
-    if model is None or _is_hooked(model.model):
+    if model is None or _is_altered(model.model):
         return None
     of_rows = hashlib.sha256(b"".join(rows)).hexdigest()
     facts = {**_facts_of(model, adapter=not isinstance(reference, AdapterOffReference)), **_facts_of_machine(device)}
@@ -228,8 +230,15 @@ def _facts_of(policy: PolicyModel, *, adapter: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _is_hooked(model: nn.Module) -> bool:
-    return any(module._forward_hooks for module in model.modules())
+def _is_altered(model: nn.Module) -> bool:
+    """Whether something beside classes, settings and weights has a say in a forward pass: a hook, of one module or of all, a
+    forward method of an instance's own, or a weight that is computed."""
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        return True
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) or is_parametrized(module)
+        for module in model.modules()
+    )
 
 
 def _facts_of_machine(device: torch.device) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from rlhf.data.pack import Branch, Group, PackedBatch, pack
 from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import PackedLayout, attention_layout, install_attention, native_attention
+from rlhf.models.flex_choice import refuse_flex
 from rlhf.models.score import (
     ScorePath,
     backbone_of,
@@ -152,20 +154,27 @@ def _choose(
                 continue
             if path == "logits" and installed:
                 base.set_attn_implementation("eager")
-            try:
-                difference = float((run(batch) - expected).abs().max())
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as err:
-                notes.append(f"{path}: {type(err).__name__}: {err}")
-                continue
+            difference, obstacle = _difference(run, batch, expected)
+            if path == "packed" and not difference <= tolerance and refuse_flex(base):
+                notes.append(f"packed by FlexAttention: {obstacle or f'differs by {difference:.1e} {unit}'}")
+                difference, obstacle = _difference(run, batch, expected)
             if difference <= tolerance:
                 if notes:
                     logger.warning("%s takes the %s path. %s.", type(base).__name__, path, "; ".join(notes))
                 return PathChoice(path, difference, "; ".join([*notes, f"{path}: within {difference:.1e} {unit}"]))
-            notes.append(f"{path}: differs by {difference:.1e} {unit}, more than {tolerance:.1e}")
+            notes.append(f"{path}: {obstacle or f'differs by {difference:.1e} {unit}, more than {tolerance:.1e}'}")
     raise ModelError(
         f"{type(base).__name__} gives other numbers for padded rows than for single ones, so nothing it scores in a batch can "
         f"be trusted ({'; '.join(notes)}). Use another model, or open an issue with its config."
     )
+
+
+def _difference(run: Callable[[PackedBatch], Tensor], batch: PackedBatch, expected: Tensor) -> tuple[float, str | None]:
+    """The largest, or infinity and what the path raised."""
+    try:
+        return float((run(batch) - expected).abs().max()), None
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as err:
+        return math.inf, f"{type(err).__name__}: {err}"
 
 
 def _check_lengths(base: PreTrainedModel, groups: Sequence[Group]) -> None:

@@ -84,9 +84,9 @@ class RewardModel(nn.Module):
         self.choice = choice
         self.learned: LearnedScalars | None = None
         """Numbers that the loss learned beside the scores, where it has any."""
-        total = sum(num_outputs(member) for member in members)
-        self.register_buffer("mean", torch.zeros(total))
-        self.register_buffer("std", torch.ones(total))
+        total, device = sum(num_outputs(member) for member in members), next(members[0].parameters()).device
+        self.register_buffer("mean", torch.zeros(total, device=device))
+        self.register_buffer("std", torch.ones(total, device=device))
 
     @classmethod
     def from_policy(
@@ -171,7 +171,7 @@ class RewardModel(nn.Module):
             if "mean" in settings:
                 model.set_normalization(torch.tensor(settings["mean"]), torch.tensor(settings["std"]))
             if "learned" in settings:
-                model.learned = LearnedScalars.from_dict(settings["learned"])
+                model.learned = LearnedScalars.from_dict(settings["learned"]).to(model.device)
         return model.eval()
 
     @property

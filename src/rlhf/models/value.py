@@ -19,6 +19,7 @@ from rlhf.files import write_text
 from rlhf.models.adapters import adapt, attach_adapter
 from rlhf.models.card import model_card
 from rlhf.models.checks import safetensors_names
+from rlhf.models.device import placed
 from rlhf.models.folders import (
     described_by,
     module_fingerprint,
@@ -148,7 +149,7 @@ class ValueModel(nn.Module):
         with described_by(Path(source) / SETTINGS_FILE):
             shared, width = bool(settings["shared"]), int(settings["hidden_size"])
         if shared:
-            return cls(None, _load_head(Path(source) / HEAD_FILE, width)).eval()
+            return cls(None, placed(_load_head(Path(source) / HEAD_FILE, width))).eval()
         model: PreTrainedModel | PeftModel
         if is_adapter(source):
             base_config = config.updated(path=adapter_base(source), lora=None)

@@ -86,9 +86,10 @@ def _names(names: Collection[str]) -> str:
 
 @contextlib.contextmanager
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
-    """Draw random weights from a named seed, and leave torch's own generator as it was."""
+    """Draw random weights on the CPU from a named seed, and leave torch's own generators as they were."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "models", *names))
+        # The CPU's generator alone: torch.manual_seed would begin those of all GPUs anew, and nobody would put them back.
+        torch.default_generator.manual_seed(derive_seed(seed, "models", *names))
         yield
 
 

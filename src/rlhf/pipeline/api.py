@@ -20,6 +20,7 @@ from pydantic import Field
 from rich.console import Console
 
 from rlhf.config.base import Config, read_yaml
+from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import POLICY_KINDS
 from rlhf.errors import ConfigError
@@ -85,6 +86,8 @@ class RLHFConfig(Config):
     """Share of the pairs held out to measure the reward model."""
     seed: int = Field(0, ge=0)
     """Seeds everything."""
+    device: DeviceName = AUTO
+    """Where models are: `cpu`, `cuda`, `cuda:N`, or `auto` for the first GPU that torch has, else the CPU."""
 
 
 class RLHFTrainer:
@@ -242,6 +245,7 @@ class RLHFTrainer:
             "name": self.run_dir.name,
             "output_dir": str(self.run_dir.parent),
             "seed": self.config.seed,
+            "device": self.config.device,
             "stages": _in_order(stages),
         }
         pipeline = Pipeline(RecipeConfig.of(tree, source="RLHFConfig"), console=self.console)

@@ -81,6 +81,8 @@ class Artifact:
     """When, in UTC."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the packages that decide results."""
+    device: str = ""
+    """Where its models were; no part of its key, no more than the kind of processor is."""
 
     def __repr__(self) -> str:
         held = f"{counted(len(self.metrics), 'metric')}, {counted(len(self.files), 'file')}"

@@ -17,6 +17,7 @@ import torch
 
 import rlhf
 from rlhf.files import sha256
+from rlhf.models.device import describe_device, model_device
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.previous import events_of
 from rlhf.training.log import EVENTS, finite, read_jsonl
@@ -45,6 +46,7 @@ def manifest(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]
                 "contents": dict(a.contents),
                 "seconds": a.seconds,
                 "finished": a.finished,
+                "device": a.device,
                 "code": dict(a.code),
                 "versions": dict(a.versions),
                 "files": dict(a.files),
@@ -94,6 +96,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": sys.version.split()[0],
+        "device": describe_device(model_device()),
     }
     if torch.cuda.is_available():
         found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -18,6 +18,7 @@ from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.config.training import TrainConfig
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError
 from rlhf.files import sha256, storage_errors, write_json, write_text
+from rlhf.models.device import describe_device, model_device, placed_on
 from rlhf.pipeline import previous
 from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, local_inputs, plain_numbers, stage_files
 from rlhf.pipeline.lock import locked
@@ -74,6 +75,7 @@ class Pipeline:
             The summary.
 
         Raises:
+            ConfigError: The recipe's device is not there.
             RunBusyError: Another live process has the run folder.
             StorageError: It can't be written, or the disk is full.
             MemoryLimitError: A stage ran out of memory.
@@ -83,7 +85,11 @@ class Pipeline:
         self._profiles = chosen.profile
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        with storage_errors(self.run_dir), signals_as_requests(at_once=True) as self._signals:
+        with (
+            placed_on(self.recipe.device),  # first: a device that is not there is told before anything is written
+            storage_errors(self.run_dir),
+            signals_as_requests(at_once=True) as self._signals,
+        ):
             self._make_folder()
             with locked(self.run_dir):
                 return self._run(chosen)
@@ -204,6 +210,7 @@ class Pipeline:
                 asked=plan.asked,
                 finished=now(),
                 versions=versions(),
+                device=describe_device(model_device()),
             )
             artifact.write(folder)
             log.write("stage_end", seconds=artifact.seconds, message=outcome.headline)

@@ -9,7 +9,11 @@
     padded     decoding for families that the packed row can't serve
     fused      a model of Llama's shape in few kernels
     choice     whether a model may be sampled from in that way
+    int8       linear maps with weights of 8 bits
     run        a set of rows from the first token to the last row's end
+    lookup     guesses at what a completion says next
+    drafted    several tokens of a row in one pass
+    speculation  a set of rows whose tokens are guessed, and the guesses checked
     requests   what is asked of an engine
     local      the engine in this process: the two decoders behind one contract
     engines    the engine that settings ask for

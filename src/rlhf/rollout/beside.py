@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from rlhf import errors
+from rlhf.config.engines import LocalEngineConfig
 from rlhf.errors import ModelError, TrainingError
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.snapshot import Autocast, Job, Refusal, Request, Sampled, Start, weight_bytes
@@ -54,17 +55,26 @@ class Sampler(Protocol):
 class SamplerProcess:
     """See ``Sampler``. The process starts with the first rollout, and never outlives this one."""
 
-    def __init__(self, policy: PolicyModel, *, autocast: Autocast, threads: int) -> None:
+    def __init__(
+        self,
+        policy: PolicyModel,
+        *,
+        autocast: Autocast,
+        threads: int,
+        settings: LocalEngineConfig = LocalEngineConfig(),  # noqa: B008 (frozen)
+    ) -> None:
         """Nothing starts yet.
 
         Args:
             policy: Whose weights are taken at each ``begin``; its device and its path are taken at the first.
             autocast: Type of the matrix products.
             threads: Of the process.
+            settings: Of the engine there.
         """
         self.policy = policy
         self.autocast = autocast
         self.threads = threads
+        self.settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._end: weakref.finalize[..., SamplerProcess] | None = None
@@ -115,7 +125,7 @@ class SamplerProcess:
     def _start(self) -> Connection:
         changing = tuple(self.policy.trainable_parameters())
         try:
-            start = pickle.dumps(Start(self.policy, changing, self.autocast, self.threads))
+            start = pickle.dumps(Start(self.policy, changing, self.autocast, self.threads, self.settings))
         except Exception as err:
             raise ModelError(
                 f"`overlap: one_step` samples with a copy of the policy in a process of its own, and this policy can't be sent to "

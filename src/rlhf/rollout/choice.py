@@ -34,19 +34,22 @@ class FusedChoice:
         self._model: PreTrainedModel | None = None
         self._settings: Mapping[nn.Module, AttentionSettings] | None = None
 
-    def build(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], dtype: torch.dtype) -> FusedModel | None:
+    def build(
+        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], dtype: torch.dtype, *, int8: bool = False
+    ) -> FusedModel | None:
         """A fused model; None where the model has another shape or gives other logits.
 
         Args:
             model: In evaluation mode; one that takes the packed path.
             prompts: Token ids, for the comparison.
             dtype: Of the products.
+            int8: Round weights to 8 bits.
         """
         if not has_shape(model):
             return None
         if self._model is not model:
             self._model, self._settings = model, compare(model, prompts)
-        return FusedModel(model, self._settings, dtype) if self._settings is not None else None
+        return FusedModel(model, self._settings, dtype, int8=int8) if self._settings is not None else None
 
 
 def compare(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> Mapping[nn.Module, AttentionSettings] | None:

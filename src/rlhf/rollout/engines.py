@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from rlhf.config.engines import LocalEngineConfig, VLLMEngineConfig
@@ -26,7 +27,7 @@ def build_engine(
     """
     if isinstance(settings, VLLMEngineConfig):
         return VLLMEngine(policy, settings, autocast=autocast)
-    return LocalEngine(policy, autocast=autocast)
+    return LocalEngine(policy, autocast=autocast, weights=settings.weights, speculate=settings.speculate)
 
 
 def innermost(engine: RolloutEngine) -> RolloutEngine:
@@ -39,6 +40,18 @@ def innermost(engine: RolloutEngine) -> RolloutEngine:
 def is_exact(engine: RolloutEngine) -> bool:
     """Whether log-probabilities can be expected to be the trainer's up to the order of additions: unless the engine says otherwise."""
     return bool(getattr(innermost(engine), "exact", True))
+
+
+def exactly(engine: RolloutEngine) -> AbstractContextManager[None]:
+    """While this lasts, an engine in this process samples with the policy's own weights, also where it has a copy of lower precision."""
+    inner = innermost(engine)
+    return inner.exactly() if isinstance(inner, LocalEngine) else nullcontext()
+
+
+def engine_figures(engine: RolloutEngine) -> dict[str, float]:
+    """What an engine has to report of the newest rollout beside its completions, as metrics."""
+    inner = innermost(engine)
+    return inner.figures if isinstance(inner, LocalEngine) else {}
 
 
 def listen_to(engine: RolloutEngine, notify: Callable[[str], None]) -> None:

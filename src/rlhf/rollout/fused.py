@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from rlhf.models.attention import AttentionSettings
 from rlhf.models.score import OutputHead, split_head
+from rlhf.rollout.int8 import Int8Projection, is_large
 
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -38,6 +39,18 @@ class RowAttention(Protocol):
     ) -> Tensor:
         """query [N, heads, D], key and value [N, kv_heads, D] -> [N, heads, D]."""
         ...
+
+
+class Product(Protocol):
+    """A linear map."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, in] -> [N, out]."""
+        ...
+
+
+Make = Callable[[Tensor, Tensor | None], Product]
+"""From weight [out, in] and bias [out]."""
 
 
 class Projection:
@@ -99,24 +112,36 @@ class FusedLayer:
     """Heads of keys and of values."""
     head_norms: tuple[HeadNorm, HeadNorm] | None
     """Of queries and of keys."""
-    qkv: Projection
-    out: Projection
-    gate_up: Projection
-    down: Projection
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
     activation: Callable[[Tensor], Tensor]
 
 
 class FusedModel:
     """Hidden states and logits; float32 between the products, which are in ``dtype``."""
 
-    def __init__(self, model: PreTrainedModel, settings: Mapping[nn.Module, AttentionSettings], dtype: torch.dtype):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: Mapping[nn.Module, AttentionSettings],
+        dtype: torch.dtype,
+        *,
+        int8: bool = False,
+    ):
         """Copy the weights as they are now.
 
         Args:
             model: One for which ``has_shape`` holds.
             settings: What each attention layer asked of attention when the model itself ran.
             dtype: Of products, keys and values.
+            int8: Round the weights of large linear maps to 8 bits.
         """
+
+        def make(weight: Tensor, bias: Tensor | None) -> Product:
+            return Int8Projection(weight, bias) if int8 and is_large(weight) else Projection(weight, bias, dtype)
+
         found, head = split_head(model)
         backbone: Any = found
         self.head: OutputHead = head
@@ -125,9 +150,9 @@ class FusedModel:
         self.rotary = backbone.rotary_emb
         self.norm, into_head = _norm(backbone.norm, dtype)
         self.width: int = backbone.layers[0].self_attn.head_dim
-        self.layers = [_fuse(layer, settings[layer.self_attn], dtype) for layer in backbone.layers]
+        self.layers = [_fuse(layer, settings[layer.self_attn], dtype, make) for layer in backbone.layers]
         projection: Any = head.module
-        self.vocabulary = Projection(projection.weight * into_head, projection.bias, dtype)
+        self.vocabulary = make(projection.weight * into_head, projection.bias)
         self.rotations: Tensor | None = None
         """complex64 [positions, 1, D/2]."""
 
@@ -231,7 +256,7 @@ def _norm(module: nn.Module, dtype: torch.dtype) -> tuple[Norm, Tensor]:
     return Norm(weight.new_tensor([_eps(module)]), dtype), weight
 
 
-def _fuse(layer: Any, settings: AttentionSettings, dtype: torch.dtype) -> FusedLayer:
+def _fuse(layer: Any, settings: AttentionSettings, dtype: torch.dtype, make: Make) -> FusedLayer:
     attention, mlp, width = layer.self_attn, layer.mlp, layer.self_attn.head_dim
     # A rotation turns element i of a head with element i + D/2. Side by side they are one complex number; queries and keys are
     # put in the same new order, so their products stay what they were.
@@ -258,10 +283,10 @@ def _fuse(layer: Any, settings: AttentionSettings, dtype: torch.dtype) -> FusedL
         before_mlp=before_mlp,
         num_keys=attention.k_proj.out_features // width,
         head_norms=head_norms,
-        qkv=_stacked(heads, into_attention, dtype),
-        out=Projection(attention.o_proj.weight, attention.o_proj.bias, dtype),
-        gate_up=_stacked([(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)], into_mlp, dtype),
-        down=Projection(mlp.down_proj.weight, mlp.down_proj.bias, dtype),
+        qkv=_stacked(heads, into_attention, make),
+        out=make(attention.o_proj.weight, attention.o_proj.bias),
+        gate_up=_stacked([(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)], into_mlp, make),
+        down=make(mlp.down_proj.weight, mlp.down_proj.bias),
         activation=mlp.act_fn,
     )
 
@@ -275,12 +300,12 @@ def _reordered(module: nn.Linear, width: int, order: Tensor, scale: float) -> tu
     return rows(module.weight), rows(module.bias) if module.bias is not None else None
 
 
-def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]], norm: Tensor, dtype: torch.dtype) -> Projection:
+def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]], norm: Tensor, make: Make) -> Product:
     """Projections of one input as one, with the weight of the norm before them."""
     bias = None
     if any(b is not None for _, b in parts):
         bias = torch.cat([b if b is not None else w.new_zeros(len(w)) for w, b in parts])
-    return Projection(torch.cat([w for w, _ in parts]) * norm, bias, dtype)
+    return make(torch.cat([w for w, _ in parts]) * norm, bias)
 
 
 def _packed(weight: Tensor) -> Tensor | None:

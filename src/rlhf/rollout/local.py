@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from rlhf.config.engines import PromptLookupConfig, RolloutWeights
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group
-from rlhf.errors import ConfigError, TrainingError
+from rlhf.errors import ConfigError, ModelError, TrainingError
 from rlhf.models.score import ScorePath, base_model, evaluating
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.choice import FusedChoice
+from rlhf.rollout.drafted import DraftingDecoder
 from rlhf.rollout.fused import FusedModel
+from rlhf.rollout.int8 import int8_linears
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
 from rlhf.rollout.requests import check_prompts, number_samples
 from rlhf.rollout.run import Decoder, SamplingRun
+from rlhf.rollout.speculation import DraftCounts, DraftedRun
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
 from rlhf.rollout.waiting import Waiting
 
@@ -64,6 +68,8 @@ class LocalEngine:
         max_prefill_tokens: int = 8192,
         autocast: Literal["none", "bfloat16", "float16"] = "none",
         fused: bool = True,
+        weights: RolloutWeights = "same",
+        speculate: PromptLookupConfig | None = None,
     ) -> None:
         """Wrap a policy.
 
@@ -76,6 +82,10 @@ class LocalEngine:
             autocast: Type of the matrix products and of the cache.
             fused: Sample in few kernels where the model's shape allows it and a comparison at the start finds equal logits; the
                 weights are cast once for each call then. False for the model's own code.
+            weights: What linear maps multiply with: the policy's own weights, or a copy of a lower precision, which is made anew for each
+                call. The log-probabilities that come with completions are the copy's.
+            speculate: How to guess tokens, several of which are then checked in one pass; None for a token at a time. Results do
+                not depend on it.
         """
         limits = {"max_rows": max_rows, "max_cache_tokens": max_cache_tokens, "max_prefill_tokens": max_prefill_tokens}
         for name, limit in limits.items():
@@ -86,7 +96,10 @@ class LocalEngine:
         self.max_cache_tokens = max_cache_tokens
         self.max_prefill_tokens = max_prefill_tokens
         self.autocast = autocast
+        self.weights: RolloutWeights = weights
+        self.speculate = speculate
         self._choice = FusedChoice() if fused else None
+        self._drafts = DraftCounts()
         self._version = 0
         self._paused = False
         self._cache = KVCache()
@@ -96,9 +109,24 @@ class LocalEngine:
         """See ``load_weights``."""
         return self._version
 
+    @property
+    def exact(self) -> bool:
+        """Whether the log-probabilities are the trainer's."""
+        return self.weights == "same"
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """While this lasts, sample with the policy's own weights, whatever the engine was told."""
+        weights, self.weights = self.weights, "same"
+        try:
+            yield
+        finally:
+            self.weights = weights
+
     def load_weights(self, version: int) -> None:
-        """Note the version: engine and trainer share the module, so there is nothing to copy."""
+        """Note the version: engine and trainer share the module, and copies are made for each call, so there is nothing to do."""
         self._version = version
+        self._drafts = DraftCounts()
 
     def pause(self) -> None:
         """Refuse requests until ``resume``, and give the cache's memory back for training."""
@@ -118,6 +146,11 @@ class LocalEngine:
         """The policy's own."""
         return self.policy.fingerprint()
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What sampling has shown beside completions since ``load_weights``, as metrics."""
+        return self._drafts.figures()
+
     @torch.no_grad()
     def generate(
         self, prompts: Sequence[PromptLike], *, num_samples: int, sampling: SamplingConfig, seed: int, step: int
@@ -127,6 +160,7 @@ class LocalEngine:
         Raises:
             ConfigError: ``num_samples`` below 1.
             DataError: A prompt without tokens, with an id that the model does not know, or too long for it.
+            ModelError: The engine should guess, and the model can't be fed several tokens at once.
             TrainingError: The engine is paused, or the model gave a number that is not finite.
         """
         if self._paused:
@@ -147,7 +181,9 @@ class LocalEngine:
             # Both modes cost every small operation time, and a fused model needs neither: its weights have their type, and they
             # are its own.
             stack.enter_context(torch.inference_mode() if fused is not None else self._precision(device))
-            run = SamplingRun(
+            if fused is None and self.weights == "int8":
+                stack.enter_context(int8_linears(model))
+            run = self._run(
                 model, self.policy.tokenizer, self._decoder(model, fused), prompts, requests, sampling, seed, step,
                 waiting=self._queue(requests, prompts, sampling.max_new_tokens),
                 limits=self._limits(requests, sampling.max_new_tokens),
@@ -174,18 +210,35 @@ class LocalEngine:
         """The weights of this moment, made for sampling; None where the model's own code is to run."""
         if self._choice is None or self.policy.path != "packed":
             return None
-        dtype = torch.float32 if self.autocast == "none" else getattr(torch, self.autocast)
-        return self._choice.build(model, [prompt.ids for prompt in prompts], dtype)
+        dtype = torch.float32 if self._products == "none" else getattr(torch, self._products)
+        return self._choice.build(model, [prompt.ids for prompt in prompts], dtype, int8=self.weights == "int8")
+
+    def _run(self, *args: Any, **how: Any) -> SamplingRun:
+        """See ``SamplingRun``."""
+        if self.speculate is None:
+            return SamplingRun(*args, **how)
+        return DraftedRun(*args, settings=self.speculate, counts=self._drafts, **how)
 
     def _decoder(self, model: PreTrainedModel, fused: FusedModel | None) -> Decoder:
         if self.policy.path == "packed":
-            return PackedDecoder(model, self._cache, max_prefill_tokens=self.max_prefill_tokens, fused=fused)
+            kind = PackedDecoder if self.speculate is None else DraftingDecoder
+            return kind(model, self._cache, max_prefill_tokens=self.max_prefill_tokens, fused=fused)
+        if self.speculate is not None:
+            raise ModelError(
+                f"engine.speculate wants a model whose attention can be replaced, so that guesses that were wrong can be taken back, and "
+                f"{type(model).__name__} is sampled from through its own cache (path: {self.policy.path}); leave speculate out."
+            )
         return PaddedDecoder(model)
 
+    @property
+    def _products(self) -> Literal["none", "bfloat16", "float16"]:
+        """Type of the matrix products, "none" for the weights' own."""
+        return "bfloat16" if self.weights == "bfloat16" else self.autocast
+
     def _precision(self, device: torch.device) -> AbstractContextManager[object]:
-        if self.autocast == "none":
+        if self._products == "none":
             return nullcontext()
-        return torch.autocast(device.type, dtype=getattr(torch, self.autocast))
+        return torch.autocast(device.type, dtype=getattr(torch, self._products))
 
 
 def _rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:

@@ -24,6 +24,9 @@ MAX_PADDING = 2
 class PackedDecoder:
     """For families whose attention goes through ``rlhf.models.attention``."""
 
+    layout_type = DecodeLayout
+    """How rows stand in the cache."""
+
     def __init__(
         self, model: PreTrainedModel, cache: KVCache, *, max_prefill_tokens: int, fused: FusedModel | None = None
     ) -> None:
@@ -60,7 +63,7 @@ class PackedDecoder:
         lengths, places = _by_length(prompts)
         shape = (len(prompts), int(lengths[-1]), len(group), room)
         logits = self._read_all(prompts, group, shape, first=0)
-        self.layout = DecodeLayout(self.cache, places[group], lengths, self.device, room=room)
+        self.layout = self.layout_type(self.cache, places[group], lengths, self.device, room=room)
         return logits
 
     def join(self, prompts: Sequence[Sequence[int]], group: np.ndarray) -> Tensor:

@@ -114,11 +114,15 @@ class SamplingRun:
             tokens = self._draw(logits)
             alive = self.ended[self.rows] == 0
             if alive.any():
-                logits = self._refilled(self.decoder.step(self._without_ended(alive, tokens)))
+                logits = self._refilled(self._step(self._without_ended(alive, tokens)))
             elif self.waiting:
                 logits = self._begin()
             else:
                 return self._collect(weight_version)
+
+    def _step(self, tokens: Tensor) -> Tensor:
+        """[R, V] logits of what follows each row's newest token, int64 [R]."""
+        return self.decoder.step(tokens)
 
     def _begin(self) -> Tensor:
         """[R, V] logits of the first rows' first tokens."""
@@ -164,7 +168,7 @@ class SamplingRun:
             self.sampling_logprobs[where] = drawn.sampling_logprobs.double()
         self.ages += 1
         self.ages_there += 1
-        self._note_ends(drawn.tokens)
+        self._note_ends(drawn.tokens, self.rows, self.ages)
         if self.seen is not None:
             self.seen.scatter_(1, drawn.tokens[:, None], True)
         return drawn.tokens
@@ -193,9 +197,8 @@ class SamplingRun:
             torch.tensor(ages, device=self.device),
         )
 
-    def _note_ends(self, tokens: Tensor) -> None:
+    def _note_ends(self, tokens: Tensor, rows: np.ndarray, ages: np.ndarray) -> None:
         """Mark rows that came to an end with this token; a row that had ended before is computed on, and ignored."""
-        rows, ages = self.rows, self.ages
         ends = self.is_eos[tokens].cpu().numpy() & (self.ended[rows] == 0)
         if ends.any():
             self.ended[rows[ends]] = EOS

@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Literal
 
 import torch
 
+from rlhf.config.engines import LocalEngineConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import RLHFError
 from rlhf.models.policy import PolicyModel
@@ -66,6 +67,8 @@ class Start:
     """Names of the parameters that training changes, in the order in which they will come."""
     autocast: Autocast
     threads: int
+    settings: LocalEngineConfig = LocalEngineConfig()  # noqa: RUF009 (frozen)
+    """Of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class Sampled:
     """One for each prompt, in order."""
     fingerprint: str | None
     """Hash of the weights that sampled, where the job wanted it."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """What the engine had to report beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,10 @@ class SnapshotSampler:
         parameters = dict(self.policy.model.named_parameters())
         self._changing = [parameters[name] for name in start.changing]
         self.policy.requires_grad_(False)
-        self.engine = LocalEngine(self.policy, autocast=start.autocast)
+        settings = start.settings
+        self.engine = LocalEngine(
+            self.policy, autocast=start.autocast, weights=settings.weights, speculate=settings.speculate
+        )
 
     @torch.no_grad()
     def load(self, read: Callable[[memoryview], object]) -> None:
@@ -133,7 +141,7 @@ class SnapshotSampler:
             seed=request.seed,
             step=request.step,
         )
-        return Sampled(groups, self.policy.fingerprint() if job.wants_fingerprint else None)
+        return Sampled(groups, self.policy.fingerprint() if job.wants_fingerprint else None, self.engine.figures)
 
 
 def weight_bytes(parameter: torch.Tensor) -> memoryview:

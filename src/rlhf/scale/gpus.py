@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-from rlhf.errors import look_up
+import torch
+
+from rlhf.errors import UnknownNameError, look_up
 from rlhf.scale.machine import Machine
 
 GIB = 1 << 30
@@ -58,8 +61,26 @@ def gpu(name: str) -> Machine:
     )
 
 
+def this_gpu(device: torch.device) -> Machine:
+    """A GPU of this machine: the memory that it has, and the speed that its maker published.
+
+    Raises:
+        UnknownNameError: It is not in the table.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        published = gpu(properties.name)
+    except UnknownNameError:
+        raise UnknownNameError(
+            f"{device} is a {properties.name}, of which this library has no figures. Give the GPU of the table that is nearest "
+            f"to it as --gpu ({', '.join(TABLE)}), or plan for the processor with device=cpu."
+        ) from None
+    return replace(published, memory_bytes=int(properties.total_memory))
+
+
 def _plain(name: str) -> str:
     """Letters and digits, without the maker and words that say nothing more."""
-    text = re.sub(r"nvidia|amd|geforce|tensor core|sxm\d?|instinct", "", name.lower())
+    text = re.sub(r"nvidia|amd|geforce|tensor core|sxm\d?|instinct|hbm\d\w?", "", name.lower())
     text = re.sub(r"[^a-z0-9]", "", text)
+    text = text.replace("pcie", "") if text.startswith("a100") else text  # the table tells A100s apart by memory alone
     return re.sub(r"^(h100|h200|b200)\d+gb$", r"\1", text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlhf.config.engines import RolloutWeights
 from rlhf.config.training import Autocast
 from rlhf.scale.costs import TILE, Learned
 from rlhf.scale.shape import WIDTH, ModelShape
@@ -65,6 +66,13 @@ def cache_bytes(shape: ModelShape, *, prompts: Sequence[int], rows: int, longest
     width = WIDTH[shape.settings.dtype if autocast == "none" else autocast]
     tokens = len(prompts) * max(prompts) + rows * (min(GROW, longest) if longest <= GROW else longest)
     return float(tokens * shape.cached_numbers_per_token * width)
+
+
+def sampling_copy_bytes(shape: ModelShape, weights: RolloutWeights) -> float:
+    """The copy of the weights that samples in a lower precision; none where the policy's own do."""
+    if weights == "same":
+        return 0.0
+    return float((shape.num_body + shape.num_head) * (1 if weights == "int8" else WIDTH[weights]))
 
 
 def tile_bytes(scored_tokens: float, vocabulary: int) -> float:

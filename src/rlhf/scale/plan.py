@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlhf.activity import ACTIVITIES
+from rlhf.config.engines import RolloutWeights
 from rlhf.config.model import DType, ModelConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig
@@ -14,9 +15,10 @@ from rlhf.config.stages import OfflineStage
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import Group
 from rlhf.errors import ConfigError
+from rlhf.models.device import resolve_device
 from rlhf.scale import memory
 from rlhf.scale.costs import Costs, Head, Roofline, SamplingCosts
-from rlhf.scale.gpus import gpu
+from rlhf.scale.gpus import gpu, this_gpu
 from rlhf.scale.machine import Machine, resident_bytes, this_machine
 from rlhf.scale.probe import Probe, SamplingProbe, fits_a_probe, warm_up
 from rlhf.scale.samples import Asked, prompts_of, rollout_groups, rows_of
@@ -89,12 +91,13 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
 
     Args:
         recipe: What would be run.
-        gpu_name: A GPU of ``rlhf.scale.gpus.TABLE``; None for this machine.
+        gpu_name: A GPU of ``rlhf.scale.gpus.TABLE``; None for this machine: the GPU that the recipe's device is, else the CPU.
         only: Plan this stage alone.
 
     Raises:
         ConfigError: No stage trains, or the one named does not.
-        UnknownNameError: No such GPU.
+        ConfigError: The recipe's device is not there.
+        UnknownNameError: No such GPU; or this machine's is not in the table.
         ModelError: A model is not there.
     """
     stages: dict[str, Any] = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, TrainConfig)}
@@ -106,8 +109,11 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
     if only is not None and only not in stages:
         raise ConfigError(f"{only!r} is no training stage of {recipe.name}; these are: {', '.join(stages)}.")
     dtypes: list[DType] = [_dtype(stage) for stage in stages.values()]
+    device = resolve_device(recipe.device) if gpu_name is None else None
     if gpu_name is not None:
         machine, libraries = gpu(gpu_name), float(memory.GPU_CONTEXT)
+    elif device is not None and device.type == "cuda":
+        machine, libraries = this_gpu(device), float(memory.GPU_CONTEXT)
     else:
         warm_up()
         libraries = float(resident_bytes())  # before anything large is measured: freed memory is not given back
@@ -275,11 +281,13 @@ class _Planner:
         stage, shape = self.stage, self.shapes["policy"]
         lengths = [len(branch.tokens) for group in groups for branch in group.branches]
         prompts = [len(group.prefix) for group in groups]
+        weights: RolloutWeights = getattr(stage.engine, "weights", "same")
         costs: SamplingCosts
         if self._is_here(shape):
             costs = SamplingProbe(
-                shape, asked.prompts, stage.group_size, self.machine, autocast=stage.autocast, sampling=stage.sampling
-            )
+                shape, asked.prompts, stage.group_size, self.machine,
+                autocast=stage.autocast, sampling=stage.sampling, weights=weights,
+            )  # fmt: skip
         else:
             costs = Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")
         side_by_side = min(len(lengths), MAX_ROWS, max(1, MAX_CACHE_TOKENS // (max(prompts) + max(lengths))))
@@ -291,6 +299,8 @@ class _Planner:
             seconds["rollout prefill"] += work.asked * prefill
             seconds["rollout decode"] += work.asked * decode
         parts["sampling"] = costs.sampling_bytes(prompts, side_by_side)
+        if weights != "same":
+            parts["weights for sampling"] = memory.sampling_copy_bytes(shape, weights)
         at_once = prompts[: max(1, len(prompts) // chunks)]
         parts["KV cache"] = memory.cache_bytes(
             shape, prompts=at_once, rows=side_by_side, longest=max(lengths), autocast=stage.autocast

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from rlhf.config.engines import RolloutWeights
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.training import Autocast, OfflineConfig
 from rlhf.data.contracts import Prompt
@@ -268,6 +269,7 @@ class SamplingProbe:
         machine: This one.
         autocast: Type of the matrix products.
         sampling: How completions are drawn.
+        weights: What the engine multiplies with.
     """
 
     def __init__(
@@ -279,12 +281,13 @@ class SamplingProbe:
         *,
         autocast: Autocast,
         sampling: SamplingConfig,
+        weights: RolloutWeights = "same",
     ) -> None:
         self.inner = Probe(
             shape, [_as_group(p) for p in prompts], machine, autocast=autocast, head="logprobs", tokens=1
         )
         self.prompts, self.group_size = list(prompts), group_size
-        self.autocast, self.sampling = autocast, sampling
+        self.autocast, self.sampling, self.weights = autocast, sampling, weights
 
     def decode(self, prompt_tokens: float, num_prompts: int, lengths: Sequence[int]) -> tuple[float, float]:
         """See ``SamplingCosts``."""
@@ -324,7 +327,7 @@ class SamplingProbe:
         samples = max(1, rows // count)
         prompts = [Prompt(str(place), self.prompts[place % len(self.prompts)].ids, "") for place in range(count)]
         sampling = self.sampling.updated(max_new_tokens=tokens, stop=[])
-        engine = LocalEngine(policy, autocast=self.autocast)
+        engine = LocalEngine(policy, autocast=self.autocast, weights=self.weights)
         return lambda: engine.generate(prompts, num_samples=samples, sampling=sampling, seed=0, step=0)
 
 

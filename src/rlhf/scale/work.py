@@ -108,9 +108,8 @@ def steps_of_run(stage: Any, num_rows: int | None, tokens_per_row: float) -> int
 
 
 def steps_of_rollout(stage: Any) -> int:
-    """As ``rlhf.training.online.OnlineTrainer`` counts them."""
-    groups_per_step = stage.sequences_per_step // stage.group_size
-    return int(stage.epochs_per_rollout * math.ceil(stage.prompts_per_rollout / groups_per_step))
+    """As its settings count them."""
+    return int(stage.steps_per_rollout)
 
 
 def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whose, Head]]) -> Work:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from rlhf.activity import count_tokens, doing
+from rlhf.config.engines import LocalEngineConfig
 from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RLHFError, TrainingError
@@ -83,6 +84,8 @@ class Ahead:
         self._sampler: Sampler | None = None
         self._under_way: _UnderWay | None = None
         self._phase: int | None = None
+        self.figures: dict[str, float] = {}
+        """What the sampler reported beside the newest rollout."""
 
     def has(self, phase: int) -> bool:
         """Whether this phase's rollout was begun."""
@@ -136,7 +139,7 @@ class Ahead:
     def state_dict(self) -> dict[str, Any]:
         """What waits; asked for while it is sampled, it waits for the end of that."""
         self._wait()
-        return {"phase": self._phase, "groups": self.buffer.state_dict()}
+        return {"phase": self._phase, "groups": self.buffer.state_dict(), "figures": self.figures}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken; what is under way is not wanted any more, and may as well have failed."""
@@ -147,6 +150,7 @@ class Ahead:
                 self.close()
         self.buffer.load_state_dict(state["groups"])
         self._phase = state["phase"]
+        self.figures = dict(state.get("figures", {}))
         self._divide_threads()
 
     def _wait(self) -> None:
@@ -162,15 +166,19 @@ class Ahead:
             self._under_way = None  # that was the answer, and there will be no other; a signal leaves it under way
             raise
         if found.fingerprint != begun.fingerprint:
+            self.close()  # nothing waits any more: whoever asks again must not wait for an answer that was given
             raise TrainingError(
                 f"{self.name}: the weights that sampled beside training are not those that were handed over at version "
                 f"{begun.version}: {STALE}"
             )
         self.buffer.add([RolloutGroup(*pair) for pair in zip(begun.prompt_ids, found.groups, strict=True)])
+        self.figures = found.figures
         self._under_way = None
 
     def _process(self) -> SamplerProcess:
-        return SamplerProcess(self.policy, autocast=self.config.autocast, threads=self.threads.sampler)
+        engine = self.config.engine
+        assert isinstance(engine, LocalEngineConfig), "overlap and another engine exclude each other"
+        return SamplerProcess(self.policy, autocast=self.config.autocast, threads=self.threads.sampler, settings=engine)
 
     def _divide_threads(self) -> None:
         """By whether a rollout waits, and not by whether it is done: the number of threads decides the order of additions."""

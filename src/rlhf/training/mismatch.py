@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.config.engines import MismatchConfig, VLLMEngineConfig
+from rlhf.config.engines import MismatchConfig, is_lowered
 from rlhf.config.policy import RLConfig, SamplingConfig
 from rlhf.errors import TrainingError
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.engines import innermost
+from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.rollout.vllm import VLLMEngine
 from rlhf.training.metrics import Metrics
@@ -136,6 +137,11 @@ class Mismatch:
                 f"stale weights: asked again what it was asked at version {version}, the engine answers as it did then, though it says "
                 f"that it has version {asked.version}."
             )
+        if (left := self._left_by_own_weights(rollout, asked)) is not None and left <= FITS * gap:
+            return (
+                f"rounding: with the policy's own weights in the place of the copy that engine.weights asks for, the gap is {left:.2g}. "
+                "Take a copy of more bits (bfloat16), or `weights: same`; or raise the limit."
+            )
         if (left := self._left_by_a_new_start(rollout, asked)) is not None and left <= FITS * gap:
             return (
                 f"weights left behind: an engine that was started anew with the same weights has a gap of {left:.2g}, so loading new "
@@ -193,6 +199,17 @@ class Mismatch:
         if not isinstance(inner, VLLMEngine) or any(map(_is_episode, rollout.completions)):
             return None
         inner.start_anew()
+        return self._gap_when_asked_again(rollout, asked)
+
+    def _left_by_own_weights(self, rollout: Rollout, asked: Asked) -> float | None:
+        """The same by the policy's own weights; None for engines that have no others."""
+        inner = innermost(self.engine)
+        if not isinstance(inner, LocalEngine) or inner.exact or any(map(_is_episode, rollout.completions)):
+            return None
+        with inner.exactly():
+            return self._gap_when_asked_again(rollout, asked)
+
+    def _gap_when_asked_again(self, rollout: Rollout, asked: Asked) -> float:
         prompts, count = rollout.prompts[:1], len(rollout.only({0}).completions)
         groups = self.engine.generate(
             prompts, num_samples=count, sampling=asked.sampling, seed=asked.seed, step=asked.step
@@ -212,11 +229,10 @@ class Mismatch:
 def build_mismatch(
     engine: RolloutEngine, policy: PolicyModel, config: RLConfig, rescore: Rescore, *, own_engine: bool, name: str
 ) -> Mismatch | None:
-    """A watch over a sampler outside; None for the trainer's own, which is the policy itself."""
-    if own_engine:
+    """A watch over a sampler outside, or one with a copy of the weights; None for the trainer's own, which is the policy itself."""
+    if own_engine and not is_lowered(config.engine):
         return None
-    limits = config.engine.mismatch if isinstance(config.engine, VLLMEngineConfig) else MismatchConfig()
-    return Mismatch(engine, policy, limits, rescore, name=name)
+    return Mismatch(engine, policy, config.engine.mismatch, rescore, name=name)
 
 
 def _is_episode(completion: Completion) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.activity import doing
+from rlhf.activity import Activity, doing
+from rlhf.config.engines import is_lowered
 from rlhf.config.policy import RLConfig, SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
@@ -23,7 +23,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.models.score import TokenScores
 from rlhf.rewards.types import Scorer
-from rlhf.rollout.engines import build_engine, close_engine, is_exact, listen_to
+from rlhf.rollout.engines import build_engine, close_engine, engine_figures, exactly, is_exact, listen_to
 from rlhf.rollout.types import RolloutEngine
 from rlhf.seeds import derive_seed
 from rlhf.training.ahead import build_ahead
@@ -113,7 +113,7 @@ class OnlineTrainer(ABC):
         self.order = Cycle(len(prompts), seed=config.seed, name="prompts")
         self.num_phases = config.rollouts
         self.groups_per_step = config.sequences_per_step // config.group_size
-        self.steps_per_phase = config.epochs_per_rollout * math.ceil(config.prompts_per_rollout / self.groups_per_step)
+        self.steps_per_phase = config.steps_per_rollout
         self.version = 0
         """Of the weights, as the engine is told: phases that led to them."""
         self.equal_rollouts = 0
@@ -173,20 +173,24 @@ class OnlineTrainer(ABC):
             self.held_out.remember_start(start.rollout.completions, start.scores)
         gathered = self.gather(phase, metrics)
         rollout, experience = gathered.rollout, gathered.rollout.experience
+        for name, value in (engine_figures(self.engine) if self.ahead is None else self.ahead.figures).items():
+            metrics.mean(name, torch.tensor(value))
         scores = shaped_scores(self.config, rollout, gathered.scores)
-        experience.columns.update(scores=scores, truncated=rollout.truncated)
-        experience.columns.update(gathered.columns)
+        experience.columns.update(gathered.columns, scores=scores, truncated=rollout.truncated)
         # 2. Measure against the policy as it is, the reference, and the sampler.
-        old = self._old_logprobs(rollout, phase, metrics)
-        ref = self._ref_logprobs(experience)
-        experience.token_columns.update(old_logprobs=old, ref_logprobs=ref)
-        correct_sampler(self.config, experience, rollout.drawn_logprobs, metrics)
+        old = rollout.sampled_logprobs
+        if not self._is_own_old(phase):
+            old = experience.token_columns["old_logprobs"] = self._old_logprobs(rollout, phase, metrics)
+            correct_sampler(self.config, experience, rollout.drawn_logprobs, metrics)
         self._tell(phase, all_weights_zero(self.name, self.config, experience))
+        ref_kl = None
+        if self.config.kl.is_measured(phase):
+            ref = experience.token_columns["ref_logprobs"] = self._ref_logprobs(experience)
+            ref_kl = segment_sum(old - ref, experience.score_seq, experience.num_sequences)
         if phase == 0:
             worst = float((old - ref).abs().max())
             if worst <= self._max_gap or self._reference_is_policy():
                 self.at_start["kl"] = worst
-        ref_kl = segment_sum(old - ref, experience.score_seq, experience.num_sequences)
         # 3. Give credit.
         with self._precision():
             self.assign_credit(experience, metrics)
@@ -194,7 +198,7 @@ class OnlineTrainer(ABC):
         if phase == 0 and "advantages" in experience.token_columns:
             self._tell(phase, steps_without_ratio(self.name, self.config, self.steps_per_phase))
         self._report(phase, gathered, ref_kl, metrics)
-        self.kl_measured = float(ref_kl.mean()), experience.num_sequences
+        self.kl_measured = None if ref_kl is None else (float(ref_kl.mean()), experience.num_sequences)
         # 4. Let the next rollout begin, with the weights that this one will change.
         if self.ahead is not None and phase + 1 < self.num_phases:
             self.ahead.begin(self.first_prompts(phase + 1), phase=phase + 1, version=phase)
@@ -335,7 +339,8 @@ class OnlineTrainer(ABC):
     def _ask_held_out(self, *, step: int) -> Judged:
         """Completions of the held-out prompts, with the same seeds every time."""
         seed = derive_seed(self.config.seed, "evaluate")
-        asked = self._ask(self.eval_prompts, num_samples=self.config.evaluation.samples, seed=seed, step=0)
+        with exactly(self.engine):  # what is measured is the policy, and not a copy for sampling
+            asked = self._ask(self.eval_prompts, num_samples=self.config.evaluation.samples, seed=seed, step=0)
         return self._judged(asked, Metrics(), step=step)
 
     def headline(self, metrics: Mapping[str, float]) -> str:
@@ -413,6 +418,12 @@ class OnlineTrainer(ABC):
         if alarm is not None:
             self.log.alarm(step=phase * self.steps_per_phase + 1, **alarm)
 
+    def _is_own_old(self, phase: int) -> bool:
+        """Whether a rollout's only step can say what the policy says before it. In float32 the sampler has said it already."""
+        config, alone = self.config, self.own_engine and self.ahead is None and self.mismatch is None
+        needed_before = config.kl.where == "reward" or config.importance is not None or phase == 0
+        return alone and self.steps_per_phase == 1 and not self._exact and not needed_before
+
     def _old_logprobs(self, rollout: Rollout, phase: int, metrics: Metrics) -> Tensor:
         """[M] of the policy that the ratios are taken against."""
         sampled = rollout.sampled_logprobs
@@ -423,11 +434,11 @@ class OnlineTrainer(ABC):
         old = self._rescore(rollout, self.config.sampling.temperature)
         gap = (old - sampled).abs()
         metrics.mean("rollout/logprob_gap", gap)
-        if self.mismatch is not None:
+        if self.mismatch is not None and (self.ahead is None or phase == 0):  # older weights have a gap of their own
             asked = Asked(self.config.sampling, self.config.seed, step=phase, version=self.version)
             self._tell(phase, self.mismatch.look(rollout, old, asked, metrics))
         worst = float(gap.max())
-        if phase == 0 and (exact or not self._exact):
+        if phase == 0 and (exact or not self._exact) and not is_lowered(self.config.engine):
             self.at_start["gap"] = worst
         elif exact and not worst <= MAX_ENGINE_GAP:
             self.log.alarm(
@@ -439,19 +450,19 @@ class OnlineTrainer(ABC):
 
     def _rescore(self, rollout: Rollout, temperature: float) -> Tensor:
         """[M] the policy's log-probabilities of what was sampled."""
-        with doing("scoring", tokens=rollout.experience.num_tokens), self._precision():
-            return rollout.experience.map(
-                lambda batch: self.policy.logprobs(batch, temperature=temperature),
-                max_tokens=self.config.tokens_per_microbatch,
-            )
+        return self._logprobs("scoring", self.policy, rollout.experience, temperature)
 
     def _ref_logprobs(self, experience: RolloutExperience) -> Tensor:
         """[M] of the reference."""
-        temperature, device = self.config.sampling.temperature, self.policy.device
-        with doing("reference", tokens=experience.num_tokens), self._precision():
+        return self._logprobs("reference", self.reference, experience, self.config.sampling.temperature)
+
+    def _logprobs(
+        self, phase: Activity, model: PolicyModel | Reference, experience: RolloutExperience, temperature: float
+    ) -> Tensor:
+        device, limit = self.policy.device, self.config.tokens_per_microbatch
+        with doing(phase, tokens=experience.num_tokens), self._precision():
             return experience.map(
-                lambda batch: self.reference.logprobs(batch.to(device), temperature=temperature),
-                max_tokens=self.config.tokens_per_microbatch,
+                lambda batch: model.logprobs(batch.to(device), temperature=temperature), max_tokens=limit
             )
 
     @property
@@ -474,7 +485,7 @@ class OnlineTrainer(ABC):
         """That of the training steps: two forwards of one model agree only in the same type."""
         return mixed_precision(self.config.autocast, self.policy.device)
 
-    def _report(self, phase: int, gathered: Gathered, ref_kl: Tensor, metrics: Metrics) -> None:
+    def _report(self, phase: int, gathered: Gathered, ref_kl: Tensor | None, metrics: Metrics) -> None:
         rollout = gathered.rollout
         judged = self.scorer is not None
         measure_rollout(self.name, rollout, gathered.all_scores if judged else None, ref_kl, metrics)

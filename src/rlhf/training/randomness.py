@@ -37,8 +37,9 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if torch.cuda.is_available():  # a run may go on where there are fewer GPUs, or none
+        for number, own in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(own, number)
 
 
 @contextmanager

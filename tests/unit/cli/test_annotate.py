@@ -7,7 +7,7 @@ from rlhf.cli import app, people
 from rlhf.cli.annotate import add_tasks, listening, refuse_open_door, set_rules
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, access
-from rlhf.feedback.tasks import tasks_of
+from rlhf.feedback.tasks import read_items
 from rlhf.feedback.web.settings import WebSettings
 
 ROW = '{"id": "%s", "prompt": "2+2?", "completion_a": "4", "completion_b": "5", "preference": "tie"}\n'
@@ -50,12 +50,32 @@ def test_tasks_are_added_once_however_often_the_command_is_started(tmp_path, cap
     file = tmp_path / "tasks.jsonl"
     file.write_text(ROW % "one" + ROW % "two")
     with PreferenceStore(tmp_path / "s.db") as store:
-        add_tasks(store, tasks_of(str(file), batch="first"))
+        add_tasks(store, read_items(str(file), batch="first"))
         file.write_text(ROW % "two" + ROW % "three")
-        add_tasks(store, tasks_of(str(file), kind="graded5", batch="second"))
+        add_tasks(store, read_items(str(file), kind="graded5", batch="second"))
         found = {task.id: (str(task.kind), task.batch) for task in store.tasks()}
     assert capsys.readouterr().out == "2 tasks added.\n1 task added, 1 there already.\n"
     assert found == {"one": ("pairwise", "first"), "two": ("pairwise", "first"), "three": ("graded5", "second")}
+
+
+def test_what_the_command_does_not_take_of_a_file_is_said(tmp_path, capsys):
+    rows = [
+        {"prompt": "q", "completion_a": "x", "completion_b": "y", "preference": "a", "annotator_id": "ann"},
+        {"prompt": "r", "completion": "x"},
+        {"prompt": "r", "completion": "x"},
+    ]
+    with PreferenceStore(tmp_path / "s.db") as store:
+        add_tasks(store, read_items(rows))
+        assert store.judgements() == []
+        add_tasks(store, read_items([{"prompt": "r", "completion": "x"}, {"prompt": "r", "completion": "z"}]))
+        row = {"id": "t", "prompt": "q", "completion_a": "w", "completion_b": "x", "preference": "tie"}
+        add_tasks(store, read_items([row]))
+        with pytest.raises(DataError, match="the store knows the id 't' with other completions"):
+            add_tasks(store, read_items([row | {"completion_b": "y"}]))
+    assert capsys.readouterr().out == (
+        "1 task added.\n1 row left out (the first: row 2: all completions are the same text, so there is nothing to judge.)\n"
+        "! 1 judgement in the file not taken; `rlhf feedback import` takes them.\n1 task added.\n1 task added.\n"
+    )
 
 
 def test_a_token_is_made_and_people_are_shut_out_and_let_in_again(tmp_path, capsys):

@@ -89,7 +89,10 @@ def test_rows_go_through_a_folder_of_datasets_and_back(call, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(jsonl(PAIRS))
     call("import", "pairs.jsonl")
     call("simulate", "--good", 2, "--careless", 0, "--limit", 4)
-    assert call("export", "saved", "--format", "datasets") == f"{all_simulated(4)}4 rows written to saved.\n"
+    assert call("export", "saved", "--format", "datasets") == (
+        f"{all_simulated(4)}left out: 2 tasks without a judgement (--unjudged writes them, too, to .jsonl or .json).\n"
+        "4 rows written to saved.\n"
+    )
     assert set(datasets.load_from_disk("saved")["task_id"]) == {f"t{n}" for n in range(4)}
     assert call("import", "saved", "--store", "again.db") == "4 tasks added (read as 'rows').\n4 judgements added.\n"
     call("export", "a.jsonl")
@@ -100,7 +103,7 @@ def test_rows_go_through_a_folder_of_datasets_and_back(call, tmp_path):
     with pytest.raises(DataError, match="saved is there already"):
         call("export", "saved", "--format", "datasets")
     said = call("export", "soft", "--format", "datasets", "--aggregate", "majority")
-    assert said == f"{all_simulated(4)}4 rows written to soft.\n"
+    assert said == f"{all_simulated(4)}left out: 2 tasks without a judgement.\n4 rows written to soft.\n"
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -120,11 +123,67 @@ def test_judgements_travel_through_another_tool(layout, call, tmp_path):
     )
 
 
+SAID = {"preference": "a", "annotator_id": "ann"}
+
+
 def test_bad_rows_stop_the_import_or_are_listed(call, tmp_path):
     (tmp_path / "rows.jsonl").write_text(jsonl(PAIRS[:1]) + "{oops\n")
     with pytest.raises(DataError, match=r"rows\.jsonl:2"):
         call("import", "rows.jsonl")
     assert "left out: rows.jsonl:2: " in call("import", "rows.jsonl", "--skip-bad")
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"seconds": -5}, "the judgement of task 't1' by 'ann': seconds is -5.0; a time is at least 0"),
+        ({"flags": ["ugly"]}, "the judgement of task 't1' by 'ann': There is no flag 'ugly'"),
+        ({"annotator_id": "a\nb"}, "the judgement of task 't1' by 'a\\nb': an annotator's name has 1 to 64 printable"),
+        ({"id": "t0", "prompt": "another"}, "the store knows the id 't0' with another prompt ('q0')"),
+    ],
+)
+def test_what_can_not_be_kept_is_told_by_file_and_line_and_nothing_of_the_file_comes_in(bad, words, call, tmp_path):
+    (tmp_path / "known.jsonl").write_text(jsonl(PAIRS[:1]))
+    call("import", "known.jsonl")
+    (tmp_path / "rows.jsonl").write_text(jsonl([PAIRS[2] | SAID, PAIRS[1] | SAID | bad]))
+    with pytest.raises(DataError, match=rf"^rows\.jsonl:2: {re.escape(words)}"):
+        call("import", "rows.jsonl")
+    call("export", "before.jsonl", "--unjudged")
+    assert [row.columns["task_id"] for row in read_rows("before.jsonl")] == ["t0"]
+    said = call("import", "rows.jsonl", "--skip-bad")
+    assert said.startswith("1 task added (read as 'rows').\n1 judgement added.\n")
+    assert f"left out: rows.jsonl:2: {words}" in said
+
+
+def test_answers_that_differ_are_told_apart_from_those_that_are_there(call, tmp_path):
+    def bring(*preferences):
+        (tmp_path / "rows.jsonl").write_text(jsonl([PAIRS[0] | SAID | {"preference": one} for one in preferences]))
+        return call("import", "rows.jsonl").partition("\n")[2]
+
+    told = "one person answered one task more than once, and the last answer counts"
+    assert bring("a", "b") == f"2 judgements added.\n1 of those added is a correction: {told}.\n"
+    assert bring("a", "b") == "0 judgements added, 2 there already.\n"
+    assert bring("tie") == (
+        "0 judgements added, 1 there already.\n"
+        "! 1 of those there already says something else here, and the store's answers stay (the first: rows.jsonl:1).\n"
+    )
+
+
+def test_an_export_says_what_it_leaves_out_because_nobody_judged_it(call, tmp_path):
+    from rlhf.feedback.store import PreferenceStore, Response, Task, TaskKind
+
+    (tmp_path / "rows.jsonl").write_text(jsonl([PAIRS[0] | SAID, *PAIRS[1:3]]))
+    call("import", "rows.jsonl")
+    assert call("export", "out.jsonl") == (
+        "left out: 2 tasks without a judgement (--unjudged writes them, too, to .jsonl or .json).\n1 row written to out.jsonl.\n"
+    )
+    assert call("export", "all.jsonl", "--unjudged") == "3 rows written to all.jsonl.\n"
+    with PreferenceStore("annotations.db") as store:
+        store.add_tasks([Task(id="mute", kind=TaskKind.BINARY, prompt="", responses=[Response(text="x")])])
+    said = call("export", "all.jsonl", "--unjudged")
+    assert "left out: 1 task that nobody judged: their prompt is empty" in said
+    assert "(the first: 'mute')" in said
+    assert call("import", "all.jsonl", "--store", "new.db").startswith("3 tasks added"), "what is written can be read"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +268,7 @@ def test_a_plan_counts_what_it_says(call):
     assert plan["reward_accuracy"] is None
 
 
-def test_a_plan_says_what_it_did_not_compute(call):
+def test_a_plan_says_what_it_did_not_compute_and_how_to_measure_it(call):
     text = " ".join(call("plan").split())
     assert "judgements of each 7 --wanted-accuracy is 0.9: their majority is right" in text
     assert "at 0.50 each (--price); " in text
@@ -219,8 +278,65 @@ def test_a_plan_says_what_it_did_not_compute(call):
         "fewer judgements of each are the cheaper way to the same difference, and that is seen"
     )
     assert "--wanted-accuracy is" not in call("plan", "--overlap", 3)
-    assert "Accuracy of the reward model: not computed" in text
+    assert "Accuracy of the reward model: nothing was measured" in text
     assert "a perfect one is right 92.9% of the time" in text
+    asked = call("plan", "--reward-accuracy", "0.75").splitlines()
+    assert "  rlhf reward model=MODEL data=pairs.jsonl eval_data=held_out.jsonl limit=250 -o runs/quarter" in asked
+    assert any(line.startswith("  rlhf feedback plan --measured 250:ACCURACY") for line in asked)
+
+
+MEASURED = ("--measured", "250:0.6", "--measured", "500:0.65", "--measured", "1000:0.685", "--held-out", "4000")
+
+
+def test_a_plan_says_how_many_pairs_and_how_much_overlap_reach_an_accuracy(call):
+    said = json.loads(call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.7, "--json"))["reward_accuracy"]
+    one, three = said["overlaps"][:2]
+    assert said["held_out_accuracy"] == 0.8
+    assert said["ceiling"]["high"] <= 0.8
+    assert 1000 < one["pairs"] < 3000, "the last doubling brought .035, and half of that is wanted"
+    assert 1000 < one["low"] < one["pairs"]
+    assert one["high"] is None, "a few in a hundred of the curves that fit end below"
+    assert 0.9 < said["reach_frac"] < 0.975
+    # labels right .8 and .896 of the time are worth .6^2 and .792^2
+    assert three["pairs"] == pytest.approx(one["pairs"] * 0.36 / 0.627264, abs=1.5)
+    assert (one["is_measured"], one["is_cheapest"], three["is_cheapest"]) == (True, True, False)
+    assert one["cost"] == pytest.approx(one["pairs"] * 0.54)
+    text = call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.7)
+    assert f"  1  80.0% right  {one['pairs']:,} pairs [{one['low']:,}, " in text
+    assert "<- as measured, the cheapest" in text
+    # the same points measured with five judgements of each: the others are held against those
+    five = json.loads(call("plan", *MEASURED, "--measured-overlap", 5, "--reward-accuracy", 0.7, "--json"))[
+        "reward_accuracy"
+    ]
+    assert [row["judgements_per_pair"] for row in five["overlaps"] if row["is_measured"]] == [5]
+    assert five["overlaps"][0]["pairs"] > 2000
+
+
+def test_a_plan_says_that_an_accuracy_can_not_be_reached_and_that_points_are_on_no_curve(call):
+    beyond = call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.79)
+    assert "0.79 is not reachable by such pairs" in beyond
+    assert "the ceiling is 0.7" in beyond
+    assert "Infinity" not in call("plan", *MEASURED, "--reward-accuracy", 0.74, "--json")
+    late = ("--measured", "250:0.5", "--measured", "500:0.52", "--measured", "1000:0.75:2000", "--held-out", "2000")
+    assert "! The points lie on no such curve" in call("plan", *late, "--held-out-accuracy", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--measured", "500"), "wanted PAIRS:ACCURACY such as 500:0.64"),
+        (
+            ("--measured", "500:0.64", "--measured", "900:0.7"),
+            "--measured 500:0.64 does not say on how many held-out pairs",
+        ),
+        (("--measured", "500:0.64:400"), "at least two different numbers of pairs"),
+        (("--held-out", "400"), "--held-out says how --measured was measured"),
+        (("--measured", "250:0.9:400", "--measured", "500:0.9:400"), "no model can agree with them more often"),
+    ],
+)
+def test_points_of_a_plan_that_say_nothing_are_refused(words, message, call):
+    with pytest.raises(ConfigError, match=message):
+        call("plan", *words)
 
 
 def test_gold_answers_of_tasks_that_are_there_are_not_taken_and_that_is_said(call, tmp_path):

@@ -8,46 +8,57 @@ import pytest
 
 from rlhf.config import groups
 from rlhf.config.groups import GRPOConfig
-from rlhf.config.policy import PPOConfig, RLConfig
+from rlhf.config.policy import PPOConfig, SamplingConfig, VAPOConfig
 from rlhf.errors import ConfigError
 
+PRESETS = [cls for cls in (GRPOConfig, *GRPOConfig.__subclasses__()) if cls.__module__ == groups.__name__]
 NO_KL = {"kl.where": "none", "kl.coef": 0.0}
 IN_REWARD = {"kl.where": "reward", "kl.estimator": "k1"}
 PAPERS: dict[str, dict[str, Any]] = {
     # Shao et al. 2024, arXiv:2402.03300, eq. 3 and 4 and section 4.1.2; beta 0.04 from section 4.2
     "GRPOConfig": {
         "advantage": "group", "policy_loss": "clip", "aggregation": "sequence", "clip_low": 0.2, "clip_high": 0.2,
-        "kl.where": "loss", "kl.estimator": "k3", "kl.coef": 0.04, "dynamic_sampling": False,
+        "kl.where": "loss", "kl.estimator": "k3", "kl.coef": 0.04, "dynamic_sampling": False, "steps": 1,
     },
-    # Liu et al. 2025, arXiv:2503.20783, section 3.2: no division by the deviation or by the length, no KL
-    "DrGRPOConfig": {"advantage": "group_mean", "policy_loss": "clip", "aggregation": "constant", **NO_KL},
+    # Liu et al. 2025, arXiv:2503.20783, section 3.2: no division by the deviation or by the length, no KL; README.md of
+    # sail-sg/understand-r1-zero at dfca49d: 8 completions of 128 prompts, steps of 128
+    "DrGRPOConfig": {
+        "advantage": "group_mean", "policy_loss": "clip", "aggregation": "constant", "group_size": 8, "sequences_per_step": 128,
+        "steps": 8, **NO_KL,
+    },
     # Yu et al. 2025, arXiv:2503.14476, section 4.1: clip 0.2 and 0.28, 16 completions, mean over tokens, no KL, the last fifth
-    # of the 64 tokens punished
+    # of the 64 tokens punished, 16 steps a rollout
     "DAPOConfig": {
         "advantage": "group", "policy_loss": "clip", "aggregation": "token", "clip_low": 0.2, "clip_high": 0.28,
-        "group_size": 16, "dynamic_sampling": True, "overlong.buffer_tokens": 12, "overlong.weight": 1.0, **NO_KL,
+        "group_size": 16, "dynamic_sampling": True, "overlong.buffer_tokens": None, "overlong.weight": 1.0, "steps": 16,
+        **NO_KL,
     },
     # Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7; section 5.1: 3e-4, 4e-4, four mini-batches
     "GSPOConfig": {
         "advantage": "group", "policy_loss": "sequence", "aggregation": "sequence", "clip_low": 3e-4, "clip_high": 4e-4,
         "steps": 4, **NO_KL,
     },
-    # MiniMax 2025, arXiv:2506.13585, eq. 4 and 5: no lower bound, mean over tokens, no KL; upper bound of arXiv:2510.13786
+    # MiniMax 2025, arXiv:2506.13585, eq. 4 and 5: no lower bound, mean over tokens, no KL; section 3.1: 16 off-policy updates
+    # for each batch; upper bound of arXiv:2510.13786
     "CISPOConfig": {
-        "advantage": "group", "policy_loss": "cispo", "aggregation": "token", "clip_low": 1.0, "clip_high": 4.0, **NO_KL,
+        "advantage": "group", "policy_loss": "cispo", "aggregation": "token", "clip_low": 1.0, "clip_high": 4.0, "steps": 16,
+        **NO_KL,
     },
-    # Gao et al. 2025, arXiv:2511.20347: temperatures 1 and 1.05
+    # Gao et al. 2025, arXiv:2511.20347: temperatures 1 and 1.05; steps as for GSPO, of the same authors
     "SAPOConfig": {
-        "advantage": "group", "policy_loss": "sapo", "aggregation": "sequence", "gate_temperatures": (1.0, 1.05), **NO_KL,
+        "advantage": "group", "policy_loss": "sapo", "aggregation": "sequence", "gate_temperatures": (1.0, 1.05), "steps": 4,
+        **NO_KL,
     },
     # Ahmadian et al. 2024, arXiv:2402.14740: REINFORCE on whole completions, KL in the reward, up to 4 samples, one step
     "RLOOConfig": {
         "advantage": "leave_one_out", "policy_loss": "reinforce", "aggregation": "constant", "group_size": 4, "steps": 1,
         **IN_REWARD,
     },
-    # Hu et al. 2025, arXiv:2501.03262: one sample, PPO's clip, KL by k1 in each token's reward, whitened over the batch
+    # Hu et al. 2025, arXiv:2501.03262: one sample, PPO's clip, KL by k1 in each token's reward, whitened over the batch;
+    # examples/scripts/train_reinforce_llama_ray.sh of OpenRLHF/OpenRLHF at 033a769: 1,024 prompts, steps of 128
     "ReinforcePPConfig": {
-        "advantage": "batch", "baseline": "none", "policy_loss": "clip", "aggregation": "token", "group_size": 1, **IN_REWARD,
+        "advantage": "batch", "baseline": "none", "policy_loss": "clip", "aggregation": "token", "group_size": 1,
+        "prompts_per_rollout": 1024, "sequences_per_step": 128, "steps": 8, **IN_REWARD,
     },
     # Li et al. 2023, arXiv:2310.10505, algorithm 1: one sample and one greedy completion, one step
     "ReMaxConfig": {
@@ -56,18 +67,12 @@ PAPERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def steps_of(config: RLConfig) -> int:
-    """Optimiser steps of a rollout."""
-    groups_per_step = config.sequences_per_step // config.group_size
-    return config.epochs_per_rollout * -(-config.prompts_per_rollout // groups_per_step)
-
-
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_presets_defaults_are_those_of_its_paper(name):
     config: GRPOConfig = getattr(groups, name)()
     for key, expected in PAPERS[name].items():
         if key == "steps":
-            assert steps_of(config) == expected
+            assert config.steps_per_rollout == expected
             continue
         found: Any = config
         for part in key.split("."):
@@ -75,9 +80,22 @@ def test_a_presets_defaults_are_those_of_its_paper(name):
         assert found == expected, key
 
 
+PLAIN_GRADIENT = (GRPOConfig, groups.RLOOConfig, groups.ReMaxConfig)
+"""Presets whose papers take one step to a rollout: the first clips nothing then, the others have no ratio."""
+
+
+@pytest.mark.parametrize("preset", [*PRESETS, PPOConfig, VAPOConfig], ids=lambda preset: preset.__name__)
+def test_a_preset_that_is_made_of_its_ratio_has_ratios_that_leave_1(preset):
+    assert (preset().steps_per_rollout > 1) == (preset not in PLAIN_GRADIENT)
+
+
+def test_a_last_step_with_fewer_groups_is_a_step():
+    sizes = {"group_size": 4, "sequences_per_step": 8, "epochs_per_rollout": 3}
+    assert GRPOConfig.of({**sizes, "prompts_per_rollout": 5}).steps_per_rollout == 9
+
+
 def test_every_preset_is_pinned():
-    presets = {cls.__name__ for cls in (GRPOConfig, *GRPOConfig.__subclasses__()) if cls.__module__ == groups.__name__}
-    assert presets == PAPERS.keys()
+    assert {preset.__name__ for preset in PRESETS} == PAPERS.keys()
 
 
 @pytest.mark.parametrize("name", [*PAPERS, "PPOConfig"])
@@ -151,12 +169,26 @@ def test_other_libraries_keys_are_answered_with_ours(key, value, words):
         ({}, 12),
         ({"sampling": {"max_new_tokens": 20}}, 4),
         ({"sampling": {"max_new_tokens": 3}}, 1),
+        ({"sampling": {"max_new_tokens": "40"}}, 8),
+        ({"sampling": {"max_new_tokens": 40.0}}, 8),
+        ({"sampling": SamplingConfig(max_new_tokens=40)}, 8),
+        ({"sampling": {"max_new_tokens": 40}, "overlong": {"weight": 0.5}}, 8),
+        ({"sampling": {"max_new_tokens": 40}, "overlong": {"buffer_tokens": 5}}, 5),
         ({"overlong": None}, None),
     ],
 )
 def test_dapo_punishes_the_last_fifth_unless_told_otherwise(given, buffer):
-    found = groups.DAPOConfig.of(given).overlong
-    assert (found and found.buffer_tokens) == buffer
+    config = groups.DAPOConfig.of(given)
+    assert (config.overlong and config.overlong.buffer_before(config.sampling.max_new_tokens)) == buffer
+
+
+def test_a_limit_that_changes_later_takes_its_fifth_along():
+    config = groups.DAPOConfig().updated(sampling=SamplingConfig(max_new_tokens=1000))
+    assert config.overlong.buffer_before(config.sampling.max_new_tokens) == 200
+
+
+def test_a_short_limit_is_no_complaint_about_a_key_that_nobody_wrote():
+    assert groups.DAPOConfig.of({"sampling": {"max_new_tokens": "8"}}).overlong.buffer_before(8) == 1
 
 
 def test_a_wrong_limit_of_dapo_is_the_complaint_about_that_limit():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from pydantic import ValidationError
 
-from rlhf.config.methods import FAMILIES, METHODS, method
+from rlhf.config.methods import FAMILIES, METHODS, OTHER_NAMES, method
 from rlhf.config.schema import describe_setting, settings_class, stage_classes
 from rlhf.config.stages import DPOStage, GRPOStage
 from rlhf.errors import UnknownNameError
@@ -32,6 +33,32 @@ def test_papers_have_years_and_arxiv_numbers_of_the_right_form():
             assert 2000 + int(found.arxiv[:2]) <= found.year, f"{name}: a paper is not on arXiv before it is written"
     assert METHODS["dpo"].citation == "Rafailov et al. 2023, arXiv:2305.18290"
     assert METHODS["cdpo"].citation == "Mitchell 2023"
+
+
+@pytest.mark.parametrize("other", OTHER_NAMES)
+def test_what_others_call_it_is_answered_with_what_we_do(other):
+    ours, settings = OTHER_NAMES[other]
+    kind = METHODS[ours].kind
+    with pytest.raises(ValidationError) as caught:
+        settings_class(kind).model_validate({"kind": kind, **METHODS[ours].settings, **settings})
+    assert {each["type"] for each in caught.value.errors()} == {"missing"}, "only what a recipe gives is missing"
+    with pytest.raises(UnknownNameError, match=rf"is `kind: {kind}.*See `rlhf methods {ours}`"):
+        method(other)
+    assert other not in METHODS
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("REINFORCE++-baseline", "it is `kind: reinforce_pp, group_size: 4, baseline: group`. See `rlhf methods reinforce_pp`."),
+        ("AOT-unpaired", "it is `kind: dpo, loss: aot_unpaired`. See `rlhf methods aot`."),
+        ("RFT", "it is `kind: best_of_n`. See `rlhf methods best_of_n`."),
+    ],
+)  # fmt: skip
+def test_another_name_is_known_however_it_is_written(name, words):
+    with pytest.raises(UnknownNameError) as caught:
+        method(name)
+    assert words in str(caught.value)
 
 
 def test_every_kind_that_trains_is_some_method():
@@ -86,6 +113,6 @@ def test_a_default_that_follows_from_another_setting_is_told_as_it_follows():
     assert overlong.default == "max_new_tokens / 5"
     sampling = {"max_new_tokens": 100}
     given = {"kind": "dapo", "model": "m", "prompts": "p", "reward": "r.py:score", "sampling": sampling}
-    assert settings_class("dapo").model_validate(given).overlong.buffer_tokens == 20
+    assert settings_class("dapo").model_validate(given).overlong.buffer_before(100) == 20
     for name, found in METHODS.items():
         assert found.derived_defaults.keys() <= set(found.options), name

@@ -236,3 +236,10 @@ def test_csv_cells_are_read_as_what_they_say():
     row = parse_row({"prompt": '[{"role": "user", "content": "hi"}]', "completion": "[not json"}, cells_are_text=True)
     assert row.prompt == [USER]
     assert row.completion == [{"role": "assistant", "content": "[not json"}]
+
+
+def test_a_csv_cell_of_json_is_a_dialogue_only_where_it_has_the_keys_of_one():
+    row = parse_row({"prompt": '[{"name": "Ada"}]', "completion": '[{"a": NaN}]'}, cells_are_text=True)
+    assert (row.prompt, row.completion) == ('[{"name": "Ada"}]', '[{"a": NaN}]')
+    with pytest.raises(RowError, match=r"column 'prompt\[0\]' has the role null"):
+        parse_row({"prompt": '[{"rol": "user", "content": "hi"}]', "completion": "x"}, cells_are_text=True)

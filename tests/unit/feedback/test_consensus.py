@@ -100,6 +100,18 @@ def test_grades_rankings_and_ratings_are_taken_apart_into_pairs():
     assert row["chosen"] == "y"
 
 
+def test_ratings_that_weigh_the_same_are_a_tie_and_no_row():
+    names = ("helpfulness", "accuracy", "harmlessness", "coherence")
+    # 5 + 1.2 + 1.5 * 2 + .8 * 3 = 3 + 1.2 * 4 + 1.5 * 2 + .8 = 11.6
+    ratings = {
+        name: list(given) for name, given in zip(names, zip((5, 1, 2, 3), (3, 4, 2, 1), strict=True), strict=True)
+    }
+    rated = item("q", {"p0": {"ratings": ratings}}, TaskKind.RATING)
+    (row,) = consensus_rows([rated], aggregate="majority", ties="keep")
+    assert row["preference"] == "tie"
+    assert consensus_rows([rated], aggregate="majority") == []
+
+
 def test_single_completions_keep_their_kind():
     good = item("b", {"p0": {"label": True}, "p1": {"label": False}, "p2": {"label": True}}, TaskKind.BINARY, texts="x")
     (row,) = consensus_rows([good], aggregate="majority")

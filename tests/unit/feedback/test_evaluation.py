@@ -10,6 +10,7 @@ import pytest
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.evaluation import CRITERIA, OVERALL, HumanEvalProtocol, Judged
 from rlhf.feedback.evaluation_results import MIN_RATED
+from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.planning import pairs_for_win_rate
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
 
@@ -215,6 +216,56 @@ def test_reliable_annotators_weigh_more_in_strengths_and_intervals_hold_the_trut
     assert found.reliability["good"] > 0.85 > 0.65 > found.reliability["spammer"]
     assert all(strength.low < strength.value < strength.high for strength in found.strengths.values())
     assert found.strengths["x"].low > found.strengths["z"].high
+
+
+def test_a_strength_that_only_the_prior_holds_has_no_interval():
+    won = [judged_pair(str(n), "a") for n in range(30)]
+    found = HumanEvalProtocol(criteria=()).analyse(won, resamples=20)
+    assert found.strengths["new"].value > 0 > found.strengths["old"].value
+    assert all(math.isnan(one.low) and math.isnan(one.high) for one in found.strengths.values())
+    assert "won every comparison" in found.to_text()
+    # one loss in thirty: a draw of thirty prompts lacks it one time in three
+    rarely = [judged_pair(str(n), "b" if n == 0 else "a") for n in range(30)]
+    found = HumanEvalProtocol(criteria=()).analyse(rarely, resamples=100)
+    assert all(math.isnan(one.low) for one in found.strengths.values())
+    assert "% of draws" in found.strengths["new"].reason
+    often = [judged_pair(str(n), "b" if n % 3 == 0 else "a") for n in range(30)]
+    found = HumanEvalProtocol(criteria=()).analyse(often, resamples=20)
+    assert all(one.low < one.value < one.high for one in found.strengths.values())
+
+
+def test_strengths_without_spread_or_without_draws_say_so():
+    # each prompt has one win of either: every draw of the prompts is the same
+    even = [judged_pair(str(n), side, who=who) for n in range(20) for who, side in (("ann", "a"), ("bob", "b"))]
+    found = HumanEvalProtocol(criteria=()).analyse(even, resamples=20)
+    assert math.isnan(found.strengths["new"].low)
+    assert "no spread" in found.strengths["new"].reason
+    assert "no draws" in HumanEvalProtocol(criteria=()).analyse(even, resamples=0).strengths["new"].reason
+    apart = [judged_pair(str(n), "ab"[n % 2], models=("wx", "yz")[n % 4 // 2]) for n in range(24)]
+    assert "never compared" in HumanEvalProtocol(criteria=()).analyse(apart, resamples=5).strengths["w"].reason
+
+
+def test_annotators_who_judged_different_models_are_not_compared():
+    ann = [judged_pair(f"p{n}", "ab"[n % 2], who="ann", models=("u", "v")) for n in range(6)]
+    bob = [judged_pair(f"p{n}", "ab"[n % 2], who="bob", models=("x", "y")) for n in range(6)]
+    found = HumanEvalProtocol(criteria=()).analyse(ann + bob, resamples=2)
+    assert found.reliability == {}
+    assert found.reliability_reason == "not measured of ann, bob: nobody else judged the same models"
+    cem = [judged_pair("p0", "a", who="cem", models=("u", "v"))]
+    found = HumanEvalProtocol(criteria=()).analyse(ann + bob + cem, resamples=2)
+    assert set(found.reliability) == {"ann", "cem"}
+    assert found.reliability_reason == "not measured of bob: nobody else judged the same models"
+
+
+def test_ratings_that_weigh_the_same_are_ties_between_models():
+    criteria = [
+        AnnotationGuideline(name=name, description="?", weight=w)
+        for name, w in zip("abc", (0.1, 0.2, 0.3), strict=True)
+    ]
+    given = [rated(str(n), {"a": [3, 4], "b": [3, 4], "c": [3, 2]}) for n in range(40)]
+    found = HumanEvalProtocol(kind="rating", criteria=criteria).analyse(given, resamples=2)
+    rate = of(found.win_rates).rate  # .1 * 3 + .2 * 3 + .3 * 3 = .1 * 4 + .2 * 4 + .3 * 2
+    assert (rate.wins, rate.ties, rate.losses) == (0, 40, 0)
 
 
 def test_power_says_what_so_many_prompts_can_show():

@@ -180,6 +180,27 @@ def test_what_could_not_be_measured_is_said_and_never_zero(tmp_path):
         assert "0.00" not in text.replace("0.00,", "")
 
 
+@pytest.mark.parametrize(
+    ("overlap", "answers", "why"),
+    [
+        (1, {"ann": "x"}, "ask for an overlap of 2 or more"),
+        (3, {"ann": "x"}, "3 judgements of each are wanted, and one person has judged so far"),
+        (3, {"ann": "x", "bob": "y"}, "and those who judged had different tasks so far"),
+    ],
+)
+def test_why_nobody_can_be_compared_is_what_is_the_case(overlap, answers, why, tmp_path):
+    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=overlap)) as store:
+        store.add_tasks([pair_task("x"), pair_task("y")])
+        for who, wanted in answers.items():
+            store.add_annotator(who)
+            while (held := store.next_task(who)).task.id != wanted:
+                store.skip(who, held.number)
+            store.submit(who, Submission(assignment=held.number, key=who, value={"preference": "a"}))
+        (note,) = (note for note in findings_of(store).notes if "by two people" in note)
+        assert why in note
+        assert ("ask for an overlap" in note) == (overlap == 1)
+
+
 def test_an_empty_store_has_a_report(tmp_path):
     with PreferenceStore(tmp_path / "empty.db") as store:
         assert "Nothing was judged yet." in report_text(store)

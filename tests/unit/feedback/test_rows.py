@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 
 from rlhf.data.read import read_rows
 from rlhf.data.write import write_rows
+from rlhf.errors import DataError
 from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.items import Item, Said
 from rlhf.feedback.rows import guideline_version, rows_of
@@ -83,6 +84,43 @@ def test_files_of_every_format_give_back_what_was_written(name, made, tmp_path):
         made = made[:1]  # a column of a table holds texts or dialogues, and write_rows refuses both together
     write_rows(tmp_path / name, rows_of(made, flat=flat))
     assert plain(read_items(tmp_path / name).items) == plain(made)
+
+
+TURN = '[{"role": "user", "content": "hi"}]'
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"a": 1}]', '[{"a": NaN}]', ' [{"a": 1, "a": 2}]', '[{"role": broken', '[{"a": [', "[]"]
+)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_an_answer_in_json_stays_a_text_in_every_format(text, name, tmp_path):
+    task = Task(id="t", kind=TaskKind.PAIRWISE, prompt=text, responses=[Response(text=text), Response(text="none")])
+    made = [Item(task=task, said=[Said(annotator="ann", value={"preference": "a"})])]
+    write_rows(tmp_path / name, rows_of(made, flat=not name.endswith(".jsonl")))
+    assert plain(read_items(tmp_path / name).items) == plain(made)
+
+
+@pytest.mark.parametrize("text", [TURN, f" {TURN}", '[{"role": "user", "role": "user", "content": ""}]'])
+def test_a_text_that_csv_could_not_tell_from_a_dialogue_is_refused_there(text, tmp_path):
+    task = Task(
+        id="t", kind=TaskKind.PAIRWISE, prompt="Give me JSON.", responses=[Response(text="no"), Response(text=text)]
+    )
+    made = [Item(task=task, said=[Said(annotator="ann", value={"preference": "b"}, comment=text)])]
+    with pytest.raises(DataError, match=r"rows\.csv: column 'completion_b' of row 1 .* reads like a list of messages"):
+        write_rows(tmp_path / "rows.csv", rows_of(made, flat=True))
+    assert list(tmp_path.iterdir()) == []
+    write_rows(tmp_path / "rows.parquet", rows_of(made, flat=True))
+    assert plain(read_items(tmp_path / "rows.parquet").items) == plain(made)
+
+
+def test_a_dialogue_still_goes_through_csv(tmp_path):
+    turns = json.loads(TURN)
+    task = Task(
+        id="t", kind=TaskKind.PAIRWISE, prompt=turns, responses=[Response(text=turns), Response(text=turns * 2)]
+    )
+    made = [Item(task=task, said=[Said(annotator="ann", value={"preference": "a"}, comment=TURN)])]
+    write_rows(tmp_path / "rows.csv", rows_of(made, flat=True))
+    assert plain(read_items(tmp_path / "rows.csv").items) == plain(made), "and a comment is a comment, whatever it says"
 
 
 @QUICK

@@ -39,6 +39,12 @@ def test_scores_by_hand():
     torch.testing.assert_close(scores(ratio, divergence="alpha", alpha=0.5), double(1, 0, -2))
 
 
+def test_the_papers_quarter_is_three_quarters_here():
+    """Wang et al. 2023: f'(u) = (1 - u^-a) / a. At a = 1/4: u = 16 gives (1 - 1/2) / (1/4), u = 1/16 gives (1 - 2) / (1/4)."""
+    ratio = double(16, 1, 1 / 16).log()
+    torch.testing.assert_close(scores(ratio, divergence="alpha", alpha=1 - 0.25), double(2, 0, -4))
+
+
 def test_alpha_goes_from_forward_kl_to_reverse_kl():
     ratio = double(-7, -0.5, 0, 0.1, 9)
     for alpha, name in ((0.0, "forward_kl"), (1.0, "reverse_kl")):

@@ -350,6 +350,20 @@ def test_weights_too_large_to_be_widened_are_compared_in_their_own_type(monkeypa
     assert 1e-4 < choice.max_difference < 0.3
 
 
+def test_noise_excuses_no_more_than_its_bound(monkeypatch):
+    """Padded and unpadded runs that differ by 5 nats are no noise, and would excuse 15."""
+    monkeypatch.setattr("rlhf.models.paths.WIDENED_BYTES", 0)
+    right, wrong = paths.score, {"packed": 1.0, "padded": 1.0, "logits": 5.0}
+
+    def shifted(model, batch, *, path):
+        scores = right(model, batch, path=path)
+        return type(scores)(scores.logprobs + wrong[path])
+
+    monkeypatch.setattr(paths, "score", shifted)
+    with pytest.raises(ModelError, match=r"more than 3\.0e-01"):
+        choose_path(build(family("llama")).bfloat16(), some_groups())
+
+
 def test_a_wrong_attention_is_found_in_half_precision_too(monkeypatch):
     mask = Bucket.mask
     monkeypatch.setattr(Bucket, "mask", lambda self, window, chunk: mask(self, None, chunk))

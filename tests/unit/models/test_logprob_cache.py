@@ -9,6 +9,9 @@ import time
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.hooks import RemovableHandle
 
 from rlhf.data.pack import Branch, Group
 from rlhf.models import logprob_cache
@@ -214,10 +217,38 @@ def test_whatever_could_change_the_bits_changes_the_key(monkeypatch):
     assert len(set(keys)) == len(keys)
 
 
-def test_a_model_under_a_hook_is_asked_each_time():
+def patch_forward(linear):
+    forward = linear.forward
+    linear.forward = lambda given: 2 * forward(given)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda linear: linear.register_forward_hook(lambda module, given, found: 2 * found),
+        lambda linear: linear.register_forward_pre_hook(lambda module, given: (2 * given[0],)),
+        patch_forward,
+        lambda linear: register_parametrization(linear, "weight", Doubled()),
+        lambda linear: register_module_forward_hook(lambda module, given, found: None),
+        lambda linear: register_module_forward_pre_hook(lambda module, given: None),
+    ],
+    ids=["hook", "pre-hook", "forward", "weight", "hook of all", "pre-hook of all"],
+)
+def test_a_model_that_something_outside_alters_is_asked_each_time(alter):
     policy = toy.build_policy()
-    next(policy.model.modules()).register_forward_hook(lambda module, given, found: found)
-    assert key_of(policy) is None
+    assert key_of(policy) is not None
+    linear = next(module for module in policy.model.modules() if isinstance(module, torch.nn.Linear))
+    handle = alter(linear)
+    try:
+        assert key_of(policy) is None
+    finally:
+        if isinstance(handle, RemovableHandle):  # those of all modules would outlive this test
+            handle.remove()
 
 
 def test_the_new_switches_of_precision_are_a_fact_and_no_error():

@@ -17,6 +17,10 @@ from rlhf.scale.gpus import TABLE, gpu
         ("rtx 4090", "RTX-4090"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
         ("h100 pcie", "H100-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),  # as torch calls it
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
     ],
 )
 def test_a_gpu_is_found_however_people_write_it(written, name):

@@ -61,14 +61,19 @@ def test_another_engine_is_refused():
 
 def test_a_sampler_with_other_weights_stops_the_run():
     trainer = toy.build_trainer("grpo", overlap="one_step")
+    answers = []
 
     class Stale(InTurn):
         def finish(self) -> Sampled:
-            return Sampled(super().finish().groups, "0" * 64)
+            assert not answers, "a second answer would never come"
+            answers.append(Sampled(super().finish().groups, "0" * 64))
+            return answers[0]
 
     trainer.ahead.build = lambda: Stale(trainer.policy)
     with pytest.raises(TrainingError, match=r"grpo: the weights that sampled.*version 0.*stale weights"):
         trainer.collect(0, Metrics())
+    assert trainer.ahead.state_dict()["phase"] is None, "nothing waits"
+    assert not trainer.ahead.has(0)
 
 
 def test_a_process_that_draws_other_numbers_is_noticed_at_the_first_step():

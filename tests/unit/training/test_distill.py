@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf.config.on_policy import DistillConfig
-from rlhf.data.pack import Branch, Group
+from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, DataError, ModelError
 from rlhf.losses import exact_kl
 from rlhf.models.policy import PolicyModel
@@ -37,6 +37,28 @@ def test_the_loss_is_the_mean_over_tokens_of_the_divergence(beta):
     expected = exact_kl(student, teacher) if beta == 1 else exact_kl(teacher, student)
     found = trainer.loss(batch, Totals.of([batch]), Metrics())
     assert float(found.detach()) == pytest.approx(float(expected.mean()), rel=1e-6)
+
+
+def test_teacher_and_student_are_compared_at_the_temperature_that_is_drawn_at():
+    sampling = {"max_new_tokens": 5, "temperature": 2.0}
+    trainer = toy.build_trainer("distill", dtype=torch.float64, held_out=True, sampling=sampling, **OWN)
+    batch = trainer.collect(0, Metrics()).batch(range(6))
+
+    def expected(batch):
+        return float(exact_kl(logits(trainer.policy, batch) / 2, logits(trainer.teacher, batch) / 2).mean())
+
+    found = trainer.loss(batch, Totals.of([batch]), Metrics())
+    assert float(found.detach()) == pytest.approx(expected(batch), rel=1e-6)
+    held_out = trainer._ask_held_out(step=1).rollout.experience.batch(range(3))
+    assert trainer.evaluate()["eval/teacher_kl"] == pytest.approx(expected(held_out), rel=1e-6)
+
+
+def test_a_demonstrations_logprobs_are_those_at_the_temperature_that_is_drawn_at():
+    sampling = {"max_new_tokens": 5, "temperature": 2.0}
+    trainer = toy.build_trainer("distill", on_policy_frac=0.0, sampling=sampling)
+    (completion,) = trainer._rollout_of([(trainer.prompts[0], Branch([10, 11, toy.EOS]))]).completions
+    batch = pack([Group(trainer.prompts[0].ids, [Branch([10, 11, toy.EOS])])])
+    assert completion.logprobs == pytest.approx(trainer.policy.logprobs(batch, temperature=2.0).tolist(), rel=1e-5)
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn():

@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlhf.config.groups import GRPOConfig
+from rlhf.config.on_policy import OnlineDPOConfig
 from rlhf.config.policy import PPOConfig
-from rlhf.errors import DataError, RewardError, TrainingError
+from rlhf.errors import ConfigError, DataError, RewardError, TrainingError
 from rlhf.losses import segment_sum
 from rlhf.rewards.types import ScoreResult
 from rlhf.rollout.local import LocalEngine
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
+from rlhf.training.online import OnlineTrainer
 from rlhf.training.ppo import PPOTrainer
 from tests.fixtures import toy
 
@@ -39,6 +42,73 @@ def test_at_the_first_step_of_every_rollout_the_ratio_is_1(name, kind):
     kls = [event["metrics"][f"{name}/ref_kl"] for event in log.read("metrics")]
     assert kls[0] == pytest.approx(0, abs=1e-5 if kind == "none" else 0.2)
     assert kls[-1] > 0.001, "the policy has moved away from the reference"
+
+
+def count_calls(model, name):
+    """A list that grows by one with each call of this method of this object."""
+    calls, method = [], getattr(model, name)
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return method(*args, **kwargs)
+
+    setattr(model, name, counted)
+    return calls
+
+
+ONE_STEP = {"rollouts": 4, "epochs_per_rollout": 1, "sequences_per_step": 12, "learning_rate": 3e-3}
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({"autocast": "bfloat16"}, 1),  # the first rollout's, which compares sampler and trainer
+        ({"autocast": "none"}, 1),
+        ({"autocast": "bfloat16", "kl": {"where": "reward", "estimator": "k1", "coef": 0.05}}, 4),
+        ({"autocast": "bfloat16", "importance": {"high": 2.0}}, 4),
+        ({"autocast": "bfloat16", "sequences_per_step": 6}, 4),  # the second step needs what was before the first
+        ({"autocast": "bfloat16", "epochs_per_rollout": 2}, 4),
+    ],
+)
+def test_the_policy_is_asked_ahead_only_where_its_steps_cannot_tell(settings, passes):
+    trainer = toy.build_trainer("grpo", **{**ONE_STEP, **settings})
+    asked = count_calls(trainer.policy, "logprobs")
+    trainer.train()
+    assert len(asked) == passes
+
+
+@pytest.mark.parametrize("loss", ["clip", "sequence", "cispo", "sapo", "reinforce"])
+def test_a_rollout_of_one_step_teaches_the_same_without_the_pass_ahead(loss, monkeypatch):
+    def weights():
+        trainer = toy.build_trainer("grpo", **ONE_STEP, policy_loss=loss, autocast="bfloat16")
+        trainer.train()
+        return toy.weights_of(trainer)
+
+    lazy = weights()
+    monkeypatch.setattr(OnlineTrainer, "_is_own_old", lambda self, phase: False)
+    asked = weights()
+    moved = toy.largest_difference(asked, toy.weights_of(toy.build_trainer("grpo", **ONE_STEP)))
+    assert toy.largest_difference(lazy, asked) < 0.05 * moved
+
+
+@pytest.mark.parametrize(("every", "rollouts"), [(1, [0, 1, 2, 3]), (3, [0, 3]), (None, [0])])
+def test_a_kl_without_weight_is_measured_as_often_as_wanted(every, rollouts, tmp_path):
+    log = RunLog(tmp_path, stage="grpo")
+    trainer = toy.build_trainer("grpo", log=log, **ONE_STEP, kl={"where": "none", "measure_every": every})
+    asked = count_calls(trainer.reference, "logprobs")
+    trainer.train()
+    assert len(asked) == len(rollouts)
+    measured = [n for n, event in enumerate(log.read("metrics")) if "grpo/ref_kl" in event["metrics"]]
+    assert measured == rollouts
+    rows = [json.loads(line) for line in (tmp_path / "grpo" / "rollouts.jsonl").read_text().splitlines()]
+    assert sorted({row["step"] - 1 for row in rows if "kl" in row}) == rollouts
+
+
+def test_a_kl_with_a_weight_is_measured_in_every_rollout():
+    with pytest.raises(ConfigError, match=r"measure_every belongs to a KL without weight"):
+        GRPOConfig.of({"kl": {"where": "loss", "estimator": "k3", "measure_every": 2}})
+    with pytest.raises(ConfigError, match=r"loss asks the reference in every rollout"):
+        OnlineDPOConfig.of({"kl": {"where": "none", "coef": 0.0, "measure_every": 2}})
 
 
 @pytest.mark.parametrize("name", ONLINE)
@@ -184,6 +254,17 @@ def test_held_out_prompts_are_asked_with_the_same_seeds_each_time(name):
     trainer.train()
     assert trainer.evaluate() != first
     assert toy.build_trainer(name).evaluate() == {}
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_held_out_prompts_are_not_asked_with_the_seeds_of_a_rollout(name):
+    """The same prompts and the same weights: what is drawn differs, or evaluations would see what was learned from."""
+    trainer = toy.build_trainer(name)
+    trainer.eval_prompts = trainer.first_prompts(0)
+    learned = {c.prompt_id: c.tokens for c in trainer.gather(0, Metrics()).rollout.completions if c.sample == 0}
+    measured = {c.prompt_id: c.tokens for c in trainer._ask_held_out(step=0).rollout.completions}
+    assert measured.keys() == learned.keys()
+    assert sum(measured[key] == learned[key] for key in learned) <= 1
 
 
 def test_components_of_a_reward_are_measured_by_name():

@@ -10,8 +10,9 @@ import torch
 from rlhf.config.groups import GRPOConfig, GRPOKLConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ModelError
+from rlhf.losses import exact_kl
 from rlhf.models.reference import ReferenceModel
-from rlhf.models.score import TokenScores
+from rlhf.models.score import TokenScores, padded_logits
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.grpo import GRPOTrainer
 from rlhf.training.metrics import Metrics
@@ -202,6 +203,26 @@ def test_the_exact_kl_is_what_its_estimators_are_right_about_on_average(where):
         trainer.loss(batch, Totals.of([batch]), metrics).backward()
         assert metrics.result()["loss/kl"] == pytest.approx(float(exact.mean()), rel=1e-4)
         assert all(p.grad is None for p in trainer.reference.parameters())
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_the_exact_kl_is_of_the_distributions_that_are_drawn_from(where):
+    sampling = {"max_new_tokens": 5, "temperature": 2.0}
+    settings = {"kl": {"where": where, "estimator": "exact", "coef": 0.5}, "sampling": sampling}
+    trainer = toy.build_trainer("grpo", dtype=torch.float64, **settings)
+    toy.change_weights(trainer.policy.model, by=0.2)
+    experience = trainer.collect(0, Metrics())
+    batch, models = experience.batch(range(4)), {"policy": trainer.policy, "reference": trainer.reference}
+    if where == "reward":
+        found = kl_in_reward(trainer.config, experience, Metrics(), **models)
+    else:
+        scores = trainer.score(batch)
+        found = kl_in_loss(trainer.config, scores, batch, Metrics(), **models).detach()
+    with torch.no_grad():
+        both = (padded_logits(model, batch) / 2.0 for model in (trainer.policy.model, trainer.reference.copy.model))
+        expected = exact_kl(*both)
+    torch.testing.assert_close(found, expected.to(found), rtol=1e-6, atol=1e-9)
+    assert float(expected.mean()) > 1e-3
 
 
 def test_at_the_start_the_exact_kl_is_exactly_0():

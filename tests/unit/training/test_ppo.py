@@ -123,6 +123,16 @@ def test_advantages_are_whitened_over_the_rollout():
     assert float(advantages.std()) == pytest.approx(1, abs=1e-4)
 
 
+def test_whitened_rewards_have_deviation_1_and_the_mean_that_they_had():
+    experience, last = credit(with_silent_critic(lam=1.0, whiten_rewards=True))
+    returns = experience.token_columns["returns"]
+    after = torch.cat([returns[1:], torch.zeros(1)])
+    after[last] = 0.0
+    rewards = returns - after  # with a silent critic, gamma and lambda of 1, a return is the sum of the rewards to come
+    assert float(rewards.mean()) == pytest.approx(float(experience.columns["scores"].sum()) / len(rewards), rel=1e-4)
+    assert float(rewards.std()) == pytest.approx(1.0, rel=1e-4)
+
+
 def test_whitened_rewards_keep_their_mean_and_what_is_reported_is_what_was_earned():
     plain, white = Metrics(), Metrics()
     credit(with_silent_critic(lam=1.0), plain)

@@ -21,16 +21,19 @@ ignore_conv1d = pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to Fals
 
 
 class Passes:
-    """How often a policy's model was run."""
+    """How often a policy's model was run, seen without a hook: the answers of a model under one are not kept."""
 
     def __init__(self, policy):
         policy.choose_path(toy.pairs(2))
         self.count = 0
-        policy.model.register_forward_pre_hook(self._seen)
-        policy.model.get_input_embeddings().register_forward_pre_hook(self._seen)
+        embedding = policy.model.get_input_embeddings()
+        family = type(embedding)
 
-    def _seen(self, module, inputs):
-        self.count += 1
+        def forward(module, ids):
+            self.count += 1
+            return family.forward(module, ids)
+
+        embedding.__class__ = type("Counted", (family,), {"forward": forward})
 
 
 def dpo(folder, *, data=None, held_out=None, policy=None, reference=None, log=None, **settings):

@@ -33,7 +33,8 @@ from rlhf.feedback.exchange.sidecar import (
     task_to_dict,
 )
 from rlhf.feedback.guidelines import AnnotationGuideline
-from rlhf.feedback.items import Item, content_id
+from rlhf.feedback.identity import content_id
+from rlhf.feedback.items import Item
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.files import write_json
 

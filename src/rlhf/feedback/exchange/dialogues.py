@@ -13,7 +13,8 @@ from rlhf.data.expand import HH_SPEAKERS, to_conversational
 from rlhf.data.formats import parse_row
 from rlhf.data.words import describe
 from rlhf.feedback.exchange.lines import Line
-from rlhf.feedback.items import Item, content_id
+from rlhf.feedback.identity import content_id
+from rlhf.feedback.items import Item
 from rlhf.feedback.store.values import Response, Task, TaskKind
 
 PREFERRED = ("preferred_output", "preferred_completion")

@@ -22,7 +22,8 @@ from rlhf.errors import DataError, did_you_mean, look_up
 from rlhf.feedback.exchange import argilla, dialogues, label_studio, published
 from rlhf.feedback.exchange.lines import Line, Reader, lines_of
 from rlhf.feedback.guidelines import AnnotationGuideline
-from rlhf.feedback.items import Item, check_item, laid_out_as, merged
+from rlhf.feedback.identity import merged
+from rlhf.feedback.items import Item, check_item, laid_out_as
 from rlhf.feedback.layouts import OURS, SAVED
 from rlhf.feedback.tasks import STDIN, Found
 
@@ -199,7 +200,9 @@ def _groups(
 def _left_out(err: DataError, where: str, found: Found, on_bad_row: OnBadRow) -> None:
     if on_bad_row == "error":
         raise err if isinstance(err, RowError) or str(err).startswith(where) else RowError(where, str(err))
-    found.left_out.append(BadRow(where, err.reason if isinstance(err, RowError) else str(err)))
+    found.left_out.append(
+        BadRow(where, err.reason if isinstance(err, RowError) else str(err).removeprefix(f"{where}: "))
+    )
 
 
 def _file_of(source: str | Path) -> str | Path:

@@ -32,7 +32,8 @@ from rlhf.feedback.exchange.sidecar import (
     task_from_dict,
     task_to_dict,
 )
-from rlhf.feedback.items import Item, Said, content_id
+from rlhf.feedback.identity import content_id
+from rlhf.feedback.items import Item, Said
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.files import write_json, write_text
 

@@ -21,7 +21,8 @@ from rlhf.data.contracts import PromptRow, Text
 from rlhf.data.expand import to_conversational
 from rlhf.data.words import describe
 from rlhf.feedback.exchange.lines import Line, whole
-from rlhf.feedback.items import Item, Said, content_id
+from rlhf.feedback.identity import content_id
+from rlhf.feedback.items import Item, Said
 from rlhf.feedback.store.values import MAX_RANKED, MAX_TEXT, Response, Task, TaskKind
 
 HELPSTEER_DIMENSIONS = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")

@@ -142,11 +142,10 @@ def take_slot_again(session: Session, row: AssignmentRow, *, overlap: int) -> No
     elif held is not None:
         raise _not_needed()
     elif row.slot is not None:
-        taken = {other.slot for other in others}
-        free = [slot for slot in (row.slot, *range(overlap)) if slot not in taken]
-        if not free:
+        if len(others) >= overlap:  # which may be lower now than when the task was given
             raise _not_needed()
-        row.slot = free[0]
+        taken = {other.slot for other in others}
+        row.slot = next(slot for slot in (row.slot, *range(overlap)) if slot not in taken)
     row.state = OPEN
 
 

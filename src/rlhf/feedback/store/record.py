@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from rlhf.errors import DataError
+from rlhf.feedback.items import Said, check_annotator, checked_extras, judgement_words
 from rlhf.feedback.store.engine import wait_for_turn, write
-from rlhf.feedback.store.rows import extras_of
 from rlhf.feedback.store.tables import DONE, LIVE, OPEN, AnnotatorRow, AssignmentRow, JudgementRow, TaskRow
-from rlhf.feedback.store.values import Submission, check_value, is_name, shortened
+from rlhf.feedback.store.values import check_value, shortened
 
 if TYPE_CHECKING:
-    from rlhf.feedback.items import Said
     from rlhf.feedback.store.store import PreferenceStore
 
 
@@ -30,6 +29,10 @@ class Recorded:
     num_added: int
     num_known: int
     """Their author has judged that task here already, by an earlier import or by hand; what is here stays."""
+    num_corrections: int = 0
+    """Of those added: they replace another answer that their author gave in the same import."""
+    other_answers: Sequence[str] = ()
+    """Of those known, where each is that says something its author has never said here."""
 
 
 def record_judgements(store: PreferenceStore, made: Iterable[tuple[str, Said]]) -> Recorded:
@@ -37,43 +40,88 @@ def record_judgements(store: PreferenceStore, made: Iterable[tuple[str, Said]]) 
 
     A task may get more judgements this way than its overlap asks for. People who are not known yet become known, without
     a way to sign in. Where no order of completions is told, none is kept, and no position bias is measured on them; what
-    somebody has on their screen at the moment keeps the order of the screen.
+    somebody has on their screen at the moment keeps the order of the screen. Of several answers of one person to one task
+    the last counts, and replaces the ones before.
 
     Args:
         store: Where their tasks are.
-        made: Task ids and what was said, in the order it was made.
+        made: Task ids and what was said, in the order it was made, and with the completions in the order of the store's task.
 
     Raises:
         DataError: A task is not there, a value is none of its kind, or an annotator's name is none.
     """
     brought = list(made)
-    return write(store.engine, lambda session: _record(session, brought))
+    return write(store.engine, lambda session: keep_judgements(session, brought))
 
 
-def _record(session: Session, brought: Iterable[tuple[str, Said]]) -> Recorded:
-    num_known = 0
+def keep_judgements(session: Session, brought: Sequence[tuple[str, Said]]) -> Recorded:
+    """What ``record_judgements`` does, within a transaction."""
+    other_answers: list[str] = []
     new: list[tuple[AssignmentRow, Said, dict[str, Any], dict[str, Any]]] = []
+    latest: dict[int, dict[str, Any]] = {}
+    """Assignment answered just now -> its value."""
+    num_known = num_corrections = 0
     wait_for_turn(session, "slots")  # from here nobody is given a task until all of these are kept
     shelf = _Shelf.of(session)
-    for task_id, said in brought:
+    for task_id, said in _in_time(brought):
         task = shelf.tasks.get(task_id)
         if task is None:
             raise DataError(
                 f"{shortened(said.annotator)} judged the task {task_id!r}, which is not in the store; import the tasks first."
             )
-        where = f"The judgement of task {task_id!r} by {shortened(said.annotator)}"
+        where = judgement_words(task_id, said.annotator, said.where)
         value = check_value(task.kind, said.value, num_responses=len(task.responses), where=where)
-        extras = _extras(said, where)
+        extras = checked_extras(said, where)
         held = shelf.held(session, task, said, where)
-        if held.state == DONE:
+        before = latest.get(id(held))
+        if before == value or (before is None and held.state == DONE):
             num_known += 1
+            if before is None and value not in shelf.values(session, held):
+                other_answers.append(said.where or f"task {task_id!r} by {said.annotator!r}")
             continue
-        held.state = DONE
+        num_corrections += before is not None
+        latest[id(held)], held.state = value, DONE
         new.append((held, said, value, extras))
     session.flush()  # numbers the assignments
+    _write_down(session, new, shelf.last)
+    return Recorded(
+        num_added=len(new), num_known=num_known, num_corrections=num_corrections, other_answers=tuple(other_answers)
+    )
+
+
+def _in_time(brought: Sequence[tuple[str, Said]]) -> list[tuple[str, Said]]:
+    """In the order they came, but for answers of one person to one task whose times are known: these by their times."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, (task_id, said) in enumerate(brought):
+        places.setdefault((task_id, said.annotator), []).append(place)
+    ordered = list(brought)
+    for mine in places.values():
+        times = [moment for place in mine if (moment := brought[place][1].made_at) is not None]
+        if len(times) == len(mine) > 1:
+            by_time = [place for _, place in sorted(zip(times, mine, strict=True))]
+            for place, source in zip(mine, by_time, strict=True):
+                ordered[place] = brought[source]
+    return ordered
+
+
+def _write_down(
+    session: Session, new: Sequence[tuple[AssignmentRow, Said, dict[str, Any], dict[str, Any]]], last: Mapping[int, int]
+) -> None:
+    """Add the rows, each pointing to the one that it replaces.
+
+    Args:
+        session: Of a transaction.
+        new: In order; a correction behind what it corrects.
+        last: Assignment -> its newest judgement before these.
+    """
+    written: dict[int, JudgementRow] = {}
     for held, said, value, extras in new:
-        session.add(_row_of(held, said, value, extras, shelf.last.get(held.number)))
-    return Recorded(num_added=len(new), num_known=num_known)
+        earlier = last.get(held.number)
+        if held.number in written:
+            session.flush()  # numbers the one that is corrected
+            earlier = written[held.number].number
+        row = written[held.number] = _row_of(held, said, value, extras, earlier)
+        session.add(row)
 
 
 @dataclass(slots=True)
@@ -88,6 +136,8 @@ class _Shelf:
     last: dict[int, int]
     """Assignment to its newest judgement."""
     people: dict[str, int]
+    told: dict[int, list[Any]] | None = field(default=None)
+    """Assignment to all values that were ever given; read when it is first asked for."""
 
     @classmethod
     def of(cls, session: Session) -> _Shelf:
@@ -103,6 +153,14 @@ class _Shelf:
             last={row[0]: row[1] for row in session.execute(newest)},
             people={},
         )
+
+    def values(self, session: Session, held: AssignmentRow) -> list[Any]:
+        """What somebody has said of a task, replaced answers and all."""
+        if self.told is None:
+            self.told = {}
+            for number, value in session.execute(sa.select(JudgementRow.assignment, JudgementRow.value)):
+                self.told.setdefault(number, []).append(value)
+        return self.told.get(held.number, [])
 
     def held(self, session: Session, task: TaskRow, said: Said, where: str) -> AssignmentRow:
         """The assignment of a judgement: its author's own, or a new one in the first free slot."""
@@ -130,19 +188,6 @@ class _Shelf:
         return row
 
 
-def _extras(said: Said, where: str) -> dict[str, Any]:
-    """Comment, flags and the like, by the rules of what a page sends."""
-    try:
-        return extras_of(
-            Submission(
-                assignment=0, key="", value=said.value, comment=said.comment, flags=list(said.flags), spans=list(said.spans),
-                confidence=said.confidence, seconds=said.seconds,
-            )
-        )  # fmt: skip
-    except DataError as err:
-        raise DataError(f"{where}: {err}") from None
-
-
 def _row_of(
     held: AssignmentRow, said: Said, value: dict[str, Any], extras: dict[str, Any], earlier: int | None
 ) -> JudgementRow:
@@ -153,8 +198,7 @@ def _row_of(
 
 
 def _number_of(session: Session, name: str, where: str) -> int:
-    if not is_name(name):
-        raise DataError(f"{where}: an annotator's name has 1 to 64 printable characters.")
+    check_annotator(name, where)
     row = session.scalar(sa.select(AnnotatorRow).where(AnnotatorRow.name == name))
     if row is None:
         row = AnnotatorRow(name=name, added_at=datetime.now(UTC))

@@ -35,7 +35,7 @@ from rlhf.feedback.store.rows import (
     check_key,
     check_undo_key,
     extras_of,
-    row_of,
+    keep_tasks,
     task_of,
 )
 from rlhf.feedback.store.tables import (
@@ -141,32 +141,16 @@ class PreferenceStore:
 
         Args:
             tasks: In the order they are to be asked, priorities being equal.
-            on_known: What happens to an id that is there already: ``error`` or ``skip``.
+            on_known: What happens to an id that is there already: ``error``, or ``skip`` if its texts are the same, in any order.
 
         Returns:
             How many were added.
 
         Raises:
-            DataError: An id is there already, or comes twice; or a task holds something that can't be kept.
+            DataError: An id is there already, or comes twice, with other texts; or a task holds something that can't be kept.
         """
         brought, now = list(tasks), _now()
-
-        def add(session: Session) -> int:
-            added = 0
-            known = set(session.scalars(sa.select(TaskRow.id)))
-            for task in brought:
-                if task.id in known:
-                    if on_known == "skip":
-                        continue
-                    raise DataError(
-                        f"A task with the id {task.id!r} is there already; give each its own, or skip known ones."
-                    )
-                known.add(task.id)
-                session.add(row_of(task, now))
-                added += 1
-            return added
-
-        return write(self.engine, add)
+        return write(self.engine, lambda session: keep_tasks(session, brought, now, skip_known=on_known == "skip"))
 
     def tasks(self) -> Iterator[Task]:
         """All, in order."""

@@ -21,7 +21,6 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from rlhf.evaluation.intervals import Estimate
 from rlhf.feedback.findings import Findings, findings_of
 from rlhf.feedback.quality import AnnotatorQuality
 from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_dict
@@ -100,7 +99,7 @@ def dashboard(request: Request, visitor: Whoever, desk: Annotated[Desk, Depends(
     view = desk.view()
     return page(
         request, visitor, "dashboard.html", view=view, found=view.findings, words=estimate_words,
-        alpha_words=alpha_words, leaning_words=leaning_words, percent=percent, reasons=reasons, snippet=snippet, judged=judged,
+        alpha_words=alpha_words, leaning_words=leaning_words, percent=percent, declines=declines, snippet=snippet, judged=judged,
     )  # fmt: skip
 
 
@@ -117,18 +116,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if math.isfinite(share) else "–"
 
 
-def reasons(found: AnnotatorQuality) -> list[str]:
-    """Why somebody is not qualified, and what else the owner should know."""
-    told = list(found.unqualified_because)
-    if found.leans_to_position:
-        told.append(f"leans to a position: the first won {estimate_words(found.first_frac)}")
-    if _is_below_zero(found.drift):
-        told.append(f"agrees less and less: {estimate_words(found.drift)}")
-    return told
-
-
-def _is_below_zero(found: Estimate) -> bool:
-    return found.measured and found.high < 0
+def declines(found: AnnotatorQuality) -> bool:
+    """Whether somebody agrees with the others less than they did. Like a leaning to a position it is no rule of qualification."""
+    return found.drift.measured and found.drift.high < 0
 
 
 def _stamp(store: PreferenceStore) -> tuple[Any, ...]:

@@ -41,6 +41,8 @@ LETTERS = "ABCDEF"
 THEMES = ("light", "dark")
 MAX_SPANS = 100
 """Highlights in one judgement."""
+MAX_SECONDS = 7 * 86_400.0
+"""A page in sight for longer than a week says nothing of how long somebody thought; ours sends no more (`task.js`)."""
 MAX_HELD = 2
 """Tasks that a page holds: the one on the screen and the one that follows."""
 GRADES: Mapping[TaskKind, Sequence[tuple[int, str]]] = {
@@ -124,7 +126,7 @@ class JudgementBody(Body):
     flags: list[str] = Field(default_factory=list, max_length=len(FLAGS))
     spans: list[SpanBody] = Field(default_factory=list, max_length=MAX_SPANS)
     confidence: float | None = Field(None, ge=0, le=1)
-    seconds: float | None = Field(None, ge=0, allow_inf_nan=False)
+    seconds: float | None = Field(None, ge=0, le=MAX_SECONDS, allow_inf_nan=False)
 
 
 class AssignmentBody(Body):

@@ -20,6 +20,7 @@ from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.doctor.findings import (
     Finding,
     judge_cpu,
+    judge_device,
     judge_disk,
     judge_encoding,
     judge_extras,
@@ -176,6 +177,9 @@ def tested_versions() -> dict[str, str]:
 def _torch() -> Iterator[Finding]:
     import torch
 
+    from rlhf.config.model import AUTO
+    from rlhf.models.device import describe_device, resolve_device
+
     quota = probes.cpu_quota()
     yield judge_threads(
         threads=torch.get_num_threads(),
@@ -193,6 +197,7 @@ def _torch() -> Iterator[Finding]:
         torch_build=torch.version.cuda,
         bf16=torch.cuda.is_bf16_supported() if found else None,
     )
+    yield judge_device(describe_device(resolve_device(AUTO)), gpus=len(properties))
 
 
 def _trials() -> Iterator[Finding]:
@@ -208,7 +213,7 @@ def _trials() -> Iterator[Finding]:
     else:
         yield judge_scoring(trials.scoring_difference(policy, half=False))
         yield judge_scoring(trials.scoring_difference(policy, half=True), half=True)
-        yield judge_repeat(trials.step_repeats(policy))
+        yield judge_repeat(trials.step_repeats(policy), on_gpu=policy.device.type == "cuda")
     tried = trials.try_worker()
     yield judge_worker(answered=tried.answered, killed=tried.killed, seconds=tried.seconds, reason=tried.reason)
 

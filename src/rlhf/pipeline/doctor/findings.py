@@ -258,6 +258,17 @@ def judge_gpus(names: Sequence[str], *, driver_seen: bool, torch_build: str | No
     return Finding("gpu", "none")
 
 
+def judge_device(chosen: str, *, gpus: int) -> Finding:
+    """Where models go that nobody says a device for.
+
+    Args:
+        chosen: What ``device: auto`` is here.
+        gpus: How many there are.
+    """
+    others = "; a run uses one of them, which `device: cuda:N` names" if gpus > 1 else ""
+    return Finding("models go to", f"{chosen}{others}")
+
+
 def judge_scoring(difference: float, *, half: bool = False) -> Finding:
     """Packed against padded: the largest difference of a log-probability, in nats."""
     name, allowed = ("packed = padded, bfloat16", HALF_TOLERANCE) if half else ("packed = padded", SCORING_TOLERANCE)
@@ -271,10 +282,13 @@ def judge_scoring(difference: float, *, half: bool = False) -> Finding:
     return Finding(name, value)
 
 
-def judge_repeat(same: bool) -> Finding:
-    """A training step taken twice."""
+def judge_repeat(same: bool, *, on_gpu: bool = False) -> Finding:
+    """A training step taken twice; on a GPU equal bits are promised by nobody, because some sums have no fixed order there."""
     if same:
         return Finding("same step twice", "same bits")
+    if on_gpu:
+        advice = "A resumed run ends near an uninterrupted one, not at its bits; `device: cpu` gives those."
+        return Finding("same step twice", "other bits: on a GPU some sums have no fixed order", "ok", advice)
     return Finding(
         "same step twice", "other bits", "unsafe",
         "A run that is resumed here will not end as one that was not interrupted; set OMP_NUM_THREADS=1 and try again.",

@@ -39,7 +39,7 @@ class WorkerTrial:
 
 
 def load_embedded() -> PolicyModel:
-    """The tiny model of this package, on the CPU."""
+    """The tiny model of this package, where models go."""
     policy = PolicyModel.from_pretrained("embedded")
     policy.choose_path(_groups(policy))
     return policy

@@ -105,8 +105,9 @@ def finish_rl(name: str, policy: PolicyModel, result: TrainResult, stage: Any, a
         return StageOutcome(counted(result.steps, "step"), metrics)
     first, last = (curve[place][f"{name}/score_mean"] for place in (0, -1))
     metrics |= {f"{name}/score_first": first, f"{name}/score_last": last}
+    kl = next(e[f"{name}/ref_kl"] for e in reversed(curve) if f"{name}/ref_kl" in e)  # the first rollout's, at least
     return StageOutcome(
         f"{counted(len(curve), 'rollout')}, {counted(result.steps, 'step')}, reward {rounded(first, sign=True)} -> "
-        f"{rounded(last, sign=True)}, KL {rounded(curve[-1][f'{name}/ref_kl'])} nats/sequence",
+        f"{rounded(last, sign=True)}, KL {rounded(kl)} nats/sequence",
         metrics,
     )

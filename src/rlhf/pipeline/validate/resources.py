@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf.config.engines import VLLMEngineConfig
-from rlhf.config.model import ModelConfig
+from rlhf.config.model import AUTO, ModelConfig
 from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
 from rlhf.config.stages import DistillStage, DPOStage, KTOStage, PolicyStage, PolicyTraining, RewardStage, Stage
@@ -47,6 +47,7 @@ def check_resources(review: Review) -> None:
         review.warn(
             "threads", f"{recipe.threads} threads on {cores} usable cores slow each other down; give at most {cores}."
         )
+    _check_device(review)
     _check_run_folder(review, Path(recipe.output_dir) / recipe.name)
     for _, stage in review.each_stage():
         for key, config in policies(stage):
@@ -141,13 +142,28 @@ def _check_run_folder(review: Review, run_dir: Path) -> None:
         review.error("name", busy(run_dir), RunBusyError)
 
 
+def _check_device(review: Review) -> None:
+    """A GPU that is named must be there. Only torch knows which are; a run asks it before it writes anything."""
+    name = review.recipe.device
+    if name in (AUTO, "cpu"):
+        return
+    if not review.deep:
+        review.leave(f"whether torch has the device {name}")
+        return
+    from rlhf.models.device import resolve_device
+
+    try:
+        resolve_device(name)
+    except ConfigError as err:
+        review.error("device", str(err), ConfigError)
+
+
 def _check_quantisation(review: Review, key: str, config: ModelConfig) -> None:
     if config.lora is None or not config.lora.quantize_4bit:
         return
-    if not _has_gpu(review):
-        review.error(
-            f"{key}.lora.quantize_4bit", "It needs a CUDA GPU and this machine has none; leave it out.", ModelError
-        )
+    if not _uses_gpu(review):
+        none = "this recipe's device is cpu" if review.recipe.device == "cpu" else "this machine has none"
+        review.error(f"{key}.lora.quantize_4bit", f"It needs a CUDA GPU and {none}; leave it out.", ModelError)
     if importlib.util.find_spec("bitsandbytes") is None:
         review.error(f"{key}.lora.quantize_4bit", _pip_line("bitsandbytes", "quant"), MissingExtraError)
 
@@ -228,17 +244,26 @@ def _check_disk(review: Review, models: int, checkpoints: int, largest: str) -> 
 
 
 def _memory(review: Review) -> int | None:
-    """Of the GPU where there is one, else of the machine; None where only torch could tell and may not be loaded."""
-    if not _has_gpu(review):
+    """Of the GPU that models are put on, else of the machine; None where only torch could tell and may not be loaded."""
+    if not _uses_gpu(review):
         return probes.memory_bytes()
     if not review.deep:
         return None
     import torch
 
-    return sum(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
+    from rlhf.models.device import resolve_device
+
+    try:
+        total: int = torch.cuda.get_device_properties(resolve_device(review.recipe.device)).total_memory
+    except ConfigError:
+        return None  # told already: there is no such GPU
+    return total
 
 
-def _has_gpu(review: Review) -> bool:
+def _uses_gpu(review: Review) -> bool:
+    """Whether models go to a GPU, as far as may be known."""
+    if review.recipe.device == "cpu":
+        return False
     if not review.deep:
         return probes.has_nvidia()
     import torch

@@ -70,8 +70,7 @@ def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
 
 
 def _note_rollouts(review: Review, stage: PolicyStage) -> None:
-    groups_per_step = stage.sequences_per_step // stage.group_size
-    steps = stage.rollouts * stage.epochs_per_rollout * math.ceil(stage.prompts_per_rollout / groups_per_step)
+    steps = stage.rollouts * stage.steps_per_rollout
     completions = stage.rollouts * stage.prompts_per_rollout * stage.group_size
     review.note(f"{counted(stage.rollouts, 'rollout')}, {counted(completions, 'completion')}, {counted(steps, 'step')}")
 

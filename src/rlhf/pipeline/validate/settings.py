@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from rlhf.config.policy import RLConfig
@@ -195,22 +194,26 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
             f"A step takes {stage.sequences_per_step} completions, and a rollout has only {per_rollout} "
             f"(prompts_per_rollout x group_size: {stage.prompts_per_rollout} x {stage.group_size}); every step is as small as that.",
         )
-    steps = stage.epochs_per_rollout * math.ceil(per_rollout / stage.sequences_per_step)
+    steps = stage.steps_per_rollout
     if stage.policy_loss == "reinforce" and steps > 1 and not isinstance(stage, OnlineDPOStage | DistillStage):
         review.warn(
             "policy_loss",
             f"`reinforce` has no ratio and a rollout is {steps} steps: all but the first learn from completions of an older policy as "
             "if they were its own; use `clip`, or one step to a rollout.",
         )
+    if steps == 1 and isinstance(stage, PolicyStage) and not isinstance(stage, TRPOStage | OnlineDPOStage):
+        _check_single_step(review, stage)
     sampling = stage.sampling
     is_whole = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (None, 1, 0, 1)
-    is_own = stage.engine.kind == "local" and stage.overlap == "none"
+    is_own = stage.engine.kind == "local" and stage.engine.weights == "same" and stage.overlap == "none"
     is_exact = stage.autocast == "none" and stage.model.dtype == "float32"
     if stage.importance is not None and is_whole and is_own and is_exact:
         review.warn(
             "importance",
             "It does nothing: this process samples from the policy itself, in float32 and without filters, so that every ratio is 1.",
         )
+    if stage.engine.kind == "local" and stage.engine.weights == stage.model.dtype:
+        review.warn("engine.weights", f"It does nothing: the policy's own weights are in {stage.model.dtype}.")
     if stage.overlap != "none" and isinstance(stage, PolicyStage) and stage.environment is not None:
         review.error(
             "overlap",
@@ -234,6 +237,23 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
     if reason:
         what = "nothing can be learned from it" if stage.group_size > 1 else "only the penalties would be learned"
         review.error("reward", f"The score can't vary between completions: {reason}; {what}.", RewardError)
+
+
+def _check_single_step(review: Review, stage: PolicyStage) -> None:
+    """Before the first step on a rollout no ratio has left 1, and what bounds ratios has nothing to bound."""
+    more = "give fewer sequences_per_step than a rollout has, or more epochs_per_rollout"
+    if stage.policy_loss not in ("clip", "reinforce"):
+        review.warn(
+            "policy_loss",
+            f"A rollout is one step, before which every ratio is 1: `{stage.policy_loss}` is the plain policy gradient there; {more}.",
+        )
+        return
+    chosen = stage.model_fields_set & {"clip_low", "clip_high", "dual_clip", "stop_at_kl"}
+    if stage.clip_high != RLConfig.model_fields["clip_high"].default:  # of the kind, such as DAPO's
+        chosen |= {"clip_high"}
+    for key in sorted(chosen):
+        if getattr(stage, key) is not None:
+            review.warn(key, f"It does nothing: a rollout is one step, before which every ratio is 1; {more}.")
 
 
 def _check_critic(review: Review, stage: PPOStage | VAPOStage | TRPOStage) -> None:

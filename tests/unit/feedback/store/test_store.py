@@ -324,6 +324,22 @@ def test_a_task_that_ran_out_of_time_may_come_to_the_same_person_again(store):
         store.submit("ann", Submission(assignment=late, key=next(KEYS), value={"preference": "b"}))
 
 
+def test_who_comes_late_exceeds_no_overlap_that_was_lowered_meanwhile(store):
+    store.add_tasks([pair("x")])
+    start = datetime.now(UTC)
+    given = [store.next_task(name, now=start).number for name in ("ann", "bob")]
+    assert store.next_task("cem", now=start + timedelta(hours=1)) is not None, "both times are over"
+    store.rules = AssignmentRules(overlap=1)
+    for name, number in zip(("ann", "bob"), given, strict=True):
+        with pytest.raises(DataError, match="not needed again"):
+            store.submit(name, Submission(assignment=number, key=next(KEYS), value={"preference": "a"}))
+    store.leave("cem", {held.number: held.expires_at for held in [store.next_task("cem")]})
+    store.submit("bob", Submission(assignment=given[1], key=next(KEYS), value={"preference": "a"}))
+    with pytest.raises(DataError, match="not needed again"):
+        store.submit("ann", Submission(assignment=given[0], key=next(KEYS), value={"preference": "a"}))
+    assert (store.progress().num_done, store.progress().num_wanted) == (1, 1)
+
+
 def test_a_skipped_task_goes_to_somebody_else(store):
     store.add_tasks([pair("x")])
     store.skip("ann", store.next_task("ann").number)
@@ -373,6 +389,14 @@ def test_ids_are_their_own(store):
         store.add_tasks([pair("y"), pair("x")])
     assert [task.id for task in store.tasks()] == ["x"], "all or none"
     assert store.add_tasks([pair("x"), pair("y")], on_known="skip") == 1
+    turned = replace(pair("x"), responses=pair("x").responses[::-1])
+    assert store.add_tasks([turned], on_known="skip") == 0, "the same texts, the other way round"
+    for other in (replace(pair("x"), prompt="another"), replace(pair("x"), responses=pair("z").responses)):
+        with pytest.raises(DataError, match="id 'x' is there already and shows other texts; nothing was added"):
+            store.add_tasks([pair("z"), other], on_known="skip")
+    with pytest.raises(DataError, match="id 'z' is there already and shows other texts"):
+        store.add_tasks([pair("z"), replace(pair("z"), prompt="another")], on_known="skip")
+    assert [task.id for task in store.tasks()] == ["x", "y"]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def test_what_its_author_answers_while_a_file_comes_in_is_kept(place):
             session.flush()
             coming = pool.submit(record_judgements, store, [("t", SAID)])
             assert wait([coming], timeout=0.5).not_done, "it took an assignment that its author was answering"
-        assert coming.result(timeout=30) == Recorded(num_added=0, num_known=1)
+        told = Recorded(num_added=0, num_known=1, other_answers=("task 't' by 'ann'",))
+        assert coming.result(timeout=30) == told
         assert [judgement.value for judgement in store.judgements()] == [{"preference": "a"}]
 
 

@@ -69,6 +69,15 @@ def test_it_says_what_the_report_says(store):
     assert "<script" not in html, "the content policy forbids both, and the page needs neither"
 
 
+def test_a_leaning_to_a_position_is_shown_where_it_was_measured_and_not_as_a_missing_qualification(store):
+    judged(store, 60)
+    html = signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).text
+    (row,) = (part for part in html.split("<tr>") if 'scope="row">lazy<' in part)
+    assert row.count("leans to a position") == 1
+    assert "leans" not in row.partition('class="reasons"')[2], "a leaning is no rule of qualification"
+    assert "leans" not in next(part for part in html.split("<tr>") if 'scope="row">good<' in part)
+
+
 def test_what_people_wrote_stays_text(store):
     responses = [Response(text="one"), Response(text="two")]
     store.add_tasks(

@@ -172,7 +172,16 @@ def test_a_wrong_answer_is_refused_in_words_and_nothing_is_kept(store, ann, how,
 
 
 @pytest.mark.parametrize(
-    "how", [{"key": "short"}, {"confidence": 2}, {"seconds": -1}, {"surprise": 1}, {"assignment": "x"}]
+    "how",
+    [
+        {"key": "short"},
+        {"confidence": 2},
+        {"seconds": -1},
+        {"seconds": 1e308},
+        {"seconds": 604801},
+        {"surprise": 1},
+        {"assignment": "x"},
+    ],
 )
 def test_a_body_that_is_none_is_refused_and_says_where(ann, how):
     body = {"assignment": 1, "key": next(KEYS), "answer": {"preference": "a"}, **how}

@@ -59,11 +59,16 @@ export const LATER = "later";
 const LONGEST_WAIT_MS = 15_000;
 const TIMEOUT_MS = 20_000;
 
+/** Text without halves of characters, which a keyboard or a paste can leave and no server takes: `toWellFormed`, for older browsers. */
+function whole(text) {
+  return text.replace(/\p{Surrogate}/gu, "\uFFFD");
+}
+
 function posted(csrfToken, body) {
   return {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-CSRF-Token": csrfToken },
-    body: JSON.stringify(body),
+    body: JSON.stringify(body, (_name, value) => (typeof value === "string" ? whole(value) : value)),
   };
 }
 

@@ -157,7 +157,15 @@ function leavePage() {
 async function signOut(event) {
   event.preventDefault();
   await Promise.race([leavePage(), new Promise((done) => setTimeout(done, LONGEST_LEAVE_MS))]);
+  forgetSent();
   event.target.submit();
+}
+
+/** Others may use this browser: of what was written here stays what is not on the server's disk yet, and what was begun and waits. */
+function forgetSent() {
+  const held = [current, following].filter(Boolean).map(({ assignment }) => `draft:${assignment}`);
+  for (const name of drawer.names("draft:")) if (!held.includes(name)) drawer.remove(name);
+  for (const name of ["actions", "undo"]) drawer.remove(name);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- showing

@@ -7,6 +7,7 @@ const byId = (id) => document.getElementById(id);
 const now = () => (document.visibilityState === "visible" ? performance.now() : null);
 const OPPOSITE = { all_good: "all_bad", all_bad: "all_good" };
 const ABOUT_LENGTH = 80;
+const MOST_SECONDS = 7 * 86_400; // more the server does not take
 const NOT_REACHED = "The server can't be reached; the differences are made there.";
 
 export class TaskView {
@@ -150,7 +151,7 @@ export class TaskView {
       flags,
       spans,
       confidence: confidence === null ? null : Number(confidence),
-      seconds: ms / 1000,
+      seconds: Math.min(ms / 1000, MOST_SECONDS),
     };
   }
 
@@ -284,8 +285,9 @@ export class TaskView {
       this.toggle("source");
       return;
     }
-    const text = area.value.slice(area.selectionStart, area.selectionEnd);
-    const start = [...area.value.slice(0, area.selectionStart)].length; // characters, not UTF-16 units
+    const [from, to] = wholeCharacters(area.value, area.selectionStart, area.selectionEnd);
+    const text = area.value.slice(from, to);
+    const start = [...area.value.slice(0, from)].length; // characters, not UTF-16 units
     const span = {
       completion: Number(area.closest(".completion").dataset.place),
       turn: Number(area.dataset.turn),
@@ -337,6 +339,12 @@ export class TaskView {
     item.append(words, remove);
     return item;
   }
+}
+
+/** The same passage without half of a character at either end. */
+function wholeCharacters(text, from, to) {
+  const isInside = (place) => /[\uDC00-\uDFFF]/.test(text[place] ?? "") && /[\uD800-\uDBFF]/.test(text[place - 1] ?? "");
+  return [from - Number(isInside(from)), to + Number(isInside(to))];
 }
 
 function rated(line) {

@@ -1,0 +1,194 @@
+"""The part of `rlhf feedback plan` that is about the reward model: pairs and overlap for an accuracy. Imports as in ``rehearsal``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlhf.feedback.learning_curve import LearningCurve, MeasuredAccuracy
+    from rlhf.feedback.planning import OverlapPlan
+
+POINT = re.compile(r"(?P<pairs>\d+):(?P<accuracy>\d*\.?\d+)(?::(?P<held_out>\d+))?")
+FURTHER = (2, 4, 10)
+"""Times the largest measured number of pairs: where the curve is read off as well."""
+FARTHEST = 1000
+"""Times the largest measured number, beyond which a curve is not read off any more."""
+UNLIKELY = 0.01
+"""Scatter about the best curve that is rarer than this is told."""
+
+
+def reward_plan(
+    measured: Sequence[str],
+    wanted: float | None,
+    *,
+    held_out: int | None,
+    held_out_accuracy: float | None,
+    measured_overlap: int | None,
+    accuracy: float,
+    overlaps: Sequence[int],
+    price: float,
+    response_price: float,
+) -> dict[str, Any] | None:
+    """What measured accuracies say of further pairs; None where nothing was measured. Numbers that are not finite are None.
+
+    Args:
+        measured: ``PAIRS:ACCURACY`` or ``PAIRS:ACCURACY:HELDOUT`` each.
+        wanted: Accuracy to reach on such held-out pairs, or None.
+        held_out: Held-out pairs of points that name none.
+        held_out_accuracy: How often their labels are right; None if they were judged like the others.
+        measured_overlap: Judgements of each pair so far; None for 1.
+        accuracy: Of each annotator.
+        overlaps: Judgements of each pair to compare.
+        price: Of a judgement.
+        response_price: Of a completion.
+
+    Raises:
+        ConfigError: Something is given that nothing measured goes with, a point can't be read, or the numbers can't be.
+    """
+    from rlhf.feedback import planning
+    from rlhf.feedback.learning_curve import fit_learning_curve
+
+    if not measured:
+        beside = {
+            "--held-out": held_out,
+            "--held-out-accuracy": held_out_accuracy,
+            "--measured-overlap": measured_overlap,
+        }
+        if idle := [name for name, value in beside.items() if value is not None]:
+            raise ConfigError(f"{' and '.join(idle)} says how --measured was measured; give that too, or leave it out.")
+        return None
+    points = [_point(text, held_out) for text in measured]
+    each = measured_overlap or 1
+    right = planning.majority_accuracy(accuracy, each) if held_out_accuracy is None else held_out_accuracy
+    curve = fit_learning_curve(points, label_accuracy=right)
+    most = max(point.pairs for point in points)
+    found: dict[str, Any] = {
+        "measured": [{"pairs": p.pairs, "accuracy": p.accuracy, "held_out": p.held_out} for p in points],
+        "judgements_per_pair": each,
+        "held_out_accuracy": right,
+        "ceiling": curve.ceiling.to_dict(),
+        "likelihood_of_scatter": curve.likelihood_of_scatter,
+        "after": [{"pairs": most * times, **curve.accuracy_at(most * times).to_dict()} for times in FURTHER],
+    }
+    if wanted is not None:
+        plans = planning.overlap_plans(
+            curve.pairs_for(wanted), sorted({*overlaps, each}), measured_overlap=each, annotator_accuracy=accuracy,
+            price_per_judgement=price, price_per_response=response_price,
+        )  # fmt: skip
+        found |= _needed(curve, wanted, plans, most, each)
+    return found
+
+
+def _point(text: str, held_out: int | None) -> MeasuredAccuracy:
+    from rlhf.feedback.learning_curve import MeasuredAccuracy
+
+    read = POINT.fullmatch(text)
+    if read is None:
+        raise ConfigError(
+            f"--measured is {text!r}; wanted PAIRS:ACCURACY such as 500:0.64, or with held-out pairs 500:0.64:400."
+        )
+    number = int(read["held_out"]) if read["held_out"] else held_out
+    if number is None:
+        raise ConfigError(f"--measured {text} does not say on how many held-out pairs; give --held-out, or {text}:400.")
+    return MeasuredAccuracy(pairs=int(read["pairs"]), accuracy=float(read["accuracy"]), held_out=number)
+
+
+def _needed(curve: LearningCurve, wanted: float, plans: Sequence[OverlapPlan], most: int, each: int) -> dict[str, Any]:
+    own = curve.pairs_for(wanted)
+    cheapest = min(plans, key=lambda plan: plan.cost) if math.isfinite(own.pairs) else None
+    return {
+        "wanted": wanted,
+        "reach_frac": own.reach_frac,
+        "farthest": most * FARTHEST,
+        "overlaps": [
+            {
+                "judgements_per_pair": plan.judgements_per_pair,
+                "majority_accuracy": plan.label_accuracy,
+                "pairs": _whole(plan.needed.pairs),
+                "low": _whole(plan.needed.low),
+                "high": _whole(plan.needed.high),
+                "judgements": _whole(plan.judgements),
+                "cost": plan.cost if math.isfinite(plan.cost) else None,
+                "is_measured": plan.judgements_per_pair == each,
+                "is_cheapest": plan is cheapest,
+            }
+            for plan in plans
+        ],
+    }
+
+
+def _whole(number: float) -> int | None:
+    return math.ceil(number) if math.isfinite(number) else None
+
+
+def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> list[str]:
+    """For a terminal."""
+    from rlhf.feedback.planning import NOTHING_MEASURED
+
+    if found is None:
+        asked = f" {wanted:g}" if wanted is not None else ""
+        return [
+            f"Accuracy{asked} of the reward model: {NOTHING_MEASURED}:",
+            *(
+                f"  rlhf reward model=MODEL data=pairs.jsonl eval_data=held_out.jsonl limit={part} -o runs/{name}"
+                for part, name in (("250", "quarter"), ("500", "half"), ("1000", "all"))
+            ),
+            "  rlhf feedback plan --measured 250:ACCURACY --measured 500:ACCURACY --measured 1000:ACCURACY --held-out 400 "
+            "--reward-accuracy 0.75",
+        ]
+    lines = [
+        f"Accuracy of the reward model, on held-out pairs like those behind {len(found['measured'])} measured points (95 % in brackets):"
+    ]
+    lines += [f"  after {row['pairs']:,} pairs  {_share(row)}" for row in found["after"]]
+    lines.append(
+        f"  after any number    {_share(found['ceiling'])}; the held-out labels are right {found['held_out_accuracy']:.1%} of the time, "
+        "and nothing is measured above that"
+    )
+    if found["likelihood_of_scatter"] < UNLIKELY:
+        lines.append(
+            "! The points lie on no such curve, which rises ever more slowly, or runs differ more than their held-out pairs explain: "
+            "train the small ones for as long as does them good, give several seeds of each number (--measured 500:0.81 --measured "
+            "500:0.84), measure more pairs; till then don't rely on this."
+        )
+    if wanted is not None:
+        lines += _needed_lines(found, wanted)
+    return lines
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def _needed_lines(found: Mapping[str, Any], wanted: float) -> list[str]:
+    reach = found["reach_frac"]
+    if found["overlaps"][0]["pairs"] is None:
+        return [
+            f"{wanted:g} is not reachable by such pairs: {1 - reach:.0%} of the curves that fit never come so far; the ceiling is "
+            f"{_share(found['ceiling'])}. More right labels of the held-out pairs, a better model or other data may raise it."
+        ]
+    lines = [f"For {wanted:g}, by judgements of each training pair; labels right p of the time count (2p - 1)^2:"]
+    lines += [f"  {_overlap_words(row, found['farthest'])}" for row in found["overlaps"]]
+    if reach < 1 - 0.025:
+        lines.append(
+            f"{1 - reach:.0%} of the curves that fit never come to {wanted:g}, so no number of pairs is certain to do; measure again "
+            "when there are more."
+        )
+    return lines
+
+
+def _overlap_words(row: Mapping[str, Any], farthest: int) -> str:
+    def pairs(number: int | None) -> str:
+        return "no end" if number is None else f"{number:,}" if number <= farthest else f"over {farthest:,}"
+
+    cost = f"{row['judgements']:,} judgements, cost {row['cost']:,.2f}" if row["pairs"] <= farthest else "at any price"
+    words = (("as measured", row["is_measured"]), ("the cheapest", row["is_cheapest"]))
+    marks = ", ".join(word for word, is_it in words if is_it)
+    return (
+        f"{row['judgements_per_pair']}  {row['majority_accuracy']:.1%} right  {pairs(row['pairs'])} pairs [{pairs(row['low'])}, "
+        f"{pairs(row['high'])}], {cost}" + (f"  <- {marks}" if marks else "")
+    )

@@ -1,0 +1,157 @@
+"""What files bring, put into a store: all of it or nothing, and each judgement on the texts that it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from rlhf.data.contracts import BadRow, RowError
+from rlhf.data.expand import text_key
+from rlhf.data.read import OnBadRow
+from rlhf.errors import DataError
+from rlhf.feedback.identity import lasting_id, places_of, turned
+from rlhf.feedback.items import Item, Said
+from rlhf.feedback.store.engine import write
+from rlhf.feedback.store.record import Recorded, keep_judgements
+from rlhf.feedback.store.rows import row_of, task_of
+from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow
+from rlhf.feedback.store.values import Task
+
+if TYPE_CHECKING:
+    from rlhf.feedback.store.store import PreferenceStore
+
+MAX_SHOWN = 60
+"""Characters of a prompt in an error."""
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of items that were brought."""
+
+    num_added: int = 0
+    """Tasks."""
+    num_known: int = 0
+    """Tasks that the store held, with the same texts; they stay as they were asked."""
+    gold_not_taken: list[str] = field(default_factory=list)
+    """Of those known: tasks that stay without a gold answer or with another one."""
+    recorded: Recorded = field(default_factory=lambda: Recorded(num_added=0, num_known=0))
+    left_out: list[BadRow] = field(default_factory=list)
+    """Items whose id the store knows with other texts, where they were to be left out."""
+
+
+def import_items(
+    store: PreferenceStore, items: Iterable[Item], *, with_judgements: bool = True, on_other_texts: OnBadRow = "error"
+) -> Imported:
+    """Add tasks that the store does not hold yet, and judgements; importing the same again changes nothing.
+
+    A task is known by its id, and by what earlier versions called it, if the texts are the same. Where its completions stand
+    in another order here, what was said is turned round to the store's order.
+
+    Args:
+        store: Where to.
+        items: As ``read_items`` gives them.
+        with_judgements: Whether what was said comes along.
+        on_other_texts: An id that the store knows with other texts: ``error`` refuses the import, ``skip`` lists the row.
+
+    Raises:
+        DataError: An id is known with other texts; or something can't be kept. Nothing was added then.
+    """
+    brought = list(items)
+    return write(store.engine, lambda session: _import(session, brought, with_judgements, on_other_texts))
+
+
+def _import(session: Session, items: Sequence[Item], with_judgements: bool, on_other_texts: OnBadRow) -> Imported:
+    shelf = _Known.of(session)
+    result, made, now = Imported(), [], datetime.now(UTC)
+    for item in items:
+        there = shelf.tasks_of(item)
+        if not there:
+            session.add(_row_of(item, now))
+            result.num_added += 1
+            made += [(item.task.id, said) for said in item.said]
+            continue
+        places = places_of(there[0], item.task)
+        if places is None:
+            reason = _other_texts(there[0], item.task)
+            if on_other_texts == "error":
+                raise RowError(item.where, f"{reason} Nothing was imported.")
+            result.left_out.append(BadRow(item.where, reason))
+            continue
+        result.num_known += 1
+        same = turned(item, places)
+        if same.task.gold is not None and same.task.gold != there[0].gold:
+            result.gold_not_taken.append(there[0].id)
+        made += shelf.placed(session, item, there)
+    if with_judgements and made:
+        session.flush()
+        result.recorded = keep_judgements(session, made)
+    return result
+
+
+@dataclass(slots=True)
+class _Known:
+    """Tasks of the store by their names."""
+
+    by_id: Mapping[str, Task]
+    by_lasting_id: Mapping[str, Sequence[Task]]
+    """Several where an earlier version named tasks by their content in the order of the file, and so one question twice."""
+
+    @classmethod
+    def of(cls, session: Session) -> _Known:
+        tasks = [task_of(row) for row in session.scalars(sa.select(TaskRow).order_by(TaskRow.number))]
+        by_lasting_id: dict[str, list[Task]] = {}
+        for task in tasks:
+            by_lasting_id.setdefault(lasting_id(task), []).append(task)
+        return cls(by_id={task.id: task for task in tasks}, by_lasting_id=by_lasting_id)
+
+    def tasks_of(self, item: Item) -> Sequence[Task]:
+        """Those that this one is: the one of its name, or else one that an earlier version named and that shows the same."""
+        if found := self.by_lasting_id.get(item.task.id):
+            return found
+        old = (self.by_id[name] for name in item.old_ids if name in self.by_id)
+        return [task for task in old if places_of(task, item.task) is not None]
+
+    def placed(self, session: Session, item: Item, there: Sequence[Task]) -> list[tuple[str, Said]]:
+        """What was said, in the store's order; of a question that is there twice, where its author has judged it."""
+        judged: dict[str, Task] = {}
+        if len(there) > 1:
+            query = (
+                sa.select(TaskRow.id, AnnotatorRow.name)
+                .select_from(AssignmentRow)
+                .join(TaskRow, TaskRow.number == AssignmentRow.task)
+                .join(AnnotatorRow, AnnotatorRow.number == AssignmentRow.annotator)
+                .where(AssignmentRow.state == DONE, TaskRow.id.in_([task.id for task in there]))
+            )
+            judged = {name: self.by_id[task] for task, name in session.execute(query)}
+        found = []
+        for said in item.said:
+            task = judged.get(said.annotator, there[0])
+            places = places_of(task, item.task)
+            assert places is not None, "all of them have one name by content"
+            found.append((task.id, turned(replace(item, said=(said,)), places).said[0]))
+        return found
+
+
+def _row_of(item: Item, now: datetime) -> TaskRow:
+    try:
+        return row_of(item.task, now)
+    except DataError as err:
+        raise RowError(item.where, str(err)) from err
+
+
+def _other_texts(known: Task, new: Task) -> str:
+    if text_key(known.prompt) != text_key(new.prompt):
+        shown = text_key(known.prompt)
+        beginning = repr(shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]} ...")
+        what = f"another prompt ({beginning})"
+    else:
+        what = "other completions of the same prompt"
+    return (
+        f"the store knows the id {new.id!r} with {what}, so this is another task, or its text was changed. Give the row an id of its "
+        "own, or none: it is then named by its content."
+    )

@@ -1,0 +1,97 @@
+"""Where models live: on the first GPU that torch has, else on the CPU, unless somebody says otherwise.
+
+Every model is put there as soon as its weights are read or drawn (``rlhf.models.load``); what is made beside it later (heads,
+adapters, critics, copies) is made where it is, and batches follow it. So a device is named once, in the recipe's ``device``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from rlhf.config.model import AUTO, DEVICE_FORMS, is_device_name
+from rlhf.errors import ConfigError
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_CHOSEN: contextvars.ContextVar[torch.device | None] = contextvars.ContextVar("rlhf_device", default=None)
+CPU = torch.device("cpu")
+
+
+@contextlib.contextmanager
+def placed_on(name: str) -> Iterator[torch.device]:
+    """Inside, models that are loaded or made are put on this device, and kernels that name no device run there.
+
+    Args:
+        name: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        ConfigError: It is no device that this library knows, or torch has none of that number.
+    """
+    device = resolve_device(name)
+    token = _CHOSEN.set(device)
+    try:
+        # Triton and whoever asks torch for "the" GPU would otherwise take the first, whichever the weights are on.
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            yield device
+    finally:
+        _CHOSEN.reset(token)
+
+
+def model_device() -> torch.device:
+    """Where a model that is loaded now is put: what ``placed_on`` says, else the first GPU, else the CPU."""
+    return _CHOSEN.get() or resolve_device(AUTO)
+
+
+def cpu_is_chosen() -> bool:
+    """Whether ``placed_on`` says the CPU."""
+    return _CHOSEN.get() == CPU
+
+
+def placed(model: Model) -> Model:
+    """A model moved to ``model_device``; the same object."""
+    device = model_device()
+    first = next(model.parameters(), None)
+    return model if first is None or first.device == device else model.to(device)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a name, with its number; what ``CUDA_VISIBLE_DEVICES`` hides is not there for torch, nor for us.
+
+    Raises:
+        ConfigError: See ``placed_on``.
+    """
+    if not is_device_name(name):
+        raise ConfigError(f"device is {name!r}; wanted {DEVICE_FORMS}.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == AUTO:
+        return torch.device("cuda", 0) if count else CPU
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    number = device.index if device.index is not None else 0
+    if number >= count:
+        raise ConfigError(f"device is {name!r}, and {gpus_in_words(count)}")
+    return torch.device("cuda", number)
+
+
+def gpus_in_words(count: int) -> str:
+    """The end of a complaint: how many GPUs there are, and what to write instead."""
+    if count == 0:
+        built = torch.version.cuda or torch.version.hip
+        why = "finds none here" if built else "is a build for CPUs"
+        return f"torch {why} (`rlhf doctor` says more). Write `device: auto`, which takes a GPU where there is one, or `cpu`."
+    numbers = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+    return f"torch has {count}: {numbers}. Write one of them, or `device: auto`."
+
+
+def describe_device(device: torch.device) -> str:
+    """``cpu``, or ``cuda:0 (NVIDIA H200)``: for people and for the record of a run."""
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} ({torch.cuda.get_device_name(device)})"

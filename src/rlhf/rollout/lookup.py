@@ -1,0 +1,59 @@
+"""Guesses at what a completion says next: what followed the same words before, in its prompt, in itself, or in another completion of
+the same prompt.
+
+Source: Saxena 2023, "Prompt lookup decoding", github.com/apoorvumang/prompt-lookup-decoding, which looks in the prompt and in the text
+itself. The samples of a group say similar things, so theirs are looked at too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class GroupLookup:
+    """The words of one prompt and its completions, found by the few before them; of several places the newest counts.
+
+    What it knows is what this group has said in this call of the engine, so that guesses, and with them the shape of every matrix
+    product, are the same when a run is repeated or resumed.
+    """
+
+    def __init__(self, prompt: Sequence[int], *, ngram_tokens: int) -> None:
+        """Read the prompt.
+
+        Args:
+            prompt: Token ids, at least one.
+            ngram_tokens: So many tokens must agree.
+        """
+        self.ngram_tokens = ngram_tokens
+        self._found: dict[tuple[int, ...], tuple[list[int], int]] = {}
+        """A run of tokens, to the text that it stands in and the place behind it."""
+        self._texts: dict[int, list[int]] = {}
+        """Of each completion, with as much of the prompt before it as a run of tokens can reach back."""
+        self._prompt = list(prompt)
+        self._note(self._prompt, 0)
+
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        """A completion, whatever number it has, went on by these tokens."""
+        text = self._texts.get(row)
+        if text is None:
+            text = self._texts[row] = self._prompt[max(0, len(self._prompt) - self.ngram_tokens) :]
+        noted = max(0, len(text) - self.ngram_tokens)
+        text.extend(tokens)
+        self._note(text, noted)
+
+    def guess(self, row: int, most: int) -> list[int]:
+        """What may follow a completion's newest tokens; nothing where these were not seen before.
+
+        Args:
+            row: The number of a completion that was extended.
+            most: So many tokens at most.
+        """
+        text = self._texts[row]
+        found = self._found.get(tuple(text[-self.ngram_tokens :]))
+        return [] if found is None or most < 1 else found[0][found[1] : found[1] + most]
+
+    def _note(self, text: list[int], first: int) -> None:
+        """Remember the runs that begin at the place ``first`` or later; the last one of a text has nothing behind it yet."""
+        width = self.ngram_tokens
+        for start in range(first, len(text) - width):
+            self._found[tuple(text[start : start + width])] = (text, start + width)

@@ -1,0 +1,163 @@
+"""Sampling several tokens of a completion in one pass of the model: guesses are checked side by side, and the right ones kept.
+
+A row's t-th token is drawn with the t-th uniform number of its own stream, whatever came before it. So a guess needs no test of its own,
+such as speculative sampling has (Leviathan et al. 2023, algorithm 1, arXiv:2211.17192): the token that would be drawn anyway is drawn at
+every guessed place, and the first that is not what was guessed ends the run. What is sampled, and its log-probabilities, are those of
+sampling without guesses, up to the rounding of products of another shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlhf.config.engines import PromptLookupConfig
+from rlhf.rollout.drafted import DraftingDecoder
+from rlhf.rollout.lookup import GroupLookup
+from rlhf.rollout.run import SamplingRun
+from rlhf.rollout.sampling import draw, uniforms
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What guessing brought."""
+
+    forwards: int = 0
+    """Decoding passes of the model."""
+    row_steps: int = 0
+    """Living rows in them, all passes together."""
+    drafted: int = 0
+    """Tokens that were guessed."""
+    accepted: int = 0
+    """Those that were right."""
+
+    def figures(self) -> dict[str, float]:
+        """As metrics; empty where no pass was made."""
+        if not self.row_steps:
+            return {}
+        found = {"rollout/tokens_per_forward": 1 + self.accepted / self.row_steps}
+        return found | ({"rollout/draft_accept_frac": self.accepted / self.drafted} if self.drafted else {})
+
+
+class DraftedRun(SamplingRun):
+    """A ``SamplingRun`` that guesses."""
+
+    decoder: DraftingDecoder
+
+    def __init__(self, *args: Any, settings: PromptLookupConfig, counts: DraftCounts, **how: Any) -> None:
+        """Prepare.
+
+        Args:
+            args: See ``SamplingRun``.
+            settings: How to guess.
+            counts: Is added to.
+            how: See ``SamplingRun``.
+        """
+        super().__init__(*args, **how)
+        self.settings = settings
+        self.counts = counts
+        self._lookups: dict[int, GroupLookup] = {}
+        """By the place of the prompt."""
+        self._drafts: list[list[int]] = []
+        """What was fed behind the newest token of each of the first rows; those that came after that step were fed nothing."""
+
+    def _step(self, tokens: Tensor) -> Tensor:
+        """[N, V] logits of what follows each row's newest token, and each guess behind it."""
+        few = len(self.rows) <= self.settings.max_rows
+        rows = zip(self.rows.tolist(), self.ages.tolist(), strict=True)
+        self._drafts = [self._guess(row, age) if few else [] for row, age in rows]
+        counts = np.array([1 + len(draft) for draft in self._drafts])
+        fed = [token for newest, draft in zip(tokens.tolist(), self._drafts, strict=True) for token in (newest, *draft)]
+        self.counts.forwards += 1
+        self.counts.row_steps += int((self.ended[self.rows] == 0).sum())
+        self.counts.drafted += len(fed) - len(self._drafts)
+        return self.decoder.step_drafted(torch.tensor(fed, device=self.device), counts, self.ages - 1)
+
+    def _guess(self, row: int, age: int) -> list[int]:
+        """None of it lies beyond the row's limit."""
+        if self.ended[row]:
+            return []
+        most = min(self.settings.draft_tokens, int(self.lengths[row]) - age - 1)
+        return self._lookup(row).guess(row, most)
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        """int64 [R] each row's newest token; all that were drawn in the places of right guesses, and behind them, are noted."""
+        drafts = self._drafts + [[]] * (len(self.rows) - len(self._drafts))
+        self._drafts = []
+        counts = np.array([1 + len(draft) for draft in drafts])
+        of_row = np.repeat(np.arange(len(counts)), counts)
+        starts = np.cumsum(counts) - counts
+        offsets = np.arange(len(of_row)) - starts[of_row]
+        uniform = uniforms(self.seeds[self.rows[of_row]], self.ages[of_row] + offsets)
+        seen = self._seen_behind(drafts, of_row) if self.seen is not None else None
+        drawn = draw(logits, torch.from_numpy(uniform).to(self.device), self.sampling, seen=seen)
+        tokens = drawn.tokens.tolist()
+        new = np.array([1 + _agreeing(draft, tokens[s:]) for draft, s in zip(drafts, starts.tolist(), strict=True)])
+        self.counts.accepted += int((new - 1).sum())
+        valid = np.flatnonzero(offsets < new[of_row])
+        self._note(drawn.tokens, drawn.logprobs, drawn.sampling_logprobs, valid, of_row, offsets)
+        alive = self.ended[self.rows] == 0
+        for depth in range(int(new.max())):
+            at = np.flatnonzero(new > depth)
+            places = self._to_device(starts[at] + depth)
+            self._note_ends(drawn.tokens.index_select(0, places), self.rows[at], self.ages[at] + depth + 1)
+        for place in np.flatnonzero(alive).tolist():
+            start = int(starts[place])
+            self._lookup(int(self.rows[place])).extend(int(self.rows[place]), tokens[start : start + int(new[place])])
+        self.ages = self.ages + new
+        self.ages_there = self._to_device(self.ages)
+        return drawn.tokens.index_select(0, self._to_device(starts + new - 1))
+
+    def _note(
+        self,
+        tokens: Tensor,
+        logprobs: Tensor,
+        sampling_logprobs: Tensor | None,
+        valid: np.ndarray,
+        of_row: np.ndarray,
+        offsets: np.ndarray,
+    ) -> None:
+        """Write down what was drawn in valid places."""
+        index = self._to_device(valid)
+        rows = self._to_device(of_row[valid])
+        where = (self.rows_there[rows], self.ages_there[rows] + self._to_device(offsets[valid]))
+        self.tokens[where] = tokens[index]
+        self.logprobs[where] = logprobs[index].double()
+        if self.sampling_logprobs is not None and sampling_logprobs is not None:
+            self.sampling_logprobs[where] = sampling_logprobs[index].double()
+        if self.seen is not None:
+            self.seen[rows, tokens[index]] = True
+
+    def _seen_behind(self, drafts: list[list[int]], of_row: np.ndarray) -> Tensor:
+        """bool [N, V] tokens that stand before each place, as far as the guesses before it are right."""
+        assert self.seen is not None
+        seen = self.seen.index_select(0, self._to_device(of_row))
+        place = 0
+        for draft in drafts:
+            for depth in range(1, len(draft) + 1):
+                seen[place + depth, draft[:depth]] = True
+            place += 1 + len(draft)
+        return seen
+
+    def _lookup(self, row: int) -> GroupLookup:
+        place = self.requests[row][0]
+        found = self._lookups.get(place)
+        if found is None:
+            prompt = self.prompts[place].ids
+            found = self._lookups[place] = GroupLookup(prompt, ngram_tokens=self.settings.ngram_tokens)
+        return found
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def _agreeing(draft: list[int], tokens: list[int]) -> int:
+    """How many guesses came true before the first that did not."""
+    for place, token in enumerate(draft):
+        if tokens[place] != token:
+            return place
+    return len(draft)
