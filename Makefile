@@ -48,8 +48,12 @@ demo: $(VENV)/.core  ## SFT, reward model, PPO and evaluation of a tiny model, t
 	$(VENV)/bin/rlhf run recipes/quickstart.yaml $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev  ## the whole test suite (make test ARGS="-k dpo -m 'not slow'")
-	$(RUN) pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: $(VENV)/.dev  ## the test suite, but for what is slow (make test ARGS="-k dpo")
+	$(RUN) pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(VENV)/.dev  ## the tests that take more than about ten seconds each
+	$(RUN) pytest -n $(WORKERS) --dist load -m slow $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev  ## formatting and ruff's rules, changing nothing
@@ -66,7 +70,7 @@ types: $(VENV)/.dev  ## mypy, strict
 	$(RUN) mypy
 
 .PHONY: check
-check: lint types test  ## exactly what CI runs
+check: lint types test test-slow  ## exactly what CI runs
 
 .PHONY: docs
 docs: $(VENV)/.dev  ## links, commands and code blocks of every page

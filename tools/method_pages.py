@@ -16,6 +16,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import yaml
 from rlhf.config.default_sources import default_source
 from rlhf.config.methods import FAMILIES, METHODS, STEPS, Method, page_of, recipe_of
 from rlhf.config.policy import RLConfig
-from rlhf.config.schema import settings_class
+from rlhf.config.schema import describe_setting, settings_class
 from rlhf.data.words import counted
 from rlhf.files import write_text
 
@@ -88,12 +89,15 @@ def options(name: str, method: Method) -> str:
         default, source = setting.default, default_source(name, method, setting)
         if setting.name in method.settings:  # it makes the method; the class's own default is another method's
             default = f"**{default}**"
+            usual = describe_setting(settings_class(method.kind), setting.name).default
+            if usual not in ("required", setting.default):
+                default += f"; `kind: {method.kind}` alone has {usual}"
         here = chosen.get(setting.name, "")
-        meaning = setting.meaning.replace("|", "\\|")
+        meaning = setting.told.replace("|", "\\|").replace("See GRPO.", "See [GRPO](grpo.md).")
         if (
             setting.name == "loss" and "loss" in method.settings
-        ):  # the list of all losses is on the page of the default one
-            meaning = f"What makes it this method; all of them: `rlhf config schema {method.kind}`."
+        ):  # what each of them is stands on the page of the default one
+            meaning = f"What makes it this method. {replace(setting, meaning='').told.strip()}"
         lines.append(f"| `{setting.name}` | {default} | {source} | {here} | {meaning} |")
     if set(STEPS) <= set(method.options):
         lines += ["", *textwrap.wrap(steps_to_a_rollout(method, chosen), 144)]

@@ -35,9 +35,13 @@ def test_the_methods_own_recipe_has_the_schedule_that_leaves_the_plateau():
     assert {name: stage for name, stage in long.items() if name not in OWN} == method
 
 
-def test_the_hack_differs_from_the_honest_run_in_its_reward_alone():
+def test_the_hack_differs_from_the_honest_run_in_its_reward_and_ends_sooner():
     honest, hacked = stages_of("grpo")["grpo"], stages_of("hack")["hacked"]
-    assert {key for key in honest.keys() | hacked.keys() if honest.get(key) != hacked.get(key)} == {"reward"}
+    assert {key for key in honest.keys() | hacked.keys() if honest.get(key) != hacked.get(key)} == {
+        "reward",
+        "rollouts",
+    }
+    assert hacked["rollouts"] < honest["rollouts"]
     assert hacked["reward"] == "stage:orm"
 
 

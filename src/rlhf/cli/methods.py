@@ -98,7 +98,7 @@ def _print_one(name: str, found: Method) -> None:
     settings.add_column(ratio=1)
     for setting in found.described_options():
         source = "" if setting.default == REQUIRED else f"  [{default_source(name, found, setting)}]"
-        settings.add_row(setting.name, Text(setting.default), Text.assemble(setting.meaning, (source, "dim")))
+        settings.add_row(setting.name, Text(setting.default), Text.assemble(setting.told, (source, "dim")))
     out.print(settings)
     out.print()
     out.print(Text("In brackets: where the default comes from."))

@@ -185,16 +185,21 @@ def plan(
             response_price=response_price,
         ),
         "reward_accuracy_reason": None if measured else planning.NOTHING_MEASURED,
-        "guidance": {
-            size: dict(zip(("least", "recommended", "most"), sizes, strict=True))
-            for size, sizes in planning.GUIDANCE.items()
-        },
+        "guidance": _guidance(),
     }
     if as_json:
         least = float(found["detectable_difference"])
         print(json.dumps(found | {"detectable_difference": None if math.isnan(least) else least}, indent=1))
     else:
         _print_plan(found, difference, power, accuracy, reward_accuracy)
+
+
+def _guidance() -> dict[str, dict[str, Any]]:
+    """Rules of thumb by the size of a model."""
+    from rlhf.feedback import planning
+
+    names = ("least", "recommended", "most")
+    return {size: dict(zip(names, sizes, strict=True)) for size, sizes in planning.GUIDANCE.items()}
 
 
 def _by_overlap(
@@ -226,6 +231,7 @@ def _print_plan(
 
     from rlhf.cli.reward_plan import reward_plan_lines
     from rlhf.data.words import counted
+    from rlhf.feedback.planning import GUIDANCE_SOURCE
 
     out = console()
     table = Table.grid(padding=(0, 2))
@@ -247,6 +253,12 @@ def _print_plan(
     ):  # fmt: skip
         table.add_row(what, value, why)
     out.print(table)
+    cheapest = min(plan["overlaps"], key=lambda row: float(row["cost"]))
+    if plan["pairs"] == plan["pairs_for_difference"] and cheapest["cost"] < plan["cost"]:
+        out.print(
+            f"Cheaper: {counted(cheapest['judgements_per_pair'], 'judgement')} of each of {counted(cheapest['pairs'], 'pair')} "
+            f"{'finds' if cheapest['judgements_per_pair'] == 1 else 'find'} the same for {cheapest['cost']:,.2f}; see below."
+        )
     out.print(f"\nThe same {difference:.1%} with other numbers of judgements of each (--overlap chooses one):")
     choices = Table.grid(padding=(0, 2))
     for row in plan["overlaps"]:
@@ -259,8 +271,12 @@ def _print_plan(
     for line in reward_plan_lines(plan["reward_accuracy"], reward_accuracy):
         out.print(line, highlight=False, markup=False, soft_wrap=True)  # commands among them are to be copied
     if plan["reward_accuracy"] is None:
-        out.print(f"Measured on such labels, a perfect one is right {plan['majority_accuracy']:.1%} of the time.")
-    out.print("\nPairs for a reward model, by the size of the policy (practice in the field, not a law):")
+        each = counted(plan["judgements_per_pair"], "judgement")
+        out.print(
+            f"Measured on held-out pairs with {each} of each, a perfect one is right {plan['majority_accuracy']:.1%} of the time; "
+            f"give --measured-overlap {plan['judgements_per_pair']} with the points then."
+        )
+    out.print(f"\nPairs for a reward model, by the size of the policy ({GUIDANCE_SOURCE}):")
     guide = Table.grid(padding=(0, 2))
     for size, row in plan["guidance"].items():
         guide.add_row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import ConfigError
@@ -14,12 +15,16 @@ if TYPE_CHECKING:
     from rlhf.feedback.planning import OverlapPlan
 
 POINT = re.compile(r"(?P<pairs>\d+):(?P<accuracy>\d*\.?\d+)(?::(?P<held_out>\d+))?")
-FURTHER = (2, 4, 10)
-"""Times the largest measured number of pairs: where the curve is read off as well."""
+FURTHER = (1, 2, 4, 10)
+"""Times the largest measured number of pairs: where the curve is read off."""
 FARTHEST = 1000
 """Times the largest measured number, beyond which a curve is not read off any more."""
 UNLIKELY = 0.01
 """Scatter about the best curve that is rarer than this is told."""
+CERTAIN = 0.025
+"""Share of the curves below or above which the rest counts as certain: what the 95 % intervals leave out on either side."""
+MEASURE = (("250", "quarter"), ("500", "half"), ("1000", "all"))
+"""Pairs to train on, and the run's name, as a plan suggests where nothing was measured."""
 
 
 def reward_plan(
@@ -71,6 +76,9 @@ def reward_plan(
         "measured": [{"pairs": p.pairs, "accuracy": p.accuracy, "held_out": p.held_out} for p in points],
         "judgements_per_pair": each,
         "held_out_accuracy": right,
+        "held_out_accuracy_is_given": held_out_accuracy is not None,
+        "may_be_coins": [p.pairs for p in points if p.may_be_a_coin],
+        "falls": _falls(points),
         "ceiling": curve.ceiling.to_dict(),
         "likelihood_of_scatter": curve.likelihood_of_scatter,
         "after": [{"pairs": most * times, **curve.accuracy_at(most * times).to_dict()} for times in FURTHER],
@@ -96,6 +104,29 @@ def _point(text: str, held_out: int | None) -> MeasuredAccuracy:
     if number is None:
         raise ConfigError(f"--measured {text} does not say on how many held-out pairs; give --held-out, or {text}:400.")
     return MeasuredAccuracy(pairs=int(read["pairs"]), accuracy=float(read["accuracy"]), held_out=number)
+
+
+def _falls(points: Sequence[MeasuredAccuracy]) -> list[dict[str, Any]]:
+    """Where more pairs gave less accuracy, runs of one number taken together; ``by_chance`` where held-out pairs explain that."""
+    by_size = {pairs: [p for p in points if p.pairs == pairs] for pairs in sorted({p.pairs for p in points})}
+    means = []
+    for pairs, runs in by_size.items():
+        held_out = sum(run.held_out for run in runs)
+        means.append((pairs, sum(run.accuracy * run.held_out for run in runs) / held_out, held_out))
+    found = []
+    for (fewer, before, n_before), (more, after, n_after) in pairwise(means):
+        if after < before:
+            error = math.sqrt(before * (1 - before) / n_before + after * (1 - after) / n_after)
+            found.append(
+                {
+                    "from_pairs": fewer,
+                    "to_pairs": more,
+                    "from": before,
+                    "to": after,
+                    "by_chance": before - after < 1.96 * error,
+                }
+            )
+    return found
 
 
 def _needed(curve: LearningCurve, wanted: float, plans: Sequence[OverlapPlan], most: int, each: int) -> dict[str, Any]:
@@ -135,9 +166,13 @@ def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> 
         return [
             f"Accuracy{asked} of the reward model: {NOTHING_MEASURED}:",
             *(
-                f"  rlhf reward model=MODEL data=pairs.jsonl eval_data=held_out.jsonl limit={part} -o runs/{name}"
-                for part, name in (("250", "quarter"), ("500", "half"), ("1000", "all"))
+                f"  rlhf reward model=MODEL data=pairs.jsonl eval_data=held_out.jsonl limit={part} max_steps=STEPS learning_rate=RATE "
+                f"-o runs/{name}"
+                for part, name in MEASURE
             ),
+            "  The same STEPS and RATE at every size, or the curve is one of the length of training: take a RATE at which 1000 pairs "
+            "are learned (the default is 1e-5; the quickstart's small models take 1e-3). limit takes the first "
+            "rows; held_out.jsonl shares none with pairs.jsonl. With `confidence` in the rows of both, add use_confidence=true.",
             "  rlhf feedback plan --measured 250:ACCURACY --measured 500:ACCURACY --measured 1000:ACCURACY --held-out 400 "
             "--reward-accuracy 0.75",
         ]
@@ -146,9 +181,10 @@ def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> 
     ]
     lines += [f"  after {row['pairs']:,} pairs  {_share(row)}" for row in found["after"]]
     lines.append(
-        f"  after any number    {_share(found['ceiling'])}; the held-out labels are right {found['held_out_accuracy']:.1%} of the time, "
-        "and nothing is measured above that"
+        f"  after any number    {_share(found['ceiling'])}; the held-out labels are right {found['held_out_accuracy']:.1%} of the time"
+        f"{_whence(found)}, and nothing is measured above that"
     )
+    lines += _warnings(found)
     if found["likelihood_of_scatter"] < UNLIKELY:
         lines.append(
             "! The points lie on no such curve, which rises ever more slowly, or runs differ more than their held-out pairs explain: "
@@ -160,6 +196,47 @@ def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> 
     return lines
 
 
+def _whence(found: Mapping[str, Any]) -> str:
+    """How it is known how often held-out labels are right, and how to say that it is otherwise."""
+    if found["held_out_accuracy_is_given"]:
+        return " (--held-out-accuracy)"
+    each = found["judgements_per_pair"]
+    judged = "one judgement" if each == 1 else f"the majority of {each} judgements"
+    return f" ({judged} of each; --measured-overlap or --held-out-accuracy say otherwise)"
+
+
+def _warnings(found: Mapping[str, Any]) -> list[str]:
+    """What should keep one from relying on the curve."""
+    lines = []
+    if found["may_be_coins"]:
+        sizes = ", ".join(f"{pairs:,}" for pairs in found["may_be_coins"])
+        lines.append(
+            f"! After {sizes} pairs the model is not told apart from a coin (0.5): it learned nothing there that was measured; most "
+            "often learning_rate is too small or the steps are too few. Train again, the same number of steps (max_steps) at every "
+            "size, before you rely on this."
+        )
+    for fall in found["falls"]:
+        why = (
+            "so few held-out pairs explain it by chance"
+            if fall["by_chance"]
+            else "chance of the held-out pairs does not explain it"
+        )
+        lines.append(
+            f"! Accuracy fell from {fall['from']:.3f} after {fall['from_pairs']:,} pairs to {fall['to']:.3f} after "
+            f"{fall['to_pairs']:,}; {why}. No curve here falls: it runs between the two. Measure with more held-out pairs and seeds."
+        )
+    most = max(point["pairs"] for point in found["measured"])
+    best = max(point["accuracy"] for point in found["measured"] if point["pairs"] == most)
+    later = found["after"][1]
+    if later["value"] < best and not found["falls"]:
+        lines.append(
+            f"! {later['value']:.3f} after {later['pairs']:,} pairs is less than the {best:.3f} measured after {most:,}: a curve runs "
+            f"among the points, which lie above and below it by chance, and stays below the held-out labels' "
+            f"{found['held_out_accuracy']:.1%}. Measure on more held-out pairs, or say how right their labels are."
+        )
+    return lines
+
+
 def _share(row: Mapping[str, Any]) -> str:
     return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
@@ -167,13 +244,16 @@ def _share(row: Mapping[str, Any]) -> str:
 def _needed_lines(found: Mapping[str, Any], wanted: float) -> list[str]:
     reach = found["reach_frac"]
     if found["overlaps"][0]["pairs"] is None:
+        how = "is not reachable by such pairs" if reach < CERTAIN else "is doubtful with such pairs"
+        so_far = f", {reach:.0%} do" if reach >= CERTAIN else ""
         return [
-            f"{wanted:g} is not reachable by such pairs: {1 - reach:.0%} of the curves that fit never come so far; the ceiling is "
-            f"{_share(found['ceiling'])}. More right labels of the held-out pairs, a better model or other data may raise it."
+            f"{wanted:g} {how}: {1 - reach:.0%} of the curves that fit never come so far{so_far}; the ceiling is "
+            f"{_share(found['ceiling'])}. More right labels of the held-out pairs, a better model, a longer training at a better "
+            "rate or other data may raise it."
         ]
     lines = [f"For {wanted:g}, by judgements of each training pair; labels right p of the time count (2p - 1)^2:"]
     lines += [f"  {_overlap_words(row, found['farthest'])}" for row in found["overlaps"]]
-    if reach < 1 - 0.025:
+    if reach < 1 - CERTAIN:
         lines.append(
             f"{1 - reach:.0%} of the curves that fit never come to {wanted:g}, so no number of pairs is certain to do; measure again "
             "when there are more."

@@ -72,6 +72,15 @@ class Setting:
     type: str
     default: str
     meaning: str
+    choices: tuple[str, ...] = ()
+    """Words to type, where it is a choice between words."""
+
+    @property
+    def told(self) -> str:
+        """The meaning, then the words to choose from."""
+        if not self.choices:
+            return self.meaning
+        return f"{self.meaning} One of {', '.join(f'`{word}`' for word in self.choices)}."
 
 
 def describe_setting(owner: type[BaseModel], dotted: str, *, default: Any = None) -> Setting:
@@ -102,7 +111,19 @@ def describe_setting(owner: type[BaseModel], dotted: str, *, default: Any = None
     else:
         shown = "required" if field.is_required() else _default(field)
     kind = f"{_type(field.annotation)}{_range(field)}"
-    return Setting(dotted, kind, _plain(shown), " ".join((field.description or "").split()))
+    meaning = " ".join((field.description or "").split())
+    return Setting(dotted, kind, _plain(shown), meaning, _choices(field.annotation))
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """The words of an annotation that allows words, and null where it allows nothing too."""
+    words = [
+        word
+        for leaf in _leaves(annotation)
+        if typing.get_origin(leaf) is typing.Literal
+        for word in typing.get_args(leaf)
+    ]
+    return tuple(map(str, words)) + (("null",) if words and type(None) in _leaves(annotation) else ())
 
 
 def _plain(shown: str) -> str:

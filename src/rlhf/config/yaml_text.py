@@ -60,11 +60,37 @@ def parse_yaml(text: str, source: str) -> Any:
 def _sentence(source: str, mark: Mark, problem: str, text: str) -> str:
     where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     tab = next((number for number, line in enumerate(text.splitlines(), 1) if re.match(r" *\t+ *[^\s#]", line)), None)
+    if mark and tab is None and (ill_indented := _indentation(text.splitlines(), mark, problem)):
+        problem = ill_indented
     hint = ""
     if "\\t" in problem or (tab is not None and mark is not None and tab <= mark.line + 1):
         at = f"; line {tab} begins with a tab" if tab is not None else ""
         hint = f" YAML wants spaces, not tabs{at}."
     return f"{source}{where} is not valid YAML: {problem}.{hint}"
+
+
+def _indentation(lines: list[str], mark: yaml.error.Mark, problem: str) -> str:
+    """What is wrong with how far a line is indented; empty where something else is wrong."""
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    before = line[: mark.column].strip()
+    is_shallow = bool(
+        re.search(r"expected '?<(block end|document start)>'?, but found '<block (mapping|sequence) start>'", problem)
+    )
+    is_deep = problem.startswith("mapping values") and ":" not in before and not before.startswith(("{", "["))
+    levels: list[int] = []
+    for above in lines[: mark.line]:
+        if found := re.match(r"( *)((?:- +)*)[^\s#]", above):
+            own, inner = len(found[1]), len(found[1] + found[2])
+            levels = [level for level in levels if level < own] + sorted({own, inner})
+    own = len(line) - len(line.lstrip(" "))
+    if not levels or own in levels or not ((is_shallow and not before) or is_deep):
+        return ""
+    *others, last = map(str, levels)
+    known = f"{', '.join(others)} or {last}" if others else last
+    return (
+        f"`{line.strip()[:MOST_SHOWN]}` is indented by {own} spaces, which fits no level above it; wanted {known}, as the lines that it "
+        "belongs with"
+    )
 
 
 def _character(code: int | bytes) -> str:

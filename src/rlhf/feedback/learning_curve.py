@@ -15,8 +15,9 @@ held-out pairs) and by
                 can be measured.
 
 Of the 95 % intervals from accuracies after 250, 500 and 1,000 pairs, on 400 held-out pairs each, 93 to 98 % held the truth in
-simulations (ceilings 0.72 to 0.95, exponents 0.3 to 0.9, 250 draws of each). They know of the held-out pairs' chance and, from
-four points on, of scatter beyond it; what another draw of training pairs would do to two or three points they do not know.
+simulations, by which the prior on ceilings was chosen (ceilings 0.72 to 0.95, exponents 0.3 to 0.9, 250 draws of each). They
+know of the held-out pairs' chance and, from four points on, of scatter beyond it; what another draw of training pairs would do
+to two or three points they do not know.
 
 Sources: the form and the fit to shares of a test set, Figueroa et al. 2012, "Predicting sample size required for classification
 performance", BMC Med. Inform. Decis. Mak. 12:8. What judgements that err are worth: ``rlhf.feedback.planning.label_worth``.
@@ -42,6 +43,8 @@ CELLS = (48, 48, 24)
 """Ceilings, first points and exponents of the grid, which is laid three times, each time where the likely curves are."""
 LEAST_WEIGHT = 1e-4
 """Of the likeliest value of a parameter: less likely ones are left out of the next grid."""
+COIN_ERRORS = 1.96
+"""Standard errors of a coin within which an accuracy is not told apart from one: the 95 % interval by Wilson's score holds 1/2."""
 UNBELIEVABLE = 4.0
 """Standard errors by which a measured accuracy may lie above what the held-out labels allow."""
 
@@ -56,6 +59,11 @@ class MeasuredAccuracy:
     """Share of the held-out pairs that it orders as their labels do."""
     held_out: int
     """How many those are."""
+
+    @property
+    def may_be_a_coin(self) -> bool:
+        """Not told apart from one half, or below it: nothing was learned that so many held-out pairs show."""
+        return self.accuracy - 0.5 <= COIN_ERRORS * 0.5 / math.sqrt(self.held_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +140,8 @@ def fit_learning_curve(points: Sequence[MeasuredAccuracy], *, label_accuracy: fl
         label_accuracy: How often the labels of the held-out pairs are right; no curve goes beyond.
 
     Raises:
-        ConfigError: A point or a share is out of its range, there are too few, or one lies so far above ``label_accuracy`` that
-            it can't be true.
+        ConfigError: A point or a share is out of its range, there are too few, one lies so far above ``label_accuracy`` that
+            it can't be true, or none is told apart from a coin.
     """
     _check(points, label_accuracy)
     pairs, accuracy, held_out = (
@@ -235,4 +243,11 @@ def _check(points: Sequence[MeasuredAccuracy], label_accuracy: float) -> None:
     if len({point.pairs for point in points}) < 2:
         raise ConfigError(
             "A learning curve takes accuracies after at least two different numbers of pairs; train on a half of yours as well."
+        )
+    if all(point.may_be_a_coin for point in points):
+        said = ", ".join(f"{point.accuracy:g} after {point.pairs:,} pairs of {point.held_out:,}" for point in points)
+        raise ConfigError(
+            f"None of the accuracies ({said} held-out ones) is told apart from a coin's 0.5, so there is no curve to draw. The models "
+            "learned nothing yet: most often learning_rate is too small or the steps are too few. Choose a rate that works, train "
+            "the same number of steps (max_steps) at every size, and measure on more held-out pairs if it stays so."
         )

@@ -1,7 +1,7 @@
 """Before anybody is asked: how many pairs, how many judgements of each, at what price, to learn or to detect what.
 
 The kinds of answer differ in how far they can be trusted. Power is arithmetic, with the annotators' errors in it; costs are
-multiplication; how many pairs a reward model of some size wants is experience, and says so. How right a reward model will be
+multiplication; how many pairs a reward model of some size wants is a rule of thumb, and says so. How right a reward model will be
 after so many pairs is read off the learning curve of one's own first ones (``rlhf.feedback.learning_curve``), and what other
 numbers of judgements of each would make of it is arithmetic again.
 """
@@ -21,7 +21,9 @@ GUIDANCE: dict[str, tuple[int, int, int]] = {
     "13b": (10_000, 50_000, 200_000),
     "70b": (20_000, 100_000, 500_000),
 }
-"""Size of the policy -> preference pairs: least, recommended, and where more bring little. Practice in the field, not a law."""
+"""Size of the policy -> preference pairs: least, recommended, and where more bring little. A rule of thumb."""
+GUIDANCE_SOURCE = "a rule of thumb of the inventory this library was built from; not measured here"
+"""Where ``GUIDANCE`` comes from, in words."""
 NOTHING_MEASURED = (
     "nothing was measured: it depends on the model and on what is asked, and no published curve carries over; train on a quarter, "
     "a half and all of your first pairs, hold each against the same other pairs, and give what they say"

@@ -80,7 +80,12 @@ class RunRecord:
     @property
     def accuracy_in_training(self) -> tuple[StageRecord, float] | None:
         """The accuracy on held-out rows with which the last training of a reward model ended, with its stage."""
-        found = [(s, curve[max(curve)]) for s in self.stages.values() if (curve := s.curves.get("eval/accuracy"))]
+        found = [
+            (s, curve[max(curve)])
+            for s in self.stages.values()
+            if s.kind == "reward"
+            and (curve := s.curves.get("eval/accuracy"))  # preference stages have one of the policy
+        ]
         return found[-1] if found else None
 
     @property

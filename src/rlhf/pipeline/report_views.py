@@ -25,7 +25,7 @@ class PanelSpec:
 PANELS: tuple[PanelSpec, ...] = (
     PanelSpec("Loss", "", {"training": "loss/train", "held out": "eval/loss"}),
     PanelSpec("Perplexity", "held out", {"held out": "eval/perplexity"}),
-    PanelSpec("Accuracy", "share of pairs", {"training": "*/accuracy", "held out": "eval/accuracy"}),
+    PanelSpec("Accuracy", "share that is right", {"training": "*/accuracy", "held out": "eval/accuracy"}),
     PanelSpec("Margin", "chosen minus rejected", {"training": "*/margin", "held out": "eval/margin"}),
     PanelSpec(
         "Reward margin", "chosen minus rejected", {"training": "*/reward_margin", "held out": "eval/reward_margin"}

@@ -280,8 +280,16 @@ def test_a_plan_says_what_it_did_not_compute_and_how_to_measure_it(call):
     assert "--wanted-accuracy is" not in call("plan", "--overlap", 3)
     assert "Accuracy of the reward model: nothing was measured" in text
     assert "a perfect one is right 92.9% of the time" in text
+    assert "give --measured-overlap 7" in text, "or the points would be reckoned as judged once"
+    assert "Cheaper: 1 judgement of each of 2,824 pairs finds the same for 1,524.96" in text
+    assert "Cheaper:" not in call("plan", "--overlap", 1)
+    assert "Cheaper:" not in call("plan", "--pairs", 100), "other pairs would not find the same"
+    assert "a rule of thumb of the inventory" in text
     asked = call("plan", "--reward-accuracy", "0.75").splitlines()
-    assert "  rlhf reward model=MODEL data=pairs.jsonl eval_data=held_out.jsonl limit=250 -o runs/quarter" in asked
+    assert (
+        "  rlhf reward model=MODEL data=pairs.jsonl eval_data=held_out.jsonl limit=250 max_steps=STEPS learning_rate=RATE "
+        "-o runs/quarter" in asked
+    )
     assert any(line.startswith("  rlhf feedback plan --measured 250:ACCURACY") for line in asked)
 
 
@@ -313,12 +321,50 @@ def test_a_plan_says_how_many_pairs_and_how_much_overlap_reach_an_accuracy(call)
 
 
 def test_a_plan_says_that_an_accuracy_can_not_be_reached_and_that_points_are_on_no_curve(call):
-    beyond = call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.79)
-    assert "0.79 is not reachable by such pairs" in beyond
+    beyond = call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.85)
+    assert "0.85 is not reachable by such pairs" in beyond
     assert "the ceiling is 0.7" in beyond
     assert "Infinity" not in call("plan", *MEASURED, "--reward-accuracy", 0.74, "--json")
     late = ("--measured", "250:0.5", "--measured", "500:0.52", "--measured", "1000:0.75:2000", "--held-out", "2000")
     assert "! The points lie on no such curve" in call("plan", *late, "--held-out-accuracy", 1)
+
+
+def points_of(*points):
+    return [word for point in points for word in ("--measured", point)] + ["--held-out", "400"]
+
+
+def test_points_no_better_than_a_coin_are_told_and_alone_refused(call):
+    coins = points_of("250:0.507", "500:0.52", "1000:0.525")
+    with pytest.raises(
+        ConfigError, match=r"None of the accuracies .* learning_rate is too small or the steps are too few"
+    ):
+        call("plan", *coins, "--accuracy", 0.9, "--reward-accuracy", 0.8)
+    words = call("plan", *points_of("250:0.507", "500:0.52", "1000:0.66"), "--accuracy", 0.9)
+    assert "! After 250, 500 pairs the model is not told apart from a coin" in words
+    assert "told apart from a coin" not in call("plan", *points_of("250:0.6", "500:0.65"), "--accuracy", 0.9)
+
+
+def test_what_a_third_of_the_curves_reach_is_doubtful_and_a_fall_is_told(call):
+    said = call("plan", *points_of("250:0.70", "500:0.66"), "--held-out-accuracy", 1, "--reward-accuracy", 0.75)
+    assert "0.75 is doubtful with such pairs: 69% of the curves that fit never come so far, 31% do" in said
+    assert (
+        "! Accuracy fell from 0.700 after 250 pairs to 0.660 after 500; so few held-out pairs explain it by chance"
+        in said
+    )
+    assert "(--held-out-accuracy), and nothing" in said
+    far = call("plan", *points_of("250:0.80", "500:0.60"), "--held-out-accuracy", 1)
+    assert "chance of the held-out pairs does not explain it" in far
+    assert "Accuracy fell" not in call("plan", *points_of("250:0.66", "500:0.70"))
+
+
+def test_a_curve_below_what_was_measured_says_why_and_whence_the_labels_are_known(call):
+    points = points_of("250:0.62", "500:0.66", "1000:0.70")
+    said = call("plan", *points, "--accuracy", 0.75)
+    assert "after 1,000 pairs  0.68" in said
+    assert "is less than the 0.700 measured after 1,000" in said
+    assert "(one judgement of each; --measured-overlap or --held-out-accuracy say otherwise)" in said
+    assert "(the majority of 5 judgements of each;" in call("plan", *points, "--measured-overlap", 5)
+    assert "is less than" not in call("plan", *points, "--held-out-accuracy", 1)
 
 
 @pytest.mark.parametrize(

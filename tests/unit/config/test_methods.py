@@ -108,6 +108,20 @@ def test_what_a_stage_cannot_do_without_comes_first():
     assert [option.name for option in options] == list(METHODS["distill"].options)
 
 
+def test_a_choice_is_told_with_the_words_to_type():
+    def told(method, option):
+        return next(setting.told for setting in METHODS[method].described_options() if setting.name == option)
+
+    assert told("fdpo", "divergence").endswith(" One of `reverse_kl`, `forward_kl`, `js`, `alpha`.")
+    assert told("cispo", "aggregation") == "See GRPO. One of `token`, `sequence`, `constant`."
+    assert "`apo_zero`, `apo_down`, `aot`, `aot_unpaired`." in told("dpo", "loss")
+    assert told("cispo", "kl.where").endswith(" One of `reward`, `loss`, `none`.")
+    assert "One of" not in told("dpo", "beta")
+    for found in METHODS.values():
+        for setting in found.described_options():
+            assert set(setting.choices) <= set(setting.type.split(" | ")), setting
+
+
 def test_a_default_that_follows_from_another_setting_is_told_as_it_follows():
     overlong = next(setting for setting in METHODS["dapo"].described_options() if setting.name == "overlong")
     assert overlong.default == "max_new_tokens / 5"

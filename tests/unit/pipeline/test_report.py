@@ -256,6 +256,19 @@ def test_a_run_without_an_evaluation_says_what_it_did(tmp_path):
     assert "Nobody measured" not in text
 
 
+def test_the_accuracy_of_a_preference_stage_is_not_called_a_reward_models(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("name: kto\nstages: {kto: {kind: kto}}\n")
+    log = RunLog(tmp_path, stage="kto")
+    log.metrics(2, {"eval/accuracy": 0.7}, event="eval")
+    log.metrics(4, {"eval/accuracy": 0.8125}, event="eval")
+    (tmp_path / "summary.json").write_text(json.dumps({"stages": {"kto": {"kind": "kto", "seconds": 2.0}}}))
+    html = report_of(tmp_path)
+    assert read_run(tmp_path).stages["kto"].curves["eval/accuracy"] == {2: 0.7, 4: 0.8125}
+    assert re.search(r"Reward model's accuracy\s*not measured", text_of(html))
+    assert "share of pairs" not in html, "kto learns from single completions"
+    assert "share that is right" in html
+
+
 def test_a_half_written_log_line_is_left_out_and_counted(plain, tmp_path):
     folder = copied(plain, tmp_path)
     with (folder / "events.jsonl").open("a") as file:

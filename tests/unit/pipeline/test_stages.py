@@ -96,6 +96,24 @@ def test_a_reward_model_that_is_no_better_than_a_coin_is_an_alarm(files, tmp_pat
     assert len(told) == 1
     assert "no better than a coin" in told[0]["message"]
     assert "It took 1 step on" in told[0]["message"]
+    assert "1e-09 is 1/1,000,000 of what is usual for reward" in told[0]["message"]
+    assert "set learning_rate=0.001, then train longer" in told[0]["message"]
+
+
+def test_held_out_rows_that_are_learned_from_are_an_alarm_and_notes_count_both_sides(files, tmp_path):
+    lines = (files / "few.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(lines[:30]), encoding="utf-8")
+    (tmp_path / "held_out.jsonl").write_text("".join(lines[27:35]), encoding="utf-8")
+    settings = {"kind": "sft", "model": "embedded", "data": str(tmp_path / "train.jsonl"), "max_steps": 1}
+
+    def told(name, event, **more):
+        _, folder = run_stage(tmp_path / name, **settings, **more)
+        return [row["message"] for row in read_jsonl(folder.parent / EVENTS) if row["event"] == event]
+
+    same = [text for text in told("same", "alarm", eval_data=str(tmp_path / "held_out.jsonl")) if "eval_data" in text]
+    assert len(same) == 1
+    assert "sft: 3 of 8 rows of eval_data are in data too and learned from" in same[0]
+    assert "eval_data: 3 of these held out (eval_frac 0.1), 27 learned from" in told("split", "note", eval_frac=0.1)
 
 
 @pytest.mark.parametrize("value_model", ["separate", "shared"])

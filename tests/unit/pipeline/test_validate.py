@@ -162,6 +162,14 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ("sft", {"model": {"path": "model", "dtype": "bfloat16"}}, "model.dtype", "warning", 0, ("bfloat16", "autocast")),
     ("sft", {"learning_rate": 5.0}, "learning_rate", "warning", 0, ("5,000 times what is usual", "36K", "0.001")),
     ("sft", {"learning_rate": 1e-7}, "learning_rate", "warning", 0, ("1/10,000 of what is usual", "hardly learn")),
+    (
+        "reward",
+        {"learning_rate": 1e-5},
+        "learning_rate",
+        "warning",
+        0,
+        ("1e-05 is 1/100 of what is usual for reward", "about 0.001"),
+    ),
     ("sft", {"eval_every": 5}, "eval_every", "warning", 0, ("does nothing", "eval_data or eval_frac")),
     ("sft", {"early_stopping": {}}, "early_stopping", "error", 2, ("this stage has none", "eval_data")),
     (
@@ -611,6 +619,31 @@ def test_evaluating_on_the_file_that_was_trained_on_is_told_before_it_exists(tre
     problem = only({**tree, "stages": stages}, deep=True)
     assert (problem.stage, problem.key) == ("evaluate", "prompts")
     assert "also what stages.grpo.prompts learns from" in problem.message
+
+
+def test_evaluating_on_the_prompts_that_pairs_were_sampled_from_is_told(tree):
+    def complaints(prompts):
+        pairs = {
+            "kind": "preferences",
+            "model": "stage:sft",
+            "prompts": "prompts.jsonl",
+            "num_pairs": 12,
+            "sampling": {"max_new_tokens": 8},
+        }
+        dpo = {"kind": "dpo", "model": "stage:sft", "data": "stage:pairs/pairs.jsonl", "learning_rate": 2e-4}
+        evaluate = {**tree["stages"]["evaluate"], "policy": "stage:dpo", "prompts": prompts}
+        stages = {
+            "sft": tree["stages"]["sft"],
+            "reward": tree["stages"]["reward"],
+            "pairs": pairs,
+            "dpo": dpo,
+            "evaluate": evaluate,
+        }
+        return [problem.message for problem in found({**tree, "stages": stages}) if problem.key == "prompts"]
+
+    (told,) = complaints("prompts.jsonl")
+    assert "have a prompt that stages.dpo, from the rows of stages.pairs.prompts, learns from, word for word" in told
+    assert complaints("test_prompts.jsonl") == []
 
 
 # Functions ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rlhf
@@ -11,6 +11,7 @@ from rlhf.config.model import ModelConfig
 from rlhf.config.stages import PolicyTraining
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset, SFTDataset
+from rlhf.data.pack import Group
 from rlhf.data.report import left_out
 from rlhf.data.words import counted
 from rlhf.errors import ConfigError
@@ -64,12 +65,30 @@ def open_datasets(
         )
         return stream, held_out
     train = kind(source, model.tokenizer, limit=stage.limit, **options)
-    if held_out is None and stage.eval_frac:
+    at.log.write("note", message=f"data: {train.report.to_text()}")
+    if held_out is not None:
+        at.log.write("note", message=f"eval_data: {held_out.report.to_text()}")
+        _tell_rows_in_both(train, held_out, at)
+    elif stage.eval_frac:
         train, held_out = train.split(stage.eval_frac, seed=derive_seed(seed_of(stage.seed), "split"))
-    for name, data in (("data", train), ("eval_data", held_out)):
-        if data is not None:
-            at.log.write("note", message=f"{name}: {data.report.to_text()}")
+        parts = f"{len(held_out):,} of these held out (eval_frac {stage.eval_frac:g}), {len(train):,} learned from"
+        at.log.write("note", message=f"eval_data: {parts}")
     return train, held_out
+
+
+def _tell_rows_in_both(train: Iterable[Group], held_out: Sequence[Group], at: StageContext) -> None:
+    """An alarm for held-out rows that are learned from, token for token."""
+    known = {_tokens_of(group) for group in train}
+    both = sum(_tokens_of(group) in known for group in held_out)
+    if both:
+        at.log.alarm(
+            f"{at.name}: {both:,} of {counted(len(held_out), 'row')} of eval_data {'is' if both == 1 else 'are'} in data too and learned "
+            "from: what is measured on them says nothing about new rows. Take them out of either, or leave eval_data out and give eval_frac."
+        )
+
+
+def _tokens_of(group: Group) -> tuple[tuple[int, ...], ...]:
+    return (tuple(group.prefix), *(tuple(branch.tokens) for branch in group.branches))
 
 
 def longest_row(max_length: int | None, model: PolicyModel | RewardModel | ProcessRewardModel) -> int | None:

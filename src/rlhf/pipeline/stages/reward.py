@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf.config.stages import RewardStage
+from rlhf.config.usual_rates import far_from_usual
 from rlhf.data.datasets import ComparisonDataset, KTODataset, PreferenceDataset, RankingDataset, RatingDataset
 from rlhf.data.pack import Group
 from rlhf.data.streaming import (
@@ -67,12 +68,21 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
                 at.log.alarm(
                     f"{at.log.stage}: the reward model is right on {found.value:.1%} of {counted(len(pairs), 'held-out pair')}, between "
                     f"{found.low:.1%} and {found.high:.1%}: no better than a coin, as far as these pairs tell. It took "
-                    f"{counted(result.steps, 'step')} on {num_rows(train, noun)}. Train longer or on more rows, or hold out more, "
-                    "before a policy learns from it.",
+                    f"{counted(result.steps, 'step')} on {num_rows(train, noun)}. {_remedy(stage, model)} before a policy learns from it.",
                     step=result.steps, guard="reward_accuracy", metric="eval/accuracy", value=found.value, limit=0.5, action="warn",
                 )  # fmt: skip
     save_model(model, stage, at, metrics)
     return StageOutcome(f"{num_rows(train, noun)}, {counted(result.steps, 'step')}, {accuracy}", metrics)
+
+
+def _remedy(stage: RewardStage, model: RewardModel) -> str:
+    """What to try with a model that has learned nothing, the likeliest first."""
+    is_lora = stage.model.lora is not None
+    far = far_from_usual(stage.learning_rate, stage.kind, model.num_parameters // stage.num_models, is_lora=is_lora)
+    if far is None:
+        return "Train longer or on more rows, or hold out more,"
+    usual, told = far
+    return f"The learning rate {told}: set learning_rate={usual:g}, then train longer or on more rows,"
 
 
 def pairs_of(groups: Sequence[Group]) -> Sequence[Group]:

@@ -218,6 +218,15 @@ def trained_prompts(stages: Mapping[str, Stage], config: ModelConfig) -> Iterato
         config = parent.model  # type: ignore[union-attr]
 
 
+def prompts_behind(stages: Mapping[str, Stage], rows: RowsInput) -> Iterator[tuple[str, RowsInput]]:
+    """What the stages were asked that make these rows, with their names; held-out pairs are of other prompts."""
+    for source in rows.sources:
+        match = STAGE.match(source)
+        parent = stages.get(match["name"]) if match else None
+        if isinstance(parent, PreferencesStage) and match and not (match["file"] or "").startswith("test_"):
+            yield match["name"], rows_inputs(parent)[0]
+
+
 def is_of_stage(text: str) -> bool:
     """Whether a text names what a stage makes, or tries to."""
     return text.startswith(REFERENCE)

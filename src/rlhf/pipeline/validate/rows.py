@@ -10,7 +10,7 @@ from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, Str
 from rlhf.data.expand import prompt_key, prompt_of
 from rlhf.data.words import counted
 from rlhf.errors import DataError, RewardError, did_you_mean
-from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rewards, rows_inputs, trained_prompts
+from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, prompts_behind, rewards, rows_inputs, trained_prompts
 from rlhf.pipeline.validate.lengths import MANY, check_lengths, check_models
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import RowsFound, read_once, why_unread
@@ -194,6 +194,8 @@ def _check_leaks(review: Review, stage: Stage) -> None:
     if isinstance(stage, EvaluateStage | PassAtKStage):
         for name, _, trained in trained_prompts(review.recipe.stages, stage.policy):
             _check_leak(review, inputs[0], trained, f"stages.{name}.{trained.key}")
+            for maker, asked in prompts_behind(review.recipe.stages, trained):
+                _check_leak(review, inputs[0], asked, f"stages.{name}, from the rows of stages.{maker}.{asked.key},")
     for held_out in inputs[1:]:
         if held_out.key in ("eval_data", "eval_prompts"):
             _check_leak(review, held_out, inputs[0], inputs[0].key)

@@ -20,6 +20,7 @@ from rlhf.config.stages import (
     VAPOStage,
 )
 from rlhf.config.training import TrainConfig
+from rlhf.config.usual_rates import far_from_usual
 from rlhf.errors import RewardError, did_you_mean
 from rlhf.pipeline.validate.independence import trains_against
 from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards, trained_prompts
@@ -77,20 +78,6 @@ HIGHER_IS_BETTER = frozenset(
     }
 )
 LOWER_IS_BETTER = frozenset({"eval/loss", "eval/error", "eval/perplexity", "eval/teacher_kl", "eval/divergence"})
-
-USUAL_RATES: tuple[tuple[int, Mapping[str, float]], ...] = (
-    (10_000_000, {"sft": 1e-3, "reward": 1e-3, "prm": 1e-3, "dpo": 2e-4, "rl": 5e-4}),
-    (1_000_000_000, {"sft": 1e-4, "reward": 5e-5, "prm": 5e-5, "dpo": 5e-6, "rl": 1e-5}),
-    (1 << 62, {"sft": 2e-5, "reward": 1e-5, "prm": 1e-5, "dpo": 5e-7, "rl": 1e-6}),
-)
-"""(parameters below, learning rate that works for all weights). The first row was measured on this package's own recipes; the
-others are what published runs of Llama, Qwen and Mistral models use."""
-RATES_LIKE = {"simpo": "dpo", "cpo": "dpo", "orpo": "dpo", "kto": "dpo"}
-"""Stage kind -> the one above whose rates are usual for it too."""
-RATE_FACTOR = 100
-"""So far off, a rate is more likely a slip of the pen than a choice."""
-LORA_FACTOR = 10
-"""Adapters take about ten times the rate."""
 
 
 def check_settings(review: Review) -> None:
@@ -150,17 +137,11 @@ def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
     facts = facts_of(review, model)
     if facts is None:
         return
-    by_method = next(rates for below, rates in USUAL_RATES if facts.num_parameters < below)
-    usual = by_method.get(RATES_LIKE.get(kind, kind), by_method["rl"]) * (LORA_FACTOR if model.lora is not None else 1)
-    factor = stage.learning_rate / usual
-    if factor > RATE_FACTOR or factor < 1 / RATE_FACTOR:
-        what = f"{factor:,.0f} times" if factor > 1 else f"1/{1 / factor:,.0f} of"
-        likely = "it will probably diverge" if factor > 1 else "it will hardly learn"
-        review.warn(
-            "learning_rate",
-            f"{stage.learning_rate:g} is {what} what is usual for {kind} on a model of {_short(facts.num_parameters)} "
-            f"parameters (about {usual:g}); {likely}.",
-        )
+    far = far_from_usual(stage.learning_rate, kind, facts.num_parameters, is_lora=model.lora is not None)
+    if far is not None:
+        usual, told = far
+        likely = "it will probably diverge" if stage.learning_rate > usual else "it will hardly learn"
+        review.warn("learning_rate", f"{told}; {likely}.")
 
 
 def _check_rows(review: Review, stage: DataInputs) -> None:
@@ -304,10 +285,3 @@ def _check_evaluate(review: Review, stage: EvaluateStage) -> None:
                 f"It is what stages.{name} trains against, so it can't tell gaming it from getting better; judge by "
                 "something that no stage has seen.",
             )
-
-
-def _short(number: int) -> str:
-    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return str(number)
