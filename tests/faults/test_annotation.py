@@ -53,6 +53,7 @@ def test_the_load_tool_notices_what_is_lost_doubled_or_changed(tmp_path):
     assert "1 assignments were judged more than once" in problems(sent)
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_or_doubled_when_the_server_is_killed_under_load():
     found = run_load("--annotators", "10", "--judgements", "20", "--kills", "2")
     assert found["problems"] == []
@@ -61,6 +62,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_server_is_killed_under
 
 
 @pytest.mark.postgres
+@pytest.mark.slow
 def test_the_same_holds_on_postgresql(postgres_server):
     found = run_load(
         "--annotators", "10", "--judgements", "10", "--kills", "1", "--store", postgres_server.new_database()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import yaml
 
 from tests.faults.test_full_disk_of_a_run import STAGES
 from tools.kill_proof import Proof, differences, prove
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"name": "short", "seed": 3, "threads": 1, "stages": STAGES}, sort_keys=False))

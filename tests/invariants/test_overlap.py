@@ -46,6 +46,7 @@ def same(found: tuple[Any, Any, Any], expected: tuple[Any, Any, Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
+@pytest.mark.slow
 def test_a_process_beside_training_gives_the_bits_of_sampling_in_turn(name, tmp_path):
     beside = run(build(name, tmp_path / "beside", **SETTINGS))
     for late in (False, True):
@@ -140,6 +141,7 @@ def trained_from(trainer: Any, experience: Any) -> list[list[float]]:
 
 @ignore_conv1d
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_a_run_killed_after_any_write_ends_with_the_same_bits(case, tmp_path):
     name, settings = CASES[case]
     settings = SETTINGS | settings
@@ -156,6 +158,7 @@ def test_a_run_killed_after_any_write_ends_with_the_same_bits(case, tmp_path):
         assert logged(folder) == logged(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_process_is_started_again_by_a_run_that_was_killed(tmp_path):
     expected = run(build("grpo", tmp_path / "whole", **SETTINGS))
     log = KillingLog(tmp_path / "hurt", stage="run")

@@ -121,6 +121,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_a_run_killed_after_any_write_ends_with_the_same_bits(case, tmp_path):
     name, settings = CASES[case]
     whole = KillingLog(tmp_path / "whole", stage="run")

@@ -16,6 +16,7 @@ SETTINGS = {"engine": ENGINE, "rollouts": 3, "save_every": 1, "sampling": {"max_
 
 
 @pytest.mark.parametrize("overlap", ["none", "one_step"])
+@pytest.mark.slow
 def test_rounded_weights_and_guesses_leave_no_trace_of_a_kill(overlap, tmp_path, monkeypatch):
     monkeypatch.setattr(int8, "SMALLEST", 1)  # the toy's layers are small; a sampler beside training has its own
     settings = SETTINGS | {"overlap": overlap}

@@ -931,6 +931,7 @@ def test_the_metrics_are_those_that_trainers_measure(kind):
     assert set(MEASURED[kind]) == set(trainer.evaluate())
 
 
+@pytest.mark.slow
 def test_stages_write_the_files_that_references_may_name(tmp_path):
     """One tiny run of every kind of stage; a file that the table names and nobody writes would be promised in vain."""
     from rlhf.pipeline.run import Pipeline

@@ -114,6 +114,7 @@ def test_guesses_leave_training_as_it_is_and_are_reported():
 
 
 @pytest.mark.parametrize("weights", ["same", "int8"])
+@pytest.mark.slow
 def test_a_process_beside_training_samples_by_the_same_settings(weights):
     engine = WATCHED | {"weights": weights, "speculate": GUESSING}
     trainer, rollouts = run(engine, overlap="one_step", sampling=COLD)
