@@ -13,11 +13,7 @@ steps with more rows of one kind, are compared with TRL's shift in ours.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
-import warnings
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +22,10 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tools.trl_wheel import VERSION, arguments_of, unpacked  # noqa: E402
+
 RESULT = ROOT / "docs" / "results" / "oracle_bco.json"
-VERSION = "1.12.0"
 BETA = 0.3
 LIMIT = 1e-6
 """Relative to the largest number of the kind: a rounding of float32, in which TRL keeps the shift."""
@@ -83,20 +81,10 @@ def main() -> None:
     Raises:
         SystemExit: Ours differs from TRL, or a wrong beta does not.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheel", type=Path, required=True)
-    parser.add_argument("--write", type=Path, default=RESULT)
-    arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        zipfile.ZipFile(arguments.wheel).extractall(folder)
-        sys.path.insert(0, folder)
-        import trl
+    arguments = arguments_of(__doc__, RESULT)
+    with unpacked(arguments.wheel):
         from trl.experimental.bco import bco_trainer
 
-        if trl.__version__ != VERSION:
-            raise SystemExit(f"This is TRL {trl.__version__}; wanted {VERSION}.")
         found, controls = {}, []
         for name, sizes in CASES.items():
             theirs = of_trl(bco_trainer, sizes)

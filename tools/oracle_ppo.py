@@ -16,14 +16,10 @@ mean over differs, by one for each such row; that factor is taken out.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import sys
-import tempfile
 import textwrap
-import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +29,10 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tools.trl_wheel import VERSION, arguments_of, unpacked  # noqa: E402
+
 RESULT = ROOT / "docs" / "results" / "oracle_ppo.json"
-VERSION = "1.12.0"
 SHAPES = {"rows_of_full_length": [7, 7, 7, 7, 7], "rows_of_different_lengths": [7, 1, 4, 2, 6]}
 COLUMNS, VOCABULARY = 7, 11
 TO_ADVANTAGES = ("padding_mask = response_idxs", "advantages = torch.masked_fill(advantages, padding_mask, 0)")
@@ -189,22 +187,12 @@ def main() -> None:
     Raises:
         SystemExit: Ours differs from TRL, or a wrong setting does not.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheel", type=Path, required=True)
-    parser.add_argument("--write", type=Path, default=RESULT)
-    arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        zipfile.ZipFile(arguments.wheel).extractall(folder)
-        sys.path.insert(0, folder)
+    arguments = arguments_of(__doc__, RESULT)
+    with unpacked(arguments.wheel):
         import inspect
 
-        import trl
         from trl.experimental.ppo import ppo_trainer
 
-        if trl.__version__ != VERSION:
-            raise SystemExit(f"This is TRL {trl.__version__}; wanted {VERSION}.")
         source = inspect.getsource(ppo_trainer.PPOTrainer.train)
         found, worst_control = {}, float("inf")
         for name, (lengths, settings) in cases().items():

@@ -110,20 +110,9 @@ class DraftLayout(DecodeLayout):
             self._written[kv_heads] = (first + self._own_places[:, None]).flatten()
         return self._written[kv_heads]
 
-    def _softmax(self, prompt_scores: Tensor, own_scores: Tensor, settings: AttentionSettings) -> Tensor:
-        """[R, kv_heads, K, repeats, L + T] probabilities, in float32 at least."""
-        parts = [prompt_scores, own_scores]
-        for scores, hidden in zip(parts, self._hidden(settings), strict=True):
-            if settings.softcap is not None:
-                scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
-            if hidden is not None:
-                scores.add_(hidden)
-        if settings.sinks is not None:
-            sinks = settings.sinks.to(own_scores.dtype).view(1, own_scores.shape[1], 1, -1, 1)
-            parts.append(sinks.expand(*own_scores.shape[:-1], 1))
-        exact = torch.promote_types(own_scores.dtype, torch.float32)
-        probs = torch.softmax(torch.cat(parts, dim=-1).to(exact), dim=-1)
-        return probs if settings.sinks is None else probs[..., :-1].contiguous()
+    def _sinks(self, sinks: Tensor, scores: Tensor) -> Tensor:
+        """[heads] as they stand beside scores [R, kv_heads, K, repeats, T]."""
+        return sinks.view(1, scores.shape[1], 1, -1, 1)
 
     def _hidden_prompt(self, kind: MaskKind) -> Tensor | None:
         """[R, 1, K, 1, L], or [R, 1, 1, 1, L] where all tokens of a row see the same."""

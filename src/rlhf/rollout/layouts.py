@@ -264,7 +264,7 @@ class DecodeLayout:
         return out if self.places is None else out.index_select(0, self.places)
 
     def _softmax(self, prompt_scores: Tensor, own_scores: Tensor, settings: AttentionSettings) -> Tensor:
-        """[R, heads, L + T] probabilities, in float32 at least."""
+        """[R, heads, ..., L + T] probabilities, in float32 at least."""
         parts = [prompt_scores, own_scores]
         for scores, hidden in zip(parts, self._hidden(settings), strict=True):
             if settings.softcap is not None:
@@ -272,10 +272,14 @@ class DecodeLayout:
             if hidden is not None:
                 scores.add_(hidden)  # the row's own token is always seen, so a softmax is finite
         if settings.sinks is not None:
-            parts.append(settings.sinks.to(own_scores.dtype).view(1, -1, 1).expand(*own_scores.shape[:2], 1))
+            parts.append(self._sinks(settings.sinks.to(own_scores.dtype), own_scores).expand(*own_scores.shape[:-1], 1))
         exact = torch.promote_types(own_scores.dtype, torch.float32)
         probs = torch.softmax(torch.cat(parts, dim=-1).to(exact), dim=-1)  # to() first: a softmax that casts is slow
         return probs if settings.sinks is None else probs[..., :-1].contiguous()
+
+    def _sinks(self, sinks: Tensor, scores: Tensor) -> Tensor:
+        """[heads] as they stand beside scores [R, heads, T]."""
+        return sinks.view(1, -1, 1)
 
     def _hidden(self, settings: AttentionSettings) -> tuple[Tensor | None, Tensor | None]:
         """[R, 1, L] and [R, 1, T] to be added to scores, minus infinity where a row may not look; None where nothing is hidden."""

@@ -179,8 +179,9 @@ def rollout_rows(
     it was asked."""
     told: list[dict[str, float]] = [{} for _ in rollout.completions]
     for name, values in (("score", scores), ("kl", ref_kl)):
-        for entry, value in zip(told, [] if values is None else values.tolist(), strict=values is not None):
-            entry[name] = round(value, 5)
+        if values is not None:
+            for entry, value in zip(told, values.tolist(), strict=True):
+                entry[name] = round(value, 5)
     for prompt, completion, numbers in zip(rollout.prompts, rollout.completions, told, strict=True):
         yield {
             "step": step,

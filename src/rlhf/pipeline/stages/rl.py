@@ -105,9 +105,10 @@ def finish_rl(name: str, policy: PolicyModel, result: TrainResult, stage: Any, a
         return StageOutcome(counted(result.steps, "step"), metrics)
     first, last = (curve[place][f"{name}/score_mean"] for place in (0, -1))
     metrics |= {f"{name}/score_first": first, f"{name}/score_last": last}
-    kl = next(e[f"{name}/ref_kl"] for e in reversed(curve) if f"{name}/ref_kl" in e)  # the first rollout's, at least
+    kls = [e[f"{name}/ref_kl"] for e in curve if f"{name}/ref_kl" in e]
+    kl = f", KL {rounded(kls[-1])} nats/sequence" if kls else ""
     return StageOutcome(
         f"{counted(len(curve), 'rollout')}, {counted(result.steps, 'step')}, reward {rounded(first, sign=True)} -> "
-        f"{rounded(last, sign=True)}, KL {rounded(kl)} nats/sequence",
+        f"{rounded(last, sign=True)}{kl}",
         metrics,
     )
