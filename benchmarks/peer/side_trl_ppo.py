@@ -18,6 +18,10 @@ def main(task: dict[str, Any], meter: Meter) -> None:
     import torch
 
     case = Case(**task["case"])
+    if case.dtype == "bf16":
+        # Its Accelerator is told no type and transformers 5 no longer sets this, so `bf16: true` alone trains in float32. This is what
+        # `accelerate launch --mixed_precision bf16` does; it samples, and asks reference, judge and critic, in float32 all the same.
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
     torch.set_num_threads(case.threads)
     trainer = build(task, case, meter)
     meter.begin()
@@ -78,6 +82,8 @@ def build(task: dict[str, Any], case: Case, meter: Meter) -> Any:
         value_model=critic, train_dataset=Dataset.from_list(rows), eval_dataset=Dataset.from_list(rows[: case.rows]),
         callbacks=[Clock()],
     )  # fmt: skip
+    if (trainer.accelerator.mixed_precision == "bf16") != (case.dtype == "bf16"):
+        raise RuntimeError(f"TRL trains in {trainer.accelerator.mixed_precision!r}, and the row is {case.dtype}")
     # Its own loader shuffles; in the order of the file both sides are asked the same prompts at the same step.
     trainer.dataloader = DataLoader(
         rows, batch_size=case.rows, shuffle=False, collate_fn=DataCollatorWithPadding(tokenizer)

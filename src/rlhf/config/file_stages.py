@@ -97,7 +97,7 @@ class BestOfNStage(Config):
     max_prompt_length: int | None = Field(None, ge=1)
     """Longest prompt in tokens; longer ones are left out and counted."""
     limit: int | None = Field(None, ge=1)
-    """Use only this many prompts."""
+    """Use only this many prompts, the first of the file."""
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
 
@@ -133,7 +133,7 @@ class EvaluateStage(Config):
     max_prompt_length: int | None = Field(None, ge=1)
     """Longest prompt in tokens; longer ones are left out and counted."""
     limit: int | None = Field(None, ge=1)
-    """Use only this many prompts."""
+    """Use only this many prompts, the first of the file."""
     samples_per_prompt: int = Field(1, ge=1)
     """Completions of each policy for each prompt."""
     sampling: SamplingConfig = SamplingConfig()

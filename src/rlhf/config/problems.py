@@ -50,7 +50,7 @@ class StepLabelsStage(Config):
     max_prompt_length: int | None = Field(None, ge=1)
     """Longest prompt in tokens; longer ones are left out and counted."""
     limit: int | None = Field(None, ge=1)
-    """Use only this many prompts."""
+    """Use only this many prompts, the first of the file."""
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
 
@@ -80,7 +80,7 @@ class PassAtKStage(Config):
     max_prompt_length: int | None = Field(None, ge=1)
     """Longest prompt in tokens; longer ones are left out and counted."""
     limit: int | None = Field(None, ge=1)
-    """Use only this many problems."""
+    """Use only this many problems, the first of the file."""
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
 

@@ -31,7 +31,7 @@ class DataInputs(Config):
     columns: dict[str, str | None] | None = None
     """Other names for columns, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)
-    """Use only this many rows."""
+    """Use only this many rows, the first good ones of the file or files; a share that is held out comes out of these."""
     streaming: bool = False
     """Read rows as they are needed instead of loading the file; needs `max_steps`."""
     shuffle_buffer: int = Field(10_000, ge=0)
@@ -52,7 +52,7 @@ class PromptInputs(Config):
     columns: dict[str, str | None] | None = None
     """Other names for columns of all prompts, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)
-    """Use only this many prompts."""
+    """Use only this many prompts, the first of the file or files."""
 
 
 class OfflineStage(OfflineConfig, DataInputs):

@@ -140,7 +140,7 @@ def side(
 
 
 def test_equal_losses_agree_and_the_largest_difference_is_told():
-    told = check_numbers(Check("loss", 4), [1.0, 2.0], [1.0, 2.0001], tolerance=1e-4)
+    told = check_numbers(Check("loss", 4), [1.0, 2.0], [1.0, 2.0001], dtype="fp32")
     assert told == "loss of steps 1 to 2 within 0.0001 (largest relative difference 5.0e-05)"
 
 
@@ -155,11 +155,11 @@ def test_equal_losses_agree_and_the_largest_difference_is_told():
 )
 def test_other_losses_disagree(ours: list[float], theirs: list[float], says: str):
     with pytest.raises(Disagreement, match=says):
-        check_numbers(Check("loss", 4), ours, theirs, tolerance=1e-4)
+        check_numbers(Check("loss", 4), ours, theirs, dtype="fp32")
 
 
 def test_only_the_first_steps_are_compared_and_the_peers_mean_with_ours():
-    check_numbers(Check("loss", 1), [1.0, 5.0], [1.0, 6.0], tolerance=1e-4)
+    check_numbers(Check("loss", 1), [1.0, 5.0], [1.0, 6.0], dtype="fp32")
     case, task = Case("ppo", dtype="fp32"), {"rows": []}
     ours, theirs = side([]), side([])
     ours.values = {"score": [1.0], "value_loss": [1.0, 2.0, 3.0, 6.0], "policy_loss": [0.0, 0.0, 0.0, -0.4]}
@@ -168,6 +168,14 @@ def test_only_the_first_steps_are_compared_and_the_peers_mean_with_ours():
     theirs.values["value_loss"] = [3.01]
     with pytest.raises(Disagreement, match="value_loss"):
         compare(case, task, ours, theirs)
+
+
+def test_in_bf16_a_sum_that_cancels_is_compared_by_the_size_of_its_terms():
+    check = Check("policy_loss", 1, 0.02, terms=0.5)
+    assert "within 0.005" in check_numbers(check, [0.0381], [0.0362], dtype="bf16")
+    for ours, dtype in ((0.0397, "bf16"), (0.0381, "fp32"), (0.0363, "fp32")):
+        with pytest.raises(Disagreement, match="policy_loss of step 1"):
+            check_numbers(check, [ours], [0.0362], dtype=dtype)
 
 
 @pytest.mark.parametrize(

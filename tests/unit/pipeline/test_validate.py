@@ -98,6 +98,9 @@ def tree(place, tmp_path, monkeypatch) -> Tree:
     }
 
 
+DPO = {"kind": "dpo", "model": "stage:sft", "data": "pairs.jsonl", "learning_rate": 2e-4}
+
+
 def write(path: Path, rows: list[Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -170,6 +173,9 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         0,
         ("1e-05 is 1/100 of what is usual for reward", "about 0.001"),
     ),
+    ("dpo", {**DPO, "beta": 300.0}, "beta", "warning", 0, ("300 is 3,000 times the usual 0.1", "hardly leave")),
+    ("dpo", {**DPO, "beta": 300.0, "length_normalised": True}, "beta", "warning", 0, ("300 times the usual 1",)),
+    ("dpo", {**DPO, "beta": 1e-5}, "beta", "warning", 0, ("1e-05 is 1/10,000 of the usual 0.1", "nothing will hold")),
     ("sft", {"eval_every": 5}, "eval_every", "warning", 0, ("does nothing", "eval_data or eval_frac")),
     ("sft", {"early_stopping": {}}, "early_stopping", "error", 2, ("this stage has none", "eval_data")),
     (

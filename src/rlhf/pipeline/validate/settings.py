@@ -62,6 +62,9 @@ MEASURED_BY_LOSS: Mapping[tuple[str, str], tuple[str, ...]] = {
 """Where the loss decides: (stage kind, loss) -> metrics, in place of the kind's."""
 EPISODE_METRICS = ("eval/turns_mean", "eval/done_frac")
 """Beside them, of a policy that talks with an environment."""
+LARGE_BETA = 100
+SMALL_BETA = 1000
+"""So far from the default of its method, a beta is more likely a slip of the pen than a choice; SPPO's authors have 0.001."""
 HIGHER_IS_BETTER = frozenset(
     {
         "eval/accuracy",
@@ -86,6 +89,7 @@ def check_settings(review: Review) -> None:
         if isinstance(stage, TrainConfig):
             _check_evaluation(review, stage)
             _check_learning_rate(review, stage)
+            _check_beta(review, stage)
         if isinstance(stage, DataInputs):
             _check_rows(review, stage)
         if isinstance(stage, RLConfig):
@@ -142,6 +146,24 @@ def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
         usual, told = far
         likely = "it will probably diverge" if stage.learning_rate > usual else "it will hardly learn"
         review.warn("learning_rate", f"{told}; {likely}.")
+
+
+def _check_beta(review: Review, stage: TrainConfig) -> None:
+    beta = getattr(stage, "beta", None)
+    if beta is None:
+        return
+    usual = type(stage).model_fields["beta"].default * (10 if getattr(stage, "length_normalised", False) else 1)
+    if beta > LARGE_BETA * usual:
+        review.warn(
+            "beta",
+            f"{beta:g} is {beta / usual:,.0f} times the usual {usual:g}: pairs that differ by a fraction of a nat count as learned, "
+            "so the policy will hardly leave where it started.",
+        )
+    elif beta < usual / SMALL_BETA:
+        review.warn(
+            "beta",
+            f"{beta:g} is 1/{usual / beta:,.0f} of the usual {usual:g}: nothing will hold the policy to where it started.",
+        )
 
 
 def _check_rows(review: Review, stage: DataInputs) -> None:
