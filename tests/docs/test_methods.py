@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
 from rlhf.config.recipe import RecipeConfig
 from rlhf.evaluation.overoptimisation import HackingVerdict
+from rlhf.files import write_json
 from rlhf.pipeline.validate import check_quickly
 from rlhf.pipeline.validate.settings import MEASURED, MEASURED_BY_LOSS, POLICY_METRICS
 from rlhf.training.log import RunLog
@@ -220,6 +222,21 @@ def test_the_table_shows_rows_that_are_there_and_names_the_others():
     assert "| [reward](../methods/reward.md) | 0.970 [0.950, 0.980] | - | - | 0.970 | 10 |" in text
     assert "`ppo` > `dpo`: PPO, tuned, is ahead of DPO" in text
     assert "Not run: sft, dft" in text
+
+
+def test_the_table_says_of_which_commit_its_rows_are_and_keeps_those_that_no_run_replaces(tmp_path, monkeypatch):
+    old = [{"seed": seed, "win_rate": 0.5, "commit": "aaa"} for seed in (1, 2)]
+    new = {"seed": 1, "win_rate": 0.9, "commit": "bbb"}
+    page, runs = tmp_path / "page.md", tmp_path / "runs"
+    write_json(page.with_suffix(".json"), {"dpo": old, "ipo": old, "ppo": old})
+    runs.joinpath("seed-1").mkdir(parents=True)
+    write_json(learning_table.row_file(runs, "ipo", 1), new)
+    monkeypatch.setattr(
+        sys, "argv", ["learning_table.py", "--collect", "--keep", "--folder", str(runs), "--write", str(page)]
+    )
+    learning_table.main()
+    assert json.loads(page.with_suffix(".json").read_text()) == {"dpo": old, "ipo": [new], "ppo": old}
+    assert "commit aaa; of `ipo`: bbb" in " ".join(page.read_text().split())
 
 
 def test_the_tables_command_is_of_all_rows_there_and_keeps_what_decided_them():

@@ -539,7 +539,7 @@ def test_a_service_that_asks_for_more_time_than_there_is_is_given_up_at_once():
     with serving(says(b"", 503, Retry_After="3600")) as service:
         start = time.monotonic()
         message = str(refusal(ServiceReward(service.url, patience=QUICK)))
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 15, "its deadline is 20 seconds"
     assert "1 attempt in" in message
     assert "Waiting 3.6e+03 seconds for the next would pass deadline_seconds (20)." in message
 
@@ -551,7 +551,7 @@ def test_the_deadline_ends_what_the_retries_would_not():
     with serving(says(b"", 503)) as service:
         start = time.monotonic()
         message = str(refusal(ServiceReward(service.url, patience=patience)))
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30, "a thousand retries would take a minute and a half"
     assert "would pass deadline_seconds (0.6)" in message
 
 
@@ -598,7 +598,7 @@ def test_an_interruption_ends_the_wait_for_a_service():
             start = time.monotonic()
             with pytest.raises(InterruptedRun, match="SIGALRM"):
                 ServiceReward(service.url).score(*samples("a"))
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 25, "a request has 30 seconds"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
