@@ -52,7 +52,7 @@ test: $(VENV)/.dev  ## the test suite, but for what is slow (make test ARGS="-k 
 	$(RUN) pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(VENV)/.dev  ## the tests that take more than about ten seconds each
+test-slow: $(VENV)/.dev  ## the rest of it: whole runs, killed, resumed or repeated
 	$(RUN) pytest -n $(WORKERS) --dist load -m slow $(ARGS)
 
 .PHONY: lint

@@ -85,6 +85,7 @@ def test_the_changelog_knows_this_version():
     assert headings[0] == "Unreleased" or headings[0].startswith(rlhf.__version__)
 
 
+@pytest.mark.slow
 def test_a_bare_installation_can_import_every_room():
     """As on a user's machine: only what core.txt locks can be found; an extra imported at the top of a room fails."""
     core = pins("core.txt").keys() | {"rlhf"}

@@ -70,6 +70,7 @@ def test_a_sample_is_the_same_on_a_gpu(way, gpu):
         alike(on_cpu, samples(policy(), **WAYS[way]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_sample_is_the_same_on_a_gpu_from_an_engine_that_is(engine, gpu):
     with placed_on("cpu"):

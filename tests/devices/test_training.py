@@ -60,6 +60,7 @@ def test_a_trainer_ends_with_the_same_weights_on_a_gpu(name, gpu, toys_on):
     compare(name, SETTINGS.get(name, {"rollouts": 1}), gpu, toys_on)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_trainer_ends_with_the_same_weights_on_a_gpu_with(variant, gpu, toys_on):
@@ -67,6 +68,7 @@ def test_a_trainer_ends_with_the_same_weights_on_a_gpu_with(variant, gpu, toys_o
     compare(name, settings, gpu, toys_on)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "ppo"])
 def test_a_run_that_was_begun_on_a_gpu_goes_on_from_its_checkpoint_on_a_cpu_and_back(name, tmp_path, gpu, toys_on):
     settings = {

@@ -68,6 +68,7 @@ def shrunk(path: Path, output: Path) -> RecipeConfig:
     return RecipeConfig.of({**tree, "output_dir": str(output), "threads": 1}, source=path.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_runs_and_leaves_a_whole_run_folder(path, tmp_path, monkeypatch, request):
     if "RLHF_ASSETS" in path.read_text(encoding="utf-8"):

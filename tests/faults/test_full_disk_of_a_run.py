@@ -80,6 +80,7 @@ def made_so_far(run_dir: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_in_any_stage_costs_that_stage_only(small_disk, tmp_path):
     run_dir = small_disk / "run"
     names = list(STAGES)

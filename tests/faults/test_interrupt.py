@@ -67,6 +67,7 @@ def whole_run(name: str, folder: Path) -> Any:
     return toy.weights_of(trainer), numbers(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", toy.NAMES)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(name, number, tmp_path):

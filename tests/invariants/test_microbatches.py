@@ -129,6 +129,7 @@ def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(case):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_weights_after_a_run_do_not_depend_on_micro_batches(case):
     runs = []

@@ -55,6 +55,7 @@ def test_a_process_beside_training_gives_the_bits_of_sampling_in_turn(name, tmp_
         assert logged(folder) == logged(tmp_path / "beside")
 
 
+@pytest.mark.slow
 @ignore_conv1d
 @pytest.mark.parametrize("case", CASES)
 def test_when_it_is_sampled_makes_no_difference(case, tmp_path):
@@ -222,6 +223,7 @@ def test_a_guard_goes_back_also_where_what_is_under_way_has_failed():
     assert again.state_dict()["groups"] == fresh.state_dict()["groups"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_the_reward_rises_one_step_off_too(name):
     log = RunLog()

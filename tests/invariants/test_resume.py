@@ -149,6 +149,7 @@ class SomeTeach:
         return ScoreResult([1.0 if int(p.id) % 2 else score for p, score in zip(prompts, good, strict=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", toy.GROUPS)
 def test_grpos_family_killed_in_either_half_ends_with_the_same_bits(name, tmp_path):
     # a cursor that prompts asked again have moved, greedy baselines, a weight that every rollout changes
@@ -167,6 +168,7 @@ def test_grpos_family_killed_in_either_half_ends_with_the_same_bits(name, tmp_pa
         ends_the_same(name, folder, result, toy.weights_of(trainer), tmp_path / "whole", **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", toy.NAMES)
 @pytest.mark.parametrize("moment", ["during", "after"])
 def test_a_run_killed_around_a_checkpoint_ends_with_the_same_bits(name, moment, tmp_path, monkeypatch):
@@ -194,6 +196,7 @@ def test_a_run_killed_around_a_checkpoint_ends_with_the_same_bits(name, moment, 
     assert not list((tmp_path / "killed" / "run").glob(".*")), "what the killed process left is cleared away"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", toy.NAMES)
 def test_a_run_that_goes_on_with_other_microbatches_ends_the_same_up_to_rounding(name, tmp_path):
     settings: dict[str, Any] = {"dropout": 0.0, "save_every": 2}

@@ -88,14 +88,17 @@ class FunctionProcess:
         found: list[float | Odd | None] = verdicts
         return found
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """Start the process and let it import the function, if it does not run yet.
+
+        Returns:
+            Whether it did not.
 
         Raises:
             CallError: It can't be found, or its module does not import.
         """
         with self._lock:
-            self._start()
+            return self._start()
 
     def close(self) -> None:
         """End the process, if there is one, with all that it started."""
@@ -105,11 +108,11 @@ class FunctionProcess:
             self._end()
         self._process = self._pipe = self._end = None
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
         if self._owner != os.getpid():
             self._process = self._pipe = self._end = None  # a fork of ours: the worker belongs to the parent
         if self._process is not None and not _has_exited(self._process):
-            return
+            return False
         self.close()
         ours, theirs = multiprocessing.Pipe()
         try:
@@ -131,6 +134,7 @@ class FunctionProcess:
         if failure is not None:
             self.close()
             raise CallError(failure)
+        return True
 
     def _spawn(self, descriptor: int) -> None:
         self._owner = os.getpid()

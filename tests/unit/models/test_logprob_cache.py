@@ -251,6 +251,7 @@ def test_a_model_that_something_outside_alters_is_asked_each_time(alter):
             handle.remove()
 
 
+@pytest.mark.slow
 def test_the_new_switches_of_precision_are_a_fact_and_no_error():
     """Once one was set torch refuses to say what the old one is."""
     program = textwrap.dedent(

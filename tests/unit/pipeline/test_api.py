@@ -35,6 +35,7 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_three_calls_train_three_models_in_one_run_folder(files, tmp_path):
     trainer = RLHFTrainer(
         RLHFConfig(

@@ -167,6 +167,7 @@ def state(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(stage)): p.read_bytes() for p in stage.rglob("*") if p.is_file() and p.name != RECORD}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", [(1,), (1, 2)], ids=["made anew", "brought back"])
 def test_killed_at_every_change_of_the_disk_the_same_command_goes_on(tmp_path, monkeypatch, history):
     done = install(monkeypatch)

@@ -116,6 +116,7 @@ def test_held_out_rows_that_are_learned_from_are_an_alarm_and_notes_count_both_s
     assert "eval_data: 3 of these held out (eval_frac 0.1), 27 learned from" in told("split", "note", eval_frac=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value_model", ["separate", "shared"])
 @pytest.mark.parametrize("model", ["embedded", LORA], ids=["all weights", "lora"])
 def test_ppo_runs_with_either_critic_and_with_adapters(files, tmp_path, value_model, model):

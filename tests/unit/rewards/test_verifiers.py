@@ -170,6 +170,36 @@ def test_math_verify_judges_expressions_and_can_be_stopped():
     assert result.scores == [1.0, 0.0, 0.0]
 
 
+SLOW_TO_LOAD = """
+import time
+time.sleep(1.5)
+def parse(text, parsing_timeout):
+    if text == "hang":
+        time.sleep(60)
+    return [text.strip("$")]
+def verify(wanted, found, timeout_seconds):
+    return wanted == found
+"""
+
+
+def test_what_a_verifier_loads_is_no_completions_time_nor_after_one_that_hung(tmp_path, monkeypatch):
+    (tmp_path / "math_verify.py").write_text(SLOW_TO_LOAD, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with build_reward({"kind": "math", "timeout_seconds": 1}) as scorer:
+        result = scorer.score(*samples("1", "hang", "2", answer=["1", "1", "2"]))
+    assert result.scores == [1.0, 0.0, 1.0]
+    assert result.per_component["math/gave_up"] == [0.0, 1.0, 0.0]
+
+
+def test_a_verifier_that_can_not_be_loaded_is_an_error_and_no_completions_fault(tmp_path, monkeypatch):
+    (tmp_path / "math_verify.py").write_text(
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with build_reward({"kind": "math"}) as scorer, pytest.raises(RewardError, match="can't be used"):
+        scorer.score(*samples("1", answer=["1"]))
+
+
 def test_what_is_not_installed_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
     with pytest.raises(MissingExtraError, match=r"'math' needs the package 'math_verify'.*pip install -e '.+\[eval\]'"):

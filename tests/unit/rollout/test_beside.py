@@ -30,6 +30,7 @@ def request(**changes: Any) -> Request:
     return Request(**(settings | changes))
 
 
+@pytest.mark.slow
 def test_a_process_samples_by_the_weights_it_was_given_and_is_ended_at_the_end():
     policy = toy.build_policy()
     sampler = SamplerProcess(policy, autocast="none", threads=1)
@@ -85,6 +86,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_process_does_not_outlive_a_trainer_that_is_killed():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()) as parent:
         assert parent.stdout is not None

@@ -401,6 +401,7 @@ def test_dropout_left_on_is_found_whatever_the_ratio_in_use(name):
     assert [m for event in log.read("alarm") if "first ratio" in (m := event["message"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*toy.GROUPS])
 def test_every_member_of_the_family_raises_the_reward(name):
     log = RunLog()

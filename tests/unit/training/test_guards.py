@@ -293,6 +293,7 @@ def first_alarms(metrics: dict[str, np.ndarray]) -> list[dict[str, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_fewer_than_one_healthy_run_in_a_hundred_raises_any_alarm():
     found = first_alarms(made_up_runs(np.random.default_rng(0), 10_000, 30))
     assert sum(map(bool, found)) < 100

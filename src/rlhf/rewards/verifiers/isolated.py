@@ -14,8 +14,8 @@ MEMORY_BYTES = 4 << 30
 VERIFIERS = "rlhf.rewards.verifiers."
 
 
-def judge(verifier: str, text: str, reference: Any, options: Mapping[str, Any]) -> list[Any]:
-    """Called in the worker, with one completion.
+def judge(verifier: str, text: str | None, reference: Any, options: Mapping[str, Any]) -> list[Any]:
+    """Called in the worker, with one completion; or with None, so that no completion waits for what a verifier loads.
 
     Returns:
         Score and format; or None, where memory ran out; or nothing, where the reference can't be read.
@@ -24,8 +24,12 @@ def judge(verifier: str, text: str, reference: Any, options: Mapping[str, Any]) 
     most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     logging.disable()  # math-verify tells every expression that it can't read
+    module = importlib.import_module(f"{VERIFIERS}{verifier}")
+    if text is None:
+        module.prepare()
+        return []
     try:
-        verdict = importlib.import_module(f"{VERIFIERS}{verifier}").verify(text, reference, **options)
+        verdict = module.verify(text, reference, **options)
     except BadReferenceError:
         return []
     except (MemoryError, RecursionError):

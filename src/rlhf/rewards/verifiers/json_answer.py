@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from rlhf.rewards.verifiers.answers import BadReferenceError, Verdict
@@ -27,6 +28,12 @@ def check_reference(reference: Any) -> None:
     except jsonschema.SchemaError as err:
         place = ".".join(map(str, err.absolute_path)) or "the top"
         raise BadReferenceError(f"holds no valid JSON schema: at {place}, {err.message[:200]}") from err
+
+
+def prepare() -> None:
+    """Load the package that schemas need, where it is installed."""
+    with suppress(ImportError):
+        importlib.import_module("jsonschema")
 
 
 def verify(text: str, reference: Any, *, schema: Any) -> Verdict:

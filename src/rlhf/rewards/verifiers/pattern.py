@@ -18,6 +18,10 @@ def check_reference(reference: Any) -> None:
         raise BadReferenceError(f"holds {str(reference)[:60]!r}; wanted the text that the pattern's group should find")
 
 
+def prepare() -> None:
+    """There is nothing to load."""
+
+
 def verify(text: str, reference: Any, *, pattern: str, full: bool) -> Verdict:
     """1 where the pattern is found and, where there is a reference, its first group holds that.
 

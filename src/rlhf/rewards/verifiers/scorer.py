@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, require
-from rlhf.rewards.process import FunctionProcess
+from rlhf.rewards.process import START_SECONDS, FunctionProcess
 from rlhf.rewards.types import CompletionLike, Notify, ScoreResult
 from rlhf.rewards.verdicts import OnError, refuse
 from rlhf.rewards.verifiers import exact, json_answer, math_answer, numeric, pattern
@@ -158,7 +158,8 @@ class VerifierReward:
             "options": self.options,
         }
         try:
-            self._process.start()  # importing it takes time that is not the completion's
+            if self._process.start():  # what a verifier loads takes time that is not the completion's
+                self._prepare(call)
             said = self._process.call(call, self.timeout_seconds)
         except CallError as err:
             if err.failure.worker_lost and not err.failure.hopeless:
@@ -168,3 +169,10 @@ class VerifierReward:
             raise BadReferenceError(f"holds {str(reference)[:60]!r}, which can't be read as an answer")
         score, *rest = said
         return Verdict(float(score), bool(rest[0])) if isinstance(score, float) else None
+
+    def _prepare(self, call: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        try:
+            self._process.call({**call, "text": None}, START_SECONDS)
+        except CallError as err:
+            raise CallError(err.failure._replace(hopeless=True)) from err  # no completion is to blame for it
