@@ -15,6 +15,7 @@ import pytest
 
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Task
 from tests.conftest import CHROMIUM_NAMES
+from tests.fixtures.labelling import LONGEST_WAIT_MS
 
 
 class Server:
@@ -94,7 +95,7 @@ def open_page(browser: Any, server: Server) -> Iterator[Any]:
 
     def open_page(name: str, **how: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **how})
-        context.set_default_timeout(5000)
+        context.set_default_timeout(LONGEST_WAIT_MS)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))

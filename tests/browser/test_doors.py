@@ -6,7 +6,7 @@ import pytest
 
 from rlhf.feedback.guidelines import AnnotationGuideline, Example, set_guidelines
 from tests.browser.test_annotate import faults
-from tests.fixtures.labelling import task
+from tests.fixtures.labelling import LONGEST_WAIT_MS, task
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -17,7 +17,7 @@ def test_no_page_has_a_serious_fault_or_scrolls_sideways(server, browser, screen
     context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)
     try:
         page = context.new_page()
-        page.set_default_timeout(5000)
+        page.set_default_timeout(LONGEST_WAIT_MS)
         found = {}
 
         def look(name):

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from rlhf.feedback.store.engine import reading
 from rlhf.feedback.store.tables import OPEN, AssignmentRow
-from tests.fixtures.labelling import after, assignment_on, now_at, task
+from tests.fixtures.labelling import LONGEST_WAIT_MS, after, assignment_on, now_at, task
 
 
 def num_open(server) -> int:
@@ -274,7 +274,7 @@ def test_a_task_that_comes_after_an_undo_took_its_place_goes_back(server, open_p
 def test_an_owner_who_looks_holds_up_no_task_and_may_judge(server, browser, screenshots, width):
     server.add(task("x"), task("y"))
     page = browser.new_context(viewport={"width": width, "height": 800}).new_page()
-    page.set_default_timeout(5000)
+    page.set_default_timeout(LONGEST_WAIT_MS)
     page.goto(server.invitation("boss", role="owner"))
     page.screenshot(path=screenshots / f"owner_join_{width}.png")
     page.get_by_role("button", name="Start").click()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.conftest import Server
 from tests.browser.test_annotate import faults
-from tests.fixtures.labelling import after, task
+from tests.fixtures.labelling import LONGEST_WAIT_MS, after, task
 
 
 def pictures(tmp_path):
@@ -21,7 +21,7 @@ def pictures(tmp_path):
 
 def come_in(browser, link, **how):
     page = browser.new_context(**how).new_page()
-    page.set_default_timeout(5000)
+    page.set_default_timeout(LONGEST_WAIT_MS)
     page.goto(link)
     page.get_by_role("button", name="Start").click()
     page.wait_for_url(re.compile(r"/(dashboard)?$"))

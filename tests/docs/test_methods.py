@@ -235,8 +235,8 @@ def test_the_table_says_of_which_commit_its_rows_are_and_keeps_those_that_no_run
         sys, "argv", ["learning_table.py", "--collect", "--keep", "--folder", str(runs), "--write", str(page)]
     )
     learning_table.main()
-    assert json.loads(page.with_suffix(".json").read_text()) == {"dpo": old, "ipo": [new], "ppo": old}
-    assert "commit aaa; of `ipo`: bbb" in " ".join(page.read_text().split())
+    assert json.loads(page.with_suffix(".json").read_text()) == {"dpo": old, "ipo": [new, old[1]], "ppo": old}
+    assert "commit aaa; of `ipo`: bbb. Rows of another commit" in " ".join(page.read_text().split())
 
 
 def test_the_tables_command_is_of_all_rows_there_and_keeps_what_decided_them():
@@ -300,8 +300,11 @@ def test_rows_of_unlike_code_and_versions_are_told():
         "torch 2 and 3",
         "The rows of `dpo` were made by different states of its code: seed 1 aa, seed 2 bb.",
     ]
-    stage = SimpleNamespace(code={"losses": "1"}, versions={"torch": "2"})
-    other = SimpleNamespace(code={"losses": "2"}, versions={"torch": "2"})
+    stage = SimpleNamespace(code={"losses": "1"}, versions={"torch": "2"}, parents={"reward": "a/model@11"})
+    other = SimpleNamespace(code={"losses": "2"}, versions={"torch": "2"}, parents={"reward": "b/model@11"})
+    third = SimpleNamespace(code={"losses": "2"}, versions={"torch": "2"}, parents={"reward": "b/model@22"})
+    read = [learning_table.made_by({"dpo": each})["read"] for each in (stage, other, third)]
+    assert read[0] == read[1] != read[2], "by what is in it, wherever it lies"
     assert learning_table.made_by({"dpo": stage})["code"] != learning_table.made_by({"dpo": other})["code"]
     assert learning_table.made_by({"dpo": stage})["versions"] == {"torch": "2"}
 

@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 
 from rlhf.evaluation.intervals import mean_interval, unit_means, wilson_interval
 from rlhf.evaluation.winrate import win_rate
-from rlhf.feedback.aggregation import Comparison, crowd_bradley_terry, dawid_skene, majority_vote
+from rlhf.feedback.aggregation import dawid_skene, majority_vote
 from rlhf.feedback.agreement import (
     Labels,
     agreement_estimate,
@@ -28,6 +28,7 @@ from rlhf.feedback.agreement import (
     observed_agreement,
 )
 from rlhf.feedback.readings import length_of
+from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
 from rlhf.losses.ties import davidson_loss, rao_kupper_loss
 
 GRADES = {"a-is-better": 2, "a-is-slightly-better": 1, "tie": 0, "b-is-slightly-better": -1, "b-is-better": -2}

@@ -57,13 +57,14 @@ def feedback_import(
     Rows become tasks by what they hold: two completions are compared, several ranked, one is called good or bad. The same
     file may be imported again: what is there already stays as it is. All of an import is kept, or nothing.
     """
-    from rlhf.data.words import counted
-    from rlhf.feedback.imports import import_items
+    from rlhf.data.words import counted, printable
+    from rlhf.feedback.imports import import_items, left_out_words, overlap_words
 
     name, found = _read(file, layout, kind=kind, batch=batch or "", gold=gold, skip_bad=skip_bad)
     with opened_store(store, must_exist=False) as opened:
         how: OnBadRow = "skip" if skip_bad else "error"
         done = import_items(opened, found.items, with_judgements=judgements, on_other_texts=how)
+        overlap = overlap_words(found.items, opened.rules.overlap) if judgements else ""
     known = f", {done.num_known:,} there already" if done.num_known else ""
     print(f"{counted(done.num_added, 'task')} added{known} (read as {name!r}).")
     if done.gold_not_taken:
@@ -75,11 +76,10 @@ def feedback_import(
         )
     if done.recorded.num_added or done.recorded.num_known:
         say_recorded(done.recorded)
-    left_out = [*found.left_out, *done.left_out]
-    for bad in left_out[:20]:
-        print(f"left out: {bad.where}: {bad.reason}")
-    if len(left_out) > 20:
-        print(f"... and {counted(len(left_out) - 20, 'more row')} left out.")
+    if overlap:
+        print(overlap)
+    for line in left_out_words([*found.left_out, *done.left_out]):
+        print(printable(line))
 
 
 def _read(

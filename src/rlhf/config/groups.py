@@ -55,9 +55,9 @@ class GRPOConfig(RLConfig):
     @model_validator(mode="after")
     def _credit_can_be_given(self) -> Self:
         if self.group_size < 2 and (self.advantage in NEEDS_SIBLINGS or self.baseline == "group"):
+            which = "baseline 'group'" if self.baseline == "group" else f"advantage {self.advantage!r}"
             raise ValueError(
-                f"advantage {self.advantage!r} compares completions of one prompt; group_size must be at least 2, and is "
-                f"{self.group_size}"
+                f"{which} compares completions of one prompt; group_size must be at least 2, and is {self.group_size}"
             )
         if self.baseline == "group" and self.advantage != "batch":
             raise ValueError(f"baseline belongs to the advantage `batch`; the advantage is {self.advantage!r}")

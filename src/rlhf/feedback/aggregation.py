@@ -1,8 +1,7 @@
-"""From several judgements of an item to one, with how likely it is to be right: majority, Dawid-Skene, Bradley-Terry.
+"""From several judgements of an item to one, with how likely it is to be right: majority, Dawid-Skene.
 
     majority_vote      every annotator counts the same
     dawid_skene        each annotator has a table of what they answer when the truth is c; learned without knowing the truth
-    crowd_bradley_terry  each completion has a strength and each annotator a reliability; for comparisons of several models
 
 From the probability p of the winner comes the reward model's soft label: ``use_confidence`` takes 2p - 1 in the column
 ``confidence``, 0 for a coin's throw and 1 for certainty.
@@ -10,17 +9,14 @@ From the probability p of the winner comes the reward model's soft label: ``use_
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit, log_expit
 
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import ConfigError
 from rlhf.feedback.agreement import Labels
 
 Array = NDArray[np.float64]
@@ -136,116 +132,4 @@ def dawid_skene(
     right = np.einsum("c,acc->a", prior, confusion)
     return Consensus(
         labels.item_names, labels.scale, truth, dict(zip(labels.annotator_names, right.tolist(), strict=True))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One judgement of two competitors."""
-
-    annotator: Hashable
-    winner: Hashable
-    loser: Hashable
-    is_tie: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Strengths:
-    """What ``crowd_bradley_terry`` found."""
-
-    strengths: dict[Hashable, float]
-    """Log-odds against an average competitor; mean 0."""
-    reliability: dict[Hashable, float]
-    """Annotator to the probability that they report what they see, in (0, 1); 1/2 is chance, below it the wrong way round."""
-    loss: float
-    """Mean negative log-likelihood of a comparison, nats, without the prior."""
-
-    def win_probability(self, first: Hashable, second: Hashable) -> float:
-        """That a reliable annotator prefers the first."""
-        return float(expit(self.strengths[first] - self.strengths[second]))
-
-
-def crowd_bradley_terry(
-    comparisons: Sequence[Comparison], *, prior: float = 0.1, reliability_prior: tuple[float, float] = (8.0, 2.0)
-) -> Strengths:
-    """Strengths of competitors and reliabilities of annotators from comparisons, together, by maximum a posteriori.
-
-        P(a reports i > j) = eta_a sigmoid(s_i - s_j) + (1 - eta_a) sigmoid(s_j - s_i)
-
-    A tie is half a win for each. The prior on strengths, ``prior / 2`` times their squares, keeps an unbeaten competitor
-    and groups that never met finite; eta has a Beta prior with most of its weight above one half, which also says which way
-    round is right.
-
-    Source: Chen et al. 2013, "Pairwise ranking aggregation in a crowdsourced setting", eqs. 5 to 7 (WSDM).
-
-    Args:
-        comparisons: At least one.
-        prior: Weight of the strengths' squares; above 0.
-        reliability_prior: Parameters of eta's Beta prior, both above 1.
-
-    Returns:
-        See ``Strengths``.
-
-    Raises:
-        DataError: There is no comparison, or one of a competitor with itself.
-        ConfigError: A prior is out of range.
-    """
-    if not comparisons:
-        raise DataError("There is no comparison; wanted at least one.")
-    if prior <= 0 or min(reliability_prior) <= 1:
-        raise ConfigError(
-            f"prior is {prior} and reliability_prior {reliability_prior}; the first must be above 0, the others above 1."
-        )
-    if alone := next((c for c in comparisons if c.winner == c.loser), None):
-        raise DataError(f"{alone.annotator!r} compared {alone.winner!r} with itself.")
-    names = list(dict.fromkeys(name for c in comparisons for name in (c.winner, c.loser)))
-    people = list(dict.fromkeys(c.annotator for c in comparisons))
-    place, person = {n: i for i, n in enumerate(names)}, {n: i for i, n in enumerate(people)}
-    who = np.array([person[c.annotator] for c in comparisons])
-    won = np.array([place[c.winner] for c in comparisons])
-    lost = np.array([place[c.loser] for c in comparisons])
-    tie = np.array([c.is_tie for c in comparisons])
-    a, b = reliability_prior
-
-    def likelihood(parameters: Array) -> tuple[Array, Array, Array, Array]:
-        """Per comparison: log P, its derivative by the margin, by the annotator's logit, and P."""
-        margin = parameters[won] - parameters[lost]
-        eta = expit(parameters[len(names) :])[who]
-        seen = expit(margin)
-        probability = eta * seen + (1 - eta) * (1 - seen)
-        slope = seen * (1 - seen)
-        forwards = (2 * eta - 1) * slope / probability
-        by_logit = (2 * seen - 1) * eta * (1 - eta) / probability
-        backwards = -(2 * eta - 1) * slope / (1 - probability)
-        by_logit_back = -(2 * seen - 1) * eta * (1 - eta) / (1 - probability)
-        log = np.where(tie, (np.log(probability) + np.log1p(-probability)) / 2, np.log(probability))
-        return (
-            log,
-            np.where(tie, (forwards + backwards) / 2, forwards),
-            np.where(tie, (by_logit + by_logit_back) / 2, by_logit),
-            probability,
-        )
-
-    def loss(parameters: Array) -> tuple[float, Array]:
-        log, by_margin, by_logit, _ = likelihood(parameters)
-        strengths, logits = parameters[: len(names)], parameters[len(names) :]
-        eta = expit(logits)
-        value = -log.sum() + prior / 2 * (strengths**2).sum()
-        value -= ((a - 1) * log_expit(logits) + (b - 1) * log_expit(-logits)).sum()
-        gradient = np.zeros_like(parameters)
-        np.add.at(gradient, won, -by_margin)
-        np.add.at(gradient, lost, by_margin)
-        gradient[: len(names)] += prior * strengths
-        np.add.at(gradient, len(names) + who, -by_logit)
-        gradient[len(names) :] -= (a - 1) * (1 - eta) - (b - 1) * eta
-        return float(value), gradient
-
-    start = np.concatenate([np.zeros(len(names)), np.full(len(people), math.log((a - 1) / (b - 1)))])
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-14, "gtol": 1e-9})
-    strengths = found.x[: len(names)] - found.x[: len(names)].mean()
-    log, *_ = likelihood(found.x)
-    return Strengths(
-        dict(zip(names, strengths.tolist(), strict=True)),
-        dict(zip(people, expit(found.x[len(names) :]).tolist(), strict=True)),
-        float(-log.mean()),
     )

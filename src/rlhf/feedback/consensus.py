@@ -20,13 +20,14 @@ from statistics import mean
 from typing import Any, Literal
 
 from rlhf.errors import ConfigError, DataError, look_up
-from rlhf.feedback.aggregation import Comparison, Consensus, crowd_bradley_terry, dawid_skene, majority_vote
+from rlhf.feedback.aggregation import Consensus, dawid_skene, majority_vote
 from rlhf.feedback.agreement import Labels
 from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline
 from rlhf.feedback.items import Item
 from rlhf.feedback.provenance import RESERVED
 from rlhf.feedback.rows import overall_ratings
 from rlhf.feedback.store.values import Task, TaskKind
+from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
 from rlhf.seeds import derive_seed
 
 Aggregate = Literal["majority", "dawid-skene", "bradley-terry"]

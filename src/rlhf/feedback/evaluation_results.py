@@ -15,13 +15,13 @@ from scipy.sparse.csgraph import connected_components
 from rlhf.data.words import counted, printable
 from rlhf.evaluation.intervals import Estimate, finite_or_none, mean_interval, share_with_ties_interval, unit_means
 from rlhf.evaluation.winrate import WinRate, win_rate
-from rlhf.feedback.aggregation import Comparison, Strengths, crowd_bradley_terry
 from rlhf.feedback.agreement import MAX_VOID_FRAC, MIN_ITEMS
 from rlhf.feedback.evaluation import OVERALL, Judged
 from rlhf.feedback.evaluation_alike import Alike, alike_of, not_compared
 from rlhf.feedback.guidelines import AnnotationGuideline, overall_rating
 from rlhf.feedback.planning import detectable_difference, pairs_for_win_rate
 from rlhf.feedback.readings import values_of
+from rlhf.feedback.strengths import Comparison, Strengths, crowd_bradley_terry
 from rlhf.seeds import derive_seed
 
 SMALL_DIFFERENCE = 0.05
@@ -98,8 +98,9 @@ class HumanEvaluation:
     strengths: dict[str, Estimate]
     """Bradley-Terry log-odds against an average model, on prompts where completions differ; annotators weigh by their
     reliability. Empty for one model."""
-    reliability: dict[str, float]
-    """Annotator -> probability that they report what they see, by the same fit; of those whom it could compare with others."""
+    reliability: dict[str, Estimate]
+    """Annotator -> probability that they report what is better, by the same fit; of those whom it could compare with others.
+    Missing where the judgements say less of it than the belief that the fit starts from."""
     reliability_reason: str
     """Why there is none, or not one for everybody."""
     num_identical: int
@@ -132,7 +133,7 @@ class HumanEvaluation:
                 for v in self.win_rates
             ],
             "strengths": {model: found.to_dict() for model, found in self.strengths.items()},
-            "reliability": dict(self.reliability),
+            "reliability": {name: found.to_dict() for name, found in self.reliability.items()},
             **({"reliability_reason": self.reliability_reason} if self.reliability_reason else {}),
             "num_identical": self.num_identical,
             "power": None if self.power is None else {**asdict(self.power), "detectable": finite_or_none(self.power.detectable)},
@@ -177,7 +178,8 @@ def evaluate(
     outcomes = [outcome for one in judged for outcome in _outcomes(one, criteria)]
     rated = [one for one in judged if one.kind == "rating"]
     win_rates = sorted(_win_rates(outcomes, alike_of(key)), key=lambda versus: _place(versus.criterion, "", criteria))
-    fitted = _fit(_pooled(outcomes))
+    pooled = _by_prompt(_pooled(outcomes))
+    fitted = _fit(pooled, with_intervals=True)
     comparable = _comparable(_pooled(outcomes))
     return HumanEvaluation(
         models=models,
@@ -187,8 +189,8 @@ def evaluate(
         scores=_scores(rated, criteria),
         differences=_differences(rated, criteria),
         win_rates=win_rates,
-        strengths=_strengths(fitted, _pooled(outcomes), seed=seed, resamples=resamples) if fitted else {},
-        reliability={str(n): value for n, value in fitted.reliability.items() if n in comparable} if fitted else {},
+        strengths=_strengths(fitted, pooled, seed=seed, resamples=resamples) if fitted else {},
+        reliability={str(n): e for n, e in fitted.reliability_intervals.items() if n in comparable} if fitted else {},
         reliability_reason=_unreliable_words(_pooled(outcomes), comparable),
         num_identical=len(set().union(*not_compared(key).values())),
         power=_power(win_rates),
@@ -332,27 +334,37 @@ def _versus(criterion: str, first: str, second: str, given: Sequence[_Outcome], 
     return Versus(first=first, second=second, criterion=criterion, rate=rate, alike=alike, over_all=over_all)
 
 
-def _fit(outcomes: Sequence[_Outcome]) -> Strengths | None:
-    comparisons = [
-        Comparison(o.annotator, *((o.first, o.second) if o.y >= 0.5 else (o.second, o.first)), is_tie=o.y == 0.5)
-        for o in outcomes
-    ]
-    return crowd_bradley_terry(comparisons) if comparisons else None
-
-
-def _strengths(fitted: Strengths, outcomes: Sequence[_Outcome], *, seed: int, resamples: int) -> dict[str, Estimate]:
-    """Percentile intervals over prompts; a draw without a model says nothing of it."""
+def _by_prompt(outcomes: Sequence[_Outcome]) -> list[list[_Outcome]]:
     of_item: dict[str, list[_Outcome]] = defaultdict(list)
     for outcome in outcomes:
         of_item[outcome.item].append(outcome)
-    items = list(of_item.values())
-    reason = _too_few(len(items), MIN_ITEMS) if len(items) < MIN_ITEMS else _why_boundless(outcomes)
+    return list(of_item.values())
+
+
+def _fit(prompts: Sequence[Sequence[_Outcome]], *, with_intervals: bool = False) -> Strengths | None:
+    """A prompt that was drawn twice is two prompts."""
+    comparisons = [
+        Comparison(
+            o.annotator, *((o.first, o.second) if o.y >= 0.5 else (o.second, o.first)), is_tie=o.y == 0.5, item=(place, o.criterion)
+        )
+        for place, outcomes in enumerate(prompts)
+        for o in outcomes
+    ]  # fmt: skip
+    return crowd_bradley_terry(comparisons, with_intervals=with_intervals) if comparisons else None
+
+
+def _strengths(
+    fitted: Strengths, items: Sequence[Sequence[_Outcome]], *, seed: int, resamples: int
+) -> dict[str, Estimate]:
+    """Percentile intervals over prompts; a draw without a model says nothing of it."""
+    everything = [outcome for outcomes in items for outcome in outcomes]
+    reason = _too_few(len(items), MIN_ITEMS) if len(items) < MIN_ITEMS else _why_boundless(everything)
     rng = np.random.default_rng(derive_seed(seed, "human-eval", "bootstrap"))
     drawn: dict[str, list[float]] = defaultdict(list)
     num_boundless = 0
     for _ in range(0 if reason else resamples):
-        again = [outcome for place in rng.integers(0, len(items), len(items)) for outcome in items[place]]
-        num_boundless += bool(_why_boundless(again))
+        again = [items[place] for place in rng.integers(0, len(items), len(items))]
+        num_boundless += bool(_why_boundless([outcome for outcomes in again for outcome in outcomes]))
         refitted = _fit(again)
         assert refitted is not None, "every prompt has an outcome"
         for model, strength in refitted.strengths.items():
@@ -435,12 +447,21 @@ def _lines(found: HumanEvaluation) -> Iterator[str]:
         yield f"  {versus.criterion:14} {versus.first} over {versus.second}: {versus.rate}{_alike_words(versus)}"
     if found.strengths:
         listed = ", ".join(f"{model} {_words(strength, '+.2f')}" for model, strength in found.strengths.items())
-        yield f"  strengths (Bradley-Terry, log-odds against the average): {listed}"
-        known = [f"{name} {value:.2f}" for name, value in found.reliability.items()]
-        known += [found.reliability_reason] if found.reliability_reason else []
-        yield f"  reliability of annotators: {', '.join(known)}"
+        yield f"  strengths (Bradley-Terry, log-odds against the average, annotators weighed by reliability): {listed}"
+        yield f"  reliability of annotators (how often they report what is better): {_reliability_words(found)}"
     if found.power is not None:
         yield _power_words(found.power)
+
+
+def _reliability_words(found: HumanEvaluation) -> str:
+    """Those measured, each with its interval; those not, by their reasons."""
+    known = [f"{name} {_words(one)}" for name, one in found.reliability.items() if one.measured]
+    why: dict[str, list[str]] = defaultdict(list)
+    for name, one in found.reliability.items():
+        if not one.measured:
+            why[one.reason].append(name)
+    known += [f"not measured of {', '.join(names)}: {reason}" for reason, names in why.items()]
+    return ", ".join([*known, *([found.reliability_reason] if found.reliability_reason else [])])
 
 
 def _alike_words(versus: Versus) -> str:

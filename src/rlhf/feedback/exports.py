@@ -34,6 +34,8 @@ class Selection:
     """Annotator to why; their judgements stay behind."""
     num_left_behind: int = 0
     """Judgements of theirs."""
+    only_unqualified: frozenset[str] = frozenset()
+    """Ids of tasks of which no other judgement is there."""
     kinds: Counter[str] = field(default_factory=Counter)
     """Kinds of the items that leave."""
     simulated: str = ""
@@ -45,19 +47,30 @@ class Selection:
         return sum(len(item.said) for item in self.items)
 
     def notes(self, *, with_unjudged: bool, aggregated: bool) -> list[str]:
-        """What is left out because nobody judged it, in words.
+        """What is left out because nobody judged it, or nobody who is qualified, in words.
 
         Args:
             with_unjudged: Tasks without a judgement are written, too.
             aggregated: Rows are one for each item, and gold items have none anyway.
         """
-        unjudged = [i.task for i in self.items if not i.said and not (aggregated and i.task.gold is not None)]
+        bare = [i.task for i in self.items if not i.said and not (aggregated and i.task.gold is not None)]
+        unqualified = sum(task.id in self.only_unqualified for task in bare)
+        judged = f"{counted(unqualified, 'task')} that only annotators who are not qualified judged"
+        notes = []
         if with_unjudged:
-            empty = [task for task in unjudged if not task.prompt]
+            if unqualified:
+                notes.append(f"written without a judgement: {judged}.")
+            empty = [task for task in bare if not task.prompt]
             why = "that nobody judged: their prompt is empty, and a row of it could not be imported again"
-            return [f"left out: {counted(len(empty), 'task')} {why} (the first: {empty[0].id!r})."] if empty else []
-        more = "" if aggregated else " (--unjudged writes them, too, to .jsonl or .json)"
-        return [f"left out: {counted(len(unjudged), 'task')} without a judgement{more}."] if unjudged else []
+            if empty:
+                notes.append(f"left out: {counted(len(empty), 'task')} {why} (the first: {empty[0].id!r}).")
+            return notes
+        if unqualified:
+            notes.append(f"left out: {judged}.")
+        if unjudged := len(bare) - unqualified:
+            more = "" if aggregated else " (--unjudged writes them, too, to .jsonl or .json)"
+            notes.append(f"left out: {counted(unjudged, 'task')} without a judgement{more}.")
+        return notes
 
 
 def select(
@@ -104,6 +117,9 @@ def _leave_unqualified(selection: Selection, store: PreferenceStore, rules: Qual
         str(review.annotator): "; ".join(review.unqualified_because) for review in reviews if not review.qualified
     }
     before = selection.num_judgements
+    selection.only_unqualified = frozenset(
+        item.task.id for item in selection.items if item.said and not any(s.annotator in qualified for s in item.said)
+    )
     selection.items = [
         Item(task=item.task, said=tuple(said for said in item.said if said.annotator in qualified))
         for item in selection.items

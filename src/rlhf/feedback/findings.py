@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf.data.words import counted
+from rlhf.data.words import counted, listed
 from rlhf.evaluation.intervals import Estimate, share_interval, unit_means
 from rlhf.feedback.agreement import (
     Labels,
@@ -55,6 +55,8 @@ class Coverage:
     num_tasks: int
     """Gold items apart."""
     num_gold: int
+    gold_frac: float
+    """Share of an annotator's tasks that are to be gold items."""
     overlap: int
     """Judgements wanted of each task."""
     num_complete: int
@@ -64,8 +66,12 @@ class Coverage:
     num_untouched: int
     num_skipped: int
     """Tasks that somebody skipped and that still want judgements."""
+    num_left_to_newcomers: int
+    """Of those: everybody who works here has skipped or judged them, and somebody who was invited has not begun."""
     num_left_to_nobody: int
-    """Of those: everybody who works here has skipped or judged them, so they are asked of nobody any more."""
+    """Of those: the same, and nobody else was invited, so they are asked of nobody any more."""
+    newcomers: tuple[str, ...]
+    """Who was invited and has not begun."""
     num_judgements: int
     """That count: neither replaced nor taken back."""
     num_simulated: int
@@ -201,12 +207,15 @@ def _coverage(store: PreferenceStore, judgements: Sequence[Judgement], simulated
     return Coverage(
         num_tasks=far.num_tasks,
         num_gold=far.num_gold,
+        gold_frac=store.rules.gold_frac,
         overlap=overlap,
         num_complete=complete,
         num_started=len(given) - complete,
         num_untouched=far.num_tasks - len(given),
         num_skipped=skipped.num_waiting,
+        num_left_to_newcomers=skipped.num_left_to_newcomers,
         num_left_to_nobody=skipped.num_left_to_nobody,
+        newcomers=skipped.newcomers,
         num_judgements=len(judgements),
         num_simulated=sum(judgement.annotator in simulated for judgement in judgements),
         num_annotators=len({judgement.annotator for judgement in judgements}),
@@ -301,15 +310,37 @@ def _notes(coverage: Coverage, agreement: Sequence[QuestionAgreement], verdicts:
             f"{counted(coverage.num_left_to_nobody, 'task')} will not be finished: everybody here has skipped or judged them, and they "
             "still want judgements. Invite somebody else, or look whether they can be judged at all."
         )
+    if coverage.num_left_to_newcomers:
+        notes.append(
+            f"Left to those who were invited and have not begun ({listed(coverage.newcomers)}): "
+            f"{counted(coverage.num_left_to_newcomers, 'task')}, skipped or judged by everybody else here. If they don't come, invite "
+            "somebody else."
+        )
     if not coverage.num_judgements:
         return [*notes, "Nothing was judged yet."]
     if not any(found.num_compared for found in agreement):
         notes.append(f"No task was judged by two people, so agreement can't be measured; {_why_alone(coverage)}.")
     if not any(verdict.gold is not None for verdict in verdicts):
-        notes.append("No gold item was judged, so nobody can be qualified; mix in items whose right answer is known.")
+        notes.append(_why_no_gold(coverage))
     if all(verdict.seconds is None for verdict in verdicts):
         notes.append("No times were kept: judgements that came from a file have none unless the file says them.")
     return notes
+
+
+def _why_no_gold(coverage: Coverage) -> str:
+    """What keeps gold items from having been judged, and what to do about it."""
+    if not coverage.num_gold:
+        return "No gold item was judged, so nobody can be qualified; mix in items whose right answer is known."
+    there = counted(coverage.num_gold, "gold item")
+    if not coverage.gold_frac:
+        return (
+            f"No gold item was judged, so nobody can be qualified: there {'is' if coverage.num_gold == 1 else 'are'} {there}, but none is "
+            "handed out. Start `rlhf annotate` with --gold-frac 0.1."
+        )
+    return (
+        f"Of {there} none was judged yet, so nobody can be qualified yet; they are mixed in at a share of {coverage.gold_frac:g} "
+        "(--gold-frac)."
+    )
 
 
 def _why_alone(coverage: Coverage) -> str:

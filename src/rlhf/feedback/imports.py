@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from rlhf.data.contracts import BadRow, RowError
 from rlhf.data.expand import text_key
 from rlhf.data.read import OnBadRow
+from rlhf.data.words import counted
 from rlhf.errors import DataError
 from rlhf.feedback.identity import lasting_id, places_of, turned
 from rlhf.feedback.items import Item, Said
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 60
 """Characters of a prompt in an error."""
+MAX_REASONS, MAX_PLACES = 20, 3
+"""Reasons for which rows are left out that are told, and rows named for each."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,50 @@ def import_items(
     """
     brought = list(items)
     return write(store.engine, lambda session: _import(session, brought, with_judgements, on_other_texts))
+
+
+def overlap_words(items: Sequence[Item], wanted: int) -> str:
+    """That a file holds more judgements of a task than the store asks for; empty where it does not.
+
+    How many are wanted is a setting of the store, so a store that is made anew from an export wants one again.
+
+    Args:
+        items: Of the file.
+        wanted: Judgements of each task.
+    """
+    most = max((len({said.annotator for said in item.said}) for item in items if item.task.gold is None), default=0)
+    if most <= wanted:
+        return ""
+    return (
+        f"! The file holds up to {counted(most, 'judgement')} of a task, and this store wants {wanted} of each; --overlap {most} of "
+        "`rlhf annotate` makes it want as many."
+    )
+
+
+def left_out_words(rows: Sequence[BadRow]) -> list[str]:
+    """What is left out, one line for each reason: two models may answer thousands of prompts alike.
+
+    Args:
+        rows: With their reasons, in the order of the file.
+
+    Returns:
+        At most ``MAX_REASONS`` lines and one that counts what else is left out; empty where nothing is.
+    """
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        places.setdefault(row.reason, []).append(row.where)
+    lines = []
+    for reason, where in list(places.items())[:MAX_REASONS]:
+        if len(where) == 1:
+            lines.append(f"left out: {where[0]}: {reason}")
+            continue
+        more = f" and {len(where) - MAX_PLACES:,} more" if len(where) > MAX_PLACES else ""
+        lines.append(
+            f"left out, {len(where):,} times: {reason.removesuffix('.')} ({', '.join(where[:MAX_PLACES])}{more})."
+        )
+    if rest := sum(len(where) for where in list(places.values())[MAX_REASONS:]):
+        lines.append(f"... and {rest:,} more left out, for {counted(len(places) - MAX_REASONS, 'other reason')}.")
+    return lines
 
 
 def _import(session: Session, items: Sequence[Item], with_judgements: bool, on_other_texts: OnBadRow) -> Imported:

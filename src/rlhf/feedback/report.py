@@ -56,9 +56,9 @@ def coverage_words(found: Coverage) -> list[str]:
         f"{found.num_started} some, {found.num_untouched} none.",
     ]
     if found.num_skipped:
-        lines.append(
-            f"Skipped and still wanting judgements: {found.num_skipped}, of which {found.num_left_to_nobody} by everybody here."
-        )
+        left = found.num_left_to_newcomers + found.num_left_to_nobody
+        who = "everybody who has begun" if found.newcomers else "everybody here"
+        lines.append(f"Skipped and still wanting judgements: {found.num_skipped}, of which {left} by {who}.")
     if found.flags or found.num_comments:
         flags = ", ".join(f"{name} {count}" for name, count in sorted(found.flags.items())) or "none"
         lines.append(f"Flags: {flags}. Comments: {found.num_comments}.")

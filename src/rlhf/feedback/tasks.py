@@ -65,8 +65,9 @@ OVERALL = "overall"
 class NothingToJudgeError(RowError):
     """All completions are the same text; never an error for the user, who did not choose what a model says twice."""
 
-    def __init__(self, where: str) -> None:
-        super().__init__(where, "all completions are the same text, so there is nothing to judge.")
+    def __init__(self, where: str, num_completions: int) -> None:
+        which = "both" if num_completions == 2 else f"all {num_completions}"
+        super().__init__(where, f"{which} completions say the same, so there is nothing to judge.")
 
 
 @dataclass(slots=True)
@@ -184,7 +185,7 @@ def _items_of_row(row: Row, asking: Asking) -> list[Item]:
     elif value is not None and cargo.annotator is None:
         kept.setdefault("known", dict(value))
     if not said and not cargo.feedback and _are_equal(texts):
-        raise NothingToJudgeError(row.where)
+        raise NothingToJudgeError(row.where, len(texts))
     task = Task(
         id=cargo.task_id or content_id(own_kind, prompt, texts), kind=own_kind, prompt=prompt, responses=responses,
         gold=gold, priority=cargo.priority, batch=cargo.batch or asking.batch, columns=kept,
@@ -372,7 +373,7 @@ def _items_of_completions(rows: Sequence[CompletionRow], asking: Asking) -> list
         )  # fmt: skip
         items.append(Item(task=task, old_ids=(before,) if given else ()))
     if not items:
-        raise NothingToJudgeError(first.where)
+        raise NothingToJudgeError(first.where, len(rows))
     return items
 
 

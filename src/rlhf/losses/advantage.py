@@ -193,8 +193,10 @@ def group_advantages(
     if not divide_by_std:
         return centred
     freedom = (count - 1).clamp(min=1) if unbiased else count
-    variance = segment_mean(centred.square(), index, len(count)) * count / freedom
-    return centred / (variance.sqrt() + eps)[index]
+    variance = (
+        segment_mean(centred.double().square(), index, len(count)) * count / freedom
+    )  # 1e20 squared is not finite in float32
+    return centred / (variance.sqrt() + eps)[index].to(centred.dtype)
 
 
 @torch.no_grad()

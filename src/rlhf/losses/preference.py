@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf.errors import ConfigError
-from rlhf.losses.shapes import check_same_shape
+from rlhf.losses.shapes import check_same_shape, check_smoothing
 
 
 def dpo_loss(
@@ -50,7 +50,11 @@ def dpo_loss(
 
     Returns:
         [P] loss per pair. The caller reduces.
+
+    Raises:
+        ConfigError: ``label_smoothing`` is outside its range.
     """
+    check_smoothing(label_smoothing)
     logits = beta * _margin(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs)
     return -(1 - label_smoothing) * F.logsigmoid(logits) - label_smoothing * F.logsigmoid(-logits)
 
@@ -205,8 +209,7 @@ def robust_dpo_loss(
     Raises:
         ConfigError: ``label_smoothing`` is outside [0, 0.5): at half, labels say nothing.
     """
-    if not 0 <= label_smoothing < 0.5:
-        raise ConfigError(f"robust_dpo_loss needs a label_smoothing from 0 to below 0.5; got {label_smoothing}.")
+    check_smoothing(label_smoothing)
     logits = beta * _margin(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs)
     noisy = -(1 - label_smoothing) * F.logsigmoid(logits) + label_smoothing * F.logsigmoid(-logits)
     return noisy / (1 - 2 * label_smoothing)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf.losses.shapes import check_same_shape
+from rlhf.losses.shapes import check_same_shape, check_smoothing
 
 
 def simpo_loss(
@@ -41,8 +41,12 @@ def simpo_loss(
 
     Returns:
         [P] loss per pair, without any likelihood term. The caller reduces.
+
+    Raises:
+        ConfigError: ``label_smoothing`` is outside its range.
     """
     check_same_shape(chosen_mean_logprobs, rejected_mean_logprobs)
+    check_smoothing(label_smoothing)
     logits = beta * (chosen_mean_logprobs - rejected_mean_logprobs) - target_margin
     return -(1 - label_smoothing) * F.logsigmoid(logits) - label_smoothing * F.logsigmoid(-logits)
 
@@ -67,8 +71,12 @@ def cpo_loss(
 
     Returns:
         [P] loss per pair, without the likelihood term. The caller reduces.
+
+    Raises:
+        ConfigError: ``label_smoothing`` is outside its range.
     """
     check_same_shape(chosen_logprobs, rejected_logprobs)
+    check_smoothing(label_smoothing)
     logits = beta * (chosen_logprobs - rejected_logprobs)
     return -(1 - label_smoothing) * F.logsigmoid(logits) - label_smoothing * F.logsigmoid(-logits)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf.losses.shapes import check_same_shape
+from rlhf.losses.shapes import check_same_shape, check_smoothing
 
 
 def bradley_terry_loss(
@@ -43,7 +43,12 @@ def bradley_terry_loss(
 
     Returns:
         [P] loss per pair. The caller reduces.
+
+    Raises:
+        ConfigError: One ``label_smoothing`` for all pairs is outside its range.
     """
+    if not isinstance(label_smoothing, Tensor) and label_smoothing != 0.5:  # half: the labels say nothing
+        check_smoothing(label_smoothing)
     check_same_shape(chosen_scores, rejected_scores)
     difference = chosen_scores - rejected_scores
     if margin is None:

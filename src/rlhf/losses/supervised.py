@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlhf.losses.shapes import check_same_shape
+from rlhf.losses.shapes import check_same_shape, check_smoothing
 
 
 def nll_loss(logprobs: Tensor) -> Tensor:
@@ -45,7 +45,11 @@ def label_smoothed_loss(logprobs: Tensor, mean_logprobs: Tensor, *, label_smooth
 
     Returns:
         [M] loss per token.
+
+    Raises:
+        ConfigError: ``label_smoothing`` is outside its range.
     """
+    check_smoothing(label_smoothing, below=1)
     check_same_shape(logprobs, mean_logprobs)
     return -(1 - label_smoothing) * logprobs - label_smoothing * mean_logprobs
 

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from rlhf.config.model import DType
 from rlhf.config.training import Autocast
 from rlhf.data.pack import Group
+from rlhf.models.logprobs import KEPT_BYTES, TILE
 from rlhf.scale.machine import Machine
 from rlhf.scale.shape import WIDTH, ModelShape
 
@@ -32,8 +33,6 @@ TRAFFIC_PER_LAYER = 40
 SAVED_PER_LAYER = 18
 """H numbers that a layer keeps of each token for the backward pass, and the inner width of its MLP this often:"""
 SAVED_INNER = 4
-TILE = 1 << 22
-"""Logits alive at once, see ``rlhf.models.logprobs``; three of them in the backward pass, in float32."""
 MAX_PREFILL_TOKENS = 8192
 """Prompt tokens that the rollout engine reads at once, see ``rlhf.rollout.local.LocalEngine``."""
 DRAWN = 6
@@ -44,24 +43,34 @@ DRAWN = 6
 class Learned:
     """One pass forward and back."""
 
-    forward: float
+    packing: float
     """Seconds."""
+    forward: float
     backward: float
     peak_bytes: float
     """Above weights and optimiser, with the gradients that it leaves: at its highest, as the first micro-batch of a step."""
     peak_bytes_again: float
     """The same with the gradients of an earlier micro-batch in memory."""
+    kept_bytes: float
+    """What libraries keep of a pass over another number of tokens: the kernels that they made for its shapes."""
+
+
+def tile_bytes(scored_tokens: float, vocabulary: int) -> float:
+    """Logits, probabilities and gradients of the tile at work, and the probabilities that wait for the backward pass, in float32; see
+    ``rlhf.models.logprobs``."""
+    width = WIDTH["float32"]
+    return 3 * width * min(scored_tokens * vocabulary, TILE) + min(width * scored_tokens * vocabulary, KEPT_BYTES)
 
 
 class Costs(Protocol):
     """What a model of some shape takes, with rows of some lengths."""
 
     def learn(self, tokens: float) -> Learned:
-        """A micro-batch of so many distinct tokens, forward and back."""
+        """A micro-batch of so many distinct tokens, packed, forward and back."""
         ...
 
     def read(self, tokens: float) -> float:
-        """Seconds of a forward pass without gradient."""
+        """Seconds of packing a batch and of a forward pass without gradient."""
         ...
 
     def reading_bytes(self, tokens: float) -> float:
@@ -82,6 +91,10 @@ class SamplingCosts(Protocol):
 
     def sampling_bytes(self, prompts: Sequence[int], rows: int) -> float:
         """What reading prompts of these lengths and drawing for so many rows takes beside keys and values."""
+        ...
+
+    def kernel_bytes(self, lengths: Sequence[int], rollouts: int) -> float:
+        """What libraries keep of so many rollouts with such lengths: the kernels that they made for each number of rows."""
         ...
 
 
@@ -123,7 +136,7 @@ class Roofline:
         backward = self._longer(once * ((1 if frozen else 2) + recomputed), 2 * self._traffic(tokens), 2)
         gradients = self.shape.num_trainable * self.shape.trained_width
         held = self._saved_bytes(tokens) + self._tile_bytes(tokens)
-        return Learned(forward, backward, max(held, held * 0.5 + gradients), held + gradients)
+        return Learned(0.0, forward, backward, max(held, held * 0.5 + gradients), held + gradients, 0.0)
 
     def read(self, tokens: float) -> float:
         """See ``Costs``."""
@@ -157,6 +170,10 @@ class Roofline:
         prefill = self._saved_bytes(min(sum(prompts), MAX_PREFILL_TOKENS)) / self.shape.num_layers
         return max(prefill, rows * self.shape.vocabulary * WIDTH["float32"] * DRAWN)
 
+    def kernel_bytes(self, lengths: Sequence[int], rollouts: int) -> float:
+        """See ``SamplingCosts``: none are made."""
+        return 0.0
+
     def _arithmetic(self, tokens: float) -> float:
         """Seconds of a forward pass's products: two operations a weight and token, and attention's own."""
         shape = self.shape
@@ -184,4 +201,4 @@ class Roofline:
         return tokens * shape.num_layers * each * WIDTH[self.dtype]
 
     def _tile_bytes(self, tokens: float) -> float:
-        return 3 * 4 * min(tokens * self.scored_share * self.shape.vocabulary, TILE)
+        return tile_bytes(tokens * self.scored_share, self.shape.vocabulary)

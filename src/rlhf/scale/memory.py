@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf.config.engines import RolloutWeights
 from rlhf.config.training import Autocast
-from rlhf.scale.costs import TILE, Learned
+from rlhf.scale.costs import Learned
 from rlhf.scale.shape import WIDTH, ModelShape
 
 AVERAGES = 2
@@ -20,6 +20,10 @@ GROW = 64
 """Tokens by which the cache of a row grows at first; no more than a completion may have."""
 BYTES_OF_TOKEN = 36
 """Of a token id in a list: a pointer, and an object where the id is above 256."""
+KERNELS = 1024
+"""That oneDNN keeps: its default for ONEDNN_PRIMITIVE_CACHE_CAPACITY."""
+PRODUCTS_OF_MAP = 3
+"""Of a linear map: forward, and backward by its input and by its weight."""
 GPU_CONTEXT = 600 << 20
 """Bytes of libraries and kernels on a GPU; a usual size, not measured."""
 
@@ -75,9 +79,15 @@ def sampling_copy_bytes(shape: ModelShape, weights: RolloutWeights) -> float:
     return float((shape.num_body + shape.num_head) * (1 if weights == "int8" else WIDTH[weights]))
 
 
-def tile_bytes(scored_tokens: float, vocabulary: int) -> float:
-    """Logits, probabilities and gradients of the tile at work, in float32; see ``rlhf.models.logprobs``."""
-    return 3 * 4 * min(scored_tokens * vocabulary, TILE)
+def kernel_bytes(learned: Learned, shape: ModelShape, *, passes: float) -> float:
+    """What libraries keep of so many passes: each has another number of tokens, and kernels of its own, until the oldest must leave.
+
+    Args:
+        learned: Of a micro-batch.
+        shape: Of the model.
+        passes: Micro-batches of the whole run.
+    """
+    return learned.kept_bytes * min(passes, max(1, KERNELS // (PRODUCTS_OF_MAP * max(1, shape.num_products))))
 
 
 def learning_bytes(learned: Learned, shape: ModelShape, *, microbatches: int, tiles: float) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,15 +18,17 @@ from rlhf.data.pack import Group
 from rlhf.errors import ConfigError
 from rlhf.models.device import resolve_device
 from rlhf.scale import memory
-from rlhf.scale.costs import Costs, Head, Roofline, SamplingCosts
+from rlhf.scale.costs import Costs, Head, Roofline, SamplingCosts, tile_bytes
 from rlhf.scale.gpus import gpu, this_gpu
 from rlhf.scale.machine import Machine, resident_bytes, this_machine
-from rlhf.scale.probe import Probe, SamplingProbe, fits_a_probe, warm_up
+from rlhf.scale.probe import Probe, fits_a_probe
 from rlhf.scale.samples import Asked, prompts_of, rollout_groups, rows_of
+from rlhf.scale.sampling import SamplingProbe
 from rlhf.scale.shape import ModelShape, shape_of
 from rlhf.scale.sources import Sources
 from rlhf.scale.strategy import Strategy, recommend
-from rlhf.scale.work import Pass, Work, offline_work, online_work, steps_of_run
+from rlhf.scale.warm import warm_up
+from rlhf.scale.work import Pass, Work, not_foreseen, offline_work, online_work, steps_of_run
 
 DEFAULT_VOCABULARY = 32_000
 """Of a new model whose tokenizer is still to be made, where no setting says how many tokens it will have."""
@@ -108,6 +111,7 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
         )
     if only is not None and only not in stages:
         raise ConfigError(f"{only!r} is no training stage of {recipe.name}; these are: {', '.join(stages)}.")
+    chosen = {only: stages[only]} if only is not None else stages
     dtypes: list[DType] = [_dtype(stage) for stage in stages.values()]
     device = resolve_device(recipe.device) if gpu_name is None else None
     if gpu_name is not None:
@@ -115,10 +119,9 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
     elif device is not None and device.type == "cuda":
         machine, libraries = this_gpu(device), float(memory.GPU_CONTEXT)
     else:
-        warm_up()
+        warm_up(samples=any(not isinstance(stage, OfflineStage) for stage in chosen.values()))
         libraries = float(resident_bytes())  # before anything large is measured: freed memory is not given back
         machine = this_machine(*dtypes, threads=recipe.threads)
-    chosen = {only: stages[only]} if only is not None else stages
     return RecipePlan(
         machine, [_Planner(recipe, name, stage, machine, libraries).plan() for name, stage in chosen.items()]
     )
@@ -179,12 +182,10 @@ class _Planner:
         if stage.kind == "distill":
             self.shapes["teacher"] = self._shape(stage.teacher)
             parts["teacher"] = float(self.shapes["teacher"].weight_bytes)
-        if getattr(stage, "dynamic_sampling", False):
-            self.sources.assume("every group teaches something: dynamic sampling asks no second time")
-        if getattr(stage, "environment", None) is not None:
-            self.sources.assume("an episode is one turn, and the environment takes no time")
-        if any(spec.kind not in ("learned", "ensemble", "process") for spec in getattr(stage, "reward", [])):
-            self.sources.assume("rewards that are functions, rules or services take no time")
+        if stage.overlap != "none":
+            parts["sampler's process"] = self.libraries + self.shapes["policy"].weight_bytes
+        for sentence in not_foreseen(stage):
+            self.sources.assume(sentence)
         work = online_work(stage, tokens=tokens, reward_models=rewards)
         steps = steps_of_run(stage, None, 1)
         scored = sum(group.num_scored for group in groups) / tokens
@@ -206,6 +207,8 @@ class _Planner:
             seconds[one.activity] += one.times * self._read_seconds(one, groups)
         for one in work.learned:
             learned = self._cost(one, groups).learn(one.tokens / one.microbatches)
+            if one is work.learned[0]:  # a critic reads the same batches
+                seconds["data"] += one.times * one.microbatches * learned.packing
             seconds["forward"] += one.times * one.microbatches * learned.forward
             seconds["backward"] += one.times * one.microbatches * learned.backward
         for whose, times in work.optimised.items():
@@ -248,10 +251,12 @@ class _Planner:
         first = work.learned[0]
         learned = self._cost(first, groups).learn(first.largest)
         scored = first.largest * scored_share if first.head == "logprobs" else 0.0
-        tiles = memory.tile_bytes(scored, shape.vocabulary) if scored else 0.0
+        tiles = tile_bytes(scored, shape.vocabulary) if scored else 0.0
         parts |= {"weights": own["weights"], "optimiser": own["optimiser"]}
         parts |= memory.learning_bytes(learned, shape, microbatches=first.microbatches, tiles=tiles)
         parts["gradients"] += (copies - 1) * own["gradients"] / copies
+        passes = first.microbatches * (math.inf if steps is None else steps)
+        parts["kernels"] = parts.get("kernels", 0.0) + memory.kernel_bytes(learned, shape, passes=passes)
         trained = [shape]
         for one in work.learned[1:]:
             critic = self.shapes[one.whose]
@@ -287,11 +292,13 @@ class _Planner:
             costs = SamplingProbe(
                 shape, asked.prompts, stage.group_size, self.machine,
                 autocast=stage.autocast, sampling=stage.sampling, weights=weights,
+                speculate=getattr(stage.engine, "speculate", None),
             )  # fmt: skip
         else:
             costs = Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")
         side_by_side = min(len(lengths), MAX_ROWS, max(1, MAX_CACHE_TOKENS // (max(prompts) + max(lengths))))
         chunks = -(-len(lengths) // side_by_side)
+        parts["kernels"] = costs.kernel_bytes(lengths[:side_by_side], stage.rollouts * chunks)
         for chunk in range(chunks):
             rows = lengths[chunk * side_by_side : (chunk + 1) * side_by_side]
             share = len(rows) / len(lengths)

@@ -38,6 +38,8 @@ class ModelShape:
     """V * H, the output projection's, also where it is tied to the input's."""
     num_adapter: int
     """Weights of the new adapter; 0 without one."""
+    num_products: int
+    """Linear maps of different shapes."""
 
     @property
     def text(self) -> Any:
@@ -133,6 +135,7 @@ def shape_of(settings: ModelConfig, *, default_vocabulary: int | None = None) ->
     except (ValueError, TypeError, KeyError) as err:
         raise ModelError(f"A language model of the kind of {name} can't be built: {err}") from err
     head = model.get_output_embeddings()
+    linear = {tuple(module.weight.shape) for module in model.modules() if isinstance(module, nn.Linear | Conv1D)}
     return ModelShape(
         config=config,
         settings=settings,
@@ -140,6 +143,7 @@ def shape_of(settings: ModelConfig, *, default_vocabulary: int | None = None) ->
         num_embeddings=model.get_input_embeddings().weight.numel(),
         num_head=head.weight.numel() if head is not None else 0,
         num_adapter=_adapter_numbers(model, head, settings.lora) if settings.lora is not None else 0,
+        num_products=len(linear),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf.activity import Activity
+from rlhf.config.engines import is_lowered
 from rlhf.config.stages import DistillStage, DPOStage, KTOStage, OfflineStage, RewardStage
 from rlhf.losses import WHOLE_STEP_LOSSES
 from rlhf.scale.costs import Head
@@ -123,13 +124,22 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
     limit, steps = stage.tokens_per_microbatch, steps_of_rollout(stage)
     epochs = float(stage.epochs_per_rollout)
     in_step = tokens * epochs / steps
-    exact = stage.autocast == "none" and stage.model.dtype == "float32" and getattr(stage, "environment", None) is None
     critic = getattr(stage, "value_model", None)
     learned = [Pass("forward", "policy", in_step, limit, times=steps)]
-    read = [Pass("reference", "reference", tokens, limit)]
+    read = (
+        [Pass("reference", "reference", tokens, limit, times=1 / stage.kl.measure_every)]
+        if stage.kl.measure_every
+        else []
+    )
+    # the first rollout asks everybody: that sampler, trainer and reference are one model is checked there
+    once = [Pass("scoring", "policy", tokens, limit)]
+    if not read:
+        once.append(Pass("reference", "reference", tokens, limit))
     optimised = {"policy": float(steps)}
-    if not exact:
+    if asks_policy_again(stage):
         read.append(Pass("scoring", "policy", tokens, limit))
+        once = once[1:]
+    read += _exact_kl(stage, tokens=tokens, in_step=in_step)
     if critic is not None:
         values = Pass("scoring", "critic", tokens, limit, "scalar", times=1 + stage.bootstrap_truncated)
         read.append(values)
@@ -148,7 +158,53 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
     asked = 1.0
     if getattr(stage, "advantage", None) == "greedy":
         asked += 1 / stage.group_size
-    return Work(float(steps), learned, read, optimised, asked=asked)
+    return Work(float(steps), learned, read, optimised, once, asked=asked)
+
+
+def asks_policy_again(stage: Any) -> bool:
+    """Whether a rollout is scored by the policy before it learns from it: not where the sampler's own log-probabilities are the
+    trainer's, nor where the only step finds them on its way. See ``rlhf.training.online.OnlineTrainer``."""
+    samples_itself = stage.engine.kind == "local" and getattr(stage, "environment", None) is None
+    if not samples_itself or is_lowered(stage.engine) or stage.overlap != "none":
+        return True
+    if stage.autocast == "none" and stage.model.dtype == "float32":
+        return False
+    needed_before = stage.kl.where == "reward" or stage.importance is not None
+    return steps_of_rollout(stage) > 1 or needed_before
+
+
+def not_foreseen(stage: Any) -> Iterator[str]:
+    """What a plan of a policy stage leaves out, in sentences.
+
+    Args:
+        stage: Its settings.
+    """
+    yield "answers stay as long as they are assumed to be: how training changes their lengths can't be foreseen"
+    if stage.overlap != "none":
+        yield "sampling in a process of its own (overlap) is counted as if this one did it; its process, beside this one's memory"
+    if stage.engine.kind != "local":
+        yield f"the engine {stage.engine.kind} takes what sampling in this process would; neither its time nor its memory is known"
+    if getattr(stage.engine, "speculate", None) is not None:
+        yield "guesses (engine.speculate) come true as often as they do for weights that were never trained"
+    if stage.kl.estimator == "exact" and stage.kl.where != "none":
+        yield "comparing two whole distributions (kl.estimator exact) takes no longer than the passes that they come from"
+    if getattr(stage, "dynamic_sampling", False):
+        yield "every group teaches something: dynamic sampling asks no second time"
+    if getattr(stage, "environment", None) is not None:
+        yield "an episode is one turn, and the environment takes no time"
+    if any(spec.kind not in ("learned", "ensemble", "process") for spec in getattr(stage, "reward", [])):
+        yield "rewards that are functions, rules or services take no time"
+
+
+def _exact_kl(stage: Any, *, tokens: float, in_step: float) -> Iterator[Pass]:
+    """A KL over the whole vocabulary asks the reference while the policy learns, or both of them before."""
+    limit = stage.tokens_per_microbatch
+    if stage.kl.estimator != "exact":
+        return
+    if stage.kl.where == "loss":
+        yield Pass("forward", "reference", in_step, limit, times=steps_of_rollout(stage))
+    elif stage.kl.where == "reward":
+        yield from (Pass("other", whose, tokens, limit) for whose in ("policy", "reference"))
 
 
 def _looked_at(stage: OfflineStage, num_rows: int | None, eval_rows: int | None) -> Iterator[float]:

@@ -187,6 +187,7 @@ class OnlineTrainer(ABC):
         if self.config.kl.is_measured(phase):
             ref = experience.token_columns["ref_logprobs"] = self._ref_logprobs(experience)
             ref_kl = segment_sum(old - ref, experience.score_seq, experience.num_sequences)
+            experience.columns["ref_kl"] = ref_kl
         if phase == 0:
             worst = float((old - ref).abs().max())
             if worst <= self._max_gap or self._reference_is_policy():

@@ -119,11 +119,10 @@ class PPOTrainer(OnlineTrainer):
 
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """Rewards, values, advantages and returns of every token."""
-        config = self.settings
-        columns, score_seq = experience.token_columns, experience.score_seq
+        config, score_seq = self.settings, experience.score_seq
         values, after_end = self._old_values(experience)
         # 1. Reward of a token: the penalty for leaving the reference; the score stands on the last one.
-        rewards = torch.zeros_like(columns["old_logprobs"])
+        rewards = torch.zeros_like(values)
         if config.kl.where == "reward":
             penalty = kl_in_reward(config, experience, metrics, policy=self.policy, reference=self.reference)
             rewards = -self.controller.coef * penalty
@@ -148,7 +147,7 @@ class PPOTrainer(OnlineTrainer):
             metrics.mean(f"{self.name}/positive_frac", experience.columns["scores"] > config.positive_score)
         if config.whiten_advantages:
             advantages = whiten(advantages)
-        columns.update(values=values, advantages=advantages, returns=returns)
+        experience.token_columns.update(values=values, advantages=advantages, returns=returns)
 
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Count the tokens of good completions: the mean over them is one of the whole step."""

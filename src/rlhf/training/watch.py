@@ -8,7 +8,6 @@ from typing import Any
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import TrainingError
-from rlhf.losses import segment_sum
 from rlhf.training.guards import Alarm, Guards, gravest, repetition, worst_samples
 from rlhf.training.log import RunLog
 
@@ -130,10 +129,6 @@ def _describe(part: PackedBatch, tokenizer: Any) -> list[dict[str, Any]]:
     """The sequences of one row."""
     name = part.ids[0] if part.ids else ""
     columns, tokens = part.columns, part.tokens
-    kl = None
-    if {"old_logprobs", "ref_logprobs"} <= part.token_columns.keys():
-        log_ratio = part.token_columns["old_logprobs"] - part.token_columns["ref_logprobs"]
-        kl = segment_sum(log_ratio, part.score_seq, part.num_sequences)
     entries = []
     for number in range(part.num_sequences):
         prompt = tokens[int(part.prefix_start[number]) :][: int(part.prefix_len[number])].tolist()
@@ -147,7 +142,7 @@ def _describe(part: PackedBatch, tokenizer: Any) -> list[dict[str, Any]]:
         }
         if "scores" in columns:
             entry["score"] = round(float(columns["scores"][number]), 5)
-        if kl is not None:
-            entry["kl"] = round(float(kl[number]), 5)
+        if "ref_kl" in columns:
+            entry["kl"] = round(float(columns["ref_kl"][number]), 5)
         entries.append(entry)
     return entries

@@ -73,7 +73,7 @@ def test_what_the_command_does_not_take_of_a_file_is_said(tmp_path, capsys):
         with pytest.raises(DataError, match="the store knows the id 't' with other completions"):
             add_tasks(store, read_items([row | {"completion_b": "y"}]))
     assert capsys.readouterr().out == (
-        "1 task added.\n1 row left out (the first: row 2: all completions are the same text, so there is nothing to judge.)\n"
+        "1 task added.\n1 row left out (the first: row 2: both completions say the same, so there is nothing to judge.)\n"
         "! 1 judgement in the file not taken; `rlhf feedback import` takes them.\n1 task added.\n1 task added.\n"
     )
 

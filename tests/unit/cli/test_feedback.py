@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from rlhf.cli import app
 from rlhf.data.read import read_rows
 from rlhf.errors import ConfigError, DataError
+from rlhf.feedback.imports import left_out_words
 
 PAIRS = [{"id": f"t{n}", "prompt": f"q{n}", "completion_a": "x", "completion_b": f"y{n}"} for n in range(6)]
 GOLD = [{"id": f"g{n}", "prompt": f"g{n}", "chosen": "right", "rejected": "wrong"} for n in range(2)]
@@ -133,6 +134,28 @@ def test_bad_rows_stop_the_import_or_are_listed(call, tmp_path):
     assert "left out: rows.jsonl:2: " in call("import", "rows.jsonl", "--skip-bad")
 
 
+def test_what_two_models_answered_alike_is_told_in_one_line(call, tmp_path):
+    for name in ("one", "two"):
+        rows = [{"prompt": f"q{n}", "completion": f"answer {n}" if n else name, "model": name} for n in range(31)]
+        (tmp_path / f"{name}.jsonl").write_text(jsonl(rows))
+    assert call("import", "one.jsonl", "two.jsonl") == (
+        "1 task added (read as 'rows').\nleft out, 30 times: both completions say the same, so there is nothing to judge "
+        "(one.jsonl:2, one.jsonl:3, one.jsonl:4 and 27 more).\n"
+    )
+
+
+def test_reasons_of_thousands_of_rows_fit_a_screen():
+    from rlhf.data.contracts import BadRow
+
+    rows = [BadRow(f"x:{n}", f"reason {n % 25}.") for n in range(2000)]
+    said = left_out_words([*rows, BadRow("y:1", "alone.")])
+    assert said[0] == "left out, 80 times: reason 0 (x:0, x:25, x:50 and 77 more)."
+    assert len(said) == 21
+    assert said[-1] == "... and 401 more left out, for 6 other reasons."
+    assert left_out_words(rows[:2]) == ["left out: x:0: reason 0.", "left out: x:1: reason 1."]
+    assert left_out_words([]) == []
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
@@ -184,6 +207,60 @@ def test_an_export_says_what_it_leaves_out_because_nobody_judged_it(call, tmp_pa
     assert "left out: 1 task that nobody judged: their prompt is empty" in said
     assert "(the first: 'mute')" in said
     assert call("import", "all.jsonl", "--store", "new.db").startswith("3 tasks added"), "what is written can be read"
+
+
+def test_how_many_judgements_are_wanted_stays_with_the_store_and_an_import_of_more_says_so(call, tmp_path):
+    from rlhf.feedback.store import AssignmentRules, PreferenceStore
+
+    rows = [PAIRS[0] | {"annotator_id": who, "preference": "a"} for who in ("ann", "bob", "cem")]
+    (tmp_path / "rows.jsonl").write_text(jsonl([*rows, PAIRS[1] | SAID]))
+    told = "! The file holds up to 3 judgements of a task, and this store wants 1 of each; --overlap 3 of `rlhf annotate` makes"
+    assert told in call("import", "rows.jsonl")
+    assert "2 have the 1 judgement wanted" in call("report")
+    with PreferenceStore("annotations.db", rules=AssignmentRules(overlap=3)):
+        pass
+    call("export", "out.jsonl")
+    assert "wants" not in call("import", "out.jsonl")
+    assert "1 has the 3 judgements wanted, 1 some" in call("report")
+    assert told in call("import", "out.jsonl", "--store", "again.db"), "a new store wants one"
+    assert "wants" not in call("import", "out.jsonl", "--store", "third.db", "--no-judgements")
+
+
+def test_an_export_tells_tasks_that_nobody_judged_from_those_that_only_the_unqualified_did(call, tmp_path):
+    from rlhf.feedback.store import PreferenceStore
+
+    def said(task, **by):
+        return [PAIRS[task] | {"annotator_id": who, "preference": side} for who, side in by.items()]
+
+    gold = {"prompt": "g", "chosen": "x", "rejected": "y", "gold": True}
+    golds = [gold | {"annotator_id": who, "id": "g"} for who in ("ann", "bob")]
+    rows = [
+        *golds,
+        *said(0, ann="a", bob="a", cem="b"),
+        *said(1, ann="b", bob="b"),
+        *said(2, cem="a"),
+        *said(3, cem="b"),
+        *PAIRS[4:5],
+    ]
+    (tmp_path / "rows.jsonl").write_text(jsonl(rows))
+    call("import", "rows.jsonl")
+    bar = ("--qualified", "--min-items", 1)
+    told = call("export", "out.jsonl", *bar)
+    assert "left out: cem: agreement 0.00 of at least 0.7; gold accuracy not measured" in told
+    assert "left out: 2 tasks that only annotators who are not qualified judged.\n" in told
+    assert "left out: 1 task without a judgement (--unjudged writes them, too, to .jsonl or .json).\n" in told
+    told = call("export", "soft.jsonl", *bar, "--aggregate", "majority")
+    assert (
+        "left out: 2 tasks that only annotators who are not qualified judged.\nleft out: 1 task without a judgement.\n"
+        in told
+    )
+    assert "2 rows written" in told
+    told = call("export", "all.jsonl", *bar, "--unjudged")
+    assert "written without a judgement: 2 tasks that only annotators who are not qualified judged.\n" in told
+    assert "left out: 1 task" not in told
+    with PreferenceStore("annotations.db") as store:
+        assert len(store.judgements("cem")) == 3
+    assert "not qualified judged" not in call("export", "raw.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.aggregation import Comparison, crowd_bradley_terry, dawid_skene, majority_vote
+from rlhf.errors import ConfigError
+from rlhf.feedback.aggregation import dawid_skene, majority_vote
 from rlhf.feedback.agreement import Labels
 from rlhf.feedback.simulate import crowd
 
@@ -60,42 +60,7 @@ def test_where_all_agree_dawid_skene_agrees():
     assert min(found.confidences) > 0.99
 
 
-def comparisons(seed, reversed_annotator=False):
-    rng, strength = random.Random(seed), {"x": 1.0, "y": 0.0, "z": -1.0}
-    for _ in range(1500):
-        first, second = rng.sample(sorted(strength), 2)
-        won = rng.random() < 1 / (1 + np.exp(strength[second] - strength[first]))
-        who = rng.choice(("good", "fair", "random"))
-        if who == "random":
-            won = rng.random() < 0.5
-        if who == "fair" and rng.random() < 0.2:
-            won = not won
-        yield Comparison(who, first if won else second, second if won else first)
-
-
-def test_strengths_and_reliabilities_are_found_together():
-    found = crowd_bradley_terry(list(comparisons(1)), prior=0.01)
-    assert sum(found.strengths.values()) == pytest.approx(0, abs=1e-9)
-    assert found.strengths["x"] > 0.6 > found.strengths["y"] > -0.6 > found.strengths["z"]
-    assert found.reliability["good"] > found.reliability["fair"] > found.reliability["random"]
-    assert found.reliability["random"] == pytest.approx(0.5, abs=0.1)
-    assert found.win_probability("x", "z") > 0.8
-
-
-def test_an_unbeaten_competitor_stays_finite_and_ties_pull_together():
-    found = crowd_bradley_terry([Comparison("ann", "x", "y") for _ in range(50)])
-    assert 0 < found.strengths["x"] < 10
-    tied = crowd_bradley_terry([Comparison("ann", "x", "y", is_tie=True) for _ in range(50)])
-    assert tied.strengths["x"] == pytest.approx(0, abs=1e-6)
-
-
-def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(DataError, match="no comparison"):
-        crowd_bradley_terry([])
-    with pytest.raises(DataError, match="'ann' compared 'x' with itself"):
-        crowd_bradley_terry([Comparison("ann", "x", "x")])
-    with pytest.raises(ConfigError, match="must be above 0"):
-        crowd_bradley_terry([Comparison("ann", "x", "y")], prior=0)
+def test_a_belief_of_fewer_than_no_judgements_is_refused():
     with pytest.raises(ConfigError, match="at least 0"):
         dawid_skene(Labels.of([(0, "x", 1)]), smoothing=-1)
 

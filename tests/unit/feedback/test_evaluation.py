@@ -3,15 +3,18 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections import Counter
 
 import pytest
 
 from rlhf.errors import ConfigError, DataError
+from rlhf.feedback.dry_run import simulate
 from rlhf.feedback.evaluation import CRITERIA, OVERALL, HumanEvalProtocol, Judged
 from rlhf.feedback.evaluation_results import MIN_RATED
 from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.planning import pairs_for_win_rate
+from rlhf.feedback.simulate import crowd
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
 
 PROMPTS = [f"Question {number}?" for number in range(12)]
@@ -213,9 +216,40 @@ def test_reliable_annotators_weigh_more_in_strengths_and_intervals_hold_the_trut
             given.append(judged_pair(str(n), better, who=who, models=(first, second)))
     found = HumanEvalProtocol(criteria=()).analyse(given, resamples=30)
     assert list(found.strengths) == ["x", "y", "z"]
-    assert found.reliability["good"] > 0.85 > 0.65 > found.reliability["spammer"]
+    assert found.reliability["good"].value > 0.85 > 0.65 > found.reliability["spammer"].value
     assert all(strength.low < strength.value < strength.high for strength in found.strengths.values())
     assert found.strengths["x"].low > found.strengths["z"].high
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_report_tells_the_careful_from_the_careless_though_both_models_are_equally_good(seed, tmp_path):
+    said = evaluation_of_equals(tmp_path, seed, overlap=3)
+    assert re.search(r"reliability of annotators \(.*\): .*sim-good-0 0\.\d\d \[0\.\d\d, [01]\.\d\d\]", said.to_text())
+    known = said.reliability
+    assert min(known[f"sim-good-{n}"].low for n in range(3)) > known["sim-careless-0"].value
+    told = json.loads(json.dumps(said.to_dict()))["reliability"]["sim-careless-0"]
+    assert told["low"] < told["value"] < told["high"]
+
+
+def test_where_nobody_judged_the_same_prompt_the_report_shows_no_reliability_that_is_only_believed(tmp_path):
+    said = evaluation_of_equals(tmp_path, 0, overlap=1)
+    assert not any(found.measured for found in said.reliability.values())
+    assert re.search(
+        r"what is better\): not measured of [^:]*sim-careless-0[^:]*: the judgements say too little of it; let",
+        said.to_text(),
+    )
+    assert json.loads(json.dumps(said.to_dict()))["reliability"]["sim-good-0"]["value"] is None
+
+
+def evaluation_of_equals(tmp_path, seed, *, overlap):
+    """Of 120 prompts, whose better completion `simulate` draws by the seed."""
+    protocol = HumanEvalProtocol(criteria=())
+    prompts = [f"Question {n}?" for n in range(120)]
+    completions = {model: [f"{model} says {n}" for n in range(120)] for model in ("new", "old")}
+    with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=overlap), seed=seed) as store:
+        protocol.open(store, protocol.build_tasks(prompts, completions))
+        simulate(store, crowd(3, 1, 1), seed=seed)
+        return protocol.analyse(store, resamples=2)
 
 
 def test_a_strength_that_only_the_prior_holds_has_no_interval():

@@ -241,7 +241,7 @@ def test_one_annotator_has_no_reliability_for_there_is_nobody_to_compare_with():
     found = evaluate([judged("ann", "new", "old", n) for n in range(4)], (), key=(), seed=0, resamples=0)
     assert found.reliability == {}
     assert (
-        "reliability of annotators: not measured: ann alone judged, and there is nobody to compare with"
+        "reliability of annotators (how often they report what is better): not measured: ann alone judged, and there is nobody"
         in found.to_text()
     )
     assert found.to_dict()["reliability_reason"].startswith("not measured")

@@ -175,9 +175,28 @@ def test_what_could_not_be_measured_is_said_and_never_zero(tmp_path):
         assert found["annotators"][0]["median_seconds"] is None
         text = report_text(store)
         assert "No task was judged by two people" in text
-        assert "No gold item was judged" in text
+        assert "No gold item was judged, so nobody can be qualified; mix in items whose right answer is known." in text
         assert "No times were kept" in text
         assert "0.00" not in text.replace("0.00,", "")
+
+
+def test_gold_items_that_nobody_has_judged_yet_are_not_asked_for_again(tmp_path):
+    plain, *golds = [pair_task("x"), *pair_tasks(2, every_gold=1)]
+    with small_store(tmp_path, [plain], {"ann": {"x": {"preference": "a"}}}) as store:
+        store.add_tasks(golds)
+        assert "nobody can be qualified: there are 2 gold items, but none is handed out" in report_text(store)
+        assert "--gold-frac 0.1" in report_text(store)
+        store.rules = AssignmentRules(gold_frac=0.1)
+        text = report_text(store)
+        assert "Of 2 gold items none was judged yet, so nobody can be qualified yet" in text
+        assert "at a share of 0.1 (--gold-frac)" in text
+        assert "mix in items" not in text
+        store.rules = AssignmentRules(gold_frac=0.999)
+        held = store.next_task("ann")
+        store.submit("ann", Submission(assignment=held.number, key="gold", value=held.task.gold))
+        assert "gold item" not in report_text(store).partition("!")[2], (
+            "one was judged, and how right it was stands above"
+        )
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_model_that_says_the_same_twice_gives_no_question():
     found = read_items(rows, kind="pairwise")
     assert [[r.text for r in item.task.responses] for item in found.items] == [["x", "y"]]  # of both, one
     assert [(bad.where, bad.reason) for bad in found.left_out] == [
-        ("row 1", "all completions are the same text, so there is nothing to judge.")
+        ("row 1", "both completions say the same, so there is nothing to judge.")
     ]
 
 

@@ -290,6 +290,13 @@ def test_whitened_advantages_have_no_mean_and_unit_deviation():
     assert squares / (count - 1) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("size", [1e-15, 1.0, 1e19, 1e30])
+def test_advantages_do_not_depend_on_the_size_of_scores_that_float32_can_hold(size):
+    scores, group = torch.tensor([1.0, -1.0, 1.0, -1.0]) * size, torch.zeros(4, dtype=torch.int64)
+    wanted = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 3**0.5 / 2
+    torch.testing.assert_close(group_advantages(scores, group, eps=0.0), wanted)
+
+
 def test_equal_scores_teach_nothing_on_any_road():
     scores, group = double(0.1, 0.1, 0.1), torch.tensor([0, 0, 0])
     assert reinforce_plus_plus_advantages(double(0, 0, 0), scores, torch.arange(3)).abs().max() < 1e-12

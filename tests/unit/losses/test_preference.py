@@ -147,7 +147,7 @@ def test_discopop_of_a_pair_lost_by_thousands_is_dpos():
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [
-        (robust_dpo_loss, {"label_smoothing": 0.5}, "robust_dpo_loss needs .* below 0.5; got 0.5"),
+        (robust_dpo_loss, {"label_smoothing": 0.5}, "label_smoothing is 0.5; wanted one from 0 to below 0.5"),
         (exo_loss, {"label_smoothing": 0.0}, "exo_loss needs .* above 0 and below 0.5; got 0.0"),
         (discopop_loss, {"tau": 2}, "discopop_loss needs a tau above 0 and at most 1; got 2"),
     ],

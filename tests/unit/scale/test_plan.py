@@ -105,6 +105,7 @@ def test_this_machine_is_measured_on_the_spot(recipe, tmp_path):
     assert plan.memory["libraries"] > 100 << 20
     assert plan.seconds["backward"] > 0
     assert plan.seconds["forward"] > 0
+    assert plan.seconds["data"] > 0  # packing
 
 
 def test_a_recipe_that_trains_nothing_is_told_so(recipe):

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.policy import SamplingConfig
-from rlhf.data.contracts import Prompt
+from rlhf.data.pack import Branch, Group, pack
+from rlhf.scale import probe as probing
+from rlhf.scale.costs import Learned
+from rlhf.scale.heap import peak_bytes, used_bytes
 from rlhf.scale.machine import Machine
-from rlhf.scale.probe import Point, Probe, SamplingProbe, extended, fits_a_probe, peak_bytes
+from rlhf.scale.probe import SMALLER, Point, Probe, extended, fits_a_probe
 from rlhf.scale.samples import made_up_rows
 from rlhf.scale.shape import shape_of
 
@@ -70,12 +75,79 @@ def test_a_model_that_is_planned_from_thin_copies_takes_the_bytes_of_the_whole_o
     assert planned.learn(384).peak_bytes == pytest.approx(whole.learn(384).peak_bytes, rel=0.05)
 
 
-def test_sampling_more_rows_for_longer_takes_longer():
-    prompts = [Prompt(str(i), list(range(8)), "") for i in range(4)]
-    probe = SamplingProbe(shape(), prompts, 2, HERE, autocast="none", sampling=SamplingConfig(max_new_tokens=16))
-    _, short = probe.decode(32, 4, [2] * 8)
-    _, long = probe.decode(32, 4, [40] * 8)
-    assert long > 5 * short > 0
+def test_rows_longer_than_a_quick_pass_still_give_two_sizes():
+    slow = replace(HERE, matmul_flops={"float32": 1e6})
+    probe = Probe(shape(), made_up_rows("sft", 200, 512), slow, autocast="none", head="scalar", tokens=10_000)
+    small, large = ([sum(group.num_tokens for group in rows) for rows in batches] for batches in probe.batches)
+    assert small == [200] * 4
+    assert large == [SMALLER * 200] * 4
+
+
+def test_points_lie_where_probabilities_are_no_longer_kept_from_forward_to_backward(monkeypatch):
+    monkeypatch.setattr(probing, "KEPT_BYTES", 4 * 512 * 300)  # of 300 tokens
+    rows = made_up_rows("sft", 24, 512)
+    slow = replace(HERE, matmul_flops={"float32": 6 * 1e5 * 700})
+    scored = Probe(shape(), rows, slow, autocast="none", head="logprobs", tokens=10_000)
+    assert sum(group.num_tokens for group in scored.batches[-1][0]) == 600
+    judged = Probe(shape(), rows, slow, autocast="none", head="scalar", tokens=10_000)
+    assert sum(group.num_tokens for group in judged.batches[-1][0]) < 600
+
+
+def test_uneven_batches_cost_what_their_tokens_cost():
+    def of(tokens):
+        return [Group([1] * (tokens - 1), [Branch([2])])]
+
+    batches = [of(100), of(10), of(20), of(90)]
+    seconds = [5.0, 0.1, 0.2, 0.9]  # 10 ms a token, but for the first, which does not count
+    assert probing._middle(seconds, batches) == pytest.approx(0.01 * 55)
+
+
+def test_packing_belongs_to_reading_and_is_told_apart_in_learning(monkeypatch):
+    def slowly(groups):
+        until = time.process_time() + 0.03
+        while time.process_time() < until:
+            pass
+        return pack(groups)
+
+    monkeypatch.setattr(probing, "pack", slowly)
+    probe = Probe(shape(), made_up_rows("sft", 24, 512), HERE, autocast="none", head="scalar", tokens=48)
+    assert probe.read(48) > 0.03
+    assert probe.learn(48).packing > 0.03
+
+
+def test_what_libraries_keep_of_a_pass_is_what_stays_in_use(monkeypatch):
+    kept = []
+    probe = Probe(shape(), made_up_rows("sft", 24, 512), HERE, autocast="none", head="scalar", tokens=48)
+    forward = probe._forward
+
+    def leaking(model, batch):
+        kept.append(torch.zeros(1 << 20))
+        return forward(model, batch)
+
+    if used_bytes() == 0:
+        pytest.skip("this C library does not say what is in use")
+    monkeypatch.setattr(probe, "_forward", leaking)
+    probe.layers = [1]
+    assert probe.learn(48).kept_bytes == pytest.approx(4 << 20, rel=0.2)
+
+
+def test_what_libraries_keep_does_not_grow_with_layers_or_tokens():
+    probe = Probe(shape(), made_up_rows("sft", 24, 512), HERE, autocast="none", head="scalar", tokens=400)
+    kept = iter((5.0, 4.0, 3.0, 0.0))  # carried on to six layers, this would be below 0
+    probe.__dict__["_learned"] = [
+        (layers, tokens, Learned(0.0, 1.0, 1.0, 1.0, 1.0, next(kept))) for layers in (1, 4) for tokens in (100.0, 400.0)
+    ]
+    assert probe.learn(4000).kept_bytes == 5.0
+
+
+def test_what_is_in_use_does_not_count_what_was_freed():
+    if used_bytes() == 0:
+        pytest.skip("this C library does not say what is in use")
+    before = used_bytes()
+    held = torch.zeros(3 << 20)
+    assert used_bytes() - before == pytest.approx(held.nbytes, rel=0.01)
+    del held
+    assert used_bytes() - before < 1 << 20
 
 
 def test_no_random_number_of_the_process_is_drawn():

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rlhf.config.recipe import RecipeConfig
-from rlhf.scale.work import offline_work, online_work, steps_of_run
+from rlhf.scale.work import asks_policy_again, not_foreseen, offline_work, online_work, steps_of_run
 from rlhf.training.profile import profiled
 from tests.fixtures import toy
 
@@ -56,16 +56,53 @@ def test_a_policy_run_takes_the_steps_and_passes_that_are_planned(kind):
     assert (("scoring", "critic") in read) == (kind == "ppo")
 
 
-def test_old_log_probabilities_are_asked_for_again_only_where_sampling_is_not_exact():
-    exact, half = stage_of("grpo"), stage_of("grpo", autocast="bfloat16")
-    asks = [
-        any(
-            (one.activity, one.whose) == ("scoring", "policy")
-            for one in online_work(stage, tokens=9.0, reward_models=[]).read
-        )
-        for stage in (exact, half)
-    ]
-    assert asks == [False, True]
+ONE_STEP = {"sequences_per_step": 12, "epochs_per_rollout": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "again"),
+    [
+        ({}, False),
+        ({"autocast": "bfloat16"}, True),
+        ({"autocast": "bfloat16", **ONE_STEP}, False),
+        ({"autocast": "bfloat16", **ONE_STEP, "kl": {"where": "reward", "estimator": "k1"}}, True),
+        ({"engine": {"kind": "local", "weights": "bfloat16"}}, True),
+    ],
+)
+def test_a_rollout_is_scored_again_exactly_where_the_trainer_does_so(settings, again):
+    stage = stage_of("grpo", **settings)
+    assert asks_policy_again(stage) == again
+    spent = told_by(toy.build_trainer("grpo", **settings)).spent
+    every_rollout = spent["reference"].tokens
+    assert (spent["scoring"].tokens == every_rollout) == again  # else only the first rollout is, to compare
+    work = online_work(stage, tokens=9.0, reward_models=[])
+    assert [one.whose for one in work.read if one.activity == "scoring"] == ["policy"] * again
+    assert [one.whose for one in work.once if one.activity == "scoring"] == ["policy"] * (not again)
+
+
+@pytest.mark.parametrize(("measure_every", "asked"), [(1, 4), (2, 2), (None, 1)])
+def test_a_reference_without_weight_is_asked_as_often_as_it_is_measured(measure_every, asked):
+    settings = {"rollouts": 4, "kl": {"where": "none", "measure_every": measure_every}}
+    stage = stage_of("grpo", **settings)
+    assert told_by(toy.build_trainer("grpo", **settings)).spent["reference"].count == asked
+    work = online_work(stage, tokens=9.0, reward_models=[])
+    planned = sum(one.times for one in work.read if one.activity == "reference") * stage.rollouts
+    planned += sum(one.times for one in work.once if one.activity == "reference")
+    assert planned == asked
+
+
+def test_an_exact_kl_in_the_loss_asks_the_reference_while_the_policy_learns():
+    work = online_work(stage_of("grpo", kl={"where": "loss", "estimator": "exact"}), tokens=12.0, reward_models=[])
+    [beside] = [one for one in work.read if one.activity == "forward"]
+    assert (beside.whose, beside.tokens * beside.times) == ("reference", 12.0 * 2)  # two epochs
+
+
+def test_what_can_not_be_foreseen_is_said():
+    plain = list(not_foreseen(stage_of("grpo", reward="length")))
+    assert any("how training changes their lengths can't be foreseen" in sentence for sentence in plain)
+    assert not any("overlap" in sentence for sentence in plain)
+    more = list(not_foreseen(stage_of("grpo", overlap="one_step")))
+    assert any("sampling in a process of its own (overlap)" in sentence for sentence in more)
 
 
 def test_a_step_of_tokens_holds_as_many_rows_as_fit():

@@ -91,6 +91,42 @@ def test_a_rollout_of_one_step_teaches_the_same_without_the_pass_ahead(loss, mon
     assert toy.largest_difference(lazy, asked) < 0.05 * moved
 
 
+IN_ONE_STEP = {
+    "ppo": {"prompts_per_rollout": 4, "sequences_per_step": 4},
+    "vapo": {"prompts_per_rollout": 4, "group_size": 1, "sequences_per_step": 4, "value_warmup_rollouts": 1},
+    "distill": {"prompts_per_rollout": 4, "sequences_per_step": 4},
+    "online_dpo": {"prompts_per_rollout": 2, "sequences_per_step": 6},
+    "grpo": {},
+    **{
+        name: {"group_size": 1, "prompts_per_rollout": 12} if name in ("reinforce_pp", "remax") else {}
+        for name in toy.GROUPS
+    },
+}
+
+
+@pytest.mark.parametrize("where", ["none", "loss"])
+@pytest.mark.parametrize("name", IN_ONE_STEP)
+def test_every_trainer_learns_where_a_rollout_is_one_step_in_half_precision(name, where):
+    kl = {} if name in ("distill", "online_dpo") else {"kl": {"where": where, "estimator": "k3"}}
+    asked = {**ONE_STEP, "rollouts": 3, "autocast": "bfloat16", **kl, **IN_ONE_STEP[name]}
+    trainer = toy.build_trainer(name, **asked)
+    assert trainer.steps_per_phase == 1
+    before = toy.weights_of(trainer)
+    trainer.train()
+    assert 0 < toy.largest_difference(before, toy.weights_of(trainer)) < 1
+
+
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_samples_beside_an_alarm_about_the_kl_say_how_far_they_are(autocast, tmp_path):
+    log = RunLog(tmp_path, stage="grpo")
+    toy.build_trainer("grpo", log=log, **ONE_STEP, autocast=autocast, guards={"kl": {"limit": 1e-9}}).train()
+    found = [sample for alarm in log.read("alarm") if alarm["guard"] == "kl" for sample in alarm["samples"]]
+    assert found
+    assert all("kl" in sample for sample in found)
+    rows = [json.loads(line) for line in (tmp_path / "grpo" / "rollouts.jsonl").read_text().splitlines()]
+    assert all(any(row["completion"] == s["completion"] and row["kl"] == s["kl"] for row in rows) for s in found)
+
+
 @pytest.mark.parametrize(("every", "rollouts"), [(1, [0, 1, 2, 3]), (3, [0, 3]), (None, [0])])
 def test_a_kl_without_weight_is_measured_as_often_as_wanted(every, rollouts, tmp_path):
     log = RunLog(tmp_path, stage="grpo")

@@ -182,9 +182,13 @@ class Skipped:
     """Tasks that somebody skipped and that still want judgements, gold items apart."""
 
     num_waiting: int
+    num_left_to_newcomers: int
+    """Of those: everybody who works here (is not shut out, and was ever given a task) has skipped or judged them, and
+    somebody who may come in has not begun."""
     num_left_to_nobody: int
-    """Of those: everybody who works here (is not shut out, and was ever given a task) has skipped or judged them, so they are
-    asked of nobody any more."""
+    """Of those: the same, and nobody else was invited, so they are asked of nobody any more."""
+    newcomers: tuple[str, ...]
+    """Annotators who may come in, by a link or a password, and were never given a task."""
 
 
 def skipped_tasks(engine: Engine, *, overlap: int) -> Skipped:
@@ -197,6 +201,17 @@ def skipped_tasks(engine: Engine, *, overlap: int) -> Skipped:
             .distinct()
         )
         working = set(session.scalars(here))
+        may_come = (
+            sa.select(AnnotatorRow.name)
+            .where(
+                AnnotatorRow.active,
+                AnnotatorRow.role == "annotator",  # an owner may judge, but most only look
+                sa.or_(AnnotatorRow.invitations > 0, AnnotatorRow.secret_hash.is_not(None)),
+                AnnotatorRow.number.not_in(sa.select(AssignmentRow.annotator)),
+            )
+            .order_by(AnnotatorRow.number)
+        )
+        newcomers = tuple(session.scalars(may_come))
         skipped = (
             sa.select(AssignmentRow.task)
             .where(AssignmentRow.state == SKIPPED, AssignmentRow.slot.is_not(None))
@@ -211,7 +226,13 @@ def skipped_tasks(engine: Engine, *, overlap: int) -> Skipped:
                 who.add(annotator)
             live[task] += state in (OPEN, DONE)
     waiting = [task for task in seen if live[task] < overlap]
-    return Skipped(num_waiting=len(waiting), num_left_to_nobody=sum(working <= seen[task] for task in waiting))
+    left = sum(working <= seen[task] for task in waiting)
+    return Skipped(
+        num_waiting=len(waiting),
+        num_left_to_newcomers=left if newcomers else 0,
+        num_left_to_nobody=0 if newcomers else left,
+        newcomers=newcomers,
+    )
 
 
 def _unseen(annotator: int, rules: AssignmentRules) -> sa.Select[TaskRow]:

@@ -27,7 +27,7 @@ from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_
 from rlhf.feedback.store import Judgement, PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import Skipped
 from rlhf.feedback.store.engine import reading
-from rlhf.feedback.store.tables import SKIPPED, AssignmentRow, JudgementRow, TaskRow
+from rlhf.feedback.store.tables import SKIPPED, AnnotatorRow, AssignmentRow, JudgementRow, TaskRow
 from rlhf.feedback.web.auth import Visitor, owner, the_store, the_visitor
 from rlhf.feedback.web.pages import page
 
@@ -122,12 +122,15 @@ def declines(found: AnnotatorQuality) -> bool:
 
 
 def _stamp(store: PreferenceStore) -> tuple[Any, ...]:
-    """Differs once anything was judged, skipped, taken back or added."""
+    """Differs once anything was judged, skipped, taken back or added, or somebody was invited, began or was shut out."""
     with reading(store.engine) as session:
         newest = session.scalar(sa.select(sa.func.max(JudgementRow.number)))
         tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow))
         skips = session.scalar(sa.select(sa.func.count()).where(AssignmentRow.state == SKIPPED))
-    return newest, tasks, skips
+        people = sa.select(sa.func.sum(AnnotatorRow.invitations), sa.func.count().filter(AnnotatorRow.active))
+        invited, active = session.execute(people).one()
+        begun = session.scalar(sa.select(sa.func.count(AssignmentRow.annotator.distinct())))
+    return newest, tasks, skips, invited, active, begun
 
 
 def _look(store: PreferenceStore) -> View:

@@ -29,8 +29,9 @@ from starlette.responses import Response
 
 from rlhf.data.words import counted
 from rlhf.errors import DataError
+from rlhf.feedback.evaluation import OVERALL
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
-from rlhf.feedback.store import Assignment, PreferenceStore, Submission, TaskKind, check_value
+from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind, check_value
 from rlhf.feedback.store.rows import FLAGS, MAX_NUMBER, OPPOSITES
 from rlhf.feedback.store.values import MAX_TEXT
 from rlhf.feedback.web.auth import Visitor, counted_apart, signed_in, the_store, the_visitor
@@ -60,6 +61,12 @@ FLAG_LABELS = {
     "all_good": "All good", "all_bad": "All bad",
 }  # fmt: skip
 """Of two completions the last two say "both"; of one there is nothing that they would add."""
+QUESTIONS = {
+    TaskKind.PAIRWISE: "Which is better", TaskKind.GRADED5: "Which is better, and by how much",
+    TaskKind.GRADED7: "Which is better, and by how much", TaskKind.RANKING: "In which order, best first",
+    TaskKind.RATING: "How good, from 1 (worst) to 5 (best)", TaskKind.BINARY: "Is it good",
+}  # fmt: skip
+"""What stands above the answers."""
 CONFIDENCES = ((0.0, "A guess"), (0.5, "Fairly sure"), (1.0, "Certain"))
 
 templates = Environment(
@@ -85,6 +92,7 @@ class TaskView:
     fresh: bool
     """Whether this page is the first to show it, and so the one that may give it back."""
     kind: str
+    question: str
     prompt: Sequence[Turn]
     completions: Sequence[Sequence[Turn]]
     """As they stand on the screen."""
@@ -318,12 +326,19 @@ def task_html(store: PreferenceStore, assignment: Assignment) -> str:
     """A task as a part of a page."""
     view = TaskView(
         assignment=assignment.number, until=assignment.expires_at.isoformat(), fresh=assignment.fresh,
-        kind=str(assignment.task.kind),
+        kind=str(assignment.task.kind), question=question_of(assignment.task),
         prompt=turns_of(assignment.task.prompt),
         completions=_completions(assignment), grades=GRADES.get(assignment.task.kind, ()),
         guidelines=guidelines_of(store), flags=flags_of(assignment.task.kind, len(assignment.order)),
     )  # fmt: skip
     return templates.get_template("task.html").render(task=view)
+
+
+def question_of(task: Task) -> str:
+    """What is asked; in a comparison of models by one criterion, with the criterion, which is asked beside no other."""
+    criterion = task.columns.get("criterion") if "evaluation" in task.columns else None
+    alone = f", by {criterion} alone" if isinstance(criterion, str) and criterion != OVERALL else ""
+    return f"{QUESTIONS[task.kind]}{alone}?"
 
 
 def flags_of(kind: TaskKind, num_completions: int) -> list[tuple[str, str]]:

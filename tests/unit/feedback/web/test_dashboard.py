@@ -6,9 +6,9 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
+from rlhf.feedback.report import report_text
 from rlhf.feedback.simulate import SimulatedAnnotator
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
-from rlhf.feedback.store.assign import Skipped
+from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind, access
 from rlhf.feedback.store.values import NUM_RESPONSES
 from rlhf.feedback.web import WebSettings, create_annotation_app, dashboard, invitation_link
 from rlhf.feedback.web.dashboard import Desk, percent
@@ -134,15 +134,63 @@ def test_the_owner_sees_what_was_skipped_and_what_nobody_is_asked_any_more(store
     store.set_priorities({other.id: 1})
     held = store.next_task("bob")
     assert held.task.id == other.id
-    assert store.skipped() == Skipped(num_waiting=1, num_left_to_nobody=0), "bob is still to come to it"
+    assert skipped_of(store) == (1, 0, 0, ()), "bob is still to come to it"
     store.submit("bob", Submission(assignment=held.number, key="k", value={"preference": "a"}))
     held = store.next_task("bob")
     assert held.task.id == skipped.id
     store.skip("bob", held.number)
-    assert store.skipped() == Skipped(num_waiting=1, num_left_to_nobody=1)
+    assert skipped_of(store) == (1, 0, 1, ())
     html = boss.get("/dashboard", headers=PAGE).text
     assert "1 skipped by somebody and still waiting, 1 of them by everybody who works here" in html
-    assert boss.get("/api/report").json()["skipped"] == {"num_waiting": 1, "num_left_to_nobody": 1}
+    told = boss.get("/api/report").json()["skipped"]
+    assert told == {"num_waiting": 1, "num_left_to_newcomers": 0, "num_left_to_nobody": 1, "newcomers": []}
+
+
+def skipped_of(store):
+    found = store.skipped()
+    return found.num_waiting, found.num_left_to_newcomers, found.num_left_to_nobody, found.newcomers
+
+
+def test_while_somebody_who_was_invited_has_not_begun_a_skipped_task_waits_for_them(store):
+    store.rules = AssignmentRules(overlap=2)
+    store.add_tasks(pair_tasks(2))
+    for who in ("ann", "bob", "cem"):
+        invitation_link(store, who)
+    store.add_annotator("from-a-file")  # has neither a link nor a password, so nobody waits for them
+    first, second = (store.next_task("ann") for _ in range(2))
+    assert first.number == second.number
+    store.skip("ann", first.number)
+    assert skipped_of(store) == (1, 1, 0, ("bob", "cem"))
+    boss = signed_in(store, "boss", "owner")
+    html = boss.get("/dashboard", headers=PAGE).text
+    assert "will not be finished" not in html, "a false alarm: two people are still to come"
+    assert (
+        "Left to those who were invited and have not begun (&#39;bob&#39;, &#39;cem&#39;): 1 task, skipped or" in html
+    )
+    assert "1 skipped by somebody and still waiting, 1 of them for those who were invited and have not begun" in html
+    assert "Skipped and still wanting judgements: 1, of which 1 by everybody who has begun." in report_text(store)
+    held = store.next_task("bob")
+    assert held.task.id == first.task.id
+    assert skipped_of(store) == (1, 1, 0, ("cem",)), "two judgements are wanted, and bob makes one"
+    store.skip("bob", held.number)
+    assert skipped_of(store) == (1, 1, 0, ("cem",))
+    access.set_active(store.engine, "cem", False)
+    assert skipped_of(store) == (1, 0, 1, ())
+
+
+def test_who_is_invited_changes_what_the_page_says_though_nobody_judged(store):
+    store.add_tasks(pair_tasks(1))
+    store.add_annotator("ann")
+    store.skip("ann", store.next_task("ann").number)
+    now = [0.0]
+    desk = Desk(store, clock=lambda: now[0])
+    assert desk.view().skipped.num_left_to_nobody == 1
+    invitation_link(store, "bob")
+    now[0] += 1000
+    assert desk.view().skipped.num_left_to_nobody == 0
+    access.set_active(store.engine, "bob", False)
+    now[0] += 1000
+    assert desk.view().skipped.num_left_to_nobody == 1
 
 
 def test_an_empty_store_has_a_page(store):

@@ -177,6 +177,11 @@ export class TaskView {
     else this.#choose('[value="tie"], input[name="choice"][value="0"]');
   }
 
+  /** A or B; of grades the one that says no more than that. */
+  prefer(letter) {
+    this.#choose(`[data-prefers="${letter}"]`);
+  }
+
   #choose(which) {
     const input = this.element.querySelector(`input[name="choice"]${which}`);
     if (!input) return;

@@ -1,0 +1,244 @@
+"""What sampling takes on this machine, measured with the rollout engine on thin copies: whole rollouts whose completions end where
+those of the real policy are expected to.
+
+A rollout has a shape of its own in every step: completions end, and what is left goes on in smaller matrices. oneDNN makes a kernel for
+each shape that it meets for the first time (about a millisecond) and keeps up to ``KERNELS`` of them. So both time and memory
+depend on how many different numbers of rows a run meets, and a probe must end its completions like the run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlhf.activity import heard_by, training_loop
+from rlhf.config.engines import PromptLookupConfig, RolloutWeights
+from rlhf.config.policy import SamplingConfig
+from rlhf.config.training import Autocast
+from rlhf.data.contracts import Prompt
+from rlhf.data.pack import Branch, Group
+from rlhf.models.score import ScorePath, base_model
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.run import COMPACT_FRAC
+from rlhf.scale.heap import resident_growth, used_bytes
+from rlhf.scale.machine import Machine
+from rlhf.scale.memory import KERNELS
+from rlhf.scale.probe import REPEATS, SECONDS_PER_PASS, Point, Probe, extended
+from rlhf.scale.shape import ModelShape
+from rlhf.seeds import derive_seed
+from rlhf.training.profile import Profile
+
+SECONDS_PER_STEP = 1e-3
+"""About, of a step of decoding in one layer, beside its arithmetic: only to judge how much of a rollout can be tried."""
+MOST_ROLLOUTS = 64
+"""That are drawn to count how many different numbers of rows a run meets; after these there are hardly new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What a probe found at some number of layers."""
+
+    layers: int
+    prefill: float
+    """Seconds, of the middle one."""
+    decode: float
+    kept_bytes: float
+    """By each number of rows that was met for the first time."""
+
+
+def row_counts(lengths: Sequence[int]) -> list[int]:
+    """Rows in the model at each step of a rollout, the first token's left out: rows that ended leave together, once they are
+    ``COMPACT_FRAC`` of all. See ``rlhf.rollout.run.SamplingRun``.
+
+    Args:
+        lengths: Tokens of each completion.
+    """
+    ends = np.sort(np.asarray(lengths))
+    found, rows = [], len(ends)
+    for age in range(1, int(ends[-1])):
+        alive = len(ends) - int(np.searchsorted(ends, age, side="right"))
+        if rows - alive >= COMPACT_FRAC * rows:
+            rows = alive
+        found.append(rows)
+    return found
+
+
+class SamplingProbe:
+    """See ``rlhf.scale.costs.SamplingCosts``.
+
+    Args:
+        shape: Of the model.
+        prompts: As they will come.
+        group_size: Completions of each.
+        machine: This one.
+        autocast: Type of the matrix products.
+        sampling: How completions are drawn.
+        weights: What the engine multiplies with.
+        speculate: How the engine guesses tokens.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        machine: Machine,
+        *,
+        autocast: Autocast,
+        sampling: SamplingConfig,
+        weights: RolloutWeights = "same",
+        speculate: PromptLookupConfig | None = None,
+    ) -> None:
+        self.inner = Probe(
+            shape, [_as_group(p) for p in prompts], machine, autocast=autocast, head="logprobs", tokens=1
+        )
+        self.prompts, self.group_size = list(prompts), group_size
+        self.autocast, self.sampling, self.weights, self.speculate = autocast, sampling, weights, speculate
+        self._found: dict[tuple[int, ...], list[Rollouts]] = {}
+
+    def decode(self, prompt_tokens: float, num_prompts: int, lengths: Sequence[int]) -> tuple[float, float]:
+        """See ``SamplingCosts``."""
+        found, layers = self._rollouts(lengths), self.inner.shape.num_layers
+        prefill, decoding = (
+            extended([Point(one.layers, 1.0, seconds) for one, seconds in zip(found, column, strict=True)], layers, 1.0)
+            for column in zip(*((one.prefill, one.decode) for one in found), strict=True)
+        )
+        return prefill, decoding
+
+    def sampling_bytes(self, prompts: Sequence[int], rows: int) -> float:
+        """See ``SamplingCosts``: one layer, one token of each row."""
+        policy = self._policy(1)
+        engine = self._engine(policy, [1] * rows)
+        return float(resident_growth(lambda: self._ask(engine, rows, 1)))
+
+    def kernel_bytes(self, lengths: Sequence[int], rollouts: int) -> float:
+        """See ``SamplingCosts``."""
+        kept = self._rollouts(lengths)[-1].kept_bytes  # layers of one width share their kernels
+        draw = np.random.default_rng(derive_seed(0, "plan", "row counts"))
+        met: set[int] = set()
+        for _ in range(min(rollouts, MOST_ROLLOUTS)):
+            met.update(row_counts(draw.choice(lengths, size=len(lengths)).tolist()))
+        return kept * min(len(met), KERNELS // max(1, self.inner.shape.num_products))
+
+    def _rollouts(self, lengths: Sequence[int]) -> list[Rollouts]:
+        key = tuple(lengths)
+        if key not in self._found:
+            self._found[key] = [self._measured(layers, lengths) for layers in self.inner.layers]
+        return self._found[key]
+
+    def _measured(self, layers: int, lengths: Sequence[int]) -> Rollouts:
+        """The middle one of a few rollouts, after one that is not counted; each with other lengths, as in a run."""
+        share = self._share(layers, lengths)
+        draw = np.random.default_rng(derive_seed(0, "plan", "lengths"))
+        policy = self._policy(layers)
+        engine = self._engine(policy, lengths)
+        seconds: list[tuple[float, float]] = []
+        met: set[int] = set()
+        new, before = 0, 0
+        for number in range(1 + REPEATS):
+            drawn = draw.choice(lengths, size=len(lengths))
+            cut = [max(1, round(share * int(length))) for length in drawn]
+            engine.lengths = cut
+            prefill, decoding = self._timed(engine, cut, number)
+            seconds.append((prefill, decoding * float(sum(drawn)) / sum(cut)))
+            counts = set(row_counts(cut))
+            if number == 0:
+                before = self._used_by(engine)
+            else:
+                new += len(counts - met)
+            met |= counts
+        kept = (self._used_by(engine) - before) / new if new else 0.0
+        prefills, decodings = zip(*seconds[1:], strict=True)
+        return Rollouts(layers, statistics.median(prefills), statistics.median(decodings), max(0.0, kept))
+
+    def _share(self, layers: int, lengths: Sequence[int]) -> float:
+        """How much of each completion can be sampled in a few seconds."""
+        shape = self.inner.shape
+        weights = shape.num_body / shape.num_layers * layers + shape.num_head
+        work = 2 * sum(lengths) * weights / (self.inner.machine.flops("float32") * self.inner.machine.threads)
+        return min(1.0, 4 * SECONDS_PER_PASS / (work + max(lengths) * layers * SECONDS_PER_STEP))
+
+    def _timed(self, engine: ForcedEngine, lengths: Sequence[int], number: int) -> tuple[float, float]:
+        """Processor seconds of reading prompts, and of everything else, in a rollout of this number."""
+        profile = Profile()
+        with heard_by(profile), training_loop("probe"):
+            self._ask(engine, len(lengths), max(lengths), number)
+        prefill = profile.spent["rollout prefill"].cpu_seconds
+        return prefill, profile.cpu_seconds - prefill
+
+    @staticmethod
+    def _used_by(engine: LocalEngine) -> int:
+        """Bytes in use, without the engine's cache, which is counted for itself."""
+        engine.pause()
+        engine.resume()
+        return used_bytes()
+
+    def _policy(self, layers: int) -> ThinPolicy:
+        model = self.inner.thin_copy(layers)
+        return ThinPolicy(model, self.inner.path_of(model))
+
+    def _engine(self, policy: ThinPolicy, lengths: Sequence[int]) -> ForcedEngine:
+        return ForcedEngine(policy, lengths, autocast=self.autocast, weights=self.weights, speculate=self.speculate)
+
+    def _ask(self, engine: ForcedEngine, rows: int, most: int, number: int = 0) -> None:
+        """A rollout; one of another number has other prompts, whose lengths are new to the kernels, too."""
+        samples = min(self.group_size, rows)
+        count = rows // samples
+        places = [place % len(self.prompts) for place in range(number * count, (number + 1) * count)]
+        prompts = [Prompt(str(row), self.prompts[place].ids, "") for row, place in enumerate(places)]
+        sampling = self.sampling.updated(max_new_tokens=most, stop=[])
+        engine.generate(prompts, num_samples=samples, sampling=sampling, seed=0, step=0)
+
+
+class ForcedEngine(LocalEngine):
+    """Ends each completion after a number of tokens that is given."""
+
+    def __init__(self, policy: ThinPolicy, lengths: Sequence[int], **options: Any) -> None:
+        super().__init__(policy, **options)
+        self.lengths = list(lengths)
+
+    def _limits(self, requests: Sequence[tuple[int, int]], most: int) -> np.ndarray:
+        return np.asarray(self.lengths[: len(requests)])
+
+
+class ThinPolicy:
+    """A thin copy as an engine takes it; nothing it says ends before its time, and nobody reads it."""
+
+    def __init__(self, model: Any, path: ScorePath) -> None:
+        self.model = model.eval()
+        self.tokenizer: Any = _Silent()
+        self.path: ScorePath | None = path
+        beyond = int(base_model(model).config.get_text_config().vocab_size)
+        base_model(model).config.get_text_config().eos_token_id = beyond
+        if getattr(base_model(model), "generation_config", None) is not None:
+            base_model(model).generation_config.eos_token_id = beyond
+
+    def choose_path(self, groups: Sequence[Group]) -> object:
+        """Known already."""
+        return self.path
+
+    def fingerprint(self) -> str:
+        """Nobody asks."""
+        return ""
+
+
+class _Silent:
+    """In the place of a tokenizer."""
+
+    eos_token_id = None
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        """Nothing."""
+        return ""
+
+    def batch_decode(self, rows: Sequence[Sequence[int]], **_: Any) -> list[str]:
+        """Nothing, of each."""
+        return [""] * len(rows)
+
+
+def _as_group(prompt: Prompt) -> Group:
+    return Group(prompt.ids, [Branch(prompt.ids[-1:])])

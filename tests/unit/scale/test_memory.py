@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rlhf.models.logprobs import KEPT_BYTES, TILE
+from rlhf.scale.costs import Learned, tile_bytes
+from rlhf.scale.memory import KERNELS, PRODUCTS_OF_MAP, kernel_bytes
+from tests.unit.scale.test_probe import shape
+
+LEARNED = Learned(packing=0.0, forward=1.0, backward=2.0, peak_bytes=0.0, peak_bytes_again=0.0, kept_bytes=100.0)
+
+
+def test_each_pass_leaves_kernels_until_the_oldest_must_leave():
+    small = shape()
+    assert small.num_products == 5  # queries and output; keys and values; up and gate; down; head
+    assert kernel_bytes(LEARNED, small, passes=7) == 700
+    assert kernel_bytes(LEARNED, small, passes=math.inf) == 100 * (KERNELS // (PRODUCTS_OF_MAP * 5))
+
+
+def test_what_waits_for_the_backward_pass_is_bounded_like_the_tile():
+    assert tile_bytes(10, 100) == 3 * 4 * 1000 + 4 * 1000
+    assert tile_bytes(1e6, 32_000) == pytest.approx(3 * 4 * TILE + KEPT_BYTES)
