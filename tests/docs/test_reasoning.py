@@ -110,3 +110,33 @@ def test_the_pages_labeller_does_what_the_page_says():
     rows = label(names["by_line"], [prompt], samples, name="by_line", arguments={"seed": 0})
     assert [row["labels"] for row in rows] == [[True, False, False], [True]]
     assert [row["label"] for row in rows] == [True, False]
+
+
+def test_the_page_says_what_its_table_says():
+    table = (ROOT / "docs" / "results" / "reasoning.md").read_text(encoding="utf-8")
+    page = " ".join((ROOT / "docs" / "reasoning.md").read_text(encoding="utf-8").split())
+
+    def rows(name):
+        """Of each part of the table that has such a row: its numbers by seed."""
+        found = re.findall(rf"^\| {re.escape(name)} \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", table, re.MULTILINE)
+        return [[float(number) for number in row] for row in found]
+
+    def short(number, digits):
+        return f"{number:.{digits}f}".removeprefix("0")
+
+    def listed(numbers):
+        one, two, three = (short(number, 3) for number in numbers)
+        return f"{one}, {two} and {three}"
+
+    (f1,), (gain,), (rise,), (seconds,) = (
+        rows(n) for n in ("F1 of the two", "gain in pass@1", "rise of the score", "processor seconds of its training")
+    )
+    before, *_, gamed = rows("pass@1")
+    for said in (
+        f"an F1 of {listed(f1)}",
+        f"solves {listed(gain)} more",
+        f"rises by {min(rise):.1f} to {max(rise):.1f}",
+        f"pass@1 falls from {short(min(before), 2)}-{short(max(before), 2)} to {short(min(gamed), 2)}-{short(max(gamed), 2)}",
+        f"{min(seconds):.0f} to {max(seconds):.0f} s in the table",
+    ):
+        assert said in page, said

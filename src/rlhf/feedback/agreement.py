@@ -186,11 +186,11 @@ def fleiss_kappa(table: Array) -> Array:
         table: [..., k, k] sum of ``coincidences`` of items with equally many judgements.
 
     Returns:
-        [...]; NaN where all values are the same.
+        [...]; NaN where all values are the same, or no item has two.
     """
-    shares = table.sum(-1) / table.sum((-2, -1))[..., None]
-    chance = (shares**2).sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
+        shares = table.sum(-1) / table.sum((-2, -1))[..., None]
+        chance = (shares**2).sum(-1)
         return np.asarray(np.where(chance < 1, (observed_agreement(table) - chance) / (1 - chance), math.nan))
 
 

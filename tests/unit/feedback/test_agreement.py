@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlhf.errors import DataError, UnknownNameError
@@ -94,6 +94,7 @@ def test_items_judged_once_say_nothing_about_agreement():
 
 
 @settings(max_examples=60, deadline=None)
+@example(rows=[[0, None, None]] * 4, order=[0, 1, 2])  # nobody to agree with
 @given(
     rows=st.lists(st.lists(st.sampled_from([0, 1, 2, None]), min_size=3, max_size=3), min_size=4, max_size=12),
     order=st.permutations(range(3)),

@@ -134,6 +134,23 @@ def test_the_loss_that_is_asked_for_is_the_one_that_is_minimised(settings, loss_
     assert first_step(trainer)[0] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("settings", "per_token"),
+    [({}, False), ({"length_normalised": True}, True), ({"loss": "ipo", "ipo_per_token": True}, True)],
+)
+def test_rewards_are_told_as_the_loss_has_them(settings, per_token):
+    trainer = toy.build_trainer("dpo", beta=0.5, **settings)
+    groups = trainer.rows.take(0)
+    reference = summed(trainer.policy, groups)
+    trainer.collect(0, Metrics())
+    toy.change_weights(trainer.policy.model, by=0.1)
+    ratios = summed(trainer.policy, groups) - reference
+    lengths = torch.tensor([[len(b.tokens) for b in g.branches] for g in groups])
+    rewards = 0.5 * (ratios / lengths if per_token else ratios)
+    expected = float((rewards[:, 0] - rewards[:, 1]).mean())
+    assert first_step(trainer)[1]["dpo/reward_margin"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_share_of_the_chosen_completions_likelihood_is_added():
     trainer = toy.build_trainer("dpo", sft_coef=0.5)
     groups = trainer.rows.take(0)

@@ -147,6 +147,13 @@ def test_bco_shifts_by_what_both_kinds_earned_so_far():
     assert loss == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
+def test_the_shift_of_bco_forgets_as_fast_as_the_recipe_says():
+    trainer = toy.build_trainer("kto", loss="bco", reference_point_decay=0.5)
+    for reward in (1.0, 3.0):
+        trainer.running.update(torch.tensor([reward]), torch.tensor([True]))
+    assert trainer.running.value == 2.0
+
+
 @pytest.mark.parametrize("label", [True, False])
 @pytest.mark.parametrize(
     "settings", [{}, {"reference_point": "running"}, {"loss": "bco"}], ids=["step", "running", "bco"]

@@ -49,6 +49,14 @@ def test_on_policy_every_loss_is_the_plain_policy_gradient(policy_loss):
     assert found == pytest.approx([-1.5, -1.5, -1.5, 0.5], rel=1e-12)
 
 
+@pytest.mark.parametrize("policy_loss", ["clip", "sequence", "sequence_token"])
+def test_a_second_bound_ends_what_a_bad_completion_that_has_become_likelier_pushes(policy_loss):
+    far = [[math.log(5.0)]]  # a ratio of 5, and PPO's own bound holds back good tokens only
+    assert gradient(policy_loss, far, [[-1.0]]) == pytest.approx([5.0])
+    assert gradient(policy_loss, far, [[-1.0]], dual_clip=3.0) == [0.0]
+    assert gradient(policy_loss, far, [[-1.0]], dual_clip=6.0) == pytest.approx([5.0])
+
+
 def test_each_loss_treats_a_token_beyond_the_bound_in_its_own_way():
     up = [[math.log(2.0), 0.0]]  # ratios 2 and 1; their geometric mean is sqrt 2
     for policy_loss, settings, expected in (

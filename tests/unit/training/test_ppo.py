@@ -280,6 +280,28 @@ def test_where_nothing_is_good_nothing_is_added():
     assert "loss/positive_nll" not in metrics.result()
 
 
+def test_the_critics_loss_is_clipped_and_weighed_as_the_recipe_says():
+    def value_term(**settings):
+        trainer = toy.build_trainer("ppo", **settings)
+        batch, totals = next(batches_of_the_first_step(trainer))
+        says = torch.full((batch.num_scored,), 3.0)
+        trainer.value_model.values = lambda *_: says
+        batch = batch.with_token_columns(values=torch.zeros_like(says), returns=torch.full_like(says, 2.0))
+        return float(trainer.value_term(batch, None, totals, Metrics())) * totals.num_tokens / batch.num_scored
+
+    # it says 3, said 0, and 2 is right: (3 - 2)^2 / 2; held to 0.5 of what it said, (0.5 - 2)^2 / 2 is worse, and counts
+    assert value_term(clip_value=None, value_coef=1.0) == pytest.approx(0.5)
+    assert value_term(clip_value=0.5, value_coef=1.0) == pytest.approx(1.125)
+    assert value_term(clip_value=0.5, value_coef=0.1) == pytest.approx(0.1125)
+
+
+def batches_of_the_first_step(trainer):
+    experience = trainer.collect(0, Metrics())
+    for batches in trainer.steps(0, experience):
+        for batch in batches:
+            yield batch, Totals.of(batches)
+
+
 def test_vapo_is_ppo_with_the_settings_of_its_paper():
     """Yue et al. 2025, arXiv:2504.05118: section 4 and table 1."""
     config = VAPOConfig()

@@ -63,6 +63,32 @@ def test_pairs_teach_the_product_of_their_steps():
     assert loss_of(trainer, [pair]) == pytest.approx(-math.log(9 / 17))
 
 
+# p of the chosen one's steps: 3/4 and 1/4; of the rejected one's: 1/2
+@pytest.mark.parametrize(("how", "chosen"), [("product", 3 / 16), ("min", 1 / 4), ("mean", 1 / 2), ("last", 1 / 4)])
+def test_steps_of_a_pair_are_brought_together_as_the_recipe_says(how, chosen):
+    trainer = saying(toy.build_trainer("prm", loss="pairs", aggregate=how), [LOG3, -LOG3, 0.0])
+    good, bad, mark = (toy.TOKENIZER(text)["input_ids"][0] for text in ("a", "b", "e"))
+    pair = Group([5], [Branch([good, mark, bad, mark, toy.EOS]), Branch([good, mark])], {"id": "p"})
+    assert loss_of(trainer, [pair]) == pytest.approx(-math.log(chosen / (chosen + 1 / 2)))
+
+
+@pytest.mark.parametrize(
+    ("scores", "first_wrong", "sound"),
+    [
+        ([1.0, -1.0, 1.0, 1.0], 1, 1),
+        ([1.0, -1.0, 1.0, -1.0], 1, 0),  # a sound solution is blamed
+        ([1.0, 1.0, -1.0, 1.0], 0, 1),  # the wrong step is called right, and the next one wrong
+        ([-1.0, -1.0, 1.0, -1.0], 0, 0),
+    ],
+)
+def test_finding_the_first_wrong_step_and_leaving_sound_solutions_alone_are_told_apart(scores, first_wrong, sound):
+    trainer, metrics = saying(toy.build_trainer("prm"), scores), Metrics()
+    (batch,) = trainer.batches([THREE, ONE])
+    trainer.measure(batch, metrics)
+    found = metrics.result()
+    assert (found["eval/first_wrong"], found["eval/sound"]) == (first_wrong, sound)
+
+
 def test_the_language_model_is_held_on_to_by_right_steps_alone():
     """The loss on tokens of right steps is a mean over such tokens; wrong steps leave it as it is."""
     trainer = toy.build_trainer("prm", lm_coef=0.5)

@@ -78,6 +78,13 @@ def test_the_loss_is_the_papers(name, settings, loss_of):
     assert metrics["loss/train"] == pytest.approx(loss, rel=1e-6)
 
 
+def test_simpos_rewards_are_beta_times_mean_log_probabilities():
+    trainer = toy.build_trainer("simpo", beta=2.5)
+    pairs = nats(trainer.policy, trainer.rows.take(0))
+    margin = sum(2.5 * (c / n - r / m) for c, r, n, m in pairs) / len(pairs)
+    assert first_step(trainer)[1]["simpo/reward_margin"] == pytest.approx(margin, rel=1e-4)
+
+
 def test_simpo_adds_no_likelihood_term_by_itself():
     """The trap: a policy whose pairs are all won by far has nothing to learn; a silent term would go on."""
     trainer = toy.build_trainer("simpo", beta=1e4, target_margin=0.0, rows_per_step=10)

@@ -160,6 +160,21 @@ def test_where_no_try_is_good_the_policy_keeps_its_bits(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(before, policy_weights(trainer), strict=True))
 
 
+def test_a_step_searches_as_often_and_measures_as_many_completions_as_the_recipe_says(monkeypatch):
+    _, loop, batches = policy_step(line_search_tries=3, fisher_frac=0.5)
+    shares = []
+    product = TrustRegion.fisher
+
+    def recorded(self, parameters, *, share):
+        shares.append(share)
+        return product(self, parameters, share=share)
+
+    monkeypatch.setattr(TrustRegion, "fisher", recorded)
+    monkeypatch.setattr(TrustRegion, "kl", lambda self: 1.0)
+    assert loop._step(batches)["trpo/line_search_tries"] == 3
+    assert shares == [0.5]
+
+
 def test_a_search_that_breaks_leaves_the_old_policy(monkeypatch):
     trainer, loop, batches = policy_step()
     before = policy_weights(trainer)
