@@ -83,6 +83,26 @@ def ends_the_same(name: str, folder: Path, result: Any, weights: Any, expected: 
     assert logged(folder) == logged(expected)
 
 
+def ends_the_same_though_killed(name: str, folder: Path, **settings: Any) -> Any:
+    """Kills a run after a third and after two thirds of its writes, and lets it go on.
+
+    Returns:
+        The trainer of the run that nobody killed.
+    """
+    whole = KillingLog(folder / "whole", stage="run")
+    trainer = build(name, folder / "whole", log=whole, **settings)
+    result = trainer.train()
+    writes = 10**9 - whole.writes_left
+    for number in (writes // 3, 2 * writes // 3):
+        killed = folder / str(number)
+        log = KillingLog(killed, stage="run")
+        log.writes_left = number
+        with pytest.raises(KilledError):
+            build(name, killed, log=log, **settings).train()
+        ends_the_same(name, killed, result, toy.weights_of(trainer), folder / "whole", **settings)
+    return trainer
+
+
 CASES = {
     **{name: (name, {}) for name in toy.NAMES},
     "ppo with a shared critic": ("ppo", {"shared_value": True, "bootstrap_truncated": True}),
@@ -154,18 +174,8 @@ class SomeTeach:
 def test_grpos_family_killed_in_either_half_ends_with_the_same_bits(name, tmp_path):
     # a cursor that prompts asked again have moved, greedy baselines, a weight that every rollout changes
     settings = {"scorer": SomeTeach(), "rollouts": 3, "kl": {"target": 0.01, "controller": "doubling", "coef": 0.05}}
-    whole = KillingLog(tmp_path / "whole", stage="run")
-    trainer = build(name, tmp_path / "whole", log=whole, **settings)
-    result = trainer.train()
+    trainer = ends_the_same_though_killed(name, tmp_path, **settings)
     assert (trainer.asked_again > 0) == (name == "dapo")
-    writes = 10**9 - whole.writes_left
-    for number in (writes // 3, 2 * writes // 3):
-        folder = tmp_path / str(number)
-        log = KillingLog(folder, stage="run")
-        log.writes_left = number
-        with pytest.raises(KilledError):
-            build(name, folder, log=log, **settings).train()
-        ends_the_same(name, folder, result, toy.weights_of(trainer), tmp_path / "whole", **settings)
 
 
 @pytest.mark.slow

@@ -36,6 +36,15 @@ def binary_kl(q: float, p: float) -> float:
     return q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
 
 
+def moved(trainer) -> tuple[list, torch.Tensor]:
+    """The first step's pairs, and their log-ratios [rows, 2] by hand after a change of the policy."""
+    trainer.collect(0, Metrics())
+    groups = trainer.rows.take(0)
+    before = summed(trainer.policy, groups)
+    toy.change_weights(trainer.policy.model, by=0.1)
+    return groups, summed(trainer.policy, groups) - before
+
+
 def first_step(trainer) -> tuple[float, dict[str, float]]:
     """Loss and metrics of the first step's rows, without changing anything."""
     metrics = Metrics()
@@ -124,13 +133,9 @@ def test_margins_grow_and_held_out_pairs_are_ranked_right():
 )
 def test_the_loss_that_is_asked_for_is_the_one_that_is_minimised(settings, loss_of):
     trainer = toy.build_trainer("dpo", beta=0.5, **settings)
-    groups = trainer.rows.take(0)
-    reference = summed(trainer.policy, groups)
-    trainer.collect(0, Metrics())
-    toy.change_weights(trainer.policy.model, by=0.1)
-    ratios = (summed(trainer.policy, groups) - reference).tolist()
+    groups, ratios = moved(trainer)
     lengths = [[len(b.tokens) for b in g.branches] for g in groups]
-    expected = [loss_of(c, r, lc, lr) for (c, r), (lc, lr) in zip(ratios, lengths, strict=True)]
+    expected = [loss_of(c, r, lc, lr) for (c, r), (lc, lr) in zip(ratios.tolist(), lengths, strict=True)]
     assert first_step(trainer)[0] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
@@ -140,11 +145,7 @@ def test_the_loss_that_is_asked_for_is_the_one_that_is_minimised(settings, loss_
 )
 def test_rewards_are_told_as_the_loss_has_them(settings, per_token):
     trainer = toy.build_trainer("dpo", beta=0.5, **settings)
-    groups = trainer.rows.take(0)
-    reference = summed(trainer.policy, groups)
-    trainer.collect(0, Metrics())
-    toy.change_weights(trainer.policy.model, by=0.1)
-    ratios = summed(trainer.policy, groups) - reference
+    groups, ratios = moved(trainer)
     lengths = torch.tensor([[len(b.tokens) for b in g.branches] for g in groups])
     rewards = 0.5 * (ratios / lengths if per_token else ratios)
     expected = float((rewards[:, 0] - rewards[:, 1]).mean())
@@ -191,15 +192,6 @@ def test_the_policy_is_measured_against_itself_as_it_was_given():
     kept = [trainer.scored.train[index].columns["ref_logprobs"] for index in range(10)]
     torch.testing.assert_close(torch.stack(kept), torch.stack(before))
     assert not torch.allclose(torch.stack(before), summed(trainer.policy, toy.pairs(10)), atol=1e-3)
-
-
-def moved(trainer) -> tuple[list, torch.Tensor]:
-    """The first step's pairs, and their log-ratios [rows, 2] by hand after a change of the policy."""
-    trainer.collect(0, Metrics())
-    groups = trainer.rows.take(0)
-    before = summed(trainer.policy, groups)
-    toy.change_weights(trainer.policy.model, by=0.1)
-    return groups, summed(trainer.policy, groups) - before
 
 
 @pytest.mark.parametrize("per_microbatch", [1, 10**6])
