@@ -64,11 +64,14 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--weights", default="same")
     parser.add_argument("--speculate", type=json.loads, default=None)
+    parser.add_argument("--compiled", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     policy = PolicyModel.from_pretrained(asked.model)
     prompts = read_prompts(asked.file, policy, asked.prompts)
-    settings = LocalEngineConfig.of({"weights": asked.weights, "speculate": asked.speculate})
+    settings = LocalEngineConfig.of(
+        {"weights": asked.weights, "speculate": asked.speculate, "compiled": asked.compiled}
+    )
     plain, other = LocalEngine(policy), build_engine(policy, settings)
     assert isinstance(other, LocalEngine)
     sampling = SamplingConfig(max_new_tokens=asked.max_new_tokens, temperature=asked.temperature)

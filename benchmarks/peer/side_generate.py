@@ -31,8 +31,10 @@ def ours(task: dict[str, Any], case: Case, meter: Meter) -> None:
     sampling = SamplingConfig(max_new_tokens=case.max_new_tokens)
     greedy = SamplingConfig(max_new_tokens=GREEDY_TOKENS, temperature=0.0)
     with no_end(policy.model):
-        said = LocalEngine(policy).generate(prompts[:GREEDY_PROMPTS], num_samples=1, sampling=greedy, seed=0, step=0)
-    engine = LocalEngine(policy, autocast="bfloat16" if case.dtype == "bf16" else "none")
+        said = LocalEngine(policy, compiled=True).generate(
+            prompts[:GREEDY_PROMPTS], num_samples=1, sampling=greedy, seed=0, step=0
+        )
+    engine = LocalEngine(policy, autocast="bfloat16" if case.dtype == "bf16" else "none", compiled=True)
     meter.begin(greedy=[group[0].tokens for group in said])
     with training_loop("generate"):
         for step, part in enumerate(steps_of(prompts, case)):

@@ -216,6 +216,7 @@ def online(task: Mapping[str, Any], case: Case) -> dict[str, Any]:
     return {
         **common(task, case), "rollouts": steps, "prompts_per_rollout": case.rows, "group_size": case.group,
         "sequences_per_step": case.rows * case.group, "sampling": {"max_new_tokens": case.max_new_tokens},
+        "engine": {"kind": "local", "compiled": True},
     }  # fmt: skip
 
 

@@ -22,6 +22,9 @@ RESERVE_BYTES = 16 * 2**20
 ASIDE_SUFFIX = ".tmp"
 """Files and folders named ``.<name>.<letters>.tmp`` are being written, or were left by a process that was killed."""
 
+CACHE_VARIABLE = "RLHF_CACHE"
+"""Environment variable: the folder of all our caches, or ``off`` for none."""
+
 _FREE_SPACE = "Free some space there or write to another disk, then start the same command again."
 _PERMISSION = "Give this user the right to write there, or choose another folder."
 _TROUBLES = {
@@ -46,6 +49,20 @@ _WRITE_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.E
 """What writing itself can fail with. The system then names no file, and libraries hide it in errors of their own."""
 _UNSYNCABLE = {errno.EINVAL, errno.ENOTSUP}
 """From file systems (FUSE, network) that can't sync a folder; there is nothing better to do than to go on."""
+
+
+def user_cache(part: str) -> Path | None:
+    """The folder ``part`` below $RLHF_CACHE or the user's cache; None where there is to be no cache, or the user has no home."""
+    named = os.environ.get(CACHE_VARIABLE, "")
+    if named == "off":
+        return None
+    if named:
+        return Path(named).expanduser() / part
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return None
+    return cache / "rlhf" / part
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from tests.fixtures.source import FILES, imported_modules, module_of, name_of, r
 FLOORS = [
     ["errors", "seeds", "activity", "allocator"],
     ["files"],
-    ["config"],
+    ["config", "native"],
     ["data", "losses"],
     ["models", "merging"],
     ["rewards", "rollout"],

@@ -33,14 +33,12 @@ import rlhf.data.pack
 from rlhf.config.training import Autocast
 from rlhf.data.pack import Group
 from rlhf.errors import StorageError
-from rlhf.files import ASIDE_SUFFIX, write_aside
+from rlhf.files import ASIDE_SUFFIX, user_cache, write_aside
 from rlhf.models.folders import weights_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference, ReferenceModel
 from rlhf.models.score import base_model
 
-VARIABLE = "RLHF_CACHE"
-"""Environment variable: the folder of all our caches, or ``off`` for none."""
 LIMIT_BYTES = 4 * 2**30
 """What the files of a folder may take together, four bytes for a scored token: a billion of them. The longest unused go first."""
 STALE_SECONDS = 86_400
@@ -55,16 +53,7 @@ def cache_folder(setting: bool | str) -> Path | None:
     """
     if isinstance(setting, str):
         return Path(setting).expanduser()
-    named = os.environ.get(VARIABLE, "")
-    if not setting or named == "off":
-        return None
-    if named:
-        return Path(named).expanduser() / "reference"
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home
-        return None
-    return cache / "rlhf" / "reference"
+    return user_cache("reference") if setting else None
 
 
 class LogprobCache:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from rlhf.models.attention import AttentionSettings
 from rlhf.rollout.cache import KVCache
+from rlhf.rollout.compiled import CompiledModel, can_compile
 from rlhf.rollout.fused import FusedModel, has_shape
 from rlhf.rollout.packed import PackedDecoder
 
@@ -22,7 +23,7 @@ TOLERANCE = 1e-4
 run and its continuation after a kill, which compares other weights, decide alike; another way of adding layers up shows at once."""
 CHECK_PROMPTS = 3
 CHECK_TOKENS = 48
-"""Of each prompt; families put their layers together in the same way for short rows and long ones."""
+"""Of each prompt."""
 CHECK_STEPS = 2
 """Decoding steps that are compared after the prompts."""
 
@@ -30,12 +31,27 @@ CHECK_STEPS = 2
 class FusedChoice:
     """Compares once for each model, and builds the fused one from the weights of the moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiled: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            compiled: Take ``CompiledModel`` where the C file is written for the model.
+        """
+        self.compiled = compiled
+        self._has_told = False
         self._model: PreTrainedModel | None = None
         self._settings: Mapping[nn.Module, AttentionSettings] | None = None
+        self._reach = 0
+        """Positions below which the comparison holds."""
 
     def build(
-        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], dtype: torch.dtype, *, int8: bool = False
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        dtype: torch.dtype,
+        *,
+        max_new_tokens: int,
+        int8: bool = False,
     ) -> FusedModel | None:
         """A fused model; None where the model has another shape or gives other logits.
 
@@ -43,33 +59,63 @@ class FusedChoice:
             model: In evaluation mode; one that takes the packed path.
             prompts: Token ids, for the comparison.
             dtype: Of the products.
+            max_new_tokens: Most tokens after a prompt.
             int8: Round weights to 8 bits.
         """
+        reach = max(map(len, prompts)) + max_new_tokens
         if not has_shape(model):
+            self._note_compiled(False, model)
             return None
-        if self._model is not model:
-            self._model, self._settings = model, compare(model, prompts)
-        return FusedModel(model, self._settings, dtype, int8=int8) if self._settings is not None else None
+        if self._model is not model or reach > self._reach:
+            self._reach = (
+                1 << (reach - 1).bit_length()
+            )  # the next power of two, so that growing prompts are seldom a new comparison
+            self._model, self._settings = model, compare(model, prompts, reach=self._reach, compiled=self.compiled)
+        if self._settings is None:
+            self._note_compiled(False, model)
+            return None
+        self._note_compiled(can_compile(model, self._settings, dtype), model)
+        return _build(model, self._settings, dtype, int8=int8, compiled=self.compiled)
+
+    def _note_compiled(self, is_compiled: bool, model: PreTrainedModel) -> None:
+        """Say once, where that was asked for and can't be."""
+        if self.compiled and not is_compiled and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "engine.compiled does nothing for this %s: it decodes models of Llama's shape without adapters, in float32 or "
+                "bfloat16, on a CPU.",
+                type(model).__name__,
+            )
 
 
-def compare(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> Mapping[nn.Module, AttentionSettings] | None:
-    """Decode a few tokens both ways, in float32.
+def compare(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, reach: int = 0, compiled: bool = False
+) -> Mapping[nn.Module, AttentionSettings] | None:
+    """Decode a few tokens both ways, in float32: at the first positions, and at the last ones, because some families scale their
+    queries by position (Ministral 3).
 
     Args:
         model: Its shape fits.
         prompts: The longest are used, cut short.
+        reach: No position will be so large.
+        compiled: Whether it is to be sampled from through C.
 
     Returns:
         What each attention layer asks for where the logits are equal, else None.
     """
     rows = [list(ids[:CHECK_TOKENS]) for ids in sorted(prompts, key=len, reverse=True)[:CHECK_PROMPTS]]
+    last = reach - CHECK_TOKENS - CHECK_STEPS
+    fused: FusedModel | None = None
+    settings: Mapping[nn.Module, AttentionSettings] = {}
+    difference = 0.0
     with torch.autocast(next(model.parameters()).device.type, enabled=False):
-        cache = KVCache()
-        own = _logits(PackedDecoder(model, cache, max_prefill_tokens=CHECK_PROMPTS * CHECK_TOKENS), rows)
-        settings = {module: layer.settings for module, layer in cache.layers.items()}
-        fused = FusedModel(model, settings, torch.float32)
-        decoder = PackedDecoder(model, KVCache(), max_prefill_tokens=CHECK_PROMPTS * CHECK_TOKENS, fused=fused)
-        difference = float((_logits(decoder, rows) - own).abs().amax() / own.abs().amax().clamp(min=1))
+        for first in (0, last) if last > 0 else (0,):
+            cache = KVCache()
+            own = _logits(_decoder(model, cache, None, first), rows)
+            settings = {module: layer.settings for module, layer in cache.layers.items()}
+            fused = fused or _build(model, settings, torch.float32, compiled=compiled)
+            found = _logits(_decoder(model, KVCache(), fused, first), rows)
+            difference = max(difference, float((found - own).abs().amax() / own.abs().amax().clamp(min=1)))
     if difference <= TOLERANCE:
         return settings
     logger.info(
@@ -79,6 +125,24 @@ def compare(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> Mapping
         difference,
     )
     return None
+
+
+def _build(
+    model: PreTrainedModel,
+    settings: Mapping[nn.Module, AttentionSettings],
+    dtype: torch.dtype,
+    *,
+    int8: bool = False,
+    compiled: bool = False,
+) -> FusedModel:
+    kind = CompiledModel if compiled and can_compile(model, settings, dtype) else FusedModel
+    return kind(model, settings, dtype, int8=int8)
+
+
+def _decoder(model: PreTrainedModel, cache: KVCache, fused: FusedModel | None, first: int) -> PackedDecoder:
+    decoder = PackedDecoder(model, cache, max_prefill_tokens=CHECK_PROMPTS * CHECK_TOKENS, fused=fused)
+    decoder.first_position = first
+    return decoder
 
 
 def _logits(decoder: PackedDecoder, rows: list[list[int]]) -> Tensor:

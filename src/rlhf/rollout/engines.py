@@ -27,7 +27,13 @@ def build_engine(
     """
     if isinstance(settings, VLLMEngineConfig):
         return VLLMEngine(policy, settings, autocast=autocast)
-    return LocalEngine(policy, autocast=autocast, weights=settings.weights, speculate=settings.speculate)
+    return LocalEngine(
+        policy,
+        autocast=autocast,
+        weights=settings.weights,
+        speculate=settings.speculate,
+        compiled=settings.compiled,
+    )
 
 
 def innermost(engine: RolloutEngine) -> RolloutEngine:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,6 +140,8 @@ class DecodeLayout:
         self._padding: Tensor | None = None
         """What hides the places behind shorter prompts, worked out when it is needed."""
         self._views: dict[nn.Module, _Views] = {}
+        self.derived: dict[Any, Any] = {}
+        """What others work out from how rows stand now; forgotten when they stand in another way."""
         self._arrange(group, prompt_lens)
 
     @property
@@ -339,6 +342,7 @@ class DecodeLayout:
         """int64 [R] position of a row's token at time 0, had the row been there."""
         self._masks = {}
         self._views = {}
+        self.derived = {}
 
     def _moves(self, kept: np.ndarray) -> tuple[Tensor, Tensor] | None:
         targets = np.flatnonzero(kept != np.arange(len(kept)))

@@ -17,6 +17,7 @@ from rlhf.errors import ConfigError, ModelError, TrainingError
 from rlhf.models.score import ScorePath, base_model, evaluating
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.choice import FusedChoice
+from rlhf.rollout.compiled import CompiledModel
 from rlhf.rollout.drafted import DraftingDecoder
 from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.int8 import int8_linears
@@ -24,6 +25,7 @@ from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
 from rlhf.rollout.requests import check_prompts, number_samples
 from rlhf.rollout.run import Decoder, SamplingRun
+from rlhf.rollout.sampling import draw
 from rlhf.rollout.speculation import DraftCounts, DraftedRun
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
 from rlhf.rollout.waiting import Waiting
@@ -70,6 +72,7 @@ class LocalEngine:
         fused: bool = True,
         weights: RolloutWeights = "same",
         speculate: PromptLookupConfig | None = None,
+        compiled: bool = False,
     ) -> None:
         """Wrap a policy.
 
@@ -86,6 +89,7 @@ class LocalEngine:
                 call. The log-probabilities that come with completions are the copy's.
             speculate: How to guess tokens, several of which are then checked in one pass; None for a token at a time. Results do
                 not depend on it.
+            compiled: Do decoding steps of a fused model in C, compiled at the first rollout; see ``rlhf.rollout.compiled``.
         """
         limits = {"max_rows": max_rows, "max_cache_tokens": max_cache_tokens, "max_prefill_tokens": max_prefill_tokens}
         for name, limit in limits.items():
@@ -98,7 +102,7 @@ class LocalEngine:
         self.autocast = autocast
         self.weights: RolloutWeights = weights
         self.speculate = speculate
-        self._choice = FusedChoice() if fused else None
+        self._choice = FusedChoice(compiled=compiled) if fused else None
         self._drafts = DraftCounts()
         self._version = 0
         self._paused = False
@@ -177,7 +181,7 @@ class LocalEngine:
         with evaluating(model), ExitStack() as stack:
             if self.policy.path is None:
                 self.policy.choose_path(_rows_to_check(prompts))
-            fused = self._fuse(model, prompts)
+            fused = self._fuse(model, prompts, sampling.max_new_tokens)
             # Both modes cost every small operation time, and a fused model needs neither: its weights have their type, and they
             # are its own.
             stack.enter_context(torch.inference_mode() if fused is not None else self._precision(device))
@@ -187,6 +191,7 @@ class LocalEngine:
                 model, self.policy.tokenizer, self._decoder(model, fused), prompts, requests, sampling, seed, step,
                 waiting=self._queue(requests, prompts, sampling.max_new_tokens),
                 limits=self._limits(requests, sampling.max_new_tokens),
+                draw=fused.draw if isinstance(fused, CompiledModel) else draw,
             )  # fmt: skip
             for (place, _), completion in zip(requests, run.completions(self._version), strict=True):
                 results[place].append(completion)
@@ -206,12 +211,13 @@ class LocalEngine:
         """int64 [S] most tokens of each completion; a benchmark forces them."""
         return np.full(len(requests), most)
 
-    def _fuse(self, model: PreTrainedModel, prompts: Sequence[PromptLike]) -> FusedModel | None:
+    def _fuse(self, model: PreTrainedModel, prompts: Sequence[PromptLike], max_new_tokens: int) -> FusedModel | None:
         """The weights of this moment, made for sampling; None where the model's own code is to run."""
         if self._choice is None or self.policy.path != "packed":
             return None
         dtype = torch.float32 if self._products == "none" else getattr(torch, self._products)
-        return self._choice.build(model, [prompt.ids for prompt in prompts], dtype, int8=self.weights == "int8")
+        ids = [prompt.ids for prompt in prompts]
+        return self._choice.build(model, ids, dtype, max_new_tokens=max_new_tokens, int8=self.weights == "int8")
 
     def _run(self, *args: Any, **how: Any) -> SamplingRun:
         """See ``SamplingRun``."""

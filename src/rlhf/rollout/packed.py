@@ -43,8 +43,11 @@ class PackedDecoder:
         self.backbone, self.head = split_head(model)
         self.device = next(model.parameters()).device
         self.cache = cache
+        cache.wide_rows = not (fused is not None and fused.attends_itself and self.layout_type is DecodeLayout)
         self.max_prefill_tokens = max_prefill_tokens
         self.fused = fused
+        self.first_position = 0
+        """Of every prompt's first token; a comparison moves it."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:
         """Read the prompts.
@@ -95,7 +98,7 @@ class PackedDecoder:
         """[R', V] logits of new rows; their prompts go into the cache from its place ``first`` on, the shortest first."""
         lengths, places = _by_length(prompts)
         if self.fused is not None:
-            self.fused.prepare(int(lengths[-1]) + self.max_new_tokens)
+            self.fused.prepare(self.first_position + int(lengths[-1]) + self.max_new_tokens)
         order = np.argsort(places)
         runs = self._runs(order, lengths)
         hidden = torch.cat([self._read([prompts[i] for i in run], shape, first + start) for start, run in runs])
@@ -127,6 +130,7 @@ class PackedDecoder:
 
     def _hidden(self, tokens: Tensor, positions: Tensor, layout: PrefillLayout | DecodeLayout) -> Tensor:
         """[N, H] what the last layer gives for tokens [N]; before its norm where the model is fused."""
+        positions = positions + self.first_position if self.first_position else positions
         if self.fused is not None:
             return self.fused.hidden(tokens, positions, layout)
         with attention_layout(layout):

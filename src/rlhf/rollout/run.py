@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf.activity import doing
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import TrainingError
-from rlhf.rollout.sampling import draw, has_filters, uniforms
+from rlhf.rollout.sampling import Draw, draw, has_filters, uniforms
 from rlhf.rollout.stopping import StopTexts, completion_texts, eos_ids
 from rlhf.rollout.types import Completion, FinishReason, PromptLike
 from rlhf.rollout.waiting import Part, Waiting
@@ -50,6 +50,16 @@ class RefillingDecoder(Decoder, Protocol):
         ...
 
 
+class Drawer(Protocol):
+    """See ``rlhf.rollout.sampling.draw``, which is one."""
+
+    def __call__(
+        self, logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Tensor | None = None
+    ) -> Draw:
+        """logits [R, V], uniform [R], seen [R, V] -> a token for each row."""
+        ...
+
+
 class SamplingRun:
     """Sampling of one request. S rows in all, R of them in the model."""
 
@@ -66,6 +76,7 @@ class SamplingRun:
         *,
         waiting: Waiting,
         limits: np.ndarray,
+        draw: Drawer = draw,
     ) -> None:
         """Prepare; ``completions`` does the work.
 
@@ -80,9 +91,10 @@ class SamplingRun:
             step: Which rollout of the run.
             waiting: Says when each row begins.
             limits: int64 [S] most tokens of each row, none above ``sampling.max_new_tokens``.
+            draw: From logits to tokens.
         """
         self.tokenizer, self.decoder, self.sampling = tokenizer, decoder, sampling
-        self.prompts, self.requests, self.waiting = prompts, requests, waiting
+        self.prompts, self.requests, self.waiting, self.draw = prompts, requests, waiting, draw
         self.stop = StopTexts(tokenizer, sampling.stop)
         self.seeds = np.array(
             [derive_seed(seed, "rollout", step, prompts[place].id, sample) for place, sample in requests],
@@ -160,7 +172,7 @@ class SamplingRun:
     def _draw(self, logits: Tensor) -> Tensor:
         """int64 [R] the next tokens, which are noted."""
         uniform = torch.from_numpy(uniforms(self.seeds[self.rows], self.ages)).to(self.device)
-        drawn = draw(logits, uniform, self.sampling, seen=self.seen)
+        drawn = self.draw(logits, uniform, self.sampling, seen=self.seen)
         where = (self.rows_there, self.ages_there)
         self.tokens[where] = drawn.tokens
         self.logprobs[where] = drawn.logprobs.double()

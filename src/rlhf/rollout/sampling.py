@@ -65,7 +65,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Ten
     Order, as transformers has it: repetition penalty, temperature, top-k, top-p, min-p.
 
     Args:
-        logits: [R, V] float32 or float64; overwritten.
+        logits: [R, V]; overwritten where they are float32 or float64.
         uniform: float64 [R] in [0, 1).
         sampling: Temperature, filters and penalty.
         seen: bool [R, V] tokens of the prompt and of the completion so far; needed for a repetition penalty.
@@ -73,10 +73,11 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Ten
     Returns:
         Tokens and their log-probabilities.
     """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     greedy = sampling.temperature == 0
     penalised = sampling.repetition_penalty != 1
     filtered = not greedy and has_filters(sampling)
-    if not greedy and not penalised and not filtered:
+    if is_plain(sampling):
         if sampling.temperature != 1:
             logits.div_(sampling.temperature)
         probs = torch.softmax(logits, dim=-1)
@@ -126,6 +127,11 @@ def invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     )
     rest = _below(rest, inside[:, -1])  # the block's own sum was rounded in another order
     return block.squeeze(1) * BLOCK + (inside <= rest[:, None]).sum(-1)
+
+
+def is_plain(sampling: SamplingConfig) -> bool:
+    """Whether tokens are drawn from the model's whole tempered distribution."""
+    return sampling.temperature > 0 and sampling.repetition_penalty == 1 and not has_filters(sampling)
 
 
 def has_filters(sampling: SamplingConfig) -> bool:

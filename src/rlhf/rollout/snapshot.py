@@ -113,7 +113,11 @@ class SnapshotSampler:
         self.policy.requires_grad_(False)
         settings = start.settings
         self.engine = LocalEngine(
-            self.policy, autocast=start.autocast, weights=settings.weights, speculate=settings.speculate
+            self.policy,
+            autocast=start.autocast,
+            weights=settings.weights,
+            speculate=settings.speculate,
+            compiled=settings.compiled,
         )
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from rlhf.config.engines import PromptLookupConfig
 from rlhf.rollout.drafted import DraftingDecoder
 from rlhf.rollout.lookup import GroupLookup
 from rlhf.rollout.run import SamplingRun
-from rlhf.rollout.sampling import draw, uniforms
+from rlhf.rollout.sampling import uniforms
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class DraftedRun(SamplingRun):
         offsets = np.arange(len(of_row)) - starts[of_row]
         uniform = uniforms(self.seeds[self.rows[of_row]], self.ages[of_row] + offsets)
         seen = self._seen_behind(drafts, of_row) if self.seen is not None else None
-        drawn = draw(logits, torch.from_numpy(uniform).to(self.device), self.sampling, seen=seen)
+        drawn = self.draw(logits, torch.from_numpy(uniform).to(self.device), self.sampling, seen=seen)
         tokens = drawn.tokens.tolist()
         new = np.array([1 + _agreeing(draft, tokens[s:]) for draft, s in zip(drafts, starts.tolist(), strict=True)])
         self.counts.accepted += int((new - 1).sum())

@@ -1,10 +1,11 @@
-"""GPUs by name: memory, dense bf16 throughput and memory bandwidth, as their maker published them."""
+"""GPUs by name: throughput and memory bandwidth as their maker published them, and the memory that torch finds."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -13,25 +14,51 @@ from rlhf.scale.machine import Machine
 
 GIB = 1 << 30
 NVIDIA = "https://www.nvidia.com/en-us/data-center"
-TABLE: Mapping[str, tuple[float, float, float, str]] = {
-    # name: (GB of memory, dense bf16 TFLOP/s without sparsity, GB/s, data sheet)
-    "B200": (180, 2250, 8000, f"{NVIDIA}/dgx-b200/ (one of eight: 1.44 TB, 36 PFLOP/s sparse bf16, 64 TB/s)"),
-    "H200": (141, 989, 4800, f"{NVIDIA}/h200/ (SXM; 1,979 with sparsity)"),
-    "H100": (80, 989, 3350, f"{NVIDIA}/h100/ (SXM; 1,979 with sparsity)"),
-    "H100-PCIe": (80, 756, 2000, f"{NVIDIA}/h100/ (PCIe; 1,513 with sparsity)"),
-    "A100-80GB": (80, 312, 2039, f"{NVIDIA}/a100/ (SXM)"),
-    "A100-40GB": (40, 312, 1555, f"{NVIDIA}/a100/ (SXM)"),
-    "A10": (24, 125, 600, f"{NVIDIA}/products/a10-gpu/"),
-    "L40S": (48, 362, 864, f"{NVIDIA}/l40s/ (733 with sparsity)"),
-    "L4": (24, 121, 300, f"{NVIDIA}/l4/ (242 with sparsity)"),
-    "RTX-5090": (32, 210, 1792, "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A (float32 accumulation)"),
-    "RTX-4090": (24, 165, 1008, "NVIDIA Ada GPU architecture whitepaper, appendix A (float32 accumulation)"),
-    "RTX-3090": (24, 71, 936, "NVIDIA Ampere GA102 GPU architecture whitepaper, table 3 (float32 accumulation)"),
-    "MI300X": (192, 1307, 5300, "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html"),
-}
-"""None of it was measured here. bf16 with sparsity is twice as much on paper, and training has no sparse weights."""
-FLOAT32_SHARE = 0.5
-"""TF32's throughput, as a share of bf16's; training in float32 has half of the tensor cores' rate."""
+
+
+class Published(NamedTuple):
+    """What is known of a GPU without having it."""
+
+    gib: float
+    """Memory that torch can have (``torch.cuda.get_device_properties(0).total_memory``), rounded down."""
+    bfloat16: float
+    """TFLOP/s of dense matrix products on the tensor cores, summed in float32."""
+    float32: float
+    """TFLOP/s of IEEE float32, not TF32."""
+    bandwidth: float
+    """GB/s."""
+    source: str
+    """Data sheet of the last three."""
+
+
+TABLE: Mapping[str, Published] = {
+    "B200": Published(
+        178.0, 2250, 75, 8000,
+        f"{NVIDIA}/dgx-b200/ and HGX B200's data sheet (of eight: 36 PFLOP/s sparse bf16, 600 TFLOP/s float32, 64 TB/s)",
+    ),
+    "H200": Published(139.0, 989, 66.9, 4800, f"{NVIDIA}/h200/ (SXM; bf16 1,979 with sparsity)"),
+    "H100": Published(79.1, 989, 66.9, 3350, f"{NVIDIA}/h100/ (SXM; bf16 1,979 with sparsity)"),
+    "H100-PCIe": Published(79.1, 756, 51.2, 2000, f"{NVIDIA}/h100/ (PCIe; bf16 1,513 with sparsity)"),
+    "A100-80GB": Published(79.1, 312, 19.5, 2039, f"{NVIDIA}/a100/ (SXM)"),
+    "A100-40GB": Published(39.3, 312, 19.5, 1555, f"{NVIDIA}/a100/ (SXM)"),
+    "A10": Published(22.0, 125, 31.2, 600, f"{NVIDIA}/products/a10-gpu/"),
+    "L40S": Published(44.3, 362, 91.6, 864, f"{NVIDIA}/l40s/ (bf16 733 with sparsity)"),
+    "L4": Published(22.0, 121, 30.3, 300, f"{NVIDIA}/l4/ (bf16 242 with sparsity)"),
+    "RTX-5090": Published(31.3, 210, 104.8, 1792, "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A"),
+    "RTX-4090": Published(23.5, 165, 82.6, 1008, "NVIDIA Ada GPU architecture whitepaper, appendix A"),
+    "RTX-3090": Published(23.5, 71, 35.6, 936, "NVIDIA Ampere GA102 GPU architecture whitepaper, table 3"),
+    "MI300X": Published(
+        191.5, 1307, 163.4, 5300, "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html"
+    ),
+}  # fmt: skip
+"""None of it was measured here.
+
+bf16 with sparsity is twice as much on paper, and training has no sparse weights. float32 is the data sheets' FP32 outside the
+tensor cores: torch multiplies so unless it is told to take TF32, and this library does not tell it.
+
+Memory is no data sheet's: a card of 80 GB says 79.1 to 79.6 GiB, by driver and form, one of 24 GB with error correction 22.0 to
+22.5. These are the lowest that are known to us, or lower where we know few reports (B200, H200, A10, MI300X), so that a plan that
+fits does fit."""
 
 
 def gpu(name: str) -> Machine:
@@ -46,18 +73,18 @@ def gpu(name: str) -> Machine:
     if chosen is None:
         look_up(TABLE, name, kind="GPU")
         raise AssertionError("look_up raises")
-    gigabytes, teraflops, bandwidth, source = TABLE[chosen]
+    found = TABLE[chosen]
     return Machine(
         name=chosen,
         is_gpu=True,
-        memory_bytes=int(gigabytes * 1e9),
+        memory_bytes=int(found.gib * GIB),
         matmul_flops={
-            "bfloat16": teraflops * 1e12,
-            "float16": teraflops * 1e12,
-            "float32": teraflops * 1e12 * FLOAT32_SHARE,
+            "bfloat16": found.bfloat16 * 1e12,
+            "float16": found.bfloat16 * 1e12,
+            "float32": found.float32 * 1e12,
         },
-        copy_bytes_per_second=bandwidth * 1e9,
-        source=source,
+        copy_bytes_per_second=found.bandwidth * 1e9,
+        source=found.source,
     )
 
 

@@ -292,7 +292,7 @@ class _Planner:
             costs = SamplingProbe(
                 shape, asked.prompts, stage.group_size, self.machine,
                 autocast=stage.autocast, sampling=stage.sampling, weights=weights,
-                speculate=getattr(stage.engine, "speculate", None),
+                speculate=getattr(stage.engine, "speculate", None), compiled=getattr(stage.engine, "compiled", False),
             )  # fmt: skip
         else:
             costs = Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")

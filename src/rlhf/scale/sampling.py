@@ -79,6 +79,7 @@ class SamplingProbe:
         sampling: How completions are drawn.
         weights: What the engine multiplies with.
         speculate: How the engine guesses tokens.
+        compiled: Whether the engine decodes in C.
     """
 
     def __init__(
@@ -92,12 +93,15 @@ class SamplingProbe:
         sampling: SamplingConfig,
         weights: RolloutWeights = "same",
         speculate: PromptLookupConfig | None = None,
+        compiled: bool = False,
     ) -> None:
         self.inner = Probe(
             shape, [_as_group(p) for p in prompts], machine, autocast=autocast, head="logprobs", tokens=1
         )
         self.prompts, self.group_size = list(prompts), group_size
-        self.autocast, self.sampling, self.weights, self.speculate = autocast, sampling, weights, speculate
+        self.sampling = sampling
+        self.how = {"autocast": autocast, "weights": weights, "speculate": speculate, "compiled": compiled}
+        """Settings of the engine."""
         self._found: dict[tuple[int, ...], list[Rollouts]] = {}
 
     def decode(self, prompt_tokens: float, num_prompts: int, lengths: Sequence[int]) -> tuple[float, float]:
@@ -182,7 +186,7 @@ class SamplingProbe:
         return ThinPolicy(model, self.inner.path_of(model))
 
     def _engine(self, policy: ThinPolicy, lengths: Sequence[int]) -> ForcedEngine:
-        return ForcedEngine(policy, lengths, autocast=self.autocast, weights=self.weights, speculate=self.speculate)
+        return ForcedEngine(policy, lengths, **self.how)
 
     def _ask(self, engine: ForcedEngine, rows: int, most: int, number: int = 0) -> None:
         """A rollout; one of another number has other prompts, whose lengths are new to the kernels, too."""

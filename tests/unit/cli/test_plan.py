@@ -29,7 +29,7 @@ def recipe(tmp_path):
 def test_a_plan_says_what_a_stage_will_take_and_what_to_do(call, recipe, tmp_path):
     code, out, err = call("plan", recipe, "--gpu", "h100")
     assert (code, err) == (0, "")
-    assert out.startswith("H100: 74.5 GiB, 989,000 GFLOP/s bfloat16")
+    assert out.startswith("H100: 79.1 GiB, 989,000 GFLOP/s bfloat16, 989,000 GFLOP/s float16, 66,900 GFLOP/s float32")
     for words in (
         "sft (sft): 769,280 weights",
         "weights 2.9 MiB",

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.config.model import LoRAConfig
 from rlhf.config.policy import SamplingConfig
+from rlhf.data.contracts import Prompt
+from rlhf.data.pack import Branch, Group, pack
 from rlhf.models.adapters import add_lora
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model
@@ -16,7 +19,7 @@ from rlhf.rollout.choice import FusedChoice, compare
 from rlhf.rollout.fused import FusedModel, Projection, has_shape
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
-from tests.unit.rollout.helpers import FAMILIES, FUSED_FAMILIES, UNLIKE_FAMILIES, build_family, build_prompts
+from tests.unit.rollout.helpers import COMMON, FAMILIES, FUSED_FAMILIES, UNLIKE_FAMILIES, build_family, build_prompts
 
 SAMPLED = SamplingConfig(max_new_tokens=20)
 IDS = [prompt.ids for prompt in build_prompts()]
@@ -67,7 +70,7 @@ def test_half_precision_is_as_near_as_autocast(family):
 def test_other_families_keep_their_own_code(family):
     model = build_family(family)
     assert has_shape(model) == (family in UNLIKE_FAMILIES)
-    assert FusedChoice().build(model, IDS, torch.float32) is None
+    assert FusedChoice().build(model, IDS, torch.float32, max_new_tokens=8) is None
 
 
 def test_what_is_built_differently_is_seen_by_its_logits(caplog):
@@ -105,14 +108,16 @@ def test_what_the_parts_do_not_show_is_refused(kind, word_tokenizer):
 
 def test_a_refused_shape_is_not_compared_and_an_equal_one_once(monkeypatch):
     asked = []
-    monkeypatch.setattr("rlhf.rollout.choice.compare", lambda model, ids: asked.append(model) or compare(model, ids))
+    monkeypatch.setattr(
+        "rlhf.rollout.choice.compare", lambda model, ids, **how: asked.append(model) or compare(model, ids, **how)
+    )
     choice, model = FusedChoice(), build_family("llama")
     for _ in range(3):
-        assert choice.build(model, IDS, torch.float32) is not None
+        assert choice.build(model, IDS, torch.float32, max_new_tokens=8) is not None
     assert asked == [model]
     other = build_family("qwen3")
-    assert choice.build(other, IDS, torch.float32) is not None
-    assert choice.build(build_family("gpt2"), IDS, torch.float32) is None
+    assert choice.build(other, IDS, torch.float32, max_new_tokens=8) is not None
+    assert choice.build(build_family("gpt2"), IDS, torch.float32, max_new_tokens=8) is None
     assert asked == [model, other]
 
 
@@ -170,3 +175,41 @@ def test_without_onednn_the_results_are_the_same(word_tokenizer, monkeypatch):
     expected = ask(LocalEngine(policy))
     monkeypatch.setattr(fused_module, "_packed", lambda weight: None)
     assert ask(LocalEngine(policy)) == expected
+
+
+def test_a_family_that_scales_queries_by_position_is_seen_far_from_the_first_one(word_tokenizer):
+    # Ministral 3 multiplies queries by 1 + beta * ln(1 + position // 64) here: nothing at all below position 64.
+    rotations = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 64}
+    rotations |= {
+        "llama_4_scaling_beta": 0.5,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    shape = COMMON | {"max_position_embeddings": 1024, "rope_parameters": rotations}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("ministral3", **shape)).eval()
+    assert has_shape(model)
+    choice = FusedChoice()
+    assert choice.build(model, IDS, torch.float32, max_new_tokens=8) is not None
+    long = [list(IDS[0]) * 20]
+    assert choice.build(model, long, torch.float32, max_new_tokens=8) is None
+    policy = PolicyModel(model, word_tokenizer)
+    prompts = [Prompt("long", long[0], "")]
+    group = LocalEngine(policy).generate(prompts, num_samples=2, sampling=SAMPLED, seed=0, step=0)[0]
+    said = policy.logprobs(pack([Group(long[0], [Branch(c.tokens) for c in group])]))
+    assert torch.allclose(torch.tensor([x for c in group for x in c.logprobs]), said, atol=1e-5)
+
+
+def test_a_longer_request_is_a_new_comparison_and_a_shorter_one_is_not(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "rlhf.rollout.choice.compare",
+        lambda model, ids, **how: asked.append(how["reach"]) or compare(model, ids, **how),
+    )
+    choice, model = FusedChoice(), build_family("llama")
+    for tokens in (8, 8, 40, 47, 48, 8):  # the longest prompt has 17
+        assert choice.build(model, IDS, torch.float32, max_new_tokens=tokens) is not None
+    assert asked == [32, 64, 128]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from rlhf.errors import UnknownNameError
 from rlhf.scale.gpus import TABLE, gpu
@@ -40,3 +41,19 @@ def test_every_gpu_says_where_its_figures_come_from(name):
     assert found.flops("bfloat16") > found.flops("float32") > 1e13
     assert found.memory_bytes > 1e10
     assert found.copy_bytes_per_second > 1e11
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"), [("A100-80GB", 19.5), ("H100", 66.9), ("H200", 66.9), ("RTX-4090", 82.6)]
+)
+def test_float32_is_not_the_rate_of_tf32_which_nothing_here_turns_on(name, teraflops):
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert gpu(name).flops("float32") == pytest.approx(teraflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("A100-40GB", 39, 39.6), ("A100-80GB", 79, 79.7), ("H100", 79, 79.7), ("H200", 138.5, 140), ("L4", 21.9, 22.5), ("RTX-4090", 23.4, 24)],
+)  # fmt: skip
+def test_memory_is_what_a_card_says_and_not_its_name_in_decimal(name, least, most):
+    assert least <= gpu(name).memory_bytes / (1 << 30) <= most

@@ -22,6 +22,7 @@ from rlhf.config.stages import (
 from rlhf.config.training import TrainConfig
 from rlhf.config.usual_rates import far_from_usual
 from rlhf.errors import RewardError, did_you_mean
+from rlhf.native.library import compiler
 from rlhf.pipeline.validate.independence import trains_against
 from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards, trained_prompts
 from rlhf.pipeline.validate.places import facts_of
@@ -217,6 +218,8 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         )
     if stage.engine.kind == "local" and stage.engine.weights == stage.model.dtype:
         review.warn("engine.weights", f"It does nothing: the policy's own weights are in {stage.model.dtype}.")
+    if stage.engine.kind == "local" and stage.engine.compiled:
+        _check_compiled(review, stage)
     if stage.overlap != "none" and isinstance(stage, PolicyStage) and stage.environment is not None:
         review.error(
             "overlap",
@@ -240,6 +243,16 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
     if reason:
         what = "nothing can be learned from it" if stage.group_size > 1 else "only the penalties would be learned"
         review.error("reward", f"The score can't vary between completions: {reason}; {what}.", RewardError)
+
+
+def _check_compiled(review: Review, stage: PolicyStage | OnlineDPOStage | DistillStage) -> None:
+    if compiler() is None:
+        review.warn(
+            "engine.compiled",
+            "It wants a C compiler, and this machine has none on its PATH (apt-get install gcc, or set CC).",
+        )
+    if stage.autocast == "float16":
+        review.warn("engine.compiled", "It does nothing: it decodes in float32 or bfloat16, and autocast is float16.")
 
 
 def _check_single_step(review: Review, stage: PolicyStage) -> None:

@@ -1,0 +1,114 @@
+"""A C file of this package as a loaded library, compiled for this processor the first time that it is asked for."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from rlhf.errors import ConfigError
+from rlhf.files import user_cache, write_aside
+
+COMPILERS = ("cc", "gcc", "clang")
+"""Tried in this order where $CC names none."""
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-shared",
+    # Sums may be added up in any order, which is what lets a compiler take many numbers at once; NaN and infinity stay what they are.
+    "-fno-math-errno",
+    "-fassociative-math",
+    "-fno-signed-zeros",
+    "-fno-trapping-math",
+    "-freciprocal-math",
+)
+TIMEOUT_SECONDS = 120
+
+
+def compiler() -> str | None:
+    """The path of a C compiler; None where there is none."""
+    names = (os.environ["CC"],) if os.environ.get("CC") else COMPILERS
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+@functools.cache
+def load(name: str, **macros: int) -> ctypes.CDLL:
+    """Compile, where that was not done before, and load. The library is kept in ``native`` of the user's cache.
+
+    Args:
+        name: Of a file beside this one, without its ending.
+        macros: What ``-D`` defines.
+
+    Raises:
+        ConfigError: There is no compiler, or it failed.
+        StorageError: The library can't be written.
+    """
+    source = Path(__file__).with_name(f"{name}.c")
+    found = compiler()
+    if found is None:
+        raise ConfigError(
+            f"engine.compiled wants a C compiler, and none of {', '.join(COMPILERS)} is on the PATH; install one "
+            "(Debian and Ubuntu: apt-get install gcc), name one in $CC, or leave engine.compiled out."
+        )
+    command = [found, *FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
+    told = "\n".join([*command, _version(found), _processor(), source.read_text(encoding="utf-8")])
+    target = _folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    if not target.is_file():
+        with write_aside(target) as aside:
+            _compile([*command, str(source), "-o", str(aside), "-lm"])
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError as err:
+        raise ConfigError(
+            f"{target} was compiled and can't be loaded ({err}); delete it, name another folder in $RLHF_CACHE, or leave "
+            "engine.compiled out."
+        ) from err
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise ConfigError(
+            f"The C compiler {command[0]} could not be run ({err}); leave engine.compiled out, or name another in $CC."
+        ) from err
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise ConfigError(
+            f"The C compiler {command[0]} failed on {command[-4]}: {said[0] if said else f'exit status {done.returncode}'}; leave "
+            "engine.compiled out, or name another compiler in $CC."
+        )
+
+
+def _folder() -> Path:
+    return user_cache("native") or _own_folder()
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """One that is gone with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="rlhf-native-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _version(found: str) -> str:
+    done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    return done.stdout
+
+
+def _processor() -> str:
+    """What this processor can do: a home folder may be shared by machines that differ in it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

@@ -1,0 +1,267 @@
+"""A fused model whose decoding steps are made of matrix products and four functions in C (``rlhf/native/decode.c``).
+
+A step of torch's own operations is some ninety of them a layer, and attention with one token for each row is many small products,
+which oneDNN does at a twentieth of its speed for large ones. Here the norm, the rotation, writing to the cache and attention are one
+call each, and attention reads each key once, where it lies.
+
+R is the number of live rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+from rlhf.config.policy import SamplingConfig
+from rlhf.models.attention import AttentionSettings
+from rlhf.models.logprobs import LogitTransform
+from rlhf.native.library import load
+from rlhf.rollout.fused import FusedLayer, FusedModel, RowAttention
+from rlhf.rollout.layouts import DecodeLayout
+from rlhf.rollout.sampling import BLOCK, Draw, draw, is_plain
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Types of activations that the C file is written for."""
+SILU = (nn.SiLU, SiLUActivation)
+"""Of the activations the one that is done in C."""
+UNITS_APIECE = 64
+"""Rows times key heads that a thread gets at least: waking one costs as much as attention of so many."""
+
+ROWS_APIECE = 4
+"""Rows that a thread draws tokens for at least, likewise."""
+
+
+class _Step(Structure):
+    """``step_t``."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("place", c_int64),
+        ("room", c_int64),
+        ("positions", c_void_p),
+        ("before", c_void_p),
+        ("row_lens", c_void_p),
+        ("group", c_void_p),
+        ("rotations", c_void_p),
+    )
+
+
+class _Layer(Structure):
+    """``layer_t``."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("prompt_keys", c_void_p),
+        ("prompt_values", c_void_p),
+        ("prompt_stride", c_int64),
+        ("prompt_head_stride", c_int64),
+        ("row_stride", c_int64),
+        ("row_head_stride", c_int64),
+        ("window", c_int64),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("query_eps", c_float),
+        ("key_eps", c_float),
+    )
+
+
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "norm": (c_void_p, c_void_p, c_int64, c_int64, c_float),
+    "add_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
+    "silu_product": (c_void_p, c_void_p, c_int64, c_int64),
+    "draw": (c_void_p, c_int64, c_double, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64),
+    "attend": (POINTER(_Step), POINTER(_Layer), c_void_p, c_void_p, c_void_p, c_int64, c_int64),
+}
+"""Types of the arguments of each function in C."""
+
+
+class CompiledModel(FusedModel):
+    """Decoding steps through C; prompts, and several tokens of a row at once, as in ``FusedModel``."""
+
+    attends_itself = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: Mapping[nn.Module, AttentionSettings],
+        dtype: torch.dtype,
+        *,
+        int8: bool = False,
+    ):
+        """As ``FusedModel``; ``can_compile`` holds.
+
+        Raises:
+            ConfigError: There is no C compiler, or it failed.
+        """
+        super().__init__(model, settings, dtype, int8=int8)
+        self._c = _functions(self.width, half=dtype == torch.bfloat16)
+        self._floors = [(float(layer.before_attention.eps), float(layer.before_mlp.eps)) for layer in self.layers]
+        """Of each layer's norms."""
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: RowAttention) -> Tensor:
+        """See ``FusedModel.hidden``."""
+        if type(layout) is not DecodeLayout:
+            return super().hidden(tokens, positions, layout)
+        x = F.embedding(tokens, self.embedding).float()
+        size = x.shape
+        normed = torch.empty(size, dtype=self.dtype)
+        before = layout.positions()
+        step = self._step(positions, before, layout)
+        self._c.norm(x.data_ptr(), normed.data_ptr(), *size, self._floors[0][0])
+        for number, (layer, (_, floor)) in enumerate(zip(self.layers, self._floors, strict=True)):
+            y = layer.out(self._attended(layer, layer.qkv(normed), step, layout))
+            self._c.add_norm(x.data_ptr(), y.data_ptr(), normed.data_ptr(), *size, floor)
+            y = layer.down(self._activated(layer, layer.gate_up(normed)))
+            if number + 1 < len(self.layers):
+                self._c.add_norm(x.data_ptr(), y.data_ptr(), normed.data_ptr(), *size, self._floors[number + 1][0])
+        return x.add_(y)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, V] at temperature 1, in ``dtype`` where the head gives them as they are; ``draw`` reads them so."""
+        if self.head.transform == LogitTransform():
+            return self.vocabulary(self.norm(hidden))
+        return super().logits(hidden)
+
+    def draw(self, logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Tensor | None = None) -> Draw:
+        """See ``rlhf.rollout.sampling.draw``."""
+        if not is_plain(sampling) or logits.dtype != self.dtype:
+            return draw(logits, uniform, sampling, seen=seen)
+        rows, vocabulary = logits.shape
+        tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+        given = logits.contiguous()
+        fixed = (
+            given.data_ptr(),
+            vocabulary,
+            1 / sampling.temperature,
+            uniform.data_ptr(),
+            tokens.data_ptr(),
+            logprobs.data_ptr(),
+        )
+        _in_parts(
+            lambda *part: self._c.draw(*fixed, *part), units=rows, least=ROWS_APIECE, scratch=vocabulary // BLOCK + 1
+        )
+        return Draw(tokens, logprobs, None)
+
+    def _attended(self, layer: FusedLayer, qkv: Tensor, step: _Step, layout: DecodeLayout) -> Tensor:
+        """[R, heads * D] of queries, keys and values [R, (heads + 2 * kv_heads) * D], which are not turned yet."""
+        if layer.module not in layout.derived:
+            layout.derived[layer.module] = _layer(layer, layout)
+        described = layout.derived[layer.module]
+        step.kv_heads = layer.num_keys
+        step.heads = qkv.shape[1] // self.width - 2 * layer.num_keys
+        out = qkv.new_empty(len(qkv), step.heads * self.width)
+        attend, numbers, found = self._c.attend, qkv.data_ptr(), out.data_ptr()
+        _in_parts(
+            lambda scores, first, last: attend(byref(step), byref(described), numbers, found, scores, first, last),
+            units=step.kv_heads * step.rows,
+            least=UNITS_APIECE,
+            scratch=layout.longest + layout.room,
+        )
+        return out
+
+    def _activated(self, layer: FusedLayer, gate_up: Tensor) -> Tensor:
+        """[R, I] of [R, 2 * I]."""
+        if not isinstance(layer.activation, SILU):
+            gate, up = gate_up.chunk(2, dim=1)
+            return layer.activation(gate).mul_(up)
+        rows, width = gate_up.shape
+        out = gate_up.new_empty(rows, width // 2)
+        self._c.silu_product(gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
+        return out
+
+    def _step(self, positions: Tensor, before: Tensor, layout: DecodeLayout) -> _Step:
+        assert self.rotations is not None, "prepare() comes before hidden()"
+        if "step" not in layout.derived:
+            group = torch.from_numpy(layout.group)
+            step = _Step(rows=layout.num_rows, row_lens=layout.row_lens.data_ptr(), group=group.data_ptr())
+            layout.derived["step"] = (step, group)  # the tensor lives as long as its address is used
+        found: _Step = layout.derived["step"][0]
+        found.place, found.room = layout.place, layout.room
+        found.positions, found.before = positions.data_ptr(), before.data_ptr()
+        found.rotations = self.rotations.data_ptr()
+        return found
+
+
+def can_compile(model: PreTrainedModel, settings: Mapping[nn.Module, AttentionSettings], dtype: torch.dtype) -> bool:
+    """Whether the C file is written for a model for which ``has_shape`` holds.
+
+    Args:
+        model: On any device.
+        settings: What its attention layers ask for.
+        dtype: Of the products.
+    """
+    plain = all(asked.softcap is None and asked.chunk is None and asked.sinks is None for asked in settings.values())
+    even = all(getattr(module, "head_dim", 1) % 2 == 0 for module in settings)
+    return plain and even and dtype in DTYPES and next(model.parameters()).device.type == "cpu"
+
+
+def _layer(layer: FusedLayer, layout: DecodeLayout) -> _Layer:
+    """Where a layer's tables lie, and what it asks of attention."""
+    tables = layout.cache.layers[layer.module]
+    query_norm, key_norm = layer.head_norms or (None, None)
+    return _Layer(
+        keys=tables.keys.data_ptr(),
+        values=tables.values.data_ptr(),
+        prompt_keys=tables.prompt_keys.data_ptr(),
+        prompt_values=tables.prompt_values.data_ptr(),
+        prompt_stride=tables.prompt_keys.stride(0),
+        prompt_head_stride=tables.prompt_keys.stride(1),
+        row_stride=tables.keys.stride(0),
+        row_head_stride=tables.keys.stride(1),
+        window=layer.settings.sliding_window or 0,
+        query_norm=query_norm.weight.data_ptr() if query_norm else None,
+        key_norm=key_norm.weight.data_ptr() if key_norm else None,
+        query_eps=query_norm.eps if query_norm else 0.0,
+        key_eps=key_norm.eps if key_norm else 0.0,
+    )
+
+
+def _in_parts(call: Callable[[int, int, int], None], *, units: int, least: int, scratch: int) -> None:
+    """Share units of work among torch's number of threads.
+
+    Args:
+        call: With the address of memory to work in, and the first unit and the one behind the last.
+        units: How many there are.
+        least: Of them a thread gets at least so many.
+        scratch: Floats that each thread works in.
+    """
+    threads = max(1, min(torch.get_num_threads(), units // least))
+    memory = torch.empty(threads, scratch)
+    bounds = [units * thread // threads for thread in range(threads + 1)]
+    parts = [(memory[thread].data_ptr(), *bounds[thread : thread + 2]) for thread in range(threads)]
+    others = [_pool().submit(call, *part) for part in parts[1:]]
+    call(*parts[0])
+    for other in others:
+        other.result()
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads beside this one; code in C holds no lock of Python's."""
+    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="rlhf-decode")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along
+
+
+@functools.cache
+def _functions(width: int, *, half: bool) -> ctypes.CDLL:
+    library = load("decode", WIDTH=width, HALF=int(half), BLOCK=BLOCK)
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlhf.errors import ConfigError
+from rlhf.native import library
+from rlhf.native.library import compiler, load
+
+MACROS = {"WIDTH": 8, "HALF": 0, "BLOCK": 128}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    load.cache_clear()
+    yield tmp_path / "cache"
+    load.cache_clear()
+
+
+@pytest.fixture
+def compilations(monkeypatch) -> list[list[str]]:
+    found = []
+    own = library._compile
+    monkeypatch.setattr(library, "_compile", lambda command: found.append(command) or own(command))
+    return found
+
+
+def stand_in(folder: Path, body: str) -> str:
+    """A compiler that is a script."""
+    file = folder / "my-cc"
+    file.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo mine && exit 0\n{body}\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+
+
+@needs_compiler
+def test_a_library_is_compiled_once_for_each_set_of_macros(own_cache, compilations):
+    assert load("decode", **MACROS) is load("decode", **MACROS)
+    load.cache_clear()  # as in another process
+    found = load("decode", **MACROS)
+    assert len(compilations) == 1
+    assert isinstance(found, ctypes.CDLL)
+    load("decode", **MACROS | {"HALF": 1})
+    assert len(compilations) == 2
+    assert len(list((own_cache / "native").glob("decode-*.so"))) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("changed", ["source", "processor", "compiler"])
+def test_what_it_was_made_from_is_in_its_name(changed, compilations, monkeypatch):
+    load("decode", **MACROS)
+    load.cache_clear()
+    if changed == "source":
+        own = Path.read_text
+        monkeypatch.setattr(
+            Path, "read_text", lambda path, **how: own(path, **how) + ("\n" if path.suffix == ".c" else "")
+        )
+    elif changed == "processor":
+        monkeypatch.setattr(library, "_processor", lambda: "another")
+    else:
+        monkeypatch.setattr(library, "_version", lambda found: "another")
+    load("decode", **MACROS)
+    assert len(compilations) == 2
+
+
+@needs_compiler
+def test_without_a_cache_nothing_stays(compilations, monkeypatch, tmp_path):
+    monkeypatch.setenv("RLHF_CACHE", "off")
+    load("decode", **MACROS)
+    assert len(compilations) == 1
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_library_that_can_not_be_loaded_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", stand_in(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"'))
+    with pytest.raises(ConfigError, match=r"decode-\w+\.so was compiled and can't be loaded .*delete it"):
+        load("decode", **MACROS)
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch, own_cache):
+    monkeypatch.setenv("CC", stand_in(tmp_path, 'echo "decode.c:1: no such instruction" >&2; exit 3'))
+    with pytest.raises(
+        ConfigError, match=r"my-cc failed on .*decode\.c: decode\.c:1: no such instruction; leave engine\.compiled out"
+    ):
+        load("decode", **MACROS)
+    assert not list((own_cache / "native").iterdir())
+
+
+def test_a_compiler_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", stand_in(tmp_path, "exec sleep 60"))
+    monkeypatch.setattr(library, "TIMEOUT_SECONDS", 0.5)
+    with pytest.raises(ConfigError, match=r"my-cc could not be run .*timed out"):
+        load("decode", **MACROS)
+
+
+def test_a_compiler_that_is_not_there_is_no_compiler(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert compiler() is None
+    with pytest.raises(ConfigError, match="wants a C compiler"):
+        load("decode", **MACROS)
+
+
+@needs_compiler
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("width", [2, 8, 64, 80, 128])
+def test_every_width_compiles_without_a_warning(half, width, tmp_path):
+    source = Path(library.__file__).with_name("decode.c")
+    done = subprocess.run(
+        [compiler(), *library.FLAGS, "-Wall", "-Wextra", f"-DWIDTH={width}", f"-DHALF={half}", "-DBLOCK=128", str(source),
+         "-o", str(tmp_path / "decode.so"), "-lm"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf.config.engines import LocalEngineConfig
+from rlhf.config.model import LoRAConfig
+from rlhf.config.policy import SamplingConfig
+from rlhf.errors import ConfigError, TrainingError
+from rlhf.models.adapters import add_lora
+from rlhf.models.policy import PolicyModel
+from rlhf.native.library import compiler
+from rlhf.rollout import compiled as compiled_module
+from rlhf.rollout.cache import GROW_BLOCK, KVCache
+from rlhf.rollout.choice import compare
+from rlhf.rollout.compiled import CompiledModel, can_compile
+from rlhf.rollout.engines import build_engine
+from rlhf.rollout.fused import FusedModel
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.packed import PackedDecoder
+from rlhf.rollout.sampling import BLOCK, draw, uniforms
+from tests.unit.rollout.helpers import FAMILIES, FUSED_FAMILIES, build_family, build_prompts, continued_by_transformers
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+
+GREEDY = SamplingConfig(max_new_tokens=20, temperature=0.0)
+SAMPLED = SamplingConfig(max_new_tokens=20)
+LONG = SamplingConfig(max_new_tokens=GROW_BLOCK + 40)
+IDS = [prompt.ids for prompt in build_prompts()]
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def ask(engine: LocalEngine, sampling: SamplingConfig = SAMPLED, num_samples: int = 3):
+    groups = engine.generate(build_prompts(), num_samples=num_samples, sampling=sampling, seed=3, step=1)
+    return [completion for group in groups for completion in group]
+
+
+def tokens_of(completions) -> list[list[int]]:
+    return [completion.tokens for completion in completions]
+
+
+def logprobs_of(completions) -> torch.Tensor:
+    return torch.tensor([number for completion in completions for number in completion.logprobs])
+
+
+def logits(model, fused: FusedModel | None, steps: int = 12) -> torch.Tensor:
+    """float32 [steps, rows, V] of two rows for each prompt, fed the same tokens either way; a third of the rows leaves on the way."""
+    decoder = PackedDecoder(model, KVCache(), max_prefill_tokens=20, fused=fused)
+    group = np.repeat(np.arange(len(IDS)), 2)
+    found = [decoder.prefill(IDS, group, steps)]
+    fed = torch.arange(len(group)) + 10
+    for step in range(steps - 1):
+        if step == 4:
+            kept = torch.from_numpy(decoder.keep(np.arange(len(group)) % 3 != 1))
+            fed = fed.index_select(0, kept)
+        found.append(decoder.step(fed + step))
+    return torch.cat([part.float().flatten() for part in found])
+
+
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+def test_logits_are_the_models_own(family):
+    model = build_family(family)
+    settings = compare(model, IDS)
+    assert settings is not None
+    assert can_compile(model, settings, torch.float32)
+    own, found = logits(model, None), logits(model, CompiledModel(model, settings, torch.float32))
+    assert float((own - found).abs().max()) < 1e-5 * max(1.0, float(own.abs().max()))
+
+
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+def test_half_precision_is_as_near_as_autocast(family):
+    model = build_family(family)
+    settings = compare(model, IDS)
+    exact = logits(model, None)
+    found = (logits(model, CompiledModel(model, settings, torch.bfloat16)) - exact).abs().mean()
+    with torch.autocast("cpu", torch.bfloat16):
+        usual = (logits(model, None) - exact).abs().mean()
+    assert 0 < found < 1.2 * usual
+
+
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+def test_greedy_completions_are_transformers_own(family, word_tokenizer):
+    policy = PolicyModel(build_family(family), word_tokenizer)
+    found = ask(LocalEngine(policy, compiled=True), GREEDY, num_samples=1)
+    assert tokens_of(found) == [continued_by_transformers(policy.model, prompt, 20) for prompt in build_prompts()]
+
+
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+@pytest.mark.parametrize("max_rows", [1024, 5], ids=["at once", "as there is room"])
+def test_samples_are_the_same_either_way(family, max_rows, word_tokenizer):
+    # 104 tokens in a ring that begins with room for 64, and rows of different ages in it.
+    model = build_family(family)
+    model.generation_config.eos_token_id = [2, 7]
+    policy = PolicyModel(model, word_tokenizer)
+    expected = ask(LocalEngine(policy, max_rows=max_rows), LONG)
+    found = ask(LocalEngine(policy, max_rows=max_rows, compiled=True), LONG)
+    assert tokens_of(found) == tokens_of(expected)
+    assert max(map(len, tokens_of(found))) > GROW_BLOCK
+    assert torch.allclose(logprobs_of(found), logprobs_of(expected), atol=1e-5)
+    assert [c.text for c in found] == [c.text for c in expected]
+    assert [c.finish_reason for c in found] == [c.finish_reason for c in expected]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SAMPLED.updated(temperature=0.7),
+        SAMPLED.updated(top_p=0.8),
+        SAMPLED.updated(top_k=7, min_p=0.02),
+        SAMPLED.updated(repetition_penalty=1.3),
+        SAMPLED.updated(stop=["w9"]),
+    ],
+    ids=["temperature", "top_p", "top_k and min_p", "penalty", "stop"],
+)
+def test_every_way_of_drawing_gives_the_same(sampling, word_tokenizer):
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    expected, found = ask(LocalEngine(policy), sampling), ask(LocalEngine(policy, compiled=True), sampling)
+    assert tokens_of(found) == tokens_of(expected)
+    assert torch.allclose(logprobs_of(found), logprobs_of(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_two_threads_give_the_bits_of_one(autocast, word_tokenizer, monkeypatch, two_threads):
+    monkeypatch.setattr(compiled_module, "UNITS_APIECE", 2)
+    monkeypatch.setattr(compiled_module, "ROWS_APIECE", 1)
+    shared = []
+    own = compiled_module._pool().submit
+    monkeypatch.setattr(compiled_module._pool(), "submit", lambda *job: shared.append(1) or own(*job))
+    policy = PolicyModel(build_family("qwen3"), word_tokenizer)
+    both = ask(LocalEngine(policy, compiled=True, autocast=autocast))
+    assert shared
+    monkeypatch.setattr(compiled_module, "UNITS_APIECE", 1 << 30)
+    monkeypatch.setattr(compiled_module, "ROWS_APIECE", 1 << 30)
+    shared.clear()
+    alone = ask(LocalEngine(policy, compiled=True, autocast=autocast))
+    assert not shared
+    assert [(c.tokens, c.logprobs) for c in both] == [(c.tokens, c.logprobs) for c in alone]
+
+
+def test_another_activation_is_torchs_own(word_tokenizer):
+    model = build_family("llama")
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.GELU()
+    policy = PolicyModel(model, word_tokenizer)
+    expected, found = ask(LocalEngine(policy)), ask(LocalEngine(policy, compiled=True))
+    assert tokens_of(found) == tokens_of(expected)
+
+
+def test_whole_numbers_are_multiplied_as_without(word_tokenizer, monkeypatch):
+    monkeypatch.setattr("rlhf.rollout.int8.SMALLEST", 1)
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    expected = ask(LocalEngine(policy, weights="int8"))
+    found = ask(LocalEngine(policy, weights="int8", compiled=True))
+    alike = sum(a == b for a, b in zip(tokens_of(found), tokens_of(expected), strict=True))
+    assert alike >= len(expected) - 2  # a number at the border of two codes may be rounded to either
+
+
+def test_half_precision_keeps_keys_and_values_in_half_the_bytes(word_tokenizer):
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    engines = [LocalEngine(policy, autocast="bfloat16", compiled=flag) for flag in (False, True)]
+    for engine in engines:
+        ask(engine)
+    kinds = [{layer.keys.dtype for layer in engine._cache.layers.values()} for engine in engines]
+    assert kinds == [{torch.float32}, {torch.bfloat16}]
+
+
+@pytest.mark.parametrize("where", ["embedding", "keys", "head"])
+def test_weights_that_are_not_finite_are_found(where, word_tokenizer):
+    model = build_family("llama")
+    policy = PolicyModel(model, word_tokenizer)
+    engine = LocalEngine(policy, compiled=True)
+    ask(engine)  # the comparison at the start was passed
+    weight = {
+        "embedding": model.model.embed_tokens.weight,
+        "keys": model.model.layers[1].self_attn.k_proj.weight,
+        "head": model.lm_head.weight,
+    }[where]
+    weight[5:] = math.nan
+    with pytest.raises(TrainingError, match="not finite"):
+        ask(engine)
+
+
+def made(half: bool) -> CompiledModel:
+    model = build_family("llama")
+    settings = compare(model, IDS)
+    assert settings is not None
+    return CompiledModel(model, settings, torch.bfloat16 if half else torch.float32)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, 3 * BLOCK + 17])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_draw_is_torchs(half, vocabulary, temperature):
+    torch.manual_seed(0)
+    rows = 400
+    given = (4 * torch.randn(rows, vocabulary)).to(torch.bfloat16 if half else torch.float32)
+    uniform = torch.from_numpy(uniforms(np.arange(rows, dtype=np.uint64), 3))
+    sampling = SamplingConfig(temperature=temperature)
+    expected = draw(given.clone(), uniform, sampling)
+    found = made(half).draw(given.clone(), uniform, sampling)
+    assert (found.tokens != expected.tokens).sum() <= 1  # sums are rounded in another order
+    same = found.tokens == expected.tokens
+    assert torch.allclose(found.logprobs[same].float(), expected.logprobs[same].float(), atol=3e-6)
+
+
+def test_what_has_no_probability_is_never_drawn():
+    given = torch.full((6, 2 * BLOCK), -math.inf)
+    given[:, [3, BLOCK + 9]] = torch.tensor([1.0, 2.0])
+    given[5, 3] = -math.inf
+    uniform = torch.tensor([0.0, 0.26, 0.27, 1 - 2.0**-53, 0.5, 0.0], dtype=torch.float64)
+    found = made(False).draw(given, uniform, SAMPLED)
+    share = 1 / (1 + math.e)  # 0.2689
+    assert found.tokens.tolist() == [3, 3, BLOCK + 9, BLOCK + 9, BLOCK + 9, BLOCK + 9]
+    expected = [math.log(share)] * 2 + [math.log(1 - share)] * 3 + [0.0]
+    assert torch.allclose(found.logprobs, torch.tensor(expected, dtype=torch.float64), atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_draw_from_what_is_not_finite_says_so(value):
+    given = torch.zeros(3, BLOCK + 4)
+    given[0], given[1, 7], given[2, BLOCK + 1] = value, value, value
+    found = made(False).draw(given, torch.full((3,), 0.5, dtype=torch.float64), SAMPLED)
+    assert found.logprobs.isnan().all()
+    assert ((found.tokens >= 0) & (found.tokens < BLOCK + 4)).all()
+
+
+def test_the_recipe_asks_for_it_and_c_does_the_steps(word_tokenizer, monkeypatch):
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    calls = []
+    own = CompiledModel._attended
+    monkeypatch.setattr(CompiledModel, "_attended", lambda *args: calls.append(1) or own(*args))
+    ask(build_engine(policy, LocalEngineConfig()))
+    assert not calls
+    ask(build_engine(policy, LocalEngineConfig(compiled=True)))
+    assert len(calls) > 10
+
+
+@pytest.mark.parametrize("kind", ["family", "layers added up in another way", "adapter", "float16"])
+def test_what_it_is_not_written_for_is_sampled_from_as_ever(kind, word_tokenizer, caplog):
+    model = build_family({"family": "gpt2", "layers added up in another way": "granite"}.get(kind, "llama"))
+    if kind == "adapter":
+        model = add_lora(model, LoRAConfig(rank=2), task="CAUSAL_LM", seed=0)
+    policy = PolicyModel(model, word_tokenizer)
+    autocast = "float16" if kind == "float16" else "none"
+    engine = LocalEngine(policy, compiled=True, autocast=autocast)
+    assert tokens_of(ask(engine)) == tokens_of(ask(LocalEngine(policy, autocast=autocast)))
+    ask(engine)
+    assert caplog.text.count("engine.compiled does nothing") == 1
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name in ("gemma2", "gpt_oss")])
+def test_soft_caps_and_sinks_are_left_to_torch(family):
+    model = build_family(family)
+    cache = KVCache()
+    PackedDecoder(model, cache, max_prefill_tokens=20).prefill(IDS, np.arange(len(IDS)), 2)
+    settings = {module: layer.settings for module, layer in cache.layers.items()}
+    assert not can_compile(model, settings, torch.float32)
+
+
+def test_guesses_and_it_exclude_each_other():
+    with pytest.raises(ValueError, match="leave one of the two out"):
+        LocalEngineConfig(compiled=True, speculate="prompt_lookup")
+
+
+def test_without_a_compiler_the_run_is_told(word_tokenizer, monkeypatch, tmp_path):
+    compiled_module._functions.cache_clear()
+    compiled_module.load.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    engine = LocalEngine(PolicyModel(build_family("llama"), word_tokenizer), compiled=True)
+    with pytest.raises(ConfigError, match=r"apt-get install gcc.*leave engine\.compiled out"):
+        ask(engine)
