@@ -33,6 +33,8 @@ from benchmarks.peer.driver import BENCH, ROOT, Plan, peer_of, python_of, run_ro
 from benchmarks.peer.results import Rows, code_hash, row_key
 
 BOTH = ("rlhf", "trl")
+QUICK_STEPS = {"grpo": 3, "ppo": 3}
+"""Timed steps of methods whose steps take the peer half a minute and more."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = Rows(BENCH / "results")
     if not args.collect:
         measure_rows(args, rows)
+    if (args.collect or args.write) and not any(rows.folder.glob("*-*t-*.json")):
+        sys.exit(f"There are no rows in {rows.folder}: measure some first. benchmarks/RESULTS.md stays as it is.")
     if args.collect or args.write:
         machine = {str(threads): machine_of(threads, again=not args.collect) for threads in (1, 2)}
         report.write(
@@ -50,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure_rows(args: argparse.Namespace, rows: Rows) -> None:
     """One row after the other; each is printed and kept as soon as it is there. One during which the code was edited is not found again."""
-    steps = min(args.steps, 3) if args.quick else args.steps
     for case in chosen(args):
+        steps = min(args.steps, QUICK_STEPS.get(case.method, 5)) if args.quick else args.steps
         alone = args.ours_only or case.prompt_mean >= TOO_LONG_FOR_PEER
         settings = candidates_of(case)[0].name if args.no_trials else None
         plan = Plan(steps=steps, candidate=settings, sides=("rlhf",) if alone else BOTH)
@@ -149,7 +153,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--curves", nargs="*", choices=list(CURVES), default=[], help="growth: these curves too")
     parser.add_argument("--all", action="store_true", help="every row and every curve, as `make bench` does")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each side, after two that are not")
-    parser.add_argument("--quick", action="store_true", help="bf16, one thread, three steps")
+    parser.add_argument("--quick", action="store_true", help="bf16, one thread, three to five steps")
     parser.add_argument("--ours-only", action="store_true", help="our side without the peer; nothing is kept")
     parser.add_argument("--no-trials", action="store_true", help="the peer's plain settings; no search for its fastest")
     parser.add_argument("--again", action="store_true", help="measure rows that are there, too")

@@ -18,11 +18,20 @@ MEASURING = (
 """Files of the comparison that decide what a row says; the rest only writes about it."""
 
 
+NOT_MEASURED = ("cli", "evaluation", "feedback", "merging", "pipeline", "scale", "search", "serving")
+"""Rooms of the library that no step of a trainer runs through (tests/architecture lets ``training`` import none of them)."""
+
+
 def code_hash(root: Path) -> str:
-    """Of the library's source and of what measures it."""
+    """Of the library's source, as far as it can run in a step, and of what measures it."""
     digest = hashlib.sha256()
+    source = root / "src" / "rlhf"
     files = [
-        *sorted((root / "src" / "rlhf").rglob("*.py")),
+        *(
+            file
+            for file in sorted(source.rglob("*"))
+            if file.suffix in (".py", ".c") and file.relative_to(source).parts[0] not in NOT_MEASURED
+        ),
         *(root / "benchmarks" / "peer" / name for name in MEASURING),
     ]
     for file in files:
