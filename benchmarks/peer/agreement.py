@@ -17,6 +17,11 @@ ROUNDING = 4.0
 whose sign was rounded, so two right programs part by chance; which of them is nearer to float32 after a few steps is chance, too."""
 
 
+MEAN_LENGTH, MOST_CUT = 0.4, 0.5
+"""How far the mean length of sampled completions may lie from what the weights were made for, as a share of it, and the share of them that
+the cap may cut: completions that do not end give neither side anything to win by noticing."""
+
+
 class Disagreement(AssertionError):
     """The two sides did not compute the same."""
 
@@ -165,3 +170,25 @@ def check_numbers(check: Check, ours: Sequence[float], theirs: Sequence[float], 
         worst = max(worst, gap)
     steps = "step 1" if len(pairs) == 1 else f"steps 1 to {len(pairs)}"
     return f"{check.name} of {steps} within {tolerance:g} (largest relative difference {worst:.1e})"
+
+
+def check_lengths(case: Case, side: str, lengths: Sequence[int]) -> None:
+    """That sampled completions end as the weights were made for.
+
+    Args:
+        case: Of a method that samples.
+        side: Who sampled.
+        lengths: Tokens of each completion.
+
+    Raises:
+        Disagreement: They are all cut, or much longer or shorter.
+    """
+    going_on = 1 - 1 / case.ends_after
+    expected = (1 - going_on**case.max_new_tokens) * case.ends_after
+    mean = sum(lengths) / len(lengths)
+    cut = sum(length >= case.max_new_tokens for length in lengths) / len(lengths)
+    if abs(mean - expected) > MEAN_LENGTH * expected or cut > MOST_CUT:
+        raise Disagreement(
+            f"{side} sampled completions of {mean:.0f} tokens on average, {cut:.0%} of them cut at {case.max_new_tokens}; the weights were "
+            f"made for {expected:.0f}"
+        )

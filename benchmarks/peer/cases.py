@@ -65,9 +65,9 @@ GPU_MODELS = {
 """The measures of Qwen2.5's 0.5B and 1.5B, as llamas: without their biases on queries, keys and values."""
 PAD, EOS, UNKNOWN, FIRST_WORD = 0, 1, 2, 3
 """Token ids; all from ``FIRST_WORD`` on are ordinary words."""
-COMPLETION_ENDS_AT = 80
-"""1 / probability that a sampled token is EOS where the cap is 128, made so in the weights: completions have 64 tokens on average and a
-fifth of them is cut. It grows with the cap."""
+COMPLETION_ENDS_AT = 68
+"""1 / probability that a sampled token is EOS where the cap is 128, made so in the weights: completions have about 64 tokens on average
+and a fifth of them is cut (the probability varies from place to place). It grows with the cap."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.peer import models
-from benchmarks.peer.agreement import CHECKED, Disagreement, check_rounding, compare
+from benchmarks.peer.agreement import CHECKED, Disagreement, check_lengths, check_rounding, compare
 from benchmarks.peer.cases import PLAIN, Candidate, Case, candidates_of
 from benchmarks.peer.channel import Channel, Step
 from benchmarks.peer.work import Row, count_tokens, draw_rows, force_completions, steps_of, useful_flop
@@ -197,6 +197,10 @@ def run_case(case: Case, plan: Plan) -> dict[str, Any]:
     run = in_turns if plan.in_turns else one_after_the_other
     agreement = Agreement(case, task, sides, logs) if len(sides) == 2 and "asserted" not in found else None
     results = run(case, task, sides, logs, steps=plan.steps, agreement=agreement)
+    for side, result in zip(sides, results, strict=True):
+        drawn = [n for step in [*result.warm_up, *result.steps] for _, lengths in step.sequences or () for n in lengths]
+        if drawn:
+            check_lengths(case, side, drawn)
     if len(results) == 2:
         if agreement is not None:
             found["asserted"] = agreement.check(results)

@@ -8,24 +8,30 @@ trained on with plain random weights, in which no unit stands out.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peer.cases import EOS, FIRST_WORD, GPU_MODELS, MAX_POSITIONS, PAD, UNKNOWN, Case, Shape
+from benchmarks.peer.work import draw_rows
 
 REWARD = "reward"
 """Folder of the reward model, inside the language model's."""
 SEED = 0
+CALIBRATED_ON = 16
+"""Prompts."""
 SPIKE = 0.1
 """What one hidden unit of every embedding is set to, some five times the others: a bias that the head can read."""
 
 
 def folder_of(root: Path, case: Case) -> Path:
     """Where a case's model lies."""
-    ends = "" if not case.is_sampled else "-sampled" if case.max_new_tokens == 128 else f"-sampled-{case.ends_after}"
-    return root / "models" / f"{case.model}-{case.shape.vocabulary}{ends}"
+    ends = f"-sampled-{case.ends_after}" if case.is_sampled else ""
+    made_by = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+    return root / "models" / f"{case.model}-{case.shape.vocabulary}{ends}-{made_by}"
 
 
 def build(folder: Path, shape: Shape, *, ends_after: int, with_judge: bool = True) -> None:
@@ -56,21 +62,25 @@ def build(folder: Path, shape: Shape, *, ends_after: int, with_judge: bool = Tru
     tokenizer.save_pretrained(folder)
 
 
-def make_completions_end(model: object, *, one_in: int) -> None:
-    """Set weights so that every sampled token is EOS with about this probability: random ones would hardly ever say it, and all
-    completions would be as long as allowed. One hidden unit is made the same for all tokens, and EOS's row of the head reads it;
-    how strongly is found by bisection on random text. No sampler needs a hook for it.
+def make_completions_end(model: Any, *, one_in: int) -> None:
+    """Set weights so that sampled completions are EOS in one of so many places: random weights would hardly ever say it, and all
+    completions would be as long as allowed. One hidden unit is made the same for all tokens, no layer adds to it, and EOS's row of the
+    head reads it; how strongly is found by bisection on prompts of the comparison. No sampler needs a hook for it.
     """
     import torch
 
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = SPIKE
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
         head = model.lm_head.weight
         head[EOS] = 0.0
-        ids = torch.randint(FIRST_WORD, head.shape[0], (4, 128), generator=torch.Generator().manual_seed(SEED))
-        hidden = model.model(input_ids=ids).last_hidden_state.flatten(0, 1)
+        rows = draw_rows(Case("generate", rows=1, group=8), count=CALIBRATED_ON, seed=SEED + 1)
+        prompts = [[FIRST_WORD + token % (len(head) - FIRST_WORD) for token in row["prompt"]] for row in rows]
+        hidden = torch.cat([model.model(input_ids=torch.tensor([ids])).last_hidden_state[0, ::8] for ids in prompts])
         others = torch.logsumexp((hidden @ head.T).index_fill(1, torch.tensor([EOS]), float("-inf")), dim=1)
-        low, high = 0.0, 100.0
+        low, high = 0.0, 1000.0
         for _ in range(60):
             middle = (low + high) / 2
             probability = torch.sigmoid(middle * hidden[:, 0] - others).mean()
