@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 TOLERANCE = 1e-4
 """Largest difference of float32 logits, as a share of the largest logit (of 1, where that is less). Far above rounding, so that a
 run and its continuation after a kill, which compares other weights, decide alike; another way of adding layers up shows at once."""
+HALF_TOLERANCE = 0.1
+"""The same of the products' own type, where that is half as wide and C does them: some ten times its rounding in a deep model, and
+far below what a wrong number gives."""
 CHECK_PROMPTS = 3
 CHECK_TOKENS = 48
 """Of each prompt."""
@@ -70,7 +73,10 @@ class FusedChoice:
             self._reach = (
                 1 << (reach - 1).bit_length()
             )  # the next power of two, so that growing prompts are seldom a new comparison
-            self._model, self._settings = model, compare(model, prompts, reach=self._reach, compiled=self.compiled)
+            self._model, self._settings = (
+                model,
+                compare(model, prompts, reach=self._reach, compiled=dtype if self.compiled else None),
+            )
         if self._settings is None:
             self._note_compiled(False, model)
             return None
@@ -89,7 +95,7 @@ class FusedChoice:
 
 
 def compare(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, reach: int = 0, compiled: bool = False
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, reach: int = 0, compiled: torch.dtype | None = None
 ) -> Mapping[nn.Module, AttentionSettings] | None:
     """Decode a few tokens both ways, in float32: at the first positions, and at the last ones, because some families scale their
     queries by position (Ministral 3).
@@ -98,31 +104,37 @@ def compare(
         model: Its shape fits.
         prompts: The longest are used, cut short.
         reach: No position will be so large.
-        compiled: Whether it is to be sampled from through C.
+        compiled: The type of products in which it is to be sampled from through C; None for torch's operations.
 
     Returns:
         What each attention layer asks for where the logits are equal, else None.
     """
     rows = [list(ids[:CHECK_TOKENS]) for ids in sorted(prompts, key=len, reverse=True)[:CHECK_PROMPTS]]
     last = reach - CHECK_TOKENS - CHECK_STEPS
-    fused: FusedModel | None = None
+    fused: list[FusedModel] = []
     settings: Mapping[nn.Module, AttentionSettings] = {}
-    difference = 0.0
+    gaps: list[float] = []
+    """Differences as shares of what is allowed."""
     with torch.autocast(next(model.parameters()).device.type, enabled=False):
         for first in (0, last) if last > 0 else (0,):
             cache = KVCache()
             own = _logits(_decoder(model, cache, None, first), rows)
             settings = {module: layer.settings for module, layer in cache.layers.items()}
-            fused = fused or _build(model, settings, torch.float32, compiled=compiled)
-            found = _logits(_decoder(model, KVCache(), fused, first), rows)
-            difference = max(difference, float((found - own).abs().amax() / own.abs().amax().clamp(min=1)))
-    if difference <= TOLERANCE:
+            if not fused:
+                types = {torch.float32, compiled or torch.float32}
+                fused = [_build(model, settings, dtype, compiled=compiled is not None) for dtype in types]
+            for one in fused:
+                found = _logits(_decoder(model, KVCache(), one, first), rows)
+                share = float((found - own).abs().amax() / own.abs().amax().clamp(min=1))
+                allowed = TOLERANCE if one.dtype == torch.float32 else HALF_TOLERANCE
+                gaps.append(share / allowed)
+    if all(gap <= 1 for gap in gaps):  # false for NaN
         return settings
     logger.info(
         "%s has the parts of a Llama but puts them together differently (its logits differ by %.1e of the largest): it is "
         "sampled from through its own code.",
         type(model).__name__,
-        difference,
+        max(gaps) * TOLERANCE,
     )
     return None
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.peer.agreement import Disagreement, check_lengths
 from benchmarks.peer.cases import Case
-from benchmarks.peer.models import build
+from benchmarks.peer.models import SPIKE, build
 from benchmarks.peer.work import draw_rows
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
@@ -37,3 +38,13 @@ def test_completions_that_do_not_are_no_row(lengths: list[int]):
 
 def test_completions_that_do_pass():
     check_lengths(CASE, "trl", [40, 20, 128, 64, 100, 50, 30, 128])
+
+
+def test_no_layer_adds_to_the_unit_that_says_when_to_end(tmp_path: Path):
+    build(tmp_path, CASE.shape, ends_after=CASE.ends_after, with_judge=False)
+    model = PolicyModel.from_pretrained(str(tmp_path)).model
+    found = []
+    model.model.norm.register_forward_hook(lambda module, given, output: found.append(given[0]))
+    with torch.no_grad():
+        model(input_ids=torch.arange(3, 60)[None])
+    assert (found[0][..., 0] == torch.tensor(SPIKE)).all()

@@ -240,6 +240,66 @@ def test_a_draw_from_what_is_not_finite_says_so(value):
     assert ((found.tokens >= 0) & (found.tokens < BLOCK + 4)).all()
 
 
+def test_what_is_left_of_a_rounded_sum_goes_to_a_token_that_can_be_drawn():
+    # The largest number below 1 lies behind the last cumulative probability wherever a block's sum was rounded up.
+    torch.manual_seed(1)
+    given = torch.randn(300, BLOCK)
+    given[:, -20:] = -math.inf
+    uniform = torch.full((300,), 1 - 2.0**-53, dtype=torch.float64)
+    assert int(made(False).draw(given, uniform, SAMPLED).tokens.max()) < BLOCK - 20
+
+
+def call(name: str, half: bool, given: torch.Tensor, width: int, *rest: float) -> torch.Tensor:
+    """A function of the library that makes rows of a given width."""
+    out = torch.empty(len(given), width, dtype=torch.bfloat16 if half else torch.float32)
+    getattr(compiled_module._functions(8, half=half), name)(given.data_ptr(), out.data_ptr(), len(given), width, *rest)
+    return out
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_norm_is_rounded_to_the_nearest(half):
+    torch.manual_seed(0)
+    given = torch.randn(50, 200)
+    exact = given.double() / (given.double().square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    found = call("norm", half, given, 200, 1e-3)
+    if half:
+        assert (
+            found != exact.bfloat16()
+        ).float().mean() < 1e-3  # a sum in another order may cross the middle between two numbers
+    else:
+        assert torch.allclose(found.double(), exact, rtol=1e-6)
+
+
+def test_every_nan_stays_one_when_it_is_rounded():
+    given = torch.ones(1, 16)
+    given.view(torch.int32)[0, 3] = 0x7FFFFFFF
+    assert call("norm", True, given, 16, 1e-6).isnan().all()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_gate_is_right_at_any_size(half):
+    dtype = torch.bfloat16 if half else torch.float32
+    gate = torch.tensor([-1e4, -200.0, -90.0, -88.0, -20.0, -1.0, 0.0, 1e-3, 1.0, 20.0, 90.0, 1e4]).to(dtype)
+    up = torch.full_like(gate, 0.75)
+    found = call("silu_product", half, torch.cat([gate, up])[None], len(gate))[0]
+    expected = torch.nn.functional.silu(gate.double()) * 0.75
+    assert torch.allclose(found.double(), expected, rtol=1e-2 if half else 1e-6, atol=1e-30)
+    assert call("silu_product", half, torch.full((1, 2), math.nan, dtype=dtype), 1).isnan().all()
+
+
+def test_a_library_that_is_wrong_in_half_precision_is_seen(word_tokenizer, monkeypatch, caplog):
+    own = CompiledModel.hidden
+
+    def wrong(model, tokens, positions, layout):
+        found = own(model, tokens, positions, layout)
+        return found * (2 if model.dtype == torch.bfloat16 else 1) + (model.dtype == torch.bfloat16)
+
+    monkeypatch.setattr(CompiledModel, "hidden", wrong)
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    ask(LocalEngine(policy, compiled=True, autocast="bfloat16"))
+    assert "engine.compiled does nothing" in caplog.text
+
+
 def test_the_recipe_asks_for_it_and_c_does_the_steps(word_tokenizer, monkeypatch):
     policy = PolicyModel(build_family("llama"), word_tokenizer)
     calls = []

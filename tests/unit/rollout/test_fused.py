@@ -213,3 +213,23 @@ def test_a_longer_request_is_a_new_comparison_and_a_shorter_one_is_not(monkeypat
     for tokens in (8, 8, 40, 47, 48, 8):  # the longest prompt has 17
         assert choice.build(model, IDS, torch.float32, max_new_tokens=tokens) is not None
     assert asked == [32, 64, 128]
+
+
+def test_the_heads_bias_is_kept():
+    model = build_family("llama")
+    model.lm_head = nn.Linear(32, model.config.vocab_size, bias=True)
+    nn.init.normal_(model.lm_head.bias)
+    settings = compare(model, IDS)
+    assert settings is not None
+    own, found = logits(model, None), logits(model, FusedModel(model, settings, torch.float32))
+    assert float((own - found).abs().max()) < 1e-5 * max(1.0, float(own.abs().max()))
+
+
+def test_a_large_cache_is_given_back_to_training(word_tokenizer, monkeypatch):
+    policy = PolicyModel(build_family("llama"), word_tokenizer)
+    engine = LocalEngine(policy)
+    ask(engine)
+    assert engine._cache._buffers
+    monkeypatch.setattr("rlhf.rollout.local.KEPT_BYTES", 1)
+    ask(engine)
+    assert not engine._cache._buffers
