@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from rlhf.activity import count_tokens, doing
+from rlhf.activity import doing
 from rlhf.config.engines import LocalEngineConfig
 from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
@@ -110,7 +110,8 @@ class Ahead:
         )
         compared = version < CHECKED_VERSIONS
         self._sampler = self._sampler or self.build()
-        self._sampler.begin(version, request, wants_fingerprint=compared)
+        with doing("sampler wait"):  # the first starts its process, each waits until it has taken the weights
+            self._sampler.begin(version, request, wants_fingerprint=compared)
         fingerprint = self.policy.fingerprint() if compared else None
         self._under_way = _UnderWay([prompt.id for prompt in prompts], fingerprint, version)
 
@@ -125,7 +126,6 @@ class Ahead:
         groups = self.buffer.take([prompt.id for prompt in prompts], weight_version=phase)
         self._phase = None
         self._divide_threads()
-        count_tokens("rollout decode", sum(len(c.tokens) for group in groups for c in group))
         return Rollout.of(prompts, groups)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Ahead:
             return
         assert self._sampler is not None
         try:
-            with doing("rollout decode"):
+            with doing("sampler wait"):
                 found = self._sampler.finish()
         except RLHFError:
             self._under_way = None  # that was the answer, and there will be no other; a signal leaves it under way

@@ -50,7 +50,7 @@ from rlhf.training.rollouts import (
     shaped_scores,
 )
 from rlhf.training.rows import Cycle, permutation
-from rlhf.training.start_checks import MAX_ENGINE_GAP, MAX_HALF_GAP, STALE, checks_at_start
+from rlhf.training.start_checks import CHECKED_EVERY, MAX_ENGINE_GAP, MAX_HALF_GAP, STALE, checks_at_start
 
 
 class OnlineTrainer(ABC):
@@ -422,7 +422,7 @@ class OnlineTrainer(ABC):
     def _is_own_old(self, phase: int) -> bool:
         """Whether a rollout's only step can say what the policy says before it. In float32 the sampler has said it already."""
         config, alone = self.config, self.own_engine and self.ahead is None and self.mismatch is None
-        needed_before = config.kl.where == "reward" or config.importance is not None or phase == 0
+        needed_before = config.kl.where == "reward" or config.importance is not None or phase % CHECKED_EVERY == 0
         return alone and self.steps_per_phase == 1 and not self._exact and not needed_before
 
     def _old_logprobs(self, rollout: Rollout, phase: int, metrics: Metrics) -> Tensor:
@@ -430,8 +430,8 @@ class OnlineTrainer(ABC):
         sampled = rollout.sampled_logprobs
         # What is sampled ahead is of older weights from phase 1 on, and an engine outside may compute in another type.
         exact = self._exact and (self.ahead is None or phase == 0) and is_exact(self.engine)
-        if exact and self.own_engine and phase > 0:
-            return sampled  # sampler and trainer are one module and agree to rounding; checked in the first phase
+        if exact and self.own_engine and phase % CHECKED_EVERY:
+            return sampled  # sampler and trainer are one module and agree to rounding
         old = self._rescore(rollout, self.config.sampling.temperature)
         gap = (old - sampled).abs()
         metrics.mean("rollout/logprob_gap", gap)
@@ -441,13 +441,13 @@ class OnlineTrainer(ABC):
         worst = float(gap.max())
         if phase == 0 and (exact or not self._exact) and not is_lowered(self.config.engine):
             self.at_start["gap"] = worst
-        elif exact and not worst <= MAX_ENGINE_GAP:
+        elif (exact or (self.ahead is None and self.mismatch is None)) and not worst <= self._max_gap:
             self.log.alarm(
                 f"{self.name}: the sampler's log-probabilities differ from the trainer's by up to {worst:.2g} nats: {STALE}",
                 step=phase * self.steps_per_phase + 1, guard="engine", metric="rollout/logprob_gap",
-                value=worst, limit=MAX_ENGINE_GAP, action="warn",
+                value=worst, limit=self._max_gap, action="warn",
             )  # fmt: skip
-        return old
+        return sampled if exact and self.own_engine and phase > 0 else old
 
     def _rescore(self, rollout: Rollout, temperature: float) -> Tensor:
         """[M] the policy's log-probabilities of what was sampled."""

@@ -294,6 +294,8 @@ def profile_table(found: Mapping[str, Any]) -> list[str]:
     lines.append(
         f"{'all':<16}{found['cpu_seconds']:>12.2f}{found['wall_seconds']:>9.2f}{1:>8.1%}{found['steps']:>8} steps"
     )
+    if "sampler wait" in found["activities"]:
+        lines.append("(sampled beside this process, by one whose processor seconds are in no line)")
     if found["traced"]["wall_seconds"]:
         lines.append(f"({found['traced']['cpu_seconds']:.2f} s more were traced, and are in no activity)")
     return lines

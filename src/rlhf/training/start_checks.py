@@ -11,6 +11,9 @@ MAX_ENGINE_GAP = 1e-3
 """Nats between two computations of one log-probability above which the run says so (float32 agrees to 1e-4)."""
 MAX_HALF_GAP = 0.5
 """The same for half precision, where the worst of some thousand tokens differs by some hundredths."""
+CHECKED_EVERY = 50
+"""Rollouts from one comparison of the sampler's log-probabilities with the trainer's to the next, where nothing else asks for them: a
+fault of the sampler may want longer prompts, or other weights, than those of the first rollout."""
 STALE = (
     "stale weights, an adapter that never reached the sampler, or a sampler that does not run the same model. Look at the "
     "engine's load_weights."

@@ -391,6 +391,23 @@ def test_an_engine_with_old_weights_stops_the_run():
         trainer.train()
 
 
+@pytest.mark.parametrize(("autocast", "shift"), [("none", 0.01), ("bfloat16", 0.6)])
+def test_a_sampler_in_this_process_that_goes_wrong_later_is_found(autocast, shift, monkeypatch):
+    own = LocalEngine.generate
+
+    def wrong_from_the_second_on(engine, prompts, *, step, **how):
+        groups = own(engine, prompts, step=step, **how)
+        return [[replace(c, logprobs=[x - shift * (step > 0) for x in c.logprobs]) for c in g] for g in groups]
+
+    monkeypatch.setattr(LocalEngine, "generate", wrong_from_the_second_on)
+    monkeypatch.setattr("rlhf.training.online.CHECKED_EVERY", 2)
+    log = RunLog()
+    toy.build_trainer("grpo", **{**ONE_STEP, "rollouts": 5}, autocast=autocast, log=log).train()
+    alarms = [event for event in log.read("alarm") if event["guard"] == "engine"]
+    assert [event["step"] for event in alarms] == [3, 5]
+    assert "differ from the trainer's by up to" in alarms[0]["message"]
+
+
 def test_an_engine_that_samples_from_another_model_raises_an_alarm_in_every_rollout():
     class Elsewhere(LocalEngine):
         def generate(self, *args, **kwargs):

@@ -10,6 +10,7 @@ import torch
 from rlhf import activity
 from rlhf.training.profile import PROFILE_FILE, TRACE_FILE, Profile, profile_table, profiled
 from tests.fixtures import toy
+from tests.fixtures.overlap import in_turn
 
 
 def weights_after(kind, *, folder=None, listen=True):
@@ -60,6 +61,20 @@ def test_a_policy_run_shows_what_it_samples_judges_compares_and_learns():
     assert profile.spent["optimiser"].count == steps
     assert profile.spent["forward"].tokens == profile.spent["backward"].tokens > 0
     assert profile.spent["reference"].tokens > profile.spent["rollout decode"].tokens > 0
+
+
+def test_what_goes_into_a_sampler_beside_is_an_activity_of_its_own_and_has_no_rate():
+    trainer = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3))
+    with profiled(None) as profile:
+        trainer.train()
+    found = profile.as_dict()
+    activities = found["activities"]
+    assert activities["sampler wait"]["count"] == 2 * 3, "each rollout is begun and waited for"
+    assert activities["sampler wait"]["tokens_per_second"] is None
+    assert "rollout decode" not in activities, "nothing was drawn here"
+    remark = "(sampled beside this process, by one whose processor seconds are in no line)"
+    assert remark in profile_table(found)
+    assert remark not in profile_table(weights_after("grpo")[1].as_dict())
 
 
 def test_an_activity_inside_another_interrupts_it():
