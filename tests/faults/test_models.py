@@ -547,6 +547,18 @@ def test_what_the_hub_answers_is_one_sentence(kind, phrases, monkeypatch):
     assert all(phrase in message for phrase in phrases), message
 
 
+@pytest.mark.parametrize("kind", [ConnectionError, RepositoryNotFoundError])
+@pytest.mark.parametrize(("name", "near"), [("embeded", " Did you mean 'embedded'?"), ("gpt2", "hf download gpt2.")])
+def test_the_embedded_model_misspelt_is_told_what_is_near(kind, name, near, monkeypatch):
+    sources._hub_has.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", hub_error(kind))
+    monkeypatch.setattr(sources, "try_to_load_from_cache", lambda *args, **kwargs: None)
+    message = refusal(lambda: load_causal_lm(ModelConfig.of({"path": name}), seed=0))
+    assert near in message
+    assert ("Did you mean" in message) == (name == "embeded")
+
+
 def test_without_a_network_the_copy_in_the_cache_is_taken(monkeypatch, caplog):
     sources._hub_has.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

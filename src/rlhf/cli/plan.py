@@ -24,10 +24,14 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Predict memory and time of every training stage, and recommend how to run it; trains nothing."""
+    from rlhf.config.assets import check_assets
     from rlhf.config.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    check_assets(loaded, only=stage)  # before seconds go into torch and into measuring the machine
     from rlhf.scale.plan import plan_recipe
 
-    found = plan_recipe(load_recipe(recipe, overrides or []), gpu_name=gpu, only=stage)
+    found = plan_recipe(loaded, gpu_name=gpu, only=stage)
     if as_json:
         print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:

@@ -8,6 +8,7 @@ rewards       who judges completions
 guards        what watches a training run, its limits and what an alarm does
 training      what every trainer shares, and the settings of each algorithm
 recipe        named stages and their inputs: what `rlhf run` runs
+assets        the folder that ${RLHF_ASSETS} names, and what to say where it is not there
 presets       whole recipes by model size
 schema        settings as people read them: name, type, default, meaning
 """

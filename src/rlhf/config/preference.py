@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlhf.config.base import Config
 from rlhf.config.training import OfflineConfig, Truncation
@@ -29,6 +30,19 @@ class AgainstReference(Config):
     """Keep what the reference said of the rows in files of at most 4 GiB, so that the next run on the same rows (another loss, beta,
     seed or order) need not ask it; the result does not depend on it. A path names their folder; true stands for `reference` in
     $RLHF_CACHE, by default ~/.cache/rlhf."""
+
+    @field_validator("cache_reference")
+    @classmethod
+    def _folder_and_no_misspelt_word(cls, given: bool | str) -> bool | str:
+        """A word such as `fasle` would quietly become a folder's name."""
+        if (
+            isinstance(given, str)
+            and "/" not in given
+            and not given.startswith((".", "~"))
+            and not Path(given).is_dir()
+        ):
+            raise ValueError(f"{given!r} is no folder here; give true, false or a folder such as ./cache")
+        return given
 
 
 class PairsConfig(OfflineConfig):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from rlhf.data.convert import run_convert as run_convert
 from rlhf.data.dedup import digest, duplicate_groups, plain_text, row_text
 from rlhf.data.expand import preferences_of, prompt_key, row_texts
 from rlhf.data.read import NoUsableRowError, ReadOptions, open_rows, read_or_list_bad_rows
-from rlhf.data.report import SHOWN, bad_row_lines
+from rlhf.data.report import SHOWN, bad_row_lines, places
 from rlhf.data.sources import Source, file_format, source_name
 from rlhf.data.words import counted, short
 from rlhf.data.write import write_rows
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
+Finding = Literal["duplicate", "identical", "tie", "empty", "out of turn", "repeated"]
+"""What is not wrong with a row, but worth knowing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class CheckReport:
     """Roles that few templates know, and how many rows have each: often misspelt."""
     num_duplicates: int
     """Rows that say the same as an earlier one, but for case and white space."""
+    found_at: Mapping[Finding, Sequence[str]] = field(default_factory=dict)
+    """Where the rows are that the counts above are of."""
     bad_rows: Sequence[BadRow] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,24 +92,28 @@ class CheckReport:
         ]
         if self.columns:
             lines.append("other columns: " + ", ".join(f"{name} ({count:,})" for name, count in self.columns.items()))
-        findings = (
-            (self.num_duplicates, "duplicate", "of an earlier row"),
-            (self.num_identical, "pair", "with equal texts (nothing to learn from; left out of training)"),
-            (self.num_ties, "tie", "(left out of training)"),
-            (self.num_empty_completions, "row", "with an empty completion"),
+        findings: tuple[tuple[int, str, str, Finding | None], ...] = (
+            (self.num_duplicates, "duplicate", "of an earlier row", "duplicate"),
+            (self.num_identical, "pair", "with equal texts (nothing to learn from; left out of training)", "identical"),
+            (self.num_ties, "tie", "(left out of training)", "tie"),
+            (self.num_empty_completions, "row", "with an empty completion", "empty"),
             (
                 self.num_out_of_turn,
                 "dialogue",
                 "whose roles are out of order (whether that is right, the chat template decides)",
+                "out of turn",
             ),
-            *((count, "row", f"with the unusual role {short(role)}") for role, count in self.odd_roles.items()),
+            *((count, "row", f"with the unusual role {short(role)}", None) for role, count in self.odd_roles.items()),
             (
                 self.num_prompt_repeated,
                 "row",
-                "whose completions repeat the prompt: drop the column prompt with columns=",
+                "whose completions repeat the prompt (drop the column prompt with columns=)",
+                "repeated",
             ),
         )
-        lines += [f"{counted(count, noun)} {what}" for count, noun, what in findings if count]
+        for count, noun, what, name in findings:
+            at = self.found_at.get(name, ()) if name is not None else ()
+            lines += [f"{counted(count, noun)} {what}{f': {places(at)}' if at else ''}"] if count else []
         return "\n".join(lines + bad_row_lines(self.bad_rows))
 
 
@@ -216,7 +224,8 @@ def run_check(source: Source, **options: Unpack[ReadOptions]) -> CheckReport:
     rows = iter(stream)
     kinds: dict[Kind, list[tuple[int, str]]] = {}
     bad: list[tuple[int, BadRow]] = []
-    counts, columns, conversational = Counter[str](), Counter[str](), Counter[bool]()
+    found_at: dict[Finding, list[str]] = {}
+    columns, conversational = Counter[str](), Counter[bool]()
     odd_roles = Counter[str]()
     seen: set[bytes] = set()
     for number in range(1 << 62):
@@ -233,17 +242,20 @@ def run_check(source: Source, **options: Unpack[ReadOptions]) -> CheckReport:
         kinds.setdefault(row.kind, []).append((number, row.where))
         columns.update(row.columns.keys())
         conversational[any(isinstance(text, list) for text in row_texts(row).values())] += 1
-        _count_findings(row, counts)
+        for finding in _findings(row):
+            found_at.setdefault(finding, []).append(row.where)
         odd_roles.update(_odd_roles(row))
         key = digest(row_text(row))
-        counts["duplicate"] += key in seen
+        if key in seen:
+            found_at.setdefault("duplicate", []).append(row.where)
         seen.add(key)
     kind = max(kinds, key=lambda k: len(kinds[k]), default=None)
-    for other, places in kinds.items():
+    for other, those in kinds.items():
         if other is not kind:
             reason = f"a row of kind {other}, and most are of kind {kind}."
-            bad += [(number, BadRow(where, reason)) for number, where in places]
+            bad += [(number, BadRow(where, reason)) for number, where in those]
     num_usable = len(kinds[kind]) if kind is not None else 0
+    counts = {finding: len(wheres) for finding, wheres in found_at.items()}
     return CheckReport(
         source=source_name(source),
         format=_format(source),
@@ -252,13 +264,14 @@ def run_check(source: Source, **options: Unpack[ReadOptions]) -> CheckReport:
         num_rows=num_usable + len(bad),
         num_usable=num_usable,
         columns=dict(columns),
-        num_identical=counts["identical"],
-        num_ties=counts["tie"],
-        num_empty_completions=counts["empty"],
-        num_prompt_repeated=counts["repeated"],
-        num_out_of_turn=counts["out of turn"],
+        num_identical=counts.get("identical", 0),
+        num_ties=counts.get("tie", 0),
+        num_empty_completions=counts.get("empty", 0),
+        num_prompt_repeated=counts.get("repeated", 0),
+        num_out_of_turn=counts.get("out of turn", 0),
         odd_roles=dict(odd_roles.most_common(SHOWN)),
-        num_duplicates=counts["duplicate"],
+        num_duplicates=counts.get("duplicate", 0),
+        found_at=found_at,
         bad_rows=[found for _, found in sorted(bad, key=lambda pair: pair[0])],
     )
 
@@ -339,19 +352,21 @@ def run_dedup(
     )
 
 
-def _count_findings(row: Row, counts: Counter[str]) -> None:
+def _findings(row: Row) -> Iterator[Finding]:
     """What is not wrong with a row, but worth knowing."""
     texts = row_texts(row)
     prompt = texts.pop("prompt", None)
     completions = [plain_text(text) for name, text in texts.items() if name not in ("text", "messages")]
-    counts["empty"] += any(not text.strip() for text in completions)
-    if isinstance(row, PreferenceRow):
-        counts["identical"] += row.chosen == row.rejected
-    if isinstance(row, (PreferenceSample, RankingSample)):
-        counts["tie"] += not preferences_of(row)
-    counts["out of turn"] += any(isinstance(text, list) and is_out_of_turn(text) for text in _dialogues(row))
-    if isinstance(prompt, str) and prompt and completions:
-        counts["repeated"] += all(text.startswith(prompt) for text in completions)
+    if any(not text.strip() for text in completions):
+        yield "empty"
+    if isinstance(row, PreferenceRow) and row.chosen == row.rejected:
+        yield "identical"
+    if isinstance(row, (PreferenceSample, RankingSample)) and not preferences_of(row):
+        yield "tie"
+    if any(isinstance(text, list) and is_out_of_turn(text) for text in _dialogues(row)):
+        yield "out of turn"
+    if isinstance(prompt, str) and prompt and completions and all(text.startswith(prompt) for text in completions):
+        yield "repeated"
 
 
 def _dialogues(row: Row) -> list[Text]:

@@ -134,7 +134,10 @@ def _hub_has(name: str, revision: str | None) -> bool:
         cached = any(isinstance(try_to_load_from_cache(name, f, revision=revision), str) for f in MODEL_FILES)
     except HFValidationError:
         raise ModelError(f"{name!r} is neither a folder here nor a possible name on the hub (owner/name).") from None
-    otherwise = f"There is no folder {name} here either; give a local folder, or download it first: hf download {name}."
+    near = did_you_mean(name, [EMBEDDED])
+    otherwise = (
+        f"There is no folder {name} here either; give a local folder, or download it first: hf download {name}.{near}"
+    )
     if constants.HF_HUB_OFFLINE:
         if cached:
             return False

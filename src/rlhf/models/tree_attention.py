@@ -26,7 +26,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from rlhf.models.buckets import Bucket, Tile, Unit
 
 TILE_SCORES = 1 << 20
-"""Scores alive at once: 2 MB in bfloat16, which stays in a core's cache."""
+"""Scores alive at once: 4 MiB, since they are float32 whatever the rest is; 8 where the model is float64."""
 LEAST_TILE = 64
 """Queries of a tile, at least: below that a product's fixed cost is higher than its arithmetic."""
 

@@ -5,10 +5,13 @@ Shares are printed as percentages, their changes as percentage points; what was 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from rlhf.pipeline.report_data import GAMED, RunRecord, mapping, number
 from rlhf.pipeline.validate.independence import Seen
@@ -76,7 +79,10 @@ def _without_evaluation(run: RunRecord, trouble: list[str]) -> Headline:
         for stage in run.stages.values()
         if stage.status in ("done", "kept") and stage.headline
     ]
-    what = "No policy was compared with what it began as; that takes a stage of kind `evaluate`."
+    what = (
+        "No policy was compared with what it began as, so that win rate, judge's score and distance were not measured; "
+        "that takes a stage of kind `evaluate`."
+    )
     if trouble:
         return Headline("bad", "This run did not finish", [*trouble, *told, what])
     title = (
@@ -143,9 +149,9 @@ def signed_number(value: Any, digits: int = 2) -> str:
 
 
 def percentage(value: Any, digits: int = 1) -> str:
-    """A share."""
+    """A share, rounded before it is multiplied: where the console says 0.993 this says 99.3, and not 99.2 for 0.9925."""
     found = number(value)
-    return "not measured" if found is None else f"{round(100 * found, digits) + 0.0:.{digits}f}\u202f%"
+    return "not measured" if found is None else f"{100 * round(found, digits + 2) + 0.0:.{digits}f}\u202f%"
 
 
 def percentage_points(value: Any) -> str:
@@ -190,7 +196,13 @@ def moment(value: Any) -> str:
         return ""
 
 
+def codes(sentence: Any) -> Markup:
+    """A sentence whose words in backticks are set as code; whatever else it holds stays text."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(sentence))))
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
+    "codes": codes,
     "plain": plain_number,
     "signed": signed_number,
     "percent": percentage,

@@ -153,12 +153,15 @@ class PagedKVCache:
         del self._sequences[name]
 
     def write(self, layer: int, name: Hashable, first: int, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values, [N, kv_heads, D] each, of the tokens from ``first`` on.
+        """Store keys and values, [N, kv_heads, D] each, of the tokens from ``first`` on; no gradient reaches what is stored.
 
         Raises:
-            DataError: There is no such sequence, it has no room for these tokens, or they lie in a block that another sequence
-                shares.
+            DataError: There is no such sequence or layer, keys or values have another shape, the sequence has no room for these
+                tokens, or they lie in a block that another sequence shares.
         """
+        self._check_layer(layer)
+        self._check_shape("keys", keys)
+        self._check_shape("values", values)
         sequence = self._find(name)
         last = first + len(keys)
         if not 0 <= first <= last <= sequence.length or len(keys) != len(values):
@@ -174,8 +177,8 @@ class PagedKVCache:
                 f"Sequence {name!r} shares its tokens from {first} on with another; only what follows may be written."
             )
         blocks, offsets = self._places(sequence, first, last)
-        self._memory[layer, 0, blocks, offsets] = keys.to(self._memory.dtype)
-        self._memory[layer, 1, blocks, offsets] = values.to(self._memory.dtype)
+        self._memory[layer, 0, blocks, offsets] = keys.detach().to(self._memory)
+        self._memory[layer, 1, blocks, offsets] = values.detach().to(self._memory)
 
     def read(self, layer: int, names: Sequence[Hashable]) -> tuple[Tensor, Tensor, Tensor]:
         """Gather whole sequences side by side.
@@ -186,7 +189,13 @@ class PagedKVCache:
 
         Returns:
             Keys and values [S, kv_heads, T, D], and a mask bool [S, T], True where there is a token; the rest holds zeros.
+
+        Raises:
+            DataError: There is no such layer, no sequence was named, or one of them does not exist.
         """
+        self._check_layer(layer)
+        if not names:
+            raise DataError("read() was given no sequence; name at least one.")
         found = [self._find(name) for name in names]
         lengths = torch.tensor([sequence.length for sequence in found], device=self._memory.device)
         widest = max(len(sequence.blocks) for sequence in found)
@@ -235,6 +244,19 @@ class PagedKVCache:
         if sequence is None:
             raise DataError(f"The cache has no sequence {name!r}: it was never allocated, or was freed before.")
         return sequence
+
+    def _check_layer(self, layer: int) -> None:
+        count = len(self._memory)
+        if not 0 <= layer < count:
+            raise DataError(f"The cache has no layer {layer}; its {count} are counted from 0 to {count - 1}.")
+
+    def _check_shape(self, what: str, given: Tensor) -> None:
+        """Two of the axes could be spread over the cache's without a word."""
+        heads, width = self._memory.shape[-2:]
+        if given.dim() != 3 or given.shape[1:] != (heads, width):
+            raise DataError(
+                f"The {what} have the shape {list(given.shape)}; wanted [tokens, {heads}, {width}]: {heads} heads of width {width}."
+            )
 
     def _check_new(self, name: Hashable) -> None:
         if name in self._sequences:

@@ -65,6 +65,26 @@ def test_bad_input_is_one_error(call, recipe, words, code, message):
     assert "Traceback" not in err
 
 
+def test_a_plan_without_the_assets_says_so_before_it_measures_anything(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLHF_ASSETS", "assets")
+    monkeypatch.setattr("rlhf.scale.plan.plan_recipe", lambda *args, **how: pytest.fail("seconds went into planning"))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "name: mine\nstages:\n  sft: {kind: sft, model: '${RLHF_ASSETS}/m', data: '${RLHF_ASSETS}/rows.jsonl'}\n"
+    )
+    code, out, err = call("plan", path)
+    assert (code, out) == (3, "")
+    assert "RLHF_ASSETS is assets, which is no folder: stages.sft.data, stages.sft.model need files below it." in err
+    assert "export RLHF_ASSETS=" in err
+
+
+def test_a_plan_asks_for_no_assets_that_it_does_not_read(call, recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLHF_ASSETS", str(tmp_path / "absent"))
+    other = "stages.late={kind: sft, model: embedded, data: '${RLHF_ASSETS}/rows.jsonl'}"
+    assert call("plan", recipe, other, "--gpu", "L4", "--stage", "sft")[0] == 0
+
+
 def test_a_profile_is_printed_written_and_shown_and_changes_no_result(call, recipe, tmp_path):
     code, out, _ = call("run", recipe, "--profile")
     assert code == 0

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from rlhf.config.preference import SEES_MARGIN_ONLY, SEES_ONE_PAIR, TAKES_SMOOTHING, DPOConfig, KTOConfig, ORPOConfig
+from rlhf.config.recipe import load_recipe
 from rlhf.config.stages import DPOStage
 from rlhf.errors import ConfigError
 from rlhf.losses import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
@@ -60,6 +61,30 @@ def test_options_of_kto_that_would_do_nothing_are_refused(settings, message):
         KTOConfig.of(settings)
     KTOConfig(rows_per_step=1, reference_point="running", reference_point_decay=0.5)
     KTOConfig(loss="bco", reference_point_decay=0.5, rows_per_step=1)
+
+
+@pytest.mark.parametrize("config", [DPOConfig, KTOConfig])
+@pytest.mark.parametrize("given", ["fasle", "maybe", "True "])
+def test_a_word_that_is_no_folder_is_no_folder_for_the_reference(config, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"cache_reference: '{given}' .* true, false or a folder such as \./cache"):
+        config.of({"cache_reference": given})
+    (tmp_path / given).mkdir()
+    assert config.of({"cache_reference": given}).cache_reference == given
+
+
+@pytest.mark.parametrize("given", [True, False, "./new", "../new", "some/folder", "~/cache", "/tmp/absent"])
+def test_a_folder_for_the_reference_need_not_be_there(given):
+    assert DPOConfig.of({"cache_reference": given}).cache_reference == given
+
+
+def test_a_misspelt_override_of_the_cache_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: a\nstages:\n  dpo: {kind: dpo, model: embedded, data: b.jsonl}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"override 'stages\.dpo\.cache_reference=fasle'.*\n.*'fasle' is no folder"):
+        load_recipe(path, ["stages.dpo.cache_reference=fasle"])
+    assert load_recipe(path, ["stages.dpo.cache_reference=false"]).stages["dpo"].cache_reference is False
 
 
 def test_a_reference_and_none_contradict_each_other():

@@ -48,6 +48,10 @@ def test_check_says_what_a_file_is_and_lists_every_bad_row(messy):
     assert json.loads(json.dumps(report.to_dict()))["num_usable"] == 5
     text = report.to_text()
     assert "5 of 9 rows usable" in text
+    assert f"1 row with an empty completion: {messy}:5" in text
+    assert f"1 duplicate of an earlier row: {messy}:2" in text
+    assert f"left out of training): {messy}:3" in text
+    assert f"with columns=): {messy}:4" in text
     assert f"{messy}:8: not a JSON value" in text
 
 

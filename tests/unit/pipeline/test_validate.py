@@ -221,7 +221,12 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         "engine.python",
         "error",
         8,
-        ("'vllm'", "[vllm]'", "another environment's interpreter"),
+        (
+            "There is no vLLM in this environment.",
+            "best put into one of its own, as docs/vllm.md describes",
+            "engine.python=/opt/vllm/bin/python. To have it in this one: pip install -e '",
+            "[vllm]'",
+        ),
     ),
     ("sft", {"log_to": ["trackio"]}, "log_to", "error", 8, ("'trackio'", "pip install -e '", "[track]'")),
     (
@@ -479,6 +484,14 @@ def test_a_hub_name_is_not_checked_and_said_so(tree, monkeypatch):
     assert "model someone/no-such-model of the hub" in review.unchecked
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert only(changed(tree, "sft", model="someone/no-such-model")).level == "error"
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_the_embedded_model_misspelt_is_told_what_is_near(tree, monkeypatch, offline):
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    problem = only(changed(tree, "sft", model="embeded"))
+    assert problem.key == "model"
+    assert "Did you mean 'embedded'?" in problem.message
 
 
 # Rows --------------------------------------------------------------------------------------------

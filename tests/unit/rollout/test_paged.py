@@ -186,6 +186,41 @@ def test_a_token_without_room_is_refused(first, count):
         cache.write(0, "a", first, *tokens(count))
 
 
+@pytest.mark.parametrize("layer", [-1, LAYERS])
+def test_a_layer_that_is_not_there_is_refused_and_nothing_is_written(layer):
+    cache = build()
+    cache.allocate("a", 2)
+    calls = (lambda: cache.write(layer, "a", 0, *tokens(2)), lambda: cache.read(layer, ["a"]))
+    for call in calls:
+        with pytest.raises(DataError, match=rf"no layer {layer}; its 2 are counted from 0 to 1"):
+            call()
+    assert not any(cache.read(each, ["a"])[0].any() for each in range(LAYERS))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, WIDTH), (2, HEADS, 1), (2, WIDTH), (1, 2, HEADS, WIDTH), (2, WIDTH, HEADS)])
+def test_keys_and_values_of_another_shape_are_refused_and_not_spread(shape):
+    cache = build()
+    cache.allocate("a", 2)
+    wanted = rf"shape \[{', '.join(map(str, shape))}\]; wanted \[tokens, {HEADS}, {WIDTH}\]"
+    good, bad = tokens(2)[0], torch.ones(shape)
+    for what, pair in (("keys", (bad, good)), ("values", (good, bad))):
+        with pytest.raises(DataError, match=f"The {what} have the {wanted}"):
+            cache.write(0, "a", 0, *pair)
+    assert not cache.read(0, ["a"])[0].any()
+
+
+def test_reading_nothing_is_refused():
+    with pytest.raises(DataError, match="no sequence; name at least one"):
+        build().read(0, [])
+
+
+def test_what_is_stored_keeps_no_graph_alive():
+    cache = build()
+    cache.allocate("a", 2)
+    cache.write(0, "a", 0, *(x.requires_grad_() for x in tokens(2)))
+    assert not any(x.requires_grad for x in cache.read(0, ["a"]))
+
+
 def test_a_sequence_cannot_shrink():
     cache = build()
     with pytest.raises(DataError, match="can't grow by -1 tokens"):

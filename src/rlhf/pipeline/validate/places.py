@@ -63,7 +63,7 @@ def model_folder(config: ModelConfig) -> Path | None:
 
 def local_folder(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
     """The folder that a name stands for: a path, ``embedded``, or the hub's cache; None where it is none of them."""
-    if name == "embedded":
+    if name == EMBEDDED:
         return embedded_model()
     if not is_hub_name(name):
         return Path(name).expanduser()
@@ -223,9 +223,15 @@ def _read_once(review: Review, folder: Path) -> ModelFacts | None:
     return found
 
 
+EMBEDDED = "embedded"
+"""As ``rlhf.models.sources`` has it, without an import of torch."""
+
+
 def _not_cached(review: Review, key: str, name: str, what: str) -> None:
     parent = Path(name).parent
-    near = did_you_mean_file(Path(name).name, [entry.name for entry in parent.iterdir()] if parent.is_dir() else [])
+    near = did_you_mean(name, [EMBEDDED]) or did_you_mean_file(
+        Path(name).name, [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+    )
     if is_hub_offline():
         review.error(
             key,

@@ -182,7 +182,9 @@ def _check_engine(review: Review, stage: RLConfig) -> None:
     if engine.python is None and importlib.util.find_spec("vllm") is None:
         review.error(
             "engine.python",
-            _pip_line("vllm", "vllm") + " Or name another environment's interpreter.",
+            "There is no vLLM in this environment. It pins its own torch and is best put into one of its own, as docs/vllm.md "
+            "describes, whose interpreter is then named: engine.python=/opt/vllm/bin/python. To have it in this one: "
+            f"{pip_line('vllm')}",
             MissingExtraError,
         )
     if engine.python is not None and shutil.which(engine.python) is None:
