@@ -19,6 +19,7 @@ Activity = Literal[
     "data",
     "rollout prefill",
     "rollout decode",
+    "sampler wait",
     "reward",
     "reference",
     "scoring",
@@ -30,8 +31,9 @@ Activity = Literal[
     "other",
 ]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-"""In the order in which they are shown. ``scoring`` is what the policy itself and its critic say of a rollout before they learn
-from it; ``other`` is what nobody claims."""
+"""In the order in which they are shown. ``sampler wait`` is what goes into a process that samples beside this one: starting it, handing
+it weights, waiting for it; what it spends itself is in no activity. ``scoring`` is what the policy itself and its critic say of a
+rollout before they learn from it; ``other`` is what nobody claims."""
 
 
 class Listener(Protocol):

@@ -128,8 +128,25 @@ class VLLMEngineConfig(Config):
         return options
 
 
-EngineSpec = Annotated[LocalEngineConfig | VLLMEngineConfig, Field(discriminator="kind"), BeforeValidator(_from_text)]
-"""An engine; a plain word stands for its kind with defaults."""
+def _with_kind(value: Any) -> Any:
+    """Settings with their kind: `local` where none is named, as it is where no engine is.
+
+    Raises:
+        ValueError: None is named, and a key is there that only vLLM has.
+    """
+    named = _from_text(value)
+    if not isinstance(named, Mapping) or "kind" in named:
+        return named
+    only_theirs = sorted(named.keys() & (VLLMEngineConfig.model_fields.keys() - LocalEngineConfig.model_fields.keys()))
+    if only_theirs:
+        raise ValueError(
+            f"{only_theirs[0]} is a setting of vLLM's alone, and no kind is named; add `kind: vllm`, or leave it out"
+        )
+    return {"kind": "local", **named}
+
+
+EngineSpec = Annotated[LocalEngineConfig | VLLMEngineConfig, Field(discriminator="kind"), BeforeValidator(_with_kind)]
+"""An engine; a plain word stands for its kind with defaults, and settings without a kind are those of the local one."""
 
 
 def is_lowered(engine: Any) -> bool:

@@ -140,7 +140,12 @@ def _hacking(run: RunRecord) -> dict[str, Any]:
 
 
 def _reward(run: RunRecord) -> dict[str, Any]:
-    return _evaluation(run) | {"reward": reward_view(run), "in_training": run.accuracy_in_training}
+    expected = run.compares or any(stage.kind == "reward" for stage in run.stages.values())
+    return _evaluation(run) | {
+        "reward": reward_view(run),
+        "in_training": run.accuracy_in_training,
+        "expected": expected,
+    }
 
 
 def _solving(run: RunRecord) -> dict[str, Any]:

@@ -68,6 +68,13 @@ class RunRecord:
         return found[-1] if found else None
 
     @property
+    def compares(self) -> bool:
+        """Whether policies were compared, or were to be: a run whose recipe asks for none of that misses nothing."""
+        return not (self.recipe and self.stages) or any(
+            s.evaluation or s.kind == "evaluate" for s in self.stages.values()
+        )
+
+    @property
     def reward_model(self) -> tuple[StageRecord, Mapping[str, Any]] | None:
         """The last measurement of a reward model, with the stage that made it."""
         found = [

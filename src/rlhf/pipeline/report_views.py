@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf.pipeline.report_alarms import alarm_steps
 from rlhf.pipeline.report_data import GAMED, RunRecord, StageRecord, mapping, number, sorted_points
-from rlhf.pipeline.report_plots import ONE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
+from rlhf.pipeline.report_plots import ONE, THREE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class PanelSpec:
     title: str
     unit: str
     lines: Mapping[str, str]
-    """Label -> metric; at most two."""
+    """Label -> metric; at most two. Where ``*`` stands for several, as for `grpo` and `importance`, a line bears its own's name too."""
 
 
 PANELS: tuple[PanelSpec, ...] = (
@@ -100,17 +100,20 @@ def stage_curves(stage: StageRecord) -> StageCurves:
     """Every metric of a stage: in a panel where it has one, else in a list."""
     panels, used = [], {name for names in BANDS.values() for name in names}
     for spec in PANELS:
-        series, drawn = [], []
+        series: list[Series] = []
+        drawn: list[str] = []
         for number_of_line, (label, pattern) in enumerate(spec.lines.items()):
-            colour = TWO if number_of_line or label == "held out" else ONE
-            for name in stage.curves:
-                if not _matches(pattern, name) or name in used:
-                    continue
-                used.add(name)
-                drawn.append(name)
+            wanted = TWO if number_of_line or label == "held out" else ONE
+            found = [name for name in stage.curves if _matches(pattern, name) and name not in used]
+            used.update(found)
+            drawn += found
+            for name in found:
                 x, y = sorted_points(stage.curves[name])
                 low, high = (_along(stage.curves.get(end), x) for end in BANDS.get(name, ("", "")))
-                series.append(Series(label, x, y, colour, low, high))
+                whose = f"{label}, {name.partition('/')[0]}" if len(found) > 1 else label
+                taken = {each.colour for each in series}
+                colour = next((free for free in (wanted, ONE, TWO, THREE) if free not in taken), wanted)
+                series.append(Series(whose, x, y, colour, low, high))
         if series:
             panels.append(line_panel(spec.title, series, unit=spec.unit, alarms=alarm_steps(stage, drawn)))
     others = [

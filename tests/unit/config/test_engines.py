@@ -18,6 +18,31 @@ def test_a_word_stands_for_an_engine_with_defaults():
         GRPOConfig.of({"engine": "sglang"})
 
 
+@pytest.mark.parametrize("settings", [{"weights": "int8"}, {"speculate": "prompt_lookup"}, {"compiled": True}, {}])
+def test_settings_without_a_kind_are_those_of_the_local_engine(settings):
+    stage = GRPOConfig.of({"engine": settings})
+    assert stage.engine == LocalEngineConfig(**settings)
+    assert stage == GRPOConfig.of({"engine": {"kind": "local", **settings}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (
+            {"python": "/opt/vllm/bin/python", "weights": "int8"},
+            r"engine: python is a setting of vLLM's alone, and no kind is named; add `kind: vllm`, or leave it out",
+        ),
+        ({"max_model_len": 512}, r"engine: max_model_len is a setting of vLLM's alone"),
+        ({"weigths": "int8"}, r"engine\.weigths: there is no such key\. Did you mean 'weights'\?"),
+        ({"weights": "int7"}, r"engine\.weights: .*'int7'"),
+    ],
+)
+def test_settings_without_a_kind_that_the_local_engine_has_not_are_named(settings, wanted):
+    with pytest.raises(ConfigError, match=wanted) as caught:
+        GRPOConfig.of({"engine": settings})
+    assert "this key is required" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("sampling", "wanted"),
     [

@@ -69,6 +69,13 @@ def test_a_number_gets_the_verdict_and_the_advice(finding, level, says):
     assert bool(finding.advice) == bool(says)
 
 
+def test_the_comparison_of_packed_and_padded_says_what_was_compared_and_how_far_apart_is_too_far():
+    found = findings.judge_scoring(0.12, half=True)
+    assert found.name == "packed = padded, bfloat16"
+    assert found.value == "log-probabilities of the same texts differ by 1.2e-01 nats at most; up to 0.4 is rounding"
+    assert "up to 0.0001 is rounding" in findings.judge_scoring(2e-6).value
+
+
 @pytest.mark.parametrize(
     ("versions", "tested", "level", "says"),
     [

@@ -17,9 +17,10 @@ from markupsafe import Markup
 from rlhf.evaluation.intervals import mean_interval
 from rlhf.evaluation.records import KL
 from rlhf.pipeline.report import render, write_report
-from rlhf.pipeline.report_data import read_run, sorted_points
+from rlhf.pipeline.report_data import StageRecord, read_run, sorted_points
 from rlhf.pipeline.report_plots import Panel
-from rlhf.pipeline.report_words import headline, percentage, plain_number
+from rlhf.pipeline.report_views import stage_curves
+from rlhf.pipeline.report_words import codes, headline, percentage, plain_number
 from rlhf.training.log import RunLog
 from tests.fixtures.run_folder import AFTER, made_up_evaluation, write_run
 
@@ -256,6 +257,68 @@ def test_a_run_without_an_evaluation_says_what_it_did(tmp_path):
     assert "Nobody measured" not in text
 
 
+def test_a_run_that_asks_for_no_comparison_misses_none_and_says_so_in_one_sentence(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("name: sft\nstages: {sft: {kind: sft}}\n")
+    stage = {"kind": "sft", "seconds": 2.0, "headline": "300 rows, 4 steps"}
+    (tmp_path / "summary.json").write_text(json.dumps({"stages": {"sft": stage}}))
+    RunLog(tmp_path, stage="sft").metrics(1, {"loss/train": 2.0})
+    (tmp_path / "manifest.json").write_text(json.dumps({"artifacts": {}}))
+    html = report_of(tmp_path)
+    text = text_of(html)
+    assert text.count("so that win rate, judge's score and distance were not measured") == 1
+    assert "a stage of kind <code>evaluate</code>." in html
+    for tile in (
+        "Win rate over the baseline",
+        "Judge's score",
+        "Distance from the baseline",
+        "Reward model's accuracy",
+    ):
+        assert tile not in text
+    missing = text.count("Missing:")
+    for section in ("changes", "samples", "hacking", "reward"):
+        assert f'id="{section}"' not in html
+        assert f'href="#{section}"' not in html
+    (tmp_path / "recipe.yaml").write_text("name: sft\nstages: {sft: {kind: sft}, end: {kind: evaluate}}\n")
+    text = text_of(report_of(tmp_path))
+    assert re.search(r"Win rate over the baseline\s*not measured", text), "it was asked for, and is not there"
+    assert text.count("Missing:") == missing + 4
+
+
+def test_the_comparison_is_introduced_by_a_whole_sentence(page, healthy):
+    settings = json.loads((healthy / "evaluation" / "evaluation.json").read_text())["settings"]
+    assert f"Answers of {settings['policy']} against those of {settings['baseline']} on 120 prompts" in text_of(page)
+
+
+def test_the_table_of_times_says_that_a_sampler_beside_is_in_no_line(tmp_path):
+    spent = {"cpu_seconds": 0.02, "wall_seconds": 7.1, "share": 0.02, "count": 4, "tokens_per_second": None}
+    profile = {"steps": 4, "threads": 1, "activities": {"forward": spent}}
+    (tmp_path / "grpo").mkdir()
+    remark = "Sampled beside this process, by one whose processor seconds are in no line."
+    (tmp_path / "grpo" / "profile.json").write_text(json.dumps(profile))
+    assert remark not in text_of(report_of(tmp_path))
+    profile["activities"]["sampler wait"] = spent
+    (tmp_path / "grpo" / "profile.json").write_text(json.dumps(profile))
+    assert remark in text_of(report_of(tmp_path))
+
+
+def test_words_in_backticks_are_set_as_code_and_nothing_else_becomes_markup():
+    assert codes("A `b<c>` & <i>d</i>, `e") == "A <code>b&lt;c&gt;</code> &amp; &lt;i&gt;d&lt;/i&gt;, `e"
+
+
+def test_ratios_of_the_policy_and_of_its_sampler_are_told_apart():
+    curves = {
+        "grpo/ratio_mean": {1: 1.0, 2: 1.1},
+        "importance/ratio_mean": {1: 0.9, 2: 0.8},
+        "loss/train": {1: 1.0, 2: 0.9},
+    }
+    panels = {panel.title: panel for panel in stage_curves(StageRecord("g1", "grpo", curves=curves)).panels}
+    assert panels["Probability ratio"].legend == [("ratio, grpo", "--c1"), ("ratio, importance", "--c2")]
+    assert "ratio, importance" in panels["Probability ratio"].svg
+    alone = stage_curves(StageRecord("g1", "grpo", curves={"grpo/ratio_mean": curves["grpo/ratio_mean"]}))
+    assert alone.panels[0].legend == []
+    assert "ratio, grpo" not in alone.panels[0].svg
+
+
 def test_the_accuracy_of_a_preference_stage_is_not_called_a_reward_models(tmp_path):
     (tmp_path / "recipe.yaml").write_text("name: kto\nstages: {kto: {kind: kto}}\n")
     log = RunLog(tmp_path, stage="kto")
@@ -264,7 +327,7 @@ def test_the_accuracy_of_a_preference_stage_is_not_called_a_reward_models(tmp_pa
     (tmp_path / "summary.json").write_text(json.dumps({"stages": {"kto": {"kind": "kto", "seconds": 2.0}}}))
     html = report_of(tmp_path)
     assert read_run(tmp_path).stages["kto"].curves["eval/accuracy"] == {2: 0.7, 4: 0.8125}
-    assert re.search(r"Reward model's accuracy\s*not measured", text_of(html))
+    assert "Reward model's accuracy" not in text_of(html)
     assert "share of pairs" not in html, "kto learns from single completions"
     assert "share that is right" in html
 
@@ -465,3 +528,8 @@ def test_counts_of_one_and_zeros_read_well(plain, tmp_path):
     evaluation = made_up_evaluation(Random(0), AFTER, kind="healthy", num_prompts=30)
     assert "KL 0.00 nats/sequence" in replace(evaluation, kl=KL(**kl)).headline()
     assert [plain_number(-0.0), percentage(-0.0001)] == ["0.00", "0.0\u202f%"]
+
+
+@pytest.mark.parametrize(("won", "of"), [(397, 400), (381, 400), (1, 400), (2, 3)])
+def test_a_share_is_rounded_on_the_page_as_on_the_console(won, of):
+    assert percentage(won / of) == f"{float(f'{won / of:.3f}') * 100:.1f}\u202f%"

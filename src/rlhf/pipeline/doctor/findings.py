@@ -272,11 +272,13 @@ def judge_device(chosen: str, *, gpus: int) -> Finding:
 def judge_scoring(difference: float, *, half: bool = False) -> Finding:
     """Packed against padded: the largest difference of a log-probability, in nats."""
     name, allowed = ("packed = padded, bfloat16", HALF_TOLERANCE) if half else ("packed = padded", SCORING_TOLERANCE)
-    value = f"within {difference:.1e} nats"
+    value = (
+        f"log-probabilities of the same texts differ by {difference:.1e} nats at most; up to {allowed:g} is rounding"
+    )
     if not difference <= allowed:  # NaN too
         return Finding(
             name, value, "unsafe",
-            f"The same text gives other numbers in another batch (up to {allowed:g} is rounding). Another torch or "
+            "The same text gives other numbers in another batch. Another torch or "
             "transformers version, or another CPU's kernels? Runs will take the padded path, or refuse to start.",
         )  # fmt: skip
     return Finding(name, value)
