@@ -30,7 +30,7 @@ def code_hash(root: Path) -> str:
         *(
             file
             for file in sorted(source.rglob("*"))
-            if file.suffix in (".py", ".c") and file.relative_to(source).parts[0] not in NOT_MEASURED
+            if file.suffix in (".py", ".c", ".h") and file.relative_to(source).parts[0] not in NOT_MEASURED
         ),
         *(root / "benchmarks" / "peer" / name for name in MEASURING),
     ]

@@ -13,8 +13,8 @@ from tests.fixtures.source import FILES, imported_modules, module_of, name_of, r
 FLOORS = [
     ["errors", "seeds", "activity", "allocator"],
     ["files"],
-    ["config", "native"],
-    ["data", "losses"],
+    ["config"],
+    ["data", "losses", "native"],
     ["models", "merging"],
     ["rewards", "rollout"],
     ["training"],

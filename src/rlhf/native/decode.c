@@ -8,49 +8,9 @@
  *
  * NaN comes through, and nothing here assumes that there is none: the caller finds it in the logits.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "numbers.h"
 
-#define LANES 16  /* floats side by side; the compiler makes of them what the processor has */
-#define UNROLL 4  /* independent sums, so that an addition need not wait for the one before */
-
-#if HALF
-typedef uint16_t element;
-
-static inline float load(element x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float out;
-    memcpy(&out, &bits, 4);
-    return out;
-}
-
-static inline element store(float x) { /* to nearest, ties to even */
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (element)(x != x ? 0x7fc0 : rounded);
-}
-#else
-typedef float element;
-
-static inline float load(element x) { return x; }
-static inline element store(float x) { return x; }
-#endif
-
-/* e^x within 2e-7 of its size: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; 0 below -87, and e^88 above 88. */
-static inline float exponential(float x) {
-    float kept = x < -87.0f ? 0.0f : 1.0f;
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    float n = __builtin_rintf(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln 2 in two parts: the first product is exact */
-    float p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
-    int32_t bits = ((int32_t)n + 127) << 23;
-    float scale;
-    memcpy(&scale, &bits, 4);
-    return p * scale * kept;
-}
+#define UNROLL 4 /* independent sums, so that an addition need not wait for the one before */
 
 /* out = x / sqrt(mean(x^2) + eps), each row [width] of x [rows, width]. */
 static void norm_row(const float *restrict x, element *restrict out, int64_t width, float eps) {
@@ -83,22 +43,6 @@ void silu_product(const element *restrict x, element *restrict out, int64_t rows
     }
 }
 
-/* The largest of numbers that are not empty. */
-#define LARGEST(name, type, get)                                                                                          \
-    static inline float name(const type *x, int64_t count) {                                                             \
-        float lanes[LANES], most;                                                                                         \
-        for (int j = 0; j < LANES; j++) lanes[j] = get(x[0]);                                                             \
-        int64_t i = 0;                                                                                                    \
-        for (; i + LANES <= count; i += LANES)                                                                            \
-            for (int j = 0; j < LANES; j++) lanes[j] = get(x[i + j]) > lanes[j] ? get(x[i + j]) : lanes[j];               \
-        for (; i < count; i++) lanes[0] = get(x[i]) > lanes[0] ? get(x[i]) : lanes[0];                                    \
-        most = lanes[0];                                                                                                  \
-        for (int j = 1; j < LANES; j++) most = lanes[j] > most ? lanes[j] : most;                                         \
-        return most;                                                                                                      \
-    }
-
-static inline float itself(float x) { return x; }
-LARGEST(largest_score, float, itself)
 LARGEST(largest_logit, element, load)
 
 /* Draws a token for rows first .. last - 1: the first whose cumulative probability exceeds the row's uniform number.

@@ -59,7 +59,8 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
             "(Debian and Ubuntu: apt-get install gcc), name one in $CC, or leave engine.compiled out."
         )
     command = [found, *FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
-    told = "\n".join([*command, _version(found), _processor(), source.read_text(encoding="utf-8")])
+    sources = [*sorted(source.parent.glob("*.h")), source]
+    told = "\n".join([*command, _version(found), _processor(), *(file.read_text(encoding="utf-8") for file in sources)])
     target = _folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
     if not target.is_file():
         with write_aside(target) as aside:

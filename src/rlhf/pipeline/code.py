@@ -64,7 +64,9 @@ def code_of_modules(modules: tuple[str, ...]) -> dict[str, str]:
     Kept for the life of the process: what runs is what was there when it was imported.
     """
     files = import_closure(file for module in modules if (file := _file_of(module)) is not None)
-    files |= {source for file in files for source in file.parent.glob("*.c")}  # a module compiles what stands beside it
+    files |= {
+        source for file in files for source in file.parent.glob("*.[ch]")
+    }  # a module compiles what stands beside it
     names = {file.relative_to(ROOT).as_posix(): file for file in files}
     return {
         name: hashlib.sha256(names[name].read_bytes()).hexdigest()[:16]

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from typing import Any
 
@@ -27,6 +25,7 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.models.attention import AttentionSettings
 from rlhf.models.logprobs import LogitTransform
 from rlhf.native.library import load
+from rlhf.native.threads import in_parts
 from rlhf.rollout.fused import FusedLayer, FusedModel, RowAttention
 from rlhf.rollout.layouts import DecodeLayout
 from rlhf.rollout.sampling import BLOCK, Draw, draw, is_plain
@@ -151,8 +150,11 @@ class CompiledModel(FusedModel):
             tokens.data_ptr(),
             logprobs.data_ptr(),
         )
-        _in_parts(
-            lambda *part: self._c.draw(*fixed, *part), units=rows, least=ROWS_APIECE, scratch=vocabulary // BLOCK + 1
+        in_parts(
+            lambda *part: self._c.draw(*fixed, *part),
+            reached=range(rows + 1),
+            least=ROWS_APIECE,
+            scratch=vocabulary // BLOCK + 1,
         )
         return Draw(tokens, logprobs, None)
 
@@ -165,9 +167,9 @@ class CompiledModel(FusedModel):
         step.heads = qkv.shape[1] // self.width - 2 * layer.num_keys
         out = qkv.new_empty(len(qkv), step.heads * self.width)
         attend, numbers, found = self._c.attend, qkv.data_ptr(), out.data_ptr()
-        _in_parts(
+        in_parts(
             lambda scores, first, last: attend(byref(step), byref(described), numbers, found, scores, first, last),
-            units=step.kv_heads * step.rows,
+            reached=range(step.kv_heads * step.rows + 1),
             least=UNITS_APIECE,
             scratch=layout.longest + layout.room,
         )
@@ -228,34 +230,6 @@ def _layer(layer: FusedLayer, layout: DecodeLayout) -> _Layer:
         query_eps=query_norm.eps if query_norm else 0.0,
         key_eps=key_norm.eps if key_norm else 0.0,
     )
-
-
-def _in_parts(call: Callable[[int, int, int], None], *, units: int, least: int, scratch: int) -> None:
-    """Share units of work among torch's number of threads.
-
-    Args:
-        call: With the address of memory to work in, and the first unit and the one behind the last.
-        units: How many there are.
-        least: Of them a thread gets at least so many.
-        scratch: Floats that each thread works in.
-    """
-    threads = max(1, min(torch.get_num_threads(), units // least))
-    memory = torch.empty(threads, scratch)
-    bounds = [units * thread // threads for thread in range(threads + 1)]
-    parts = [(memory[thread].data_ptr(), *bounds[thread : thread + 2]) for thread in range(threads)]
-    others = [_pool().submit(call, *part) for part in parts[1:]]
-    call(*parts[0])
-    for other in others:
-        other.result()
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    """Threads beside this one; code in C holds no lock of Python's."""
-    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="rlhf-decode")
-
-
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along
 
 
 @functools.cache

@@ -73,6 +73,7 @@ def test_what_it_was_made_from_is_in_its_name(changed, compilations, monkeypatch
 @needs_compiler
 def test_without_a_cache_nothing_stays(compilations, monkeypatch, tmp_path):
     monkeypatch.setenv("RLHF_CACHE", "off")
+    monkeypatch.setattr(library, "_own_folder", lambda: tmp_path / "gone with the process")
     load("decode", **MACROS)
     assert len(compilations) == 1
     assert not (tmp_path / "cache").exists()

@@ -12,6 +12,7 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.adapters import add_lora
 from rlhf.models.policy import PolicyModel
+from rlhf.native import library, threads
 from rlhf.native.library import compiler
 from rlhf.rollout import compiled as compiled_module
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
@@ -140,8 +141,8 @@ def test_two_threads_give_the_bits_of_one(autocast, word_tokenizer, monkeypatch,
     monkeypatch.setattr(compiled_module, "UNITS_APIECE", 2)
     monkeypatch.setattr(compiled_module, "ROWS_APIECE", 1)
     shared = []
-    own = compiled_module._pool().submit
-    monkeypatch.setattr(compiled_module._pool(), "submit", lambda *job: shared.append(1) or own(*job))
+    own = threads._pool
+    monkeypatch.setattr(threads, "_pool", lambda count: shared.append(count) or own(count))
     policy = PolicyModel(build_family("qwen3"), word_tokenizer)
     both = ask(LocalEngine(policy, compiled=True, autocast=autocast))
     assert shared
@@ -340,7 +341,7 @@ def test_guesses_and_it_exclude_each_other():
 
 def test_without_a_compiler_the_run_is_told(word_tokenizer, monkeypatch, tmp_path):
     compiled_module._functions.cache_clear()
-    compiled_module.load.cache_clear()
+    library.load.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     engine = LocalEngine(PolicyModel(build_family("llama"), word_tokenizer), compiled=True)
