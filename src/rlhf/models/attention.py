@@ -27,6 +27,7 @@ from transformers.masking_utils import sdpa_mask
 
 from rlhf.data.pack import PackedBatch
 from rlhf.models.buckets import Bucket, build_buckets
+from rlhf.models.compiled_attention import compiled_tree_attention, is_in_c
 from rlhf.models.flex import TreeRows, flex_tree_attention
 from rlhf.models.flex_choice import may_use_flex
 from rlhf.models.tree_attention import tree_attention
@@ -148,8 +149,8 @@ def attend(
 class PackedLayout:
     """The tree of a packed batch: a prefix sees itself, a branch sees its prefix and itself.
 
-    One call of FlexAttention on a GPU where that works, ``tree_attention`` on a CPU, and else, for dropout and second derivatives
-    too, a call of torch's attention for each bucket.
+    One call of FlexAttention on a GPU where that works, ``tree_attention`` or its like in C on a CPU, and else, for dropout and
+    second derivatives too, a call of torch's attention for each bucket.
     """
 
     def __init__(self, buckets: list[Bucket], inverse: Tensor) -> None:
@@ -188,7 +189,8 @@ class PackedLayout:
             ).unsqueeze(0)  # fmt: skip
         if self._can_tile(query, settings, training=module.training):
             window, chunk = settings.sliding_window, settings.chunk
-            own = tree_attention(
+            attend_tree = compiled_tree_attention if is_in_c() else tree_attention
+            own = attend_tree(
                 rows_q, rows_k, rows_v, self.buckets, scaling=settings.scaling, window=window, chunk=chunk
             )
             return own.unsqueeze(0)

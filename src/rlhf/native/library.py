@@ -31,12 +31,29 @@ FLAGS = (
     "-freciprocal-math",
 )
 TIMEOUT_SECONDS = 120
+KEYS = "engine.compiled and compiled_attention"
+"""Of recipes, that ask for it."""
 
 
 def compiler() -> str | None:
     """The path of a C compiler; None where there is none."""
     names = (os.environ["CC"],) if os.environ.get("CC") else COMPILERS
     return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def check_compiler() -> str:
+    """The path of a C compiler.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    found = compiler()
+    if found is None:
+        raise ConfigError(
+            f"{KEYS} want a C compiler, and none of {', '.join(COMPILERS)} is on the PATH; install one (Debian and Ubuntu: apt-get "
+            "install gcc), name one in $CC, or leave them out."
+        )
+    return found
 
 
 @functools.cache
@@ -52,12 +69,7 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
         StorageError: The library can't be written.
     """
     source = Path(__file__).with_name(f"{name}.c")
-    found = compiler()
-    if found is None:
-        raise ConfigError(
-            f"engine.compiled wants a C compiler, and none of {', '.join(COMPILERS)} is on the PATH; install one "
-            "(Debian and Ubuntu: apt-get install gcc), name one in $CC, or leave engine.compiled out."
-        )
+    found = check_compiler()
     command = [found, *FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
     sources = [*sorted(source.parent.glob("*.h")), source]
     told = "\n".join([*command, _version(found), _processor(), *(file.read_text(encoding="utf-8") for file in sources)])
@@ -70,7 +82,7 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     except OSError as err:
         raise ConfigError(
             f"{target} was compiled and can't be loaded ({err}); delete it, name another folder in $RLHF_CACHE, or leave "
-            "engine.compiled out."
+            f"{KEYS} out."
         ) from err
 
 
@@ -79,13 +91,13 @@ def _compile(command: list[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as err:
         raise ConfigError(
-            f"The C compiler {command[0]} could not be run ({err}); leave engine.compiled out, or name another in $CC."
+            f"The C compiler {command[0]} could not be run ({err}); leave {KEYS} out, or name another in $CC."
         ) from err
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise ConfigError(
             f"The C compiler {command[0]} failed on {command[-4]}: {said[0] if said else f'exit status {done.returncode}'}; leave "
-            "engine.compiled out, or name another compiler in $CC."
+            f"{KEYS} out, or name another compiler in $CC."
         )
 
 

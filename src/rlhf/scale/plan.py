@@ -16,6 +16,7 @@ from rlhf.config.stages import OfflineStage
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import Group
 from rlhf.errors import ConfigError
+from rlhf.models.compiled_attention import attention_in_c
 from rlhf.models.device import resolve_device
 from rlhf.scale import memory
 from rlhf.scale.costs import Costs, Head, Roofline, SamplingCosts, tile_bytes
@@ -143,9 +144,8 @@ class _Planner:
         self._costs: dict[tuple[tuple[object, ...], Head], Costs] = {}
 
     def plan(self) -> StagePlan:
-        if isinstance(self.stage, OfflineStage):
-            return self._offline(self.stage)
-        return self._online()
+        with attention_in_c(self.stage.compiled_attention and not self.machine.is_gpu):
+            return self._offline(self.stage) if isinstance(self.stage, OfflineStage) else self._online()
 
     def _offline(self, stage: OfflineStage) -> StagePlan:
         shape = self.shapes["policy"]

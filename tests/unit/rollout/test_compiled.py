@@ -345,5 +345,5 @@ def test_without_a_compiler_the_run_is_told(word_tokenizer, monkeypatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     engine = LocalEngine(PolicyModel(build_family("llama"), word_tokenizer), compiled=True)
-    with pytest.raises(ConfigError, match=r"apt-get install gcc.*leave engine\.compiled out"):
+    with pytest.raises(ConfigError, match=r"apt-get install gcc.*leave them out"):
         ask(engine)

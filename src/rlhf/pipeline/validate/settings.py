@@ -91,6 +91,7 @@ def check_settings(review: Review) -> None:
             _check_evaluation(review, stage)
             _check_learning_rate(review, stage)
             _check_beta(review, stage)
+            _check_compiled(review, stage)
         if isinstance(stage, DataInputs):
             _check_rows(review, stage)
         if isinstance(stage, RLConfig):
@@ -218,8 +219,6 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         )
     if stage.engine.kind == "local" and stage.engine.weights == stage.model.dtype:
         review.warn("engine.weights", f"It does nothing: the policy's own weights are in {stage.model.dtype}.")
-    if stage.engine.kind == "local" and stage.engine.compiled:
-        _check_compiled(review, stage)
     if stage.overlap != "none" and isinstance(stage, PolicyStage) and stage.environment is not None:
         review.error(
             "overlap",
@@ -245,14 +244,17 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         review.error("reward", f"The score can't vary between completions: {reason}; {what}.", RewardError)
 
 
-def _check_compiled(review: Review, stage: PolicyStage | OnlineDPOStage | DistillStage) -> None:
-    if compiler() is None:
-        review.warn(
-            "engine.compiled",
-            "It wants a C compiler, and this machine has none on its PATH (apt-get install gcc, or set CC).",
-        )
-    if stage.autocast == "float16":
-        review.warn("engine.compiled", "It does nothing: it decodes in float32 or bfloat16, and autocast is float16.")
+def _check_compiled(review: Review, stage: TrainConfig) -> None:
+    asked = {"compiled_attention": stage.compiled_attention}
+    if isinstance(stage, RLConfig) and stage.engine.kind == "local":
+        asked["engine.compiled"] = stage.engine.compiled
+    for key in (key for key, on in asked.items() if on):
+        if compiler() is None:
+            review.warn(
+                key, "It wants a C compiler, and this machine has none on its PATH (apt-get install gcc, or set CC)."
+            )
+        if stage.autocast == "float16":
+            review.warn(key, "It does nothing: C computes in float32 or bfloat16, and autocast is float16.")
 
 
 def _check_single_step(review: Review, stage: PolicyStage) -> None:

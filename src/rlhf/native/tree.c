@@ -1,0 +1,387 @@
+/* Attention over the trees of a packed batch, forward and backward: a prefix sees itself, a branch sees its prefix and itself.
+ *
+ *     S = scaling Q K^T,  P = softmax(S + mask),  O = P V
+ *     dV = P^T dO,  dP = dO V^T,  dS = P * (dP - rowsum(dO * O)),  dQ = scaling dS K,  dK = scaling dS^T Q
+ *
+ * Only O and the logarithm of each softmax's sum are kept; the backward pass makes P again (Dao et al. 2022, arXiv:2205.14135).
+ *
+ * Compiled at run time by rlhf.native.library, once for each set of
+ *   WIDTH        numbers in a head of queries and keys
+ *   VALUE_WIDTH  and of values
+ *   HALF         1 where values, outputs and their gradients are bfloat16, 0 where they are float32
+ *   PAIRS        0 to do without the processor's products of bfloat16
+ *
+ * S and its softmax are in float32. Where the processor multiplies bfloat16, the factors of the other products are rounded to it. All sums
+ * are in float32, and their order hangs on the lengths alone.
+ *
+ * NaN comes through. Keys that no query of a piece may see cost nothing.
+ */
+#include "products.h"
+
+#define KEYS 64    /* whose gradients are summed up at a time */
+#define QUERIES 64 /* added to those sums at a time */
+#define ROOM UP(WIDTH, LANES)
+#define VALUE_ROOM UP(VALUE_WIDTH, LANES)
+
+/* Consecutive rows of the batch. */
+typedef struct {
+    int64_t first, length;
+} run_t;
+
+/* All arrays are row-major. */
+typedef struct {
+    int64_t heads, kv_heads;
+    int64_t window;          /* positions that a query sees, itself included; 0: all */
+    int64_t chunk;           /* a query sees its own chunk of so many positions; 0: all */
+    float scaling;
+    const run_t *runs;       /* each tree's prefix, then its branches */
+    const int64_t *trees;    /* [trees + 1] where a tree's runs begin */
+    const float *query;      /* [N, heads, WIDTH] */
+    const float *key;        /* [N, kv_heads, WIDTH] */
+    const element *value;    /* [N, kv_heads, VALUE_WIDTH] */
+    element *out;            /* [N, heads, VALUE_WIDTH] */
+    float *log_sums;         /* [N, heads] */
+    const element *grad_out; /* [N, heads, VALUE_WIDTH] */
+    float *grad_query, *grad_key, *grad_value;
+} batch_t;
+
+/* First position that the query at a position sees. */
+INLINE int64_t lowest(const batch_t *batch, int64_t position) {
+    int64_t low = 0;
+    if (batch->window) low = MOST(low, position - batch->window + 1);
+    if (batch->chunk) low = MOST(low, position / batch->chunk * batch->chunk);
+    return low;
+}
+
+/* First position behind all of those whose queries see something before the position `end`. */
+INLINE int64_t last_reader(const batch_t *batch, int64_t end) {
+    int64_t last = INT64_MAX;
+    if (batch->window) last = LEAST(last, end + batch->window - 1);
+    if (batch->chunk) last = LEAST(last, UP(end, batch->chunk));
+    return last;
+}
+
+/* -infinity where row r of a piece, at position + r, must not see key k of those that begin at position `start` and are `count`. */
+INLINE void hide(const batch_t *batch, float *scores, int64_t row, int64_t columns, int64_t position, int64_t start, int64_t count) {
+    int32_t shared_low = (int32_t)(lowest(batch, position + ROWS - 1) - start), shared_high = (int32_t)LEAST(position + 1 - start, count);
+    if (shared_low <= 0 && shared_high >= columns) return;
+    for (int r = 0; r < ROWS; r++) {
+        int32_t low = (int32_t)(lowest(batch, position + r) - start), high = (int32_t)LEAST(position + r + 1 - start, count);
+        for (int32_t k = 0; k < columns; k++) scores[r * row + k] = (k >= low) & (k < high) ? scores[r * row + k] : -INFINITY;
+    }
+}
+
+/* ---- forward */
+
+/* Keys that stand at a position and behind it, and where they were laid. */
+typedef struct {
+    int64_t start, length, at;
+} segment_t;
+
+typedef struct {
+    int64_t room;   /* keys */
+    float *keys;    /* panels [WIDTH, PANEL], scaled */
+    word *values;   /* [room / STEP, VALUE_ROOM] */
+    float *queries; /* [ROWS, ROOM] */
+    float *scores;  /* [ROWS, room] */
+    word *probs;    /* [ROWS, room / STEP] */
+} forward_t;
+
+/* Where things of a tree stand in memory to work in; its size, in floats. */
+static int64_t lay_forward(const run_t *runs, int64_t count, float *memory, forward_t *at) {
+    int64_t longest = 0;
+    for (int64_t run = 1; run < count; run++) longest = MOST(longest, runs[run].length);
+    float *room = memory;
+    at->room = UP(runs[0].length, PANEL) + UP(longest, PANEL);
+    at->keys = take(&room, at->room * WIDTH);
+    at->values = take(&room, at->room / STEP * VALUE_ROOM);
+    at->queries = take(&room, ROWS * ROOM);
+    at->scores = take(&room, ROWS * at->room);
+    at->probs = STEP > 1 ? take(&room, ROWS * at->room / STEP) : at->scores;
+    return room - memory;
+}
+
+static void lay_keys(const batch_t *batch, const forward_t *at, run_t run, int64_t kv_head, int64_t place) {
+    float rows[PANEL * MOST(ROOM, VALUE_ROOM)];
+    for (int64_t k = 0; k < run.length; k += PANEL) {
+        int64_t head = (run.first + k) * batch->kv_heads + kv_head, count = LEAST(PANEL, run.length - k);
+        rows_of_floats(rows, batch->key + head * WIDTH, batch->kv_heads * WIDTH, count, PANEL, WIDTH, ROOM, batch->scaling);
+        transpose(at->keys + (place + k) * WIDTH, rows, ROOM, WIDTH);
+        rows_of_elements(rows, batch->value + head * VALUE_WIDTH, batch->kv_heads * VALUE_WIDTH, count, PANEL, VALUE_WIDTH, VALUE_ROOM, 1);
+        join_rows(at->values + (place + k) / STEP * VALUE_ROOM, rows, PANEL, VALUE_ROOM);
+    }
+}
+
+/* Of a multiple of LANES numbers, at least that many. */
+INLINE float largest(const float *x, int64_t count) {
+    float lanes[LANES];
+    memcpy(lanes, x, sizeof lanes);
+    for (int64_t i = LANES; i < count; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) lanes[j] = lanes[j + half] > lanes[j] ? lanes[j + half] : lanes[j];
+    return lanes[0];
+}
+
+/* scores -> probabilities, not yet divided by their sum, in words; the sum and the logarithm of it before the largest was taken off. */
+INLINE float softmax_row(float *restrict scores, word *restrict probs, int64_t columns, float *log_sum) {
+    float most = largest(scores, columns), sum = 0;
+    for (int64_t c = 0; c < columns; c++) {
+        scores[c] = exponential(scores[c] - most);
+        sum += scores[c];
+    }
+    if (STEP > 1)
+        for (int64_t c = 0; c < columns; c += LANES) narrow(probs + c / STEP, scores + c);
+    *log_sum = most + logf(sum);
+    return sum;
+}
+
+/* Up to ROWS neighbouring queries of a head. */
+static void attend_rows(const batch_t *batch, const forward_t *at, const segment_t *segments, int64_t head, int64_t row, int64_t position,
+                        int64_t count) {
+    int64_t columns[2], keys[2], all = 0;
+    rows_of_floats(at->queries, batch->query + (row * batch->heads + head) * WIDTH, batch->heads * WIDTH, count, ROWS, WIDTH, ROOM, 1);
+    for (int s = 0; s < 2; s++) {
+        const segment_t *segment = segments + s;
+        int64_t low = MOST(0, lowest(batch, position) - segment->start) / PANEL * PANEL;
+        int64_t high = LEAST(segment->length, position + count - segment->start);
+        int64_t before = all;
+        for (int64_t k = low; k < high; k += PANEL) {
+            int64_t wide = LEAST(PANEL, UP(high - k, LANES));
+            product(at->scores + all, at->room, at->queries, ROOM, 1, at->keys + (segment->at + k) * WIDTH, PANEL, WIDTH, wide, 0, 1);
+            hide(batch, at->scores + all, at->room, wide, position, segment->start + k, segment->length - k);
+            all += wide;
+        }
+        columns[s] = all - before, keys[s] = segment->at + low;
+    }
+    float sums[ROWS], mixed[ROWS * VALUE_ROOM] = {0};
+    for (int64_t r = 0; r < count; r++)
+        sums[r] = softmax_row(at->scores + r * at->room, at->probs + r * (at->room / STEP), all,
+                              batch->log_sums + (row + r) * batch->heads + head);
+    for (int s = 0; s < 2; s++)
+        product(mixed, VALUE_ROOM, at->probs + (s ? columns[0] / STEP : 0), at->room / STEP, 1, at->values + keys[s] / STEP * VALUE_ROOM,
+                VALUE_ROOM, columns[s] / STEP, VALUE_ROOM, PAIRS, 0);
+    for (int64_t r = 0; r < count; r++) {
+        element *out = batch->out + ((row + r) * batch->heads + head) * VALUE_WIDTH;
+        float factor = 1.0f / sums[r];
+        for (int d = 0; d < VALUE_WIDTH; d++) out[d] = store(mixed[r * VALUE_ROOM + d] * factor);
+    }
+}
+
+/* Writes out and log_sums of units first .. last - 1, each a tree and a key head. `memory` holds as much as forward_room says. */
+void forward(const batch_t *batch, float *memory, int64_t first, int64_t last) {
+    int64_t repeats = batch->heads / batch->kv_heads;
+    for (int64_t unit = first; unit < last; unit++) {
+        int64_t tree = unit / batch->kv_heads, kv_head = unit % batch->kv_heads;
+        const run_t *runs = batch->runs + batch->trees[tree];
+        int64_t count = batch->trees[tree + 1] - batch->trees[tree];
+        int64_t prefix = runs[0].length, behind = UP(prefix, PANEL);
+        forward_t at;
+        lay_forward(runs, count, memory, &at);
+        for (int64_t run = 0; run < count; run++) {
+            int64_t start = run ? prefix : 0;
+            segment_t segments[2] = {{0, run ? prefix : 0, 0}, {start, runs[run].length, run ? behind : 0}};
+            lay_keys(batch, &at, runs[run], kv_head, segments[1].at);
+            for (int64_t head = kv_head * repeats; head < (kv_head + 1) * repeats; head++)
+                for (int64_t q = 0; q < runs[run].length; q += ROWS)
+                    attend_rows(batch, &at, segments, head, runs[run].first + q, start + q, LEAST(ROWS, runs[run].length - q));
+        }
+    }
+}
+
+/* Floats that `forward` works in for one of these trees. */
+int64_t forward_room(const batch_t *batch, int64_t trees) {
+    int64_t most = 0;
+    forward_t at;
+    for (int64_t tree = 0; tree < trees; tree++) {
+        int64_t begin = batch->trees[tree], size = lay_forward(batch->runs + begin, batch->trees[tree + 1] - begin, 0, &at);
+        most = MOST(most, size);
+    }
+    return most;
+}
+
+/* ---- backward */
+
+typedef struct {
+    /* of a tree's queries: run by run, in each head by head, each filled up to a multiple of ROWS by queries that see nothing */
+    float *queries;     /* [rows, ROOM] */
+    word *query_pairs;  /* [rows / STEP, ROOM] */
+    word *grads;        /* [rows, VALUE_ROOM / STEP] by outputs */
+    word *grad_pairs;   /* [rows / STEP, VALUE_ROOM] */
+    float *log_sums;    /* [rows] */
+    float *shares;      /* [rows] rowsum(dO * O) */
+    float *grad_query;  /* [rows, ROOM] */
+    /* of KEYS keys */
+    float *keys;        /* panels [WIDTH, PANEL], scaled */
+    word *key_pairs;    /* [KEYS / STEP, ROOM], scaled */
+    word *values;       /* panels [VALUE_WIDTH / STEP, PANEL] */
+    float *grad_key;    /* [KEYS, ROOM] */
+    float *grad_value;  /* [KEYS, VALUE_ROOM] */
+    /* of QUERIES x KEYS */
+    word *probs;        /* [QUERIES / STEP, KEYS] neighbours are one below the other */
+    word *slopes;       /* likewise, dS */
+    word *flat_slopes;  /* [QUERIES, KEYS / STEP] neighbours are side by side */
+} backward_t;
+
+static int64_t lay_backward(const batch_t *batch, const run_t *runs, int64_t count, float *memory, backward_t *at) {
+    int64_t rows = 0;
+    for (int64_t run = 0; run < count; run++) rows += UP(runs[run].length, ROWS) * (batch->heads / batch->kv_heads);
+    float *room = memory;
+    at->queries = take(&room, rows * ROOM);
+    at->query_pairs = STEP > 1 ? take(&room, rows / STEP * ROOM) : at->queries;
+    at->grads = take(&room, rows * VALUE_ROOM / STEP);
+    at->grad_pairs = STEP > 1 ? take(&room, rows / STEP * VALUE_ROOM) : at->grads;
+    at->log_sums = take(&room, rows);
+    at->shares = take(&room, rows);
+    at->grad_query = take(&room, rows * ROOM);
+    at->keys = take(&room, KEYS * WIDTH);
+    at->key_pairs = take(&room, KEYS / STEP * ROOM);
+    at->values = take(&room, KEYS * UP(VALUE_WIDTH, STEP) / STEP);
+    at->grad_key = take(&room, KEYS * ROOM);
+    at->grad_value = take(&room, KEYS * VALUE_ROOM);
+    at->probs = take(&room, QUERIES / STEP * KEYS);
+    at->slopes = take(&room, QUERIES / STEP * KEYS);
+    at->flat_slopes = STEP > 1 ? take(&room, QUERIES * KEYS / STEP) : at->slopes;
+    return room - memory;
+}
+
+/* One head's queries of a run, from row `place` on. */
+static void lay_queries(const batch_t *batch, const backward_t *at, run_t run, int64_t head, int64_t place) {
+    float grads[ROWS * VALUE_ROOM], outs[ROWS * VALUE_ROOM];
+    for (int64_t q = 0; q < run.length; q += ROWS) {
+        int64_t row = (run.first + q) * batch->heads + head, count = LEAST(ROWS, run.length - q), to = place + q;
+        int64_t stride = batch->heads * VALUE_WIDTH;
+        rows_of_floats(at->queries + to * ROOM, batch->query + row * WIDTH, batch->heads * WIDTH, count, ROWS, WIDTH, ROOM, 1);
+        if (STEP > 1) join_rows(at->query_pairs + to / STEP * ROOM, at->queries + to * ROOM, ROWS, ROOM);
+        rows_of_elements(grads, batch->grad_out + row * VALUE_WIDTH, stride, count, ROWS, VALUE_WIDTH, VALUE_ROOM, 1);
+        rows_of_elements(outs, batch->out + row * VALUE_WIDTH, stride, count, ROWS, VALUE_WIDTH, VALUE_ROOM, 1);
+        join_rows(at->grad_pairs + to / STEP * VALUE_ROOM, grads, ROWS, VALUE_ROOM);
+        for (int r = 0; r < ROWS; r++) {
+            float share = 0;
+            for (int d = 0; d < VALUE_ROOM; d++) share += grads[r * VALUE_ROOM + d] * outs[r * VALUE_ROOM + d];
+            at->shares[to + r] = share;
+            at->log_sums[to + r] = r < count ? batch->log_sums[row + r * batch->heads] : INFINITY;
+            if (STEP > 1)
+                for (int d = 0; d < VALUE_ROOM; d += LANES) narrow(at->grads + ((to + r) * VALUE_ROOM + d) / STEP, grads + r * VALUE_ROOM + d);
+        }
+    }
+    memset(at->grad_query + place * ROOM, 0, UP(run.length, ROWS) * ROOM * sizeof(float));
+}
+
+/* `count` keys from a row on. */
+static void lay_tile(const batch_t *batch, const backward_t *at, int64_t first, int64_t count, int64_t kv_head) {
+    float rows[PANEL * MOST(ROOM, VALUE_ROOM)];
+    word words[PANEL * VALUE_ROOM / STEP];
+    for (int64_t k = 0; k < KEYS; k += PANEL) {
+        int64_t head = (first + k) * batch->kv_heads + kv_head, left = MOST(0, LEAST(PANEL, count - k));
+        rows_of_floats(rows, batch->key + head * WIDTH, batch->kv_heads * WIDTH, left, PANEL, WIDTH, ROOM, batch->scaling);
+        transpose(at->keys + k * WIDTH, rows, ROOM, WIDTH);
+        join_rows(at->key_pairs + k / STEP * ROOM, rows, PANEL, ROOM);
+        rows_of_elements(rows, batch->value + head * VALUE_WIDTH, batch->kv_heads * VALUE_WIDTH, left, PANEL, VALUE_WIDTH, VALUE_ROOM, 1);
+        for (int64_t i = 0; i < PANEL * VALUE_ROOM; i += LANES) narrow(words + i / STEP, rows + i);
+        transpose(at->values + k * (VALUE_WIDTH / STEP), words, VALUE_ROOM / STEP, VALUE_WIDTH / STEP);
+    }
+    memset(at->grad_key, 0, KEYS * ROOM * sizeof(float));
+    memset(at->grad_value, 0, KEYS * VALUE_ROOM * sizeof(float));
+}
+
+/* Probabilities and slopes of ROWS queries, the first of them number q of its block, and `columns` keys from key k of the tile. */
+INLINE void slope_piece(const backward_t *at, float *restrict scores, float *restrict grads, int64_t row, int64_t q, int64_t k,
+                        int64_t columns) {
+    for (int r = 0; r < ROWS; r++) {
+        float log_sum = at->log_sums[row + r], share = at->shares[row + r];
+        for (int64_t c = 0; c < columns; c++) {
+            float p = exponential(scores[r * PANEL + c] - log_sum);
+            scores[r * PANEL + c] = p;
+            grads[r * PANEL + c] = p * (grads[r * PANEL + c] - share);
+        }
+    }
+    for (int r = 0; r < ROWS; r += STEP)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            int64_t to = (q + r) / STEP * KEYS + k + c, above = r * PANEL + c, below = above + (STEP - 1) * PANEL;
+            join(at->probs + to, scores + above, scores + below);
+            join(at->slopes + to, grads + above, grads + below);
+        }
+    if (STEP > 1)
+        for (int r = 0; r < ROWS; r++)
+            for (int64_t c = 0; c < columns; c += LANES) narrow(at->flat_slopes + ((q + r) * KEYS + k + c) / STEP, grads + r * PANEL + c);
+}
+
+/* What up to QUERIES neighbouring queries of a head, laid from `row` on, and a tile's `keys` keys, from position `start` on, owe each other. */
+static void learn_block(const batch_t *batch, const backward_t *at, int64_t row, int64_t position, int64_t count, int64_t start, int64_t keys) {
+    float scores[ROWS * PANEL], grads[ROWS * PANEL];
+    for (int64_t q = 0; q < count; q += ROWS) {
+        int64_t low = MOST(0, lowest(batch, position + q) - start) / PANEL * PANEL;
+        int64_t high = UP(LEAST(keys, position + LEAST(q + ROWS, count) - start), LANES);
+        for (int64_t k = low; k < high; k += PANEL) {
+            int64_t columns = LEAST(PANEL, high - k);
+            product(scores, PANEL, at->queries + (row + q) * ROOM, ROOM, 1, at->keys + k * WIDTH, PANEL, WIDTH, columns, 0, 1);
+            product(grads, PANEL, at->grads + (row + q) * (VALUE_ROOM / STEP), VALUE_ROOM / STEP, 1, at->values + k * (VALUE_WIDTH / STEP),
+                    PANEL, VALUE_WIDTH / STEP, columns, PAIRS, 1);
+            hide(batch, scores, PANEL, columns, position + q, start + k, keys - k);
+            slope_piece(at, scores, grads, row + q, q, k, columns);
+        }
+        if (low < high)
+            product(at->grad_query + (row + q) * ROOM, ROOM, at->flat_slopes + (q * KEYS + low) / STEP, KEYS / STEP, 1,
+                    at->key_pairs + low / STEP * ROOM, ROOM, (high - low) / STEP, ROOM, PAIRS, 0);
+    }
+    for (int64_t k = 0; k < keys; k += ROWS) {
+        int64_t begin = MOST(0, start + k - position) / STEP * STEP;
+        int64_t end = UP(LEAST(count, last_reader(batch, start + LEAST(k + ROWS, keys)) - position), STEP);
+        if (begin >= end) continue;
+        int64_t from = (row + begin) / STEP, to = begin / STEP * KEYS + k, steps = (end - begin) / STEP;
+        product(at->grad_value + k * VALUE_ROOM, VALUE_ROOM, at->probs + to, 1, KEYS, at->grad_pairs + from * VALUE_ROOM, VALUE_ROOM, steps,
+                VALUE_ROOM, PAIRS, 0);
+        product(at->grad_key + k * ROOM, ROOM, at->slopes + to, 1, KEYS, at->query_pairs + from * ROOM, ROOM, steps, ROOM, PAIRS, 0);
+    }
+}
+
+static void learn_tree(const batch_t *batch, const backward_t *at, const run_t *runs, int64_t count, int64_t kv_head) {
+    int64_t heads = batch->heads, kv_heads = batch->kv_heads, repeats = heads / kv_heads, prefix = runs[0].length;
+    int64_t place = 0, own = 0;
+    for (int64_t run = 0; run < count; run++)
+        for (int64_t r = 0; r < repeats; r++, place += UP(runs[run].length, ROWS))
+            lay_queries(batch, at, runs[run], kv_head * repeats + r, place);
+    for (int64_t seen = 0; seen < count; own += UP(runs[seen].length, ROWS) * repeats, seen++)
+        for (int64_t k = 0; k < runs[seen].length; k += KEYS) {
+            int64_t first = runs[seen].first + k, keys = LEAST(KEYS, runs[seen].length - k), start = (seen ? prefix : 0) + k;
+            lay_tile(batch, at, first, keys, kv_head);
+            place = own;
+            for (int64_t run = seen; run < (seen ? seen + 1 : count); run++)
+                for (int64_t r = 0; r < repeats; r++, place += UP(runs[run].length, ROWS))
+                    for (int64_t q = 0; q < runs[run].length; q += QUERIES)
+                        learn_block(batch, at, place + q, (run ? prefix : 0) + q, LEAST(QUERIES, runs[run].length - q), start, keys);
+            for (int64_t row = 0; row < keys; row++) {
+                int64_t to = (first + row) * kv_heads + kv_head;
+                for (int d = 0; d < WIDTH; d++) batch->grad_key[to * WIDTH + d] = at->grad_key[row * ROOM + d] * batch->scaling;
+                for (int d = 0; d < VALUE_WIDTH; d++) batch->grad_value[to * VALUE_WIDTH + d] = at->grad_value[row * VALUE_ROOM + d];
+            }
+        }
+    place = 0;
+    for (int64_t run = 0; run < count; run++)
+        for (int64_t r = 0; r < repeats; r++, place += UP(runs[run].length, ROWS))
+            for (int64_t q = 0; q < runs[run].length; q++)
+                memcpy(batch->grad_query + ((runs[run].first + q) * heads + kv_head * repeats + r) * WIDTH, at->grad_query + (place + q) * ROOM,
+                       WIDTH * sizeof(float));
+}
+
+/* Writes the gradients of units first .. last - 1, each a tree and a key head. `memory` holds as much as backward_room says. */
+void backward(const batch_t *batch, float *memory, int64_t first, int64_t last) {
+    for (int64_t unit = first; unit < last; unit++) {
+        int64_t tree = unit / batch->kv_heads, begin = batch->trees[tree], count = batch->trees[tree + 1] - begin;
+        backward_t at;
+        lay_backward(batch, batch->runs + begin, count, memory, &at);
+        learn_tree(batch, &at, batch->runs + begin, count, unit % batch->kv_heads);
+    }
+}
+
+/* Floats that `backward` works in for one of these trees. */
+int64_t backward_room(const batch_t *batch, int64_t trees) {
+    int64_t most = 0;
+    backward_t at;
+    for (int64_t tree = 0; tree < trees; tree++) {
+        int64_t begin = batch->trees[tree], size = lay_backward(batch, batch->runs + begin, batch->trees[tree + 1] - begin, 0, &at);
+        most = MOST(most, size);
+    }
+    return most;
+}

@@ -1,0 +1,269 @@
+"""Attention in C: equal to plain attention in value and gradient, whatever the tree, the width, the type and the number of threads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import rlhf.models.attention as attention
+import rlhf.models.compiled_attention as module
+from rlhf.data.pack import Branch, Group, pack
+from rlhf.errors import ConfigError, TrainingError
+from rlhf.models.attention import AttentionSettings, PackedLayout
+from rlhf.models.buckets import build_buckets
+from rlhf.models.compiled_attention import attention_in_c, compiled_tree_attention
+from rlhf.models.tree_attention import tree_attention
+from rlhf.native.library import compiler, load
+from tests.fixtures import toy
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler: neither $CC nor cc, gcc or clang is there")
+
+TREES = {
+    "a pair": [(3, 2, 4)],
+    "rows of one token": [(1, 1, 1), (1, 1)],
+    "no prefix of two": [(1, 5), (1, 7)],
+    "around a piece, a panel and a tile": [(8, 7, 9, 8), (31, 33, 32), (64, 65, 63, 1), (129, 127)],
+    "many branches": [(40, 3, 1, 17, 40, 2, 9), (2, 60)],
+}
+FORMS = [{}, {"window": 3}, {"window": 40}, {"chunk": 4}, {"chunk": 50}, {"window": 7, "chunk": 16}]
+SHAPES = {
+    "A": (8, 8, 32, 32),
+    "GQA": (6, 2, 64, 64),
+    "MQA": (4, 1, 8, 8),
+    "wide": (2, 1, 128, 128),
+    "odd": (4, 2, 24, 5),
+}
+"""Heads, key heads, widths of keys and of values."""
+
+
+def tree_of(lengths):
+    batch = pack([Group([1] * prefix, [Branch([2] * n) for n in branches]) for prefix, *branches in lengths])
+    return build_buckets(batch)[0], batch.num_tokens
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def inputs(num_rows, shape, dtype=torch.float64):
+    heads, kv_heads, width, value_width = shape
+    sizes = ((heads, width), (kv_heads, width), (kv_heads, value_width))
+    return [draw(num_rows, *size, seed=n).to(dtype).requires_grad_() for n, size in enumerate(sizes)]
+
+
+def taught(attend, tensors, buckets, **settings):
+    """Output and gradients for a random direction."""
+    out = attend(*tensors, buckets, **{"scaling": tensors[0].shape[2] ** -0.5, **settings})
+    direction = draw(*out.shape, seed=9).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * direction).sum(), tensors)]
+
+
+def plain(query, key, value, buckets, *, scaling, window=None, chunk=None):
+    """Every row on its own, written down from the units."""
+    repeats = query.shape[1] // key.shape[1]
+    out = torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype)
+    for first, length, prefix_first, prefix_length in (unit for bucket in buckets for unit in bucket.units):
+        rows = [*range(prefix_first, prefix_first + prefix_length), *range(first, first + length)]
+        for position in range(prefix_length, prefix_length + length):
+            low = max(0, position - window + 1 if window else 0, position // chunk * chunk if chunk else 0)
+            seen = rows[low : position + 1]
+            keys, values = (x[seen].repeat_interleave(repeats, 1) for x in (key, value))
+            probs = torch.softmax(torch.einsum("hd,khd->hk", query[rows[position]], keys) * scaling, -1)
+            out = out.index_put((torch.tensor(rows[position]),), torch.einsum("hk,khd->hd", probs, values))
+    return out
+
+
+@pytest.mark.parametrize("form", [{}, {"window": 3}, {"chunk": 4}], ids=str)
+def test_it_is_attention_written_down_row_by_row(form):
+    buckets, num_rows = tree_of([(9, 2, 5), (1, 1), (4, 11)])
+    tensors = inputs(num_rows, (4, 2, 8, 6))
+    truth = taught(plain, tensors, buckets, **form)
+    ours = taught(compiled_tree_attention, [x.detach().float().requires_grad_() for x in tensors], buckets, **form)
+    for mine, true in zip(ours, truth, strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("lengths", TREES.values(), ids=TREES.keys())
+def test_values_and_gradients_are_those_of_tiles_in_float64(lengths, shape, form):
+    buckets, num_rows = tree_of(lengths)
+    tensors = inputs(num_rows, shape)
+    truth = taught(tree_attention, tensors, buckets, **form)
+    ours = taught(compiled_tree_attention, [x.detach().float().requires_grad_() for x in tensors], buckets, **form)
+    for mine, true in zip(ours, truth, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), true, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pairs", [None, 0], ids=["as this processor does it", "without products of bfloat16"])
+@pytest.mark.parametrize("form", [{}, {"window": 40}, {"chunk": 50}], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_under_autocast_it_is_as_near_to_the_truth_as_tiles_are(shape, form, pairs, monkeypatch):
+    if pairs is not None:
+        monkeypatch.setattr(module, "load", lambda name, **macros: load(name, **macros, PAIRS=pairs))
+        monkeypatch.setattr(module, "_functions", module._functions.__wrapped__)
+    buckets, num_rows = tree_of(TREES["around a piece, a panel and a tile"])
+    exact = inputs(num_rows, shape)
+    truth = taught(tree_attention, exact, buckets, **form)
+    rounded = [x.detach().float().requires_grad_() for x in exact]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = taught(compiled_tree_attention, rounded, buckets, **form)
+        tiles = taught(tree_attention, rounded, buckets, **form)
+    assert [x.dtype for x in ours] == [x.dtype for x in tiles]
+    for mine, theirs, true in zip(ours, tiles, truth, strict=True):
+        assert (mine - true).abs().mean() < 1.1 * (theirs - true).abs().mean()
+        assert (mine - true).abs().mean() < 0.01 * true.abs().mean()
+
+
+def test_scores_are_not_rounded_under_autocast():
+    """Large scores: rounded to bfloat16 they would be off by tenths."""
+    buckets, num_rows = tree_of([(60, 40, 30), (50, 20, 45)])
+    exact = inputs(num_rows, SHAPES["A"])
+    truth = taught(tree_attention, exact, buckets, scaling=4.0)[0]
+    rounded = [x.detach().float().requires_grad_() for x in exact]
+    coarse = [x.detach().bfloat16().float().requires_grad_() for x in exact]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, worse = (taught(compiled_tree_attention, x, buckets, scaling=4.0)[0] for x in (rounded, coarse))
+    assert (ours - truth).abs().mean() < 0.5 * (worse - truth).abs().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_number_of_threads_changes_no_bit(dtype, monkeypatch):
+    monkeypatch.setattr(module, "SCORES_APIECE", 1)
+    buckets, num_rows = tree_of([(70, 40, 3, 66, 20), (50, 20, 45), (9, 1)])
+    tensors = [x.detach().to(dtype).requires_grad_() for x in inputs(num_rows, (6, 3, 32, 32))]
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(taught(compiled_tree_attention, tensors, buckets))
+    finally:
+        torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("broken", range(3), ids=["query", "key", "value"])
+@pytest.mark.parametrize("number", [math.nan, math.inf], ids=str)
+def test_a_number_that_is_none_reaches_who_sees_it_and_no_other_tree(broken, number):
+    buckets, num_rows = tree_of([(40, 20, 7), (30, 12)])
+    tensors = inputs(num_rows, SHAPES["A"], torch.float32)
+    sound = taught(compiled_tree_attention, tensors, buckets)[0]
+    with torch.no_grad():
+        tensors[broken][3, 0] = number  # in the first prefix
+    out, *grads = taught(compiled_tree_attention, tensors, buckets)
+    sees = [3] if broken == 0 else [3, 39, 59, 66]
+    assert not out[sees, 0].isfinite().any()
+    assert torch.equal(out[67:], sound[67:])
+    assert torch.equal(out[:, 1:], sound[:, 1:])
+    assert any(grad.isnan().any() for grad in grads)
+    assert all(grad[67:].isfinite().all() for grad in grads)
+
+
+def test_a_probability_too_small_for_a_float_is_none_and_a_large_score_does_not_overflow():
+    buckets, num_rows = tree_of([(40, 20, 7)])
+    tensors = inputs(num_rows, SHAPES["A"])
+    truth = taught(tree_attention, tensors, buckets, scaling=30.0)
+    ours = taught(
+        compiled_tree_attention, [x.detach().float().requires_grad_() for x in tensors], buckets, scaling=30.0
+    )
+    for mine, true in zip(ours, truth, strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_may_lie_anyhow_and_a_prefix_may_have_no_branch():
+    buckets, num_rows = tree_of([(12, 6, 7), (5, 9)])
+    for bucket in buckets:
+        bucket.units[:] = [unit for unit in bucket.units if not (unit.prefix_first == 25 and unit.prefix_length)]
+    tensors = inputs(num_rows, SHAPES["GQA"], torch.float32)
+    turned = [x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in tensors]
+    ours, other = (taught(compiled_tree_attention, x, buckets) for x in (tensors, turned))
+    assert not turned[0].is_contiguous()
+    for a, b in zip(ours, other, strict=True):
+        assert torch.equal(a, b)
+        assert a[1:30].abs().sum(-1).gt(0).all(), "but for a query that sees one key"
+        assert not a[30:].any(), "the branch that was taken out"
+
+
+def test_other_types_go_to_tiles():
+    buckets, num_rows = tree_of([(12, 6, 7)])
+    tensors = inputs(num_rows, SHAPES["A"])
+    ours, tiles = (taught(attend, tensors, buckets) for attend in (compiled_tree_attention, tree_attention))
+    assert all(torch.equal(a, b) for a, b in zip(ours, tiles, strict=True))
+
+
+def test_a_second_derivative_is_refused():
+    buckets, num_rows = tree_of([(3, 2)])
+    tensors = inputs(num_rows, SHAPES["A"], torch.float32)
+    once = compiled_tree_attention(*tensors, buckets, scaling=0.3).square().sum()
+    (slope,) = torch.autograd.grad(once, tensors[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+def test_a_layout_takes_c_where_that_is_asked_for(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        attention, "compiled_tree_attention", lambda *x, **y: calls.append(1) or compiled_tree_attention(*x, **y)
+    )
+    layout = PackedLayout.of(pack([Group([1] * 5, [Branch([2] * 3), Branch([2] * 4)])]))
+    tensors = [x.transpose(0, 1)[None] for x in inputs(12, SHAPES["A"], torch.float32)]
+    settings = AttentionSettings(scaling=0.2)
+    off = layout.attend(torch.nn.Identity(), *tensors, settings)
+    with attention_in_c(False):
+        layout.attend(torch.nn.Identity(), *tensors, settings)
+    assert not calls
+    with attention_in_c(True):
+        on = layout.attend(torch.nn.Identity(), *tensors, settings)
+    assert len(calls) == 1
+    layout.attend(torch.nn.Identity(), *tensors, settings)
+    assert len(calls) == 1, "it ends with the block"
+    torch.testing.assert_close(on, off, rtol=1e-5, atol=1e-6)
+
+
+def test_it_cannot_be_asked_for_without_a_compiler(monkeypatch):
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    with pytest.raises(ConfigError, match="C compiler"), attention_in_c(True):
+        pass
+    assert not module.is_in_c()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("result", [0.0, math.nan], ids=str)
+def test_a_library_that_computes_something_else_is_found_before_its_first_use(dtype, result, monkeypatch):
+    monkeypatch.setattr(module, "_CHECKED", set())
+    own = module._run
+
+    def wrong(name, tensors, trees, asked, **others):
+        own(name, tensors, trees, asked, **others)
+        if name == "backward":
+            others["grad_key"].fill_(result)
+
+    monkeypatch.setattr(module, "_run", wrong)
+    buckets, num_rows = tree_of([(3, 2, 4)])
+    tensors = inputs(num_rows, SHAPES["A"], dtype)
+    for _ in range(2):
+        with pytest.raises(
+            TrainingError, match=r"Attention in C.* is off by .* for heads of 32: leave compiled_attention out"
+        ):
+            compiled_tree_attention(*tensors, buckets, scaling=0.2)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "reward", "grpo"])
+def test_a_run_learns_the_same_with_it(kind, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        attention, "compiled_tree_attention", lambda *x, **y: calls.append(1) or compiled_tree_attention(*x, **y)
+    )
+    found = []
+    for on in (False, True):
+        trainer = toy.build_trainer(kind, compiled_attention=on)
+        trainer.train()
+        found.append(toy.weights_of(trainer))
+        assert bool(calls) == on
+    moved = toy.largest_difference(found[0], toy.weights_of(toy.build_trainer(kind)))
+    assert toy.largest_difference(*found) < 1e-2 * moved
