@@ -1,9 +1,10 @@
-"""A run that samples with a rounded copy and guesses ahead, killed: the resumed one ends with the same bits."""
+"""A run that samples with a rounded copy and guesses ahead, or in C, killed: the resumed one ends with the same bits."""
 
 from __future__ import annotations
 
 import pytest
 
+from rlhf.native.library import compiler
 from rlhf.rollout import int8
 from tests.invariants.test_resume import ends_the_same_though_killed
 
@@ -19,3 +20,13 @@ SETTINGS = {"engine": ENGINE, "rollouts": 3, "save_every": 1, "sampling": {"max_
 def test_rounded_weights_and_guesses_leave_no_trace_of_a_kill(overlap, tmp_path, monkeypatch):
     monkeypatch.setattr(int8, "SMALLEST", 1)  # the toy's layers are small; a sampler beside training has its own
     ends_the_same_though_killed("grpo", tmp_path, **SETTINGS | {"overlap": overlap})
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+@pytest.mark.parametrize("overlap", ["none", "one_step"])
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+@pytest.mark.slow
+def test_attention_and_decoding_in_c_leave_no_trace_of_a_kill(overlap, autocast, tmp_path):
+    engine = {"kind": "local", "compiled": True}
+    settings = {"engine": engine, "compiled_attention": True, "rollouts": 3, "save_every": 1}
+    ends_the_same_though_killed("grpo", tmp_path, **settings, overlap=overlap, autocast=autocast)

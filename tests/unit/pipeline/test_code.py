@@ -31,8 +31,8 @@ def test_every_kind_of_stage_is_implemented_in_the_module_that_its_key_covers():
         ("world", {"data/world/build.py", "seeds.py"}, {"models/load.py", "training/loop.py", "data/read.py"}),
         ("sft", {"losses/supervised.py", "training/loop.py", "data/pack.py"}, {"losses/policy.py", "rollout/local.py"}),
         ("ppo", {"losses/policy.py", "losses/value.py", "rewards/worker.py"}, {"losses/rankings.py", "data/world/build.py"}),
-        ("grpo", {"losses/policy.py", "training/grpo.py"}, {"losses/value.py", "training/ppo.py", "models/value.py"}),
-        ("dpo", {"losses/preference.py", "models/reference.py"}, {"losses/policy.py", "rollout/local.py"}),
+        ("grpo", {"losses/policy.py", "training/grpo.py", "native/decode.c", "native/products.h"}, {"losses/value.py", "training/ppo.py", "models/value.py"}),
+        ("dpo", {"losses/preference.py", "models/reference.py", "native/tree.c"}, {"losses/policy.py", "rollout/local.py"}),
         ("evaluate", {"evaluation/winrate.py"}, {"training/loop.py", "losses/policy.py"}),
     ],
 )  # fmt: skip
