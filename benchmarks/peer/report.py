@@ -13,6 +13,7 @@ from benchmarks.peer.cases import CURVES, GOALS, MODELS, SHARE_GOALS, Case, Dtyp
 from benchmarks.peer.results import Rows
 from benchmarks.peer.work import share_of_peak
 from rlhf.activity import Activity
+from rlhf.data.words import counted
 
 Row = dict[str, Any]
 SETTINGS: tuple[tuple[Dtype, int], ...] = (("bf16", 1), ("bf16", 2), ("fp32", 1), ("fp32", 2))
@@ -175,7 +176,9 @@ def goal_line(goal: Goal, row: Row, dtype: Dtype, machine: dict[str, Any], code:
     if "ratio" not in row:
         return f"| {what} | >= {goal.time:g}x | failed: {row.get('error', 'one side alone')} | | | | | | | | | |"
     ratio, memory = row["ratio"], row["memory_ratio"]
-    spread = f"{ratio:.1f}x ({min(row['ratios']):.1f} to {max(row['ratios']):.1f}, {len(row['ratios'])} pairs)"
+    spread = (
+        f"{ratio:.1f}x ({min(row['ratios']):.1f} to {max(row['ratios']):.1f}, {counted(len(row['ratios']), 'pair')})"
+    )
     share = share_of_peak(row["flop_per_second"], 1.0, machine["peak"][dtype])
     of_bf16 = dtype == "bf16"
     cells = [
