@@ -18,7 +18,7 @@ MEASURING = (
 """Files of the comparison that decide what a row says; the rest only writes about it."""
 
 
-NOT_MEASURED = ("cli", "evaluation", "feedback", "merging", "pipeline", "scale", "search", "serving")
+NOT_MEASURED = ("cli", "evaluation", "feedback", "pipeline", "scale")
 """Rooms of the library that no step of a trainer runs through (tests/architecture lets ``training`` import none of them)."""
 
 
