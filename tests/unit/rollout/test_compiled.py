@@ -23,6 +23,8 @@ from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.sampling import BLOCK, draw, uniforms
+from rlhf.rollout.snapshot import SnapshotSampler, Start
+from tests.fixtures import toy
 from tests.unit.rollout.helpers import FAMILIES, FUSED_FAMILIES, build_family, build_prompts, continued_by_transformers
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
@@ -310,6 +312,14 @@ def test_the_recipe_asks_for_it_and_c_does_the_steps(word_tokenizer, monkeypatch
     assert not calls
     ask(build_engine(policy, LocalEngineConfig(compiled=True)))
     assert len(calls) > 10
+
+
+def test_a_sampler_beside_training_is_asked_for_it_too():
+    for compiled in (False, True):
+        settings = LocalEngineConfig(compiled=compiled)
+        sampler = SnapshotSampler(Start(toy.build_policy(), (), "none", 1, settings))
+        assert sampler.engine._choice is not None
+        assert sampler.engine._choice.compiled == compiled
 
 
 @pytest.mark.parametrize("kind", ["family", "layers added up in another way", "adapter", "float16"])

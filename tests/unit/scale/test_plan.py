@@ -6,6 +6,9 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, ModelError
+from rlhf.models.compiled_attention import is_in_c
+from rlhf.native.library import compiler
+from rlhf.scale import plan as scale_plan
 from rlhf.scale.plan import plan_recipe
 
 SFT = {"kind": "sft", "model": "embedded", "data": "stage:world/sft.jsonl", "rows_per_step": 8, "max_steps": 30}
@@ -123,3 +126,21 @@ def test_a_stage_that_trains_nothing_can_not_be_picked(recipe):
 def test_a_model_folder_that_is_not_there_is_one_error(recipe):
     with pytest.raises(ModelError, match=r"There is no model folder \./absent"):
         plan_recipe(recipe(sft={**SFT, "model": "./absent"}), gpu_name="H100")
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_done_in_c_is_measured_in_c(recipe, tmp_path, compiled, monkeypatch):
+    write_demonstrations(tmp_path)
+    in_c, asked = [], []
+    own = scale_plan.Probe
+    monkeypatch.setattr(scale_plan, "Probe", lambda *args, **how: in_c.append(is_in_c()) or own(*args, **how))
+    probe = scale_plan.SamplingProbe
+    monkeypatch.setattr(
+        scale_plan, "SamplingProbe", lambda *args, **how: asked.append(how["compiled"]) or probe(*args, **how)
+    )
+    settings = {"compiled_attention": compiled, "engine": {"compiled": compiled}}
+    plan_recipe(recipe(sft=SFT, reward=REWARD, ppo={**PPO, **settings}), only="ppo")
+    assert set(in_c) == {compiled}
+    assert asked == [compiled]
+    assert not is_in_c()
