@@ -52,7 +52,7 @@ def profile_of(meter: Meter) -> Any:
 def common(task: Mapping[str, Any], case: Case) -> dict[str, Any]:
     """Settings of every trainer."""
     autocast = "bfloat16" if case.dtype == "bf16" else "none"
-    return {**COMMON, "compiled_attention": True, "learning_rate": task["learning_rate"], "autocast": autocast}
+    return {**COMMON, "compiled": True, "learning_rate": task["learning_rate"], "autocast": autocast}
 
 
 def metered_log(meter: Meter, *, steps: int = 1, shared: Callable[[Metrics], Metrics] = lambda _: {}) -> Any:

@@ -28,5 +28,5 @@ def test_rounded_weights_and_guesses_leave_no_trace_of_a_kill(overlap, tmp_path,
 @pytest.mark.slow
 def test_attention_and_decoding_in_c_leave_no_trace_of_a_kill(overlap, autocast, tmp_path):
     engine = {"kind": "local", "compiled": True}
-    settings = {"engine": engine, "compiled_attention": True, "rollouts": 3, "save_every": 1}
+    settings = {"engine": engine, "compiled": True, "rollouts": 3, "save_every": 1}
     ends_the_same_though_killed("grpo", tmp_path, **settings, overlap=overlap, autocast=autocast)

@@ -64,7 +64,7 @@ class TrainConfig(Config):
     """Distinct tokens in one forward pass: memory only; the result does not depend on it."""
     autocast: Autocast = "none"
     """Type of the matrix products; float16 adds a gradient scaler."""
-    compiled_attention: bool = False
+    compiled: bool = False
     """On a CPU, attend in C, which a compiler of this machine (`cc`, `gcc`, `clang` or $CC) makes before the first step, in float32 or
     bfloat16. Sums are added up in another order. Not for soft-caps, sinks and dropout, which torch does as ever."""
     ema_decay: float | None = Field(None, gt=0, lt=1)

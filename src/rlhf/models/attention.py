@@ -27,10 +27,11 @@ from transformers.masking_utils import sdpa_mask
 
 from rlhf.data.pack import PackedBatch
 from rlhf.models.buckets import Bucket, build_buckets
-from rlhf.models.compiled_attention import compiled_tree_attention, is_in_c
+from rlhf.models.compiled_attention import compiled_tree_attention
 from rlhf.models.flex import TreeRows, flex_tree_attention
 from rlhf.models.flex_choice import may_use_flex
 from rlhf.models.tree_attention import tree_attention
+from rlhf.native.switch import is_in_c
 
 IMPLEMENTATION = "rlhf"
 

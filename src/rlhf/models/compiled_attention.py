@@ -9,11 +9,9 @@ Gradients by a prefix's keys are summed up branch by branch in the order of rows
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -26,7 +24,7 @@ from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import TrainingError
 from rlhf.models.buckets import Bucket, build_buckets
 from rlhf.models.tree_attention import tree_attention
-from rlhf.native.library import check_compiler, load
+from rlhf.native.library import load
 from rlhf.native.threads import in_parts
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -36,29 +34,6 @@ ALLOWED_GAP, ALLOWED_HALF_GAP = 1e-3, 0.5
 _CHECKED: set[tuple[int, int, bool]] = set()
 SCORES_APIECE = 20_000
 """Scores that a thread gets at least: fewer are done before another thread is awake."""
-
-_IN_C: contextvars.ContextVar[bool] = contextvars.ContextVar("rlhf_attention_in_c", default=False)
-
-
-@contextlib.contextmanager
-def attention_in_c(on: bool) -> Iterator[None]:
-    """While this lasts, packed rows are attended to in C where they may be; with False, as torch does it.
-
-    Raises:
-        ConfigError: There is no C compiler.
-    """
-    if on:
-        check_compiler()
-    token = _IN_C.set(on)
-    try:
-        yield
-    finally:
-        _IN_C.reset(token)
-
-
-def is_in_c() -> bool:
-    """What ``attention_in_c`` was told last."""
-    return _IN_C.get()
 
 
 class _Batch(Structure):
@@ -231,8 +206,8 @@ def _checked_functions(width: int, value_width: int, *, half: bool) -> ctypes.CD
         if not gap <= (ALLOWED_HALF_GAP if half else ALLOWED_GAP):
             _CHECKED.discard((width, value_width, half))
             raise TrainingError(
-                f"Attention in C, as the compiler of this machine made it, is off by {gap:.2g} for heads of {width}: leave compiled_attention "
-                "out, or name another compiler in $CC."
+                f"Attention in C, as the compiler of this machine made it, is off by {gap:.2g} for heads of {width}: leave compiled out, "
+                "or name another compiler in $CC."
             )
     return library
 

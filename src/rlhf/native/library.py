@@ -31,7 +31,7 @@ FLAGS = (
     "-freciprocal-math",
 )
 TIMEOUT_SECONDS = 120
-KEYS = "engine.compiled and compiled_attention"
+KEYS = "compiled and engine.compiled"
 """Of recipes, that ask for it."""
 
 

@@ -16,8 +16,8 @@ from rlhf.config.stages import OfflineStage
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import Group
 from rlhf.errors import ConfigError
-from rlhf.models.compiled_attention import attention_in_c
 from rlhf.models.device import resolve_device
+from rlhf.native.switch import in_c
 from rlhf.scale import memory
 from rlhf.scale.costs import Costs, Head, Roofline, SamplingCosts, tile_bytes
 from rlhf.scale.gpus import gpu, this_gpu
@@ -144,7 +144,7 @@ class _Planner:
         self._costs: dict[tuple[tuple[object, ...], Head], Costs] = {}
 
     def plan(self) -> StagePlan:
-        with attention_in_c(self.stage.compiled_attention and not self.machine.is_gpu):
+        with in_c(self.stage.compiled and not self.machine.is_gpu):
             return self._offline(self.stage) if isinstance(self.stage, OfflineStage) else self._online()
 
     def _offline(self, stage: OfflineStage) -> StagePlan:

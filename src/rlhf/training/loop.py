@@ -27,7 +27,7 @@ from rlhf.allocator import keep_freed_memory
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import CheckpointError, ConfigError, InterruptedRun, did_you_mean
-from rlhf.models.compiled_attention import attention_in_c
+from rlhf.native.switch import in_c
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Algorithm, Experience, Totals
 from rlhf.training.checkpoint import Checkpoint, CheckpointStore, load_weights, step_of
@@ -168,7 +168,7 @@ class Loop:
             with (
                 signals_as_requests() as self._signals,
                 training_loop(self.name),
-                attention_in_c(self.config.compiled_attention),
+                in_c(self.config.compiled),
                 self.log.progress(self.algorithm.name, self.total_steps, done=self.at.step) as bar,
             ):
                 try:

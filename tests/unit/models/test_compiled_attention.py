@@ -13,9 +13,10 @@ from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.attention import AttentionSettings, PackedLayout
 from rlhf.models.buckets import build_buckets
-from rlhf.models.compiled_attention import attention_in_c, compiled_tree_attention
+from rlhf.models.compiled_attention import compiled_tree_attention
 from rlhf.models.tree_attention import tree_attention
 from rlhf.native.library import compiler, load
+from rlhf.native.switch import in_c, is_in_c
 from tests.fixtures import toy
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler: neither $CC nor cc, gcc or clang is there")
@@ -214,10 +215,10 @@ def test_a_layout_takes_c_where_that_is_asked_for(monkeypatch):
     tensors = [x.transpose(0, 1)[None] for x in inputs(12, SHAPES["A"], torch.float32)]
     settings = AttentionSettings(scaling=0.2)
     off = layout.attend(torch.nn.Identity(), *tensors, settings)
-    with attention_in_c(False):
+    with in_c(False):
         layout.attend(torch.nn.Identity(), *tensors, settings)
     assert not calls
-    with attention_in_c(True):
+    with in_c(True):
         on = layout.attend(torch.nn.Identity(), *tensors, settings)
     assert len(calls) == 1
     layout.attend(torch.nn.Identity(), *tensors, settings)
@@ -227,9 +228,9 @@ def test_a_layout_takes_c_where_that_is_asked_for(monkeypatch):
 
 def test_it_cannot_be_asked_for_without_a_compiler(monkeypatch):
     monkeypatch.setenv("CC", "/nowhere/cc")
-    with pytest.raises(ConfigError, match="C compiler"), attention_in_c(True):
+    with pytest.raises(ConfigError, match="C compiler"), in_c(True):
         pass
-    assert not module.is_in_c()
+    assert not is_in_c()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -247,9 +248,7 @@ def test_a_library_that_computes_something_else_is_found_before_its_first_use(dt
     buckets, num_rows = tree_of([(3, 2, 4)])
     tensors = inputs(num_rows, SHAPES["A"], dtype)
     for _ in range(2):
-        with pytest.raises(
-            TrainingError, match=r"Attention in C.* is off by .* for heads of 32: leave compiled_attention out"
-        ):
+        with pytest.raises(TrainingError, match=r"Attention in C.* is off by .* for heads of 32: leave compiled out"):
             compiled_tree_attention(*tensors, buckets, scaling=0.2)
 
 
@@ -261,7 +260,7 @@ def test_a_run_learns_the_same_with_it(kind, monkeypatch):
     )
     found = []
     for on in (False, True):
-        trainer = toy.build_trainer(kind, compiled_attention=on)
+        trainer = toy.build_trainer(kind, compiled=on)
         trainer.train()
         found.append(toy.weights_of(trainer))
         assert bool(calls) == on

@@ -1050,9 +1050,9 @@ def test_rows_lack_what_the_loss_of_a_reward_model_needs(tree, settings, said):
     )
 
 
-@pytest.mark.parametrize("key", ["compiled_attention", "engine.compiled"])
+@pytest.mark.parametrize("key", ["compiled", "engine.compiled"])
 def test_what_is_asked_for_in_c_wants_a_compiler_and_a_type(tree, key, monkeypatch):
-    settings = {"compiled_attention": True} if key == "compiled_attention" else {"engine": {"compiled": True}}
+    settings = {"compiled": True} if key == "compiled" else {"engine": {"compiled": True}}
     monkeypatch.setattr("rlhf.pipeline.validate.settings.compiler", lambda: "/usr/bin/cc")
     assert not found(changed(tree, "grpo", **settings), deep=False)
     assert "It does nothing" in only(changed(tree, "grpo", **settings, autocast="float16")).message

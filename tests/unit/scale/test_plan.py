@@ -6,8 +6,8 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, ModelError
-from rlhf.models.compiled_attention import is_in_c
 from rlhf.native.library import compiler
+from rlhf.native.switch import is_in_c
 from rlhf.scale import plan as scale_plan
 from rlhf.scale.plan import plan_recipe
 
@@ -139,7 +139,7 @@ def test_what_is_done_in_c_is_measured_in_c(recipe, tmp_path, compiled, monkeypa
     monkeypatch.setattr(
         scale_plan, "SamplingProbe", lambda *args, **how: asked.append(how["compiled"]) or probe(*args, **how)
     )
-    settings = {"compiled_attention": compiled, "engine": {"compiled": compiled}}
+    settings = {"compiled": compiled, "engine": {"compiled": compiled}}
     plan_recipe(recipe(sft=SFT, reward=REWARD, ppo={**PPO, **settings}), only="ppo")
     assert set(in_c) == {compiled}
     assert asked == [compiled]

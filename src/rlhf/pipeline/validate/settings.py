@@ -245,7 +245,7 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
 
 
 def _check_compiled(review: Review, stage: TrainConfig) -> None:
-    asked = {"compiled_attention": stage.compiled_attention}
+    asked = {"compiled": stage.compiled}
     if isinstance(stage, RLConfig) and stage.engine.kind == "local":
         asked["engine.compiled"] = stage.engine.compiled
     for key in (key for key, on in asked.items() if on):
