@@ -186,7 +186,8 @@ def test_rows_may_lie_anyhow_and_a_prefix_may_have_no_branch():
     assert not turned[0].is_contiguous()
     for a, b in zip(ours, other, strict=True):
         assert torch.equal(a, b)
-        assert a[1:30].abs().sum(-1).gt(0).all(), "but for a query that sees one key"
+        learned = [row for row in range(30) if row not in (0, 25)]  # these see one key, so nothing moves their queries
+        assert a[learned].abs().sum(-1).gt(0).all()
         assert not a[30:].any(), "the branch that was taken out"
 
 
