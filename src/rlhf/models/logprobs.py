@@ -19,8 +19,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from rlhf.models.row_sums import DTYPES, RowSums, row_sums
+from rlhf.native.switch import is_in_c
+
 TILE = 1 << 21
 """Logits alive at once: 8 MB of float32, which stays near a CPU's cache and keeps a GPU busy."""
+BLOCK = 64
+"""A tile is a multiple of this wide where it can be: kernels compute in blocks, and oneDNN compiles one more for a rest."""
 KEPT_BYTES = 1 << 25
 """Of probabilities that stay from forward to backward: a constant, whatever the batch and the vocabulary. What is kept saves one of
 four products with the output embedding, and a softmax."""
@@ -109,10 +114,11 @@ def token_logprobs(
     )
     wanted = (with_entropy, with_mean, with_collision)
     differentiable = any(x is not None and x.requires_grad for x in (hidden, weight, bias))
-    logprobs, *extras = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, token, temperature, transform or LogitTransform(), wanted, dtype,
-        differentiable and torch.is_grad_enabled(),
-    )  # fmt: skip
+    with torch.autocast(hidden.device.type, enabled=False):  # it would round what sums are made of
+        logprobs, *extras = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, bias, token, temperature, transform or LogitTransform(), wanted, dtype,
+            differentiable and torch.is_grad_enabled(),
+        )  # fmt: skip
     entropy, mean, collision = (extra if asked else None for extra, asked in zip(extras, wanted, strict=True))
     return TokenLogprobs(logprobs, entropy, mean, collision)
 
@@ -141,24 +147,20 @@ class _TokenLogprobs(torch.autograd.Function):
         kept: list[Tensor] = []
         num_kept = tiles.num_kept if goes_back and not _bends(transform, with_entropy, with_mean) else 0
         for number, here in enumerate(tiles):
-            logits = tiles.logits(here)
-            if number < num_kept:
-                kept.append(tiles.softmax_of(logits, here))
+            found = tiles.sums(here, wanted, keeps=number < num_kept)
+            if found.probs is not None:
+                kept.append(found.probs)
             column = token - here.start
-            inside = (column >= 0) & (column < logits.shape[1])
-            own = logits.gather(1, column.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1)
-            target = torch.where(inside, own, target)
-            log_probs = torch.log_softmax(logits, 1)
-            # both maxima belong to one token, and a log-probability near 0 takes nothing from the other's digits
-            of_tiles[number] = logits.amax(1) - log_probs.amax(1)
-            if with_mean:
-                total += logits.sum(1)
-            if with_entropy or with_collision:
-                probs = torch.softmax(logits, 1)
-            if with_collision:
-                squares[number] = torch.linalg.vecdot(probs, probs)
-            if with_entropy:
-                expected[number] = torch.linalg.vecdot(probs, logits)
+            inside = (column >= 0) & (column < found.logits.shape[1])
+            own = found.logits.gather(1, column.clamp(0, found.logits.shape[1] - 1)[:, None]).squeeze(1)
+            target = torch.where(inside, own.to(exact), target)
+            of_tiles[number] = found.logsumexp
+            if found.expected is not None:
+                expected[number] = found.expected
+            if found.squares is not None:
+                squares[number] = found.squares
+            if found.total is not None:
+                total += found.total
         logsumexp = torch.logsumexp(of_tiles, 0)
         share = (of_tiles - logsumexp).exp_()  # of each tile in a row's probability
         entropy = logsumexp - (share * expected).sum(0) if with_entropy else expected.new_empty(0)
@@ -167,6 +169,7 @@ class _TokenLogprobs(torch.autograd.Function):
         mean = total / weight.shape[0] - logsumexp if with_mean else total
         ctx.save_for_backward(hidden, weight, bias, token, target, logsumexp, share, entropy)
         ctx.settings = (temperature, transform, wanted, dtype)
+        ctx.in_c = tiles.in_c  # the same bits again
         ctx.kept = kept  # neither inputs nor outputs, and let go of one after the other
         ctx.mark_non_differentiable(collision)
         return target - logsumexp, entropy, mean, collision
@@ -180,6 +183,7 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature, transform, (with_entropy, with_mean, _), dtype = ctx.settings  # type: ignore[attr-defined]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]  # type: ignore[attr-defined]
         tiles = _Tiles(hidden, weight, bias, temperature, transform, dtype)
+        tiles.in_c = ctx.in_c  # type: ignore[attr-defined]
         exact = tiles.exact
         grad_hidden = torch.zeros_like(hidden, dtype=exact) if needs_hidden else None
         grad_weight = torch.empty_like(weight) if needs_weight else None
@@ -244,7 +248,10 @@ class _Tiles:
         self.hidden, self.weight = (hidden * self.scale).to(dtype), weight.to(dtype)
         self.bias = None if bias is None else bias * self.scale
         self.transform, self.temperature = transform, temperature
-        self.width = max(1, min(weight.shape[0], TILE // max(1, hidden.shape[0])))
+        plain = bias is None and transform.softcap is None and hidden.device.type == "cpu" and dtype in DTYPES
+        self.in_c = plain and is_in_c()
+        wide = TILE // max(1, hidden.shape[0])
+        self.width = max(1, min(weight.shape[0], wide - wide % BLOCK if wide > BLOCK else wide))
         self.raw = hidden.new_empty(hidden.shape[0] * self.width, dtype=dtype)
         self.wide = self.raw if dtype == self.exact else hidden.new_empty(self.raw.shape, dtype=self.exact)
 
@@ -263,6 +270,35 @@ class _Tiles:
             logits.add_(self.bias[here])
         return logits if self.transform.softcap is None else self.transform(logits, self.temperature)
 
+    def sums(self, here: slice, wanted: tuple[bool, bool, bool], *, keeps: bool) -> RowSums:
+        """What the forward pass takes from a tile; the next call overwrites its logits.
+
+        Args:
+            here: The tile.
+            wanted: Entropy, mean and collision, as ``token_logprobs`` was asked.
+            keeps: Also the probabilities among the tile's own tokens, in a tensor of their own.
+        """
+        if self.in_c:
+            return row_sums(
+                self._product(here),
+                wanted,
+                probs=self.raw.new_empty(self._part(self.raw, here).shape) if keeps else None,
+            )
+        with_entropy, with_mean, with_collision = wanted
+        logits = self.logits(here)
+        kept = self.softmax_of(logits, here) if keeps else None
+        log_probs = torch.log_softmax(logits, 1)
+        probs = torch.softmax(logits, 1) if with_entropy or with_collision else log_probs
+        return RowSums(
+            logits,
+            # both maxima belong to one token, and a log-probability near 0 takes nothing from the other's digits
+            logits.amax(1) - log_probs.amax(1),
+            torch.linalg.vecdot(probs, logits) if with_entropy else None,
+            torch.linalg.vecdot(probs, probs) if with_collision else None,
+            logits.sum(1) if with_mean else None,
+            kept,
+        )
+
     @property
     def num_kept(self) -> int:
         """Tiles whose probabilities ``KEPT_BYTES`` hold."""
@@ -270,6 +306,10 @@ class _Tiles:
 
     def softmax(self, here: slice) -> Tensor:
         """[M, tile] probabilities among the tile's own tokens, in the type of the products."""
+        if self.in_c:
+            raw = self._product(here)
+            row_sums(raw, probs=raw)
+            return raw
         return self.softmax_of(self.logits(here) if self.bias is not None else self._product(here), here)
 
     def softmax_of(self, logits: Tensor, here: slice) -> Tensor:

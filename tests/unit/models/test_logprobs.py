@@ -259,6 +259,18 @@ def test_under_autocast_products_are_in_bfloat16_and_gradients_in_the_weights_ty
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=0.03)
 
 
+def test_under_autocast_only_the_logits_are_rounded():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 16, generator=generator) for n in (23, 301))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = token_logprobs(hidden, weight, None, torch.arange(23), with_entropy=True, with_collision=True)
+        logits = (hidden @ weight.T).double()
+    log_probs = torch.log_softmax(logits, 1)
+    probs = log_probs.exp()
+    torch.testing.assert_close(found.entropy.double(), -(probs * log_probs).sum(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.log_collision_probs.double(), probs.square().sum(1).log(), rtol=1e-4, atol=1e-4)
+
+
 @with_and_without_bias
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kept", [0, 40, 1 << 20], ids=["none", "some", "all"])

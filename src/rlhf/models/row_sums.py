@@ -1,0 +1,124 @@
+"""What the log-probabilities of a tile of logits need of each row, in C (``rlhf/native/softmax.c``): the tile is read once.
+
+torch makes four passes over it, one of them to widen it to float32, and writes log-probabilities that nobody reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, Structure, byref, c_int64, c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.errors import TrainingError
+from rlhf.native.library import load
+from rlhf.native.threads import in_parts
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Of logits that the C file is written for."""
+ELEMENTS_APIECE = 1 << 15
+"""Logits that a thread gets at least."""
+ALLOWED_GAP = 1e-3
+"""Between sums in C and by torch, of logits of the size of 1."""
+ALLOWED_HALF_GAP = 1e-2
+"""Between probabilities in bfloat16, as a share of the largest."""
+
+
+class RowSums(NamedTuple):
+    """Of a tile of logits; [M] each but for the first and the last. Float32, or float64 where the logits are."""
+
+    logits: Tensor
+    """[M, tile] in any type."""
+    logsumexp: Tensor
+    expected: Tensor | None = None
+    """Mean of the logits under their softmax."""
+    squares: Tensor | None = None
+    """Sum of the squared probabilities."""
+    total: Tensor | None = None
+    """Sum of the logits."""
+    probs: Tensor | None = None
+    """[M, tile] softmax, in the type of the products."""
+
+
+class _Rows(Structure):
+    """``rows_t``."""
+
+    _fields_ = (
+        ("width", c_int64),
+        ("logits", c_void_p),
+        ("probs", c_void_p),
+        ("log_sums", c_void_p),
+        ("expected", c_void_p),
+        ("squares", c_void_p),
+        ("totals", c_void_p),
+    )
+
+
+def row_sums(
+    logits: Tensor, wanted: tuple[bool, bool, bool] = (False, False, False), *, probs: Tensor | None = None
+) -> RowSums:
+    """Sums over each row of a tile.
+
+    Args:
+        logits: [M, tile] on the CPU, contiguous, of one of ``DTYPES``.
+        wanted: Whether the logits' expectation, their total and the squares of the probabilities are asked for, too.
+        probs: Gets the softmax of each row; may be ``logits`` itself.
+
+    Returns:
+        Sums in float32.
+
+    Raises:
+        ConfigError: There is no C compiler, or it failed.
+        TrainingError: What it made computes something else.
+    """
+    _check(logits.dtype)
+    return _row_sums(logits, wanted, probs)
+
+
+def _row_sums(logits: Tensor, wanted: tuple[bool, bool, bool], probs: Tensor | None) -> RowSums:
+    rows, width = logits.shape
+    log_sums, expected, total, squares = (
+        torch.empty(rows, dtype=torch.float32) if asked else None for asked in (True, *wanted)
+    )
+    asked = _Rows(
+        width, *(x if x is None else x.data_ptr() for x in (logits, probs, log_sums, expected, squares, total))
+    )
+    softmax = _library(logits.dtype == torch.bfloat16).softmax
+    in_parts(
+        lambda *part: softmax(byref(asked), *part),
+        reached=range(0, rows * width + 1, width),
+        least=ELEMENTS_APIECE,
+        scratch=width,
+    )
+    assert log_sums is not None
+    return RowSums(logits, log_sums, expected, squares, total, probs)
+
+
+@functools.cache
+def _library(half: bool) -> ctypes.CDLL:
+    library = load("softmax", HALF=int(half))
+    library.softmax.argtypes, library.softmax.restype = (POINTER(_Rows), c_void_p, c_int64, c_int64), None
+    return library
+
+
+@functools.cache
+def _check(dtype: torch.dtype) -> None:
+    """Compare the library with torch before its first use: compilers have faults."""
+    logits = torch.randn(3, 77, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = _row_sums(logits, (True, True, True), torch.empty_like(logits))
+    wide = logits.double()
+    probs = torch.softmax(wide, 1)
+    expected = (wide.logsumexp(1), (probs * wide).sum(1), probs.square().sum(1), wide.sum(1))
+    assert found.probs is not None
+    gaps = torch.stack(
+        [(mine - true).abs().max() for mine, true in zip(found[1:5], expected, strict=True) if mine is not None]
+    )
+    half_gap = (found.probs - probs).abs().max() / probs.max()
+    if not (gaps.max() <= ALLOWED_GAP and half_gap <= ALLOWED_HALF_GAP):
+        raise TrainingError(
+            f"The softmax in C, as the compiler of this machine made it, is off by {gaps.max():.2g} in its sums and {half_gap:.2g} in its "
+            "probabilities: leave compiled out, or name another compiler in $CC."
+        )

@@ -1,0 +1,160 @@
+"""Sums over rows of logits in C: closed forms in float64, any width, any number of threads, and log-probabilities made of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import rlhf.models.row_sums as module
+from rlhf.errors import TrainingError
+from rlhf.models import logprobs
+from rlhf.models.logprobs import LogitTransform, token_logprobs
+from rlhf.models.row_sums import row_sums
+from rlhf.native.library import compiler
+from rlhf.native.switch import in_c
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+HALF = {torch.float32: False, torch.bfloat16: True}
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(4).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 16), (7, 33), (5, 2974), (0, 4)], ids=str)
+def test_sums_are_those_of_float64(shape, dtype):
+    logits = draw(*shape, dtype=dtype)
+    wide = logits.double()
+    probs = torch.softmax(wide, 1)
+    found = row_sums(logits, (True, True, True), probs=torch.empty_like(logits))
+    for mine, true in (
+        (found.logsumexp, wide.logsumexp(1)),
+        (found.expected, (probs * wide).sum(1)),
+        (found.squares, probs.square().sum(1)),
+        (found.total, wide.sum(1)),
+    ):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), true, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.probs.double(), probs, rtol=4e-3 if HALF[dtype] else 2e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_probabilities_may_take_the_place_of_the_logits(dtype):
+    logits = draw(6, 100, dtype=dtype)
+    apart = row_sums(logits, probs=torch.empty_like(logits))
+    assert apart.expected is apart.squares is apart.total is None
+    row_sums(logits, probs=logits)
+    assert torch.equal(logits, apart.probs)
+
+
+def test_logits_that_are_not_numbers():
+    logits = torch.tensor(
+        [[0.0, -math.inf, 0.0, -math.inf], [1.0, math.nan, 0.0, 2.0], [-math.inf] * 4, [0, 90, -90, 0]]
+    )
+    found = row_sums(logits, (True, False, True), probs=torch.empty_like(logits))
+    assert found.probs[0].tolist() == [0.5, 0, 0.5, 0]
+    assert float(found.logsumexp[0]) == pytest.approx(math.log(2))
+    assert (float(found.expected[0]), float(found.squares[0])) == pytest.approx((0, 0.5))
+    for row in (1, 2):
+        assert found.logsumexp[row].isnan()
+        assert found.probs[row].isnan().all()
+    assert found.probs[3].tolist() == pytest.approx([0, 1, 0, 0])
+    assert float(found.logsumexp[3]) == 90
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_any_number_of_threads_gives_the_same_bits(dtype, threads, monkeypatch):
+    monkeypatch.setattr(module, "ELEMENTS_APIECE", 50)
+    logits, results = draw(41, 77, dtype=dtype), []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(row_sums(logits, (True, True, True), probs=torch.empty_like(logits)))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def taught(on: bool, dtype: torch.dtype, **asked):
+    """Log-probabilities and what else was asked, and the gradients by hidden states and weight."""
+    hidden, weight = draw(23, 16).div_(4).requires_grad_(), draw(301, 16, seed=1).div_(4).requires_grad_()
+    token = torch.arange(23) * 13
+    with in_c(on), torch.autocast("cpu", torch.bfloat16, enabled=HALF[dtype]):
+        found = token_logprobs(hidden, weight, None, token, temperature=0.7, **asked)
+        loss = (found.logprobs * torch.linspace(-1, 2, 23)).sum()
+        if asked.get("with_mean"):
+            loss = loss + found.mean_logprobs.square().sum()
+        loss.backward()
+    return [x.detach() for x in found if x is not None] + [hidden.grad, weight.grad]
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("asked", [{}, {"with_entropy": True}, {"with_mean": True, "with_collision": True}], ids=str)
+@pytest.mark.parametrize("tile", [23 * 301, 23 * 100, 23 * 7])
+def test_log_probabilities_are_those_by_torch(asked, dtype, tile, monkeypatch):
+    monkeypatch.setattr(logprobs, "TILE", tile)
+    calls = []
+    monkeypatch.setattr(logprobs, "row_sums", lambda *x, **y: calls.append(1) or row_sums(*x, **y))
+    ours, theirs = taught(True, dtype, **asked), taught(False, dtype, **asked)
+    assert len(calls) >= math.ceil(23 * 301 / tile)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == other.dtype
+        bound = 1e-2 if HALF[dtype] else 1e-5
+        torch.testing.assert_close(mine, other, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_probabilities_that_are_made_again_are_those_that_were_kept(dtype, monkeypatch):
+    monkeypatch.setattr(logprobs, "TILE", 23 * 100)
+    results = []
+    for kept in (0, 1 << 25):
+        monkeypatch.setattr(logprobs, "KEPT_BYTES", kept)
+        results.append(taught(True, dtype))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_what_a_way_back_does_hangs_on_its_way_there():
+    hidden, weight = draw(5, 8).requires_grad_(), draw(30, 8, seed=1).requires_grad_()
+    with in_c(True):
+        found = token_logprobs(hidden, weight, None, torch.arange(5)).logprobs.sum()
+    grads = torch.autograd.grad(found, (hidden, weight))
+    again = token_logprobs(hidden, weight, None, torch.arange(5)).logprobs.sum()
+    for mine, other in zip(grads, torch.autograd.grad(again, (hidden, weight)), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("case", ["bias", "softcap", "float64"])
+def test_what_c_is_not_written_for_is_torchs(case, monkeypatch):
+    monkeypatch.setattr(logprobs, "row_sums", lambda *_, **__: pytest.fail("in C"))
+    dtype = torch.float64 if case == "float64" else torch.float32
+    hidden, weight = draw(5, 8).to(dtype), draw(30, 8, seed=1).to(dtype)
+    bias = draw(30) if case == "bias" else None
+    transform = LogitTransform(softcap=5.0 if case == "softcap" else None)
+    with in_c(True):
+        token_logprobs(hidden, weight, bias, torch.arange(5), transform=transform)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_library_that_computes_something_else_is_found_before_its_first_use(number, dtype, monkeypatch):
+    own = module._row_sums
+
+    def wrong(*asked):
+        found = own(*asked)
+        found[number].view(-1)[-1] = math.nan if number % 2 else 5.0
+        return found
+
+    monkeypatch.setattr(module, "_row_sums", wrong)
+    module._check.cache_clear()
+    for _ in range(2):
+        with pytest.raises(TrainingError, match=r"softmax in C.* is off by .*: leave compiled out"):
+            row_sums(draw(2, 3, dtype=dtype))
+    module._check.cache_clear()
