@@ -359,6 +359,44 @@ def test_a_class_that_differs_in_some_settings_keeps_its_code_in_all(offsets, ca
     assert not calls
 
 
+class NarrowRMSNorm(nn.Module):
+    """One that gives what it was given, whatever the type of its weight, as Olmo 2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, x):
+        return module.plain_norm(x.float(), self.weight, self.eps).to(x.dtype)
+
+
+def test_a_class_that_gives_another_type_keeps_its_code_for_that(calls):
+    layer, x = NarrowRMSNorm(), draw(4, 8)
+    with in_c(True):
+        choice.install_layers(layer)
+        assert layer(x.float()).dtype == torch.float32
+        assert calls == {"compiled_norm": 1}
+        assert layer(x.bfloat16()).dtype == torch.bfloat16
+        assert calls == {"compiled_norm": 1}
+        assert layer.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+        assert calls == {"compiled_norm": 2}
+
+
+def test_what_a_function_in_c_can_not_take_goes_to_the_familys_own(calls):
+    model = build(family("llama"))
+    scored(model, True)
+    calls.clear()
+    turn, own = modeling_llama.apply_rotary_pos_emb, choice._own(modeling_llama.apply_rotary_pos_emb)
+    x, angles, narrow = draw(1, 4, 6, 8).float(), draw(2, 6, 8).float(), draw(1, 6, 1).float()
+    mlp, rows = model.model.layers[0].mlp, draw(5, 32).float()
+    with torch.no_grad(), in_c(True):
+        for cos in (angles, narrow):
+            assert all(torch.equal(a, b) for a, b in zip(turn(x, x, cos, cos), own(x, x, cos, cos), strict=True))
+        mlp.act_fn = nn.GELU()
+        assert torch.equal(mlp(rows), mlp.down_proj(mlp.act_fn(mlp.gate_proj(rows)) * mlp.up_proj(rows)))
+    assert not calls
+
+
 def test_trying_a_layer_draws_nothing_from_a_run():
     torch.manual_seed(5)
     expected = torch.rand(3)
