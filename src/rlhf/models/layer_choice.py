@@ -68,7 +68,10 @@ def _of_each_kind(model: nn.Module) -> Iterator[nn.Module]:
     """One of the modules that have the same class and settings."""
     seen = set()
     for module in model.modules():
-        kind = (type(module), repr(sorted((k, v) for k, v in _settings(module).items() if isinstance(v, str | float))))
+        kind = (
+            type(module),
+            repr(sorted((k, v) for k, v in _settings(module).items() if isinstance(v, str | int | float | None))),
+        )
         if kind not in seen:
             seen.add(kind)
             yield module
@@ -187,7 +190,7 @@ def _rotation_gap(own: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype,
 
 def _may_take(*tensors: Any) -> bool:
     plain = (type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.dtype in LETTERS for x in tensors)
-    return is_in_c() and not is_differentiable_twice() and not torch.compiler.is_compiling() and all(plain)
+    return not torch.compiler.is_compiling() and is_in_c() and not is_differentiable_twice() and all(plain)
 
 
 def _norm_in_c(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
