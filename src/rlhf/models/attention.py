@@ -87,6 +87,11 @@ def differentiable_twice() -> Iterator[None]:
         _TWICE.reset(token)
 
 
+def is_differentiable_twice() -> bool:
+    """Whether ``differentiable_twice`` lasts."""
+    return _TWICE.get()
+
+
 def attention_forward(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:

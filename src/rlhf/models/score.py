@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
+from rlhf.models.layer_choice import install_layers
 from rlhf.models.logprobs import TILE, LogitTransform, TokenLogprobs, token_logprobs
 
 ScorePath = Literal["packed", "padded", "logits"]
@@ -184,6 +185,7 @@ def hidden_at(
         [R, H].
     """
     check_batch(backbone, batch)
+    install_layers(backbone)
     if path == "packed":
         return _packed_hidden(backbone, batch)[rows]
     ids, mask = padded_rows(batch)
@@ -316,6 +318,7 @@ def _packed_hidden(backbone: PreTrainedModel, batch: PackedBatch) -> Tensor:
 
 def padded_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """[M, V] from the family's own forward."""
+    install_layers(model)
     ids, mask = padded_rows(batch)
     logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     return logits[batch.score_seq, batch.positions[batch.score_at]]
