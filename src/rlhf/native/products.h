@@ -39,13 +39,14 @@
 #include <unistd.h>
 #endif
 
-#define STEP (PAIRS ? 2 : 1) /* numbers in a word */
-#define ROWS 8               /* of a piece */
-#define PANEL (2 * LANES)    /* columns of a piece */
-#define BAND (TILES ? PANEL : ROWS) /* rows of a product of words */
+#define STEP (PAIRS ? 2 : 1)         /* numbers in a word */
+#define ROWS 8                       /* of a piece */
+#define PANEL (2 * LANES)            /* columns of a piece */
+#define BAND (TILES ? PANEL : ROWS)  /* rows of a product of words */
 #define WIDE (TILES ? PANEL : LANES) /* its columns are a multiple of it */
 
 #define INLINE static inline __attribute__((always_inline))
+#define ALIGNED __attribute__((aligned(64)))
 #define UP(n, to) (((n) + (to) - 1) / (to) * (to))
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
@@ -135,7 +136,8 @@ INLINE void begin_tiles(void) {
 INLINE void end_tiles(void) { _tile_release(); }
 
 /* A square of four tiles: out (+)= x [PANEL, steps] y [steps, PANEL], steps a multiple of LANES. */
-INLINE void square(float *out, int64_t out_row, const word *x, int64_t x_row, const word *y, int64_t y_step, int64_t steps, const int fresh) {
+INLINE void square(float *out, int64_t out_row, const word *x, int64_t x_row, const word *y, int64_t y_step, int64_t steps,
+                   const int fresh) {
     const int64_t word_bytes = sizeof(word), down = LANES * out_row;
     if (fresh) {
         _tile_zero(0);
@@ -169,13 +171,15 @@ INLINE void begin_tiles(void) {}
 INLINE void end_tiles(void) {}
 #endif
 
-/* out [rows, columns] (+)= x [rows, steps] y [steps, columns] in words; rows a multiple of BAND, columns of WIDE. */
+/* out [rows, columns] (+)= x [rows, steps] y [steps, columns] in words; rows a multiple of BAND, columns of WIDE, and steps of LANES where
+ * there are tiles. */
 INLINE void product_of_words(float *out, int64_t out_row, const word *x, int64_t x_row, const word *y, int64_t y_step, int64_t steps,
                              int64_t rows, int64_t columns, const int fresh) {
 #if TILES
     __asm__ volatile("" ::: "memory"); /* gcc does not know that a tile is read from memory */
     for (int64_t r = 0; r < rows; r += PANEL)
-        for (int64_t c = 0; c < columns; c += PANEL) square(out + r * out_row + c, out_row, x + r * x_row, x_row, y + c, y_step, steps, fresh);
+        for (int64_t c = 0; c < columns; c += PANEL)
+            square(out + r * out_row + c, out_row, x + r * x_row, x_row, y + c, y_step, steps, fresh);
 #else
     for (int64_t r = 0; r < rows; r += ROWS)
         product(out + r * out_row, out_row, x + r * x_row, x_row, 1, y, y_step, steps, columns, PAIRS, fresh);
@@ -220,7 +224,7 @@ static void transpose(word *restrict out, int64_t out_row, const word *restrict 
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) block[i] = vector(x + (r + i) * x_row + c);
 #pragma GCC unroll 4
-            for (int half = LANES / 2; half; half /= 2) { /* of blocks of 2 x half rows and columns, the corners off the diagonal change places */
+            for (int half = LANES / 2; half; half /= 2) { /* corners of (2 half)^2 blocks change places */
                 v16i left = lane + (((lane & half) != 0) & (LANES - half)), right = left + half;
 #pragma GCC unroll 16
                 for (int i = 0; i < LANES; i++)

@@ -13,7 +13,8 @@
  *   TILES        0 to do without its products of tiles of bfloat16
  *
  * S and its softmax are in float32. Where the processor multiplies bfloat16, the factors of the other products are rounded to it. All sums
- * are in float32, and their order hangs on the lengths alone.
+ * are in float32, and their order hangs on the lengths alone. Gradients by keys are made in columns, so that every product's left factor is
+ * read along its rows.
  *
  * NaN comes through. Keys that no query of a piece may see cost nothing.
  */
@@ -104,7 +105,7 @@ static int64_t lay_forward(const run_t *runs, int64_t count, float *memory, forw
 }
 
 static void lay_keys(const batch_t *batch, const forward_t *at, run_t run, int64_t kv_head, int64_t place) {
-    float rows[PANEL * MOST(ROOM, VALUE_ROOM)];
+    ALIGNED float rows[PANEL * MOST(ROOM, VALUE_ROOM)];
     for (int64_t k = 0; k < run.length; k += PANEL) {
         int64_t head = (run.first + k) * batch->kv_heads + kv_head, count = LEAST(PANEL, run.length - k);
         rows_of_floats(rows, batch->key + head * WIDTH, batch->kv_heads * WIDTH, count, PANEL, WIDTH, ROOM, batch->scaling);
@@ -141,8 +142,9 @@ static int64_t score_rows(const batch_t *batch, const forward_t *at, const segme
         int64_t high = LEAST(segment->length, position + count - segment->start) - low[s];
         for (int64_t k = 0; k < high; k += PANEL) {
             int64_t columns = LEAST(PANEL, UP(high - k, LANES)), first = low[s] + k;
-            product(at->scores + place + k, at->room, at->queries, ROOM, 1, at->keys + (segment->at + first) * ROOM, PANEL, WIDTH, columns, 0, 1);
-            hide(batch, at->scores + place + k, at->room, columns, position, segment->start + first, segment->length - first);
+            float *scores = at->scores + place + k;
+            product(scores, at->room, at->queries, ROOM, 1, at->keys + (segment->at + first) * ROOM, PANEL, WIDTH, columns, 0, 1);
+            hide(batch, scores, at->room, columns, position, segment->start + first, segment->length - first);
         }
         if (s) return place + UP(high, LANES);
         end = place + MOST(0, UP(high, LANES));
@@ -161,7 +163,8 @@ static void attend_rows(const batch_t *batch, const forward_t *at, const segment
         low[s] = MOST(0, lowest(batch, position) - segments[s].start) / PANEL * PANEL;
         wide[s] = MOST(0, UP(LEAST(segments[s].length, position + count - segments[s].start) - low[s], WIDE));
     }
-    float sums[BAND], mixed[BAND * VALUE_ROOM];
+    float sums[BAND];
+    ALIGNED float mixed[BAND * VALUE_ROOM];
     for (int64_t q = 0; q < count; q += ROWS) {
         int64_t rows = LEAST(ROWS, count - q), first = (row + q) * batch->heads + head;
         rows_of_floats(at->queries, batch->query + first * WIDTH, batch->heads * WIDTH, rows, ROWS, WIDTH, ROOM, 1);
@@ -170,9 +173,11 @@ static void attend_rows(const batch_t *batch, const forward_t *at, const segment
             sums[q + r] = softmax_row(at->scores + r * at->room, at->probs + (q + r) * (at->room / STEP), columns, wide[0] + wide[1],
                                       batch->log_sums + first + r * batch->heads);
     }
-    for (int s = 0; s < 2; s++)
-        product_of_words(mixed, VALUE_ROOM, at->probs + s * wide[0] / STEP, at->room / STEP, at->values + (segments[s].at + low[s]) / STEP * VALUE_ROOM,
-                         VALUE_ROOM, wide[s] / STEP, BAND, VALUE_ROOM, !s);
+    for (int s = 0; s < 2; s++) {
+        const word *values = at->values + (segments[s].at + low[s]) / STEP * VALUE_ROOM;
+        product_of_words(mixed, VALUE_ROOM, at->probs + s * wide[0] / STEP, at->room / STEP, values, VALUE_ROOM, wide[s] / STEP, BAND,
+                         VALUE_ROOM, !s);
+    }
     for (int64_t r = 0; r < count; r++) {
         element *out = batch->out + ((row + r) * batch->heads + head) * VALUE_WIDTH;
         float factor = 1.0f / sums[r];
@@ -261,8 +266,8 @@ static int64_t lay_backward(const batch_t *batch, const run_t *runs, int64_t cou
 
 /* One head's queries of a run, from row `place` on. */
 static void lay_queries(const batch_t *batch, const backward_t *at, run_t run, int64_t head, int64_t place) {
-    float grads[BLOCK * VALUE_ROOM], outs[BLOCK * VALUE_ROOM];
-    word words[LANES * MOST(ROOM, VALUE_ROOM)];
+    ALIGNED float grads[BLOCK * VALUE_ROOM], outs[BLOCK * VALUE_ROOM];
+    ALIGNED word words[LANES * MOST(ROOM, VALUE_ROOM)];
     for (int64_t q = 0; q < run.length; q += BLOCK) {
         int64_t row = (run.first + q) * batch->heads + head, count = LEAST(BLOCK, run.length - q), to = place + q;
         int64_t stride = batch->heads * VALUE_WIDTH, before = q % QUERIES, block = (to - before) / STEP;
@@ -290,8 +295,8 @@ static void lay_queries(const batch_t *batch, const backward_t *at, run_t run, i
 
 /* `count` keys from a row on. */
 static void lay_tile(const batch_t *batch, const backward_t *at, int64_t first, int64_t count, int64_t kv_head) {
-    float rows[PANEL * MOST(ROOM, VALUE_ROOM)];
-    word words[PANEL * VALUE_ROOM / STEP];
+    ALIGNED float rows[PANEL * MOST(ROOM, VALUE_ROOM)];
+    ALIGNED word words[PANEL * VALUE_ROOM / STEP];
     for (int64_t k = 0; k < KEYS; k += PANEL) {
         int64_t head = (first + k) * batch->kv_heads + kv_head, left = MOST(0, LEAST(PANEL, count - k));
         rows_of_floats(rows, batch->key + head * WIDTH, batch->kv_heads * WIDTH, left, PANEL, WIDTH, ROOM, batch->scaling);
@@ -301,11 +306,12 @@ static void lay_tile(const batch_t *batch, const backward_t *at, int64_t first, 
         for (int64_t i = 0; i < PANEL * VALUE_ROOM; i += LANES) narrow(words + i / STEP, vector(rows + i));
         transpose(at->values + k * (VALUE_ROOM / STEP), PANEL, words, VALUE_ROOM / STEP, PANEL, VALUE_ROOM / STEP);
     }
-    int64_t head = first * batch->kv_heads + kv_head, stride = batch->kv_heads * sizeof(float);
-    fetch(batch->grad_key + head * WIDTH, stride * WIDTH, count, WIDTH * sizeof(float), 1);
-    fetch(batch->grad_value + head * VALUE_WIDTH, stride * VALUE_WIDTH, count, VALUE_WIDTH * sizeof(float), 1);
-    fetch(batch->key + (head + KEYS * batch->kv_heads) * WIDTH, stride * WIDTH, KEYS, WIDTH * sizeof(float), 0);
-    fetch(batch->value + (head + KEYS * batch->kv_heads) * VALUE_WIDTH, batch->kv_heads * VALUE_WIDTH * sizeof(element), KEYS, VALUE_WIDTH * sizeof(element), 0);
+    int64_t key = WIDTH * sizeof(float), value = VALUE_WIDTH * sizeof(element), grad = VALUE_WIDTH * sizeof(float);
+    int64_t head = first * batch->kv_heads + kv_head, next = head + KEYS * batch->kv_heads;
+    fetch(batch->grad_key + head * WIDTH, batch->kv_heads * key, count, key, 1);
+    fetch(batch->grad_value + head * VALUE_WIDTH, batch->kv_heads * grad, count, grad, 1);
+    fetch(batch->key + next * WIDTH, batch->kv_heads * key, KEYS, key, 0);
+    fetch(batch->value + next * VALUE_WIDTH, batch->kv_heads * value, KEYS, value, 0);
     memset(at->grad_key, 0, KEYS * ROOM * sizeof(float));
     memset(at->grad_value, 0, KEYS * VALUE_ROOM * sizeof(float));
 }
@@ -329,15 +335,18 @@ INLINE void slope_piece(const backward_t *at, const float *scores, const float *
         }
 }
 
-/* What up to QUERIES neighbouring queries of a head, laid from `row` on, and a tile's `keys` keys, from position `start` on, owe each other. */
-static void learn_block(const batch_t *batch, const backward_t *at, int64_t row, int64_t position, int64_t count, int64_t start, int64_t keys) {
-    float scores[ROWS * PANEL], grads[BAND * PANEL];
+/* What up to QUERIES neighbouring queries of a head, laid from `row` on, and a tile's `keys` keys, from position `start` on, owe each
+ * other. */
+static void learn_block(const batch_t *batch, const backward_t *at, int64_t row, int64_t position, int64_t count, int64_t start,
+                        int64_t keys) {
+    ALIGNED float scores[ROWS * PANEL], grads[BAND * PANEL];
+    const word *query_columns = at->query_columns + row / STEP * ROOM, *grad_columns = at->grad_columns + row / STEP * VALUE_ROOM;
     for (int64_t q = 0; q < count; q += BAND) {
         int64_t low = MOST(0, lowest(batch, position + q) - start) / PANEL * PANEL;
         int64_t high = UP(LEAST(keys, position + LEAST(q + BAND, count) - start), WIDE);
         for (int64_t k = low; k < high; k += PANEL) {
-            product_of_words(grads, PANEL, at->grads + (row + q) * (VALUE_ROOM / STEP), VALUE_ROOM / STEP, at->values + k * (VALUE_ROOM / STEP),
-                             PANEL, VALUE_ROOM / STEP, BAND, LEAST(PANEL, high - k), 1);
+            product_of_words(grads, PANEL, at->grads + (row + q) * (VALUE_ROOM / STEP), VALUE_ROOM / STEP,
+                             at->values + k * (VALUE_ROOM / STEP), PANEL, VALUE_ROOM / STEP, BAND, LEAST(PANEL, high - k), 1);
             for (int64_t r = q; r < q + BAND; r += ROWS) {
                 int64_t seen = r < count ? LEAST(keys, position + LEAST(r + ROWS, count) - start) - k : 0;
                 int64_t columns = LEAST(PANEL, UP(MOST(seen, 0), LANES));
@@ -355,14 +364,14 @@ static void learn_block(const batch_t *batch, const backward_t *at, int64_t row,
         int64_t end = UP(LEAST(count, last_reader(batch, start + LEAST(k + PANEL, keys)) - position), BAND);
         if (begin >= end) continue;
         int64_t from = begin / STEP, to = from * KEYS + k, across = UP(count, BLOCK) / STEP, steps = (end - begin) / STEP;
-        product_of_words(at->grad_value + k, KEYS, at->grad_columns + row / STEP * VALUE_ROOM + from, across, at->probs + to, KEYS, steps, VALUE_ROOM, PANEL, 0);
-        product_of_words(at->grad_key + k, KEYS, at->query_columns + row / STEP * ROOM + from, across, at->slopes + to, KEYS, steps, ROOM, PANEL, 0);
+        product_of_words(at->grad_value + k, KEYS, grad_columns + from, across, at->probs + to, KEYS, steps, VALUE_ROOM, PANEL, 0);
+        product_of_words(at->grad_key + k, KEYS, query_columns + from, across, at->slopes + to, KEYS, steps, ROOM, PANEL, 0);
     }
 }
 
 /* Gradients by `count` keys from a row on, and by their values. */
 static void keep_tile(const batch_t *batch, const backward_t *at, int64_t first, int64_t count, int64_t kv_head) {
-    float rows[KEYS * MOST(ROOM, VALUE_ROOM)];
+    ALIGNED float rows[KEYS * MOST(ROOM, VALUE_ROOM)];
     int64_t head = first * batch->kv_heads + kv_head;
     transpose(rows, ROOM, at->grad_key, KEYS, ROOM, KEYS);
     for (int64_t row = 0; row < count; row++) {
@@ -394,9 +403,10 @@ static void learn_tree(const batch_t *batch, const backward_t *at, const run_t *
     place = 0;
     for (int64_t run = 0; run < count; run++)
         for (int64_t r = 0; r < repeats; r++, place += UP(runs[run].length, BLOCK))
-            for (int64_t q = 0; q < runs[run].length; q++)
-                memcpy(batch->grad_query + ((runs[run].first + q) * heads + kv_head * repeats + r) * WIDTH, at->grad_query + (place + q) * ROOM,
-                       WIDTH * sizeof(float));
+            for (int64_t q = 0; q < runs[run].length; q++) {
+                int64_t to = (runs[run].first + q) * heads + kv_head * repeats + r;
+                memcpy(batch->grad_query + to * WIDTH, at->grad_query + (place + q) * ROOM, WIDTH * sizeof(float));
+            }
 }
 
 /* Writes the gradients of units first .. last - 1, each a tree and a key head. `memory` holds as much as backward_room says. */
