@@ -173,16 +173,17 @@ INLINE void end_tiles(void) {}
 
 /* out [rows, columns] (+)= x [rows, steps] y [steps, columns] in words; rows a multiple of BAND, columns of WIDE, and steps of LANES where
  * there are tiles. */
-INLINE void product_of_words(float *out, int64_t out_row, const word *x, int64_t x_row, const word *y, int64_t y_step, int64_t steps,
-                             int64_t rows, int64_t columns, const int fresh) {
+INLINE void product_of_words(float *out, int64_t out_row, const word *x, int64_t x_row, int64_t x_step, const word *y, int64_t y_step,
+                             int64_t steps, int64_t rows, int64_t columns, const int fresh) {
 #if TILES
+    (void)x_step; /* 1 */
     __asm__ volatile("" ::: "memory"); /* gcc does not know that a tile is read from memory */
     for (int64_t r = 0; r < rows; r += PANEL)
         for (int64_t c = 0; c < columns; c += PANEL)
             square(out + r * out_row + c, out_row, x + r * x_row, x_row, y + c, y_step, steps, fresh);
 #else
     for (int64_t r = 0; r < rows; r += ROWS)
-        product(out + r * out_row, out_row, x + r * x_row, x_row, 1, y, y_step, steps, columns, PAIRS, fresh);
+        product(out + r * out_row, out_row, x + r * x_row, x_row, x_step, y, y_step, steps, columns, PAIRS, fresh);
 #endif
 }
 

@@ -13,8 +13,7 @@
  *   TILES        0 to do without its products of tiles of bfloat16
  *
  * S and its softmax are in float32. Where the processor multiplies bfloat16, the factors of the other products are rounded to it. All sums
- * are in float32, and their order hangs on the lengths alone. Gradients by keys are made in columns, so that every product's left factor is
- * read along its rows.
+ * are in float32, and their order hangs on the lengths alone. Gradients by keys are made in columns.
  *
  * NaN comes through. Keys that no query of a piece may see cost nothing.
  */
@@ -175,7 +174,7 @@ static void attend_rows(const batch_t *batch, const forward_t *at, const segment
     }
     for (int s = 0; s < 2; s++) {
         const word *values = at->values + (segments[s].at + low[s]) / STEP * VALUE_ROOM;
-        product_of_words(mixed, VALUE_ROOM, at->probs + s * wide[0] / STEP, at->room / STEP, values, VALUE_ROOM, wide[s] / STEP, BAND,
+        product_of_words(mixed, VALUE_ROOM, at->probs + s * wide[0] / STEP, at->room / STEP, 1, values, VALUE_ROOM, wide[s] / STEP, BAND,
                          VALUE_ROOM, !s);
     }
     for (int64_t r = 0; r < count; r++) {
@@ -224,7 +223,7 @@ int64_t forward_room(const batch_t *batch, int64_t trees) {
 typedef struct {
     /* of a tree's queries: run by run, in each head by head, each filled up to a multiple of BLOCK by queries that see nothing */
     float *queries;      /* [rows, ROOM] */
-    word *query_columns; /* of each block of up to QUERIES rows, [ROOM, rows / STEP] */
+    word *query_columns; /* with TILES of each block of up to QUERIES rows, [ROOM, rows / STEP]; else [rows / STEP, ROOM] */
     word *grads;         /* [rows, VALUE_ROOM / STEP] by outputs */
     word *grad_columns;  /* likewise, [VALUE_ROOM, rows / STEP] */
     float *log_sums;     /* [rows] */
@@ -247,9 +246,9 @@ static int64_t lay_backward(const batch_t *batch, const run_t *runs, int64_t cou
     for (int64_t run = 0; run < count; run++) rows += UP(runs[run].length, BLOCK) * (batch->heads / batch->kv_heads);
     float *room = memory;
     at->queries = take(&room, rows * ROOM);
-    at->query_columns = take(&room, rows / STEP * ROOM);
+    at->query_columns = STEP > 1 ? take(&room, rows / STEP * ROOM) : at->queries;
     at->grads = take(&room, rows * VALUE_ROOM / STEP);
-    at->grad_columns = take(&room, rows / STEP * VALUE_ROOM);
+    at->grad_columns = STEP > 1 ? take(&room, rows / STEP * VALUE_ROOM) : at->grads;
     at->log_sums = take(&room, rows);
     at->shares = take(&room, rows);
     at->grad_query = take(&room, rows * ROOM);
@@ -264,21 +263,29 @@ static int64_t lay_backward(const batch_t *batch, const run_t *runs, int64_t cou
     return room - memory;
 }
 
+/* BLOCK rows of numbers from row `before` of their block on, where with TILES a column has `across` words. */
+INLINE void lay_columns(word *out, const float *rows, int64_t width, int64_t before, int64_t across) {
+    ALIGNED word words[LANES * MOST(ROOM, VALUE_ROOM)];
+    if (TILES) {
+        join_rows(words, rows, BLOCK, width);
+        transpose(out + before / STEP, across, words, width, LANES, width);
+    } else if (STEP > 1) {
+        join_rows(out + before / STEP * width, rows, BLOCK, width);
+    }
+}
+
 /* One head's queries of a run, from row `place` on. */
 static void lay_queries(const batch_t *batch, const backward_t *at, run_t run, int64_t head, int64_t place) {
     ALIGNED float grads[BLOCK * VALUE_ROOM], outs[BLOCK * VALUE_ROOM];
-    ALIGNED word words[LANES * MOST(ROOM, VALUE_ROOM)];
     for (int64_t q = 0; q < run.length; q += BLOCK) {
         int64_t row = (run.first + q) * batch->heads + head, count = LEAST(BLOCK, run.length - q), to = place + q;
         int64_t stride = batch->heads * VALUE_WIDTH, before = q % QUERIES, block = (to - before) / STEP;
         int64_t across = LEAST(QUERIES, UP(run.length - q + before, BLOCK)) / STEP;
         rows_of_floats(at->queries + to * ROOM, batch->query + row * WIDTH, batch->heads * WIDTH, count, BLOCK, WIDTH, ROOM, 1);
-        join_rows(words, at->queries + to * ROOM, BLOCK, ROOM);
-        transpose(at->query_columns + block * ROOM + before / STEP, across, words, ROOM, LANES, ROOM);
+        lay_columns(at->query_columns + block * ROOM, at->queries + to * ROOM, ROOM, before, across);
         rows_of_elements(grads, batch->grad_out + row * VALUE_WIDTH, stride, count, BLOCK, VALUE_WIDTH, VALUE_ROOM, 1);
         rows_of_elements(outs, batch->out + row * VALUE_WIDTH, stride, count, BLOCK, VALUE_WIDTH, VALUE_ROOM, 1);
-        join_rows(words, grads, BLOCK, VALUE_ROOM);
-        transpose(at->grad_columns + block * VALUE_ROOM + before / STEP, across, words, VALUE_ROOM, LANES, VALUE_ROOM);
+        lay_columns(at->grad_columns + block * VALUE_ROOM, grads, VALUE_ROOM, before, across);
         for (int r = 0; r < BLOCK; r++) {
             v16 share = {0};
             for (int d = 0; d < VALUE_ROOM; d += LANES) {
@@ -345,7 +352,7 @@ static void learn_block(const batch_t *batch, const backward_t *at, int64_t row,
         int64_t low = MOST(0, lowest(batch, position + q) - start) / PANEL * PANEL;
         int64_t high = UP(LEAST(keys, position + LEAST(q + BAND, count) - start), WIDE);
         for (int64_t k = low; k < high; k += PANEL) {
-            product_of_words(grads, PANEL, at->grads + (row + q) * (VALUE_ROOM / STEP), VALUE_ROOM / STEP,
+            product_of_words(grads, PANEL, at->grads + (row + q) * (VALUE_ROOM / STEP), VALUE_ROOM / STEP, 1,
                              at->values + k * (VALUE_ROOM / STEP), PANEL, VALUE_ROOM / STEP, BAND, LEAST(PANEL, high - k), 1);
             for (int64_t r = q; r < q + BAND; r += ROWS) {
                 int64_t seen = r < count ? LEAST(keys, position + LEAST(r + ROWS, count) - start) - k : 0;
@@ -356,16 +363,19 @@ static void learn_block(const batch_t *batch, const backward_t *at, int64_t row,
             }
         }
         if (low < high)
-            product_of_words(at->grad_query + (row + q) * ROOM, ROOM, at->flat_slopes + (q * KEYS + low) / STEP, KEYS / STEP,
+            product_of_words(at->grad_query + (row + q) * ROOM, ROOM, at->flat_slopes + (q * KEYS + low) / STEP, KEYS / STEP, 1,
                              at->key_pairs + low / STEP * ROOM, ROOM, (high - low) / STEP, BAND, ROOM, 0);
     }
     for (int64_t k = 0; k < keys; k += PANEL) {
         int64_t begin = MOST(0, start + k - position) / BAND * BAND;
         int64_t end = UP(LEAST(count, last_reader(batch, start + LEAST(k + PANEL, keys)) - position), BAND);
         if (begin >= end) continue;
-        int64_t from = begin / STEP, to = from * KEYS + k, across = UP(count, BLOCK) / STEP, steps = (end - begin) / STEP;
-        product_of_words(at->grad_value + k, KEYS, grad_columns + from, across, at->probs + to, KEYS, steps, VALUE_ROOM, PANEL, 0);
-        product_of_words(at->grad_key + k, KEYS, query_columns + from, across, at->slopes + to, KEYS, steps, ROOM, PANEL, 0);
+        int64_t from = begin / STEP, to = from * KEYS + k, across = TILES ? UP(count, BLOCK) / STEP : 1, steps = (end - begin) / STEP;
+        int64_t value_step = TILES ? 1 : VALUE_ROOM, key_step = TILES ? 1 : ROOM;
+        product_of_words(at->grad_value + k, KEYS, grad_columns + from * value_step, across, value_step, at->probs + to, KEYS, steps,
+                         VALUE_ROOM, PANEL, 0);
+        product_of_words(at->grad_key + k, KEYS, query_columns + from * key_step, across, key_step, at->slopes + to, KEYS, steps, ROOM,
+                         PANEL, 0);
     }
 }
 
