@@ -75,6 +75,8 @@ class _Trees(NamedTuple):
     """int64 [T + 1] where a tree's runs begin."""
     scores: tuple[int, ...]
     """[T] of one head."""
+    num_rows: int
+    """In all runs."""
 
 
 class _Asked(NamedTuple):
@@ -128,7 +130,7 @@ class _CompiledTreeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, trees: _Trees, asked: _Asked) -> Tensor:
         q, k, v = query.float().contiguous(), key.float().contiguous(), value.to(asked.dtype).contiguous()
-        out = torch.zeros((*q.shape[:2], v.shape[2]), dtype=asked.dtype)
+        out = _blank(trees, (*q.shape[:2], v.shape[2]), asked.dtype)
         log_sums = torch.empty(q.shape[:2])
         _run("forward", (q, k, v), trees, asked, out=out, log_sums=log_sums)
         ctx.save_for_backward(q, k, v, out, log_sums)
@@ -140,11 +142,16 @@ class _CompiledTreeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sums = ctx.saved_tensors
         trees, asked, dtypes = ctx.settings
-        grads = [torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v)]
+        grads = [_blank(trees, x.shape, torch.float32) for x in (q, k, v)]
         places = dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True))
         grad_out = grad_out.to(asked.dtype).contiguous()
         _run("backward", (q, k, v), trees, asked, out=out, log_sums=log_sums, grad_out=grad_out, **places)
         return *(grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)), None, None
+
+
+def _blank(trees: _Trees, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """What C writes the rows of: zeros where it does not write all of them."""
+    return torch.empty(*shape, dtype=dtype) if trees.num_rows == shape[0] else torch.zeros(*shape, dtype=dtype)
 
 
 def _run(name: str, tensors: tuple[Tensor, Tensor, Tensor], trees: _Trees, asked: _Asked, **others: Tensor) -> None:
@@ -188,6 +195,7 @@ def _trees(buckets: Sequence[Bucket]) -> _Trees:
         torch.tensor([run for runs in trees for run in runs], dtype=torch.int64),
         torch.tensor([*accumulate(map(len, trees), initial=0)], dtype=torch.int64),
         tuple(_num_scores(*runs) for runs in trees),
+        sum(run.length for runs in trees for run in runs),
     )
 
 
@@ -234,7 +242,10 @@ def _largest_gap(width: int, value_width: int, dtype: torch.dtype) -> float:
 
 @functools.cache
 def _functions(width: int, value_width: int, *, half: bool) -> ctypes.CDLL:
-    library = load("tree", WIDTH=width, VALUE_WIDTH=value_width, HALF=int(half))
+    macros = {"WIDTH": width, "VALUE_WIDTH": value_width, "HALF": int(half)}
+    library = load("tree", **macros)
+    if not library.tiles_allowed():
+        library = load("tree", **macros, TILES=0)
     for name in ("forward", "backward"):
         function, room = getattr(library, name), getattr(library, f"{name}_room")
         function.argtypes, function.restype = (POINTER(_Batch), c_void_p, c_int64, c_int64), None

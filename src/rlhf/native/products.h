@@ -2,11 +2,13 @@
  *
  *   HALF         1 where elements are bfloat16, 0 where they are float32
  *   VALUE_WIDTH  of the rows of elements whose neighbours may share a word
+ *   WIDTH        of the other rows
  *   PAIRS        0 to do without the processor's products of bfloat16
+ *   TILES        0 to do without its products of tiles of bfloat16 (AMX)
  *
  * Every product is made of pieces of ROWS x (1 or 2 vectors) that stay in registers. Its right factor is laid out beforehand so that it
  * is read from front to back, its left factor one word at a time. A word is a float32; or, where the processor multiplies bfloat16, two
- * of these, neighbours along the sum. All sums are in float32.
+ * of these, neighbours along the sum. Where it multiplies tiles of them, pieces are squares of PANEL x PANEL. All sums are in float32.
  */
 #ifndef PRODUCTS_H
 #define PRODUCTS_H
@@ -21,26 +23,61 @@
 #endif
 #endif
 
-#if PAIRS
-#include <immintrin.h>
-#define STEP 2 /* numbers in a word */
+#ifndef TILES
+#if PAIRS && defined(__AMX_BF16__) && defined(__linux__) && WIDTH % 32 == 0 && VALUE_WIDTH % 32 == 0
+#define TILES 1
 #else
-#define STEP 1
+#define TILES 0
+#endif
 #endif
 
-#define ROWS 8            /* of a piece */
-#define PANEL (2 * LANES) /* columns of a piece */
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+#if TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define STEP (PAIRS ? 2 : 1)         /* numbers in a word */
+#define ROWS 8                       /* of a piece */
+#define PANEL (2 * LANES)            /* columns of a piece */
+#define BAND (TILES ? PANEL : ROWS)  /* rows of a product of words */
+#define WIDE (TILES ? PANEL : LANES) /* its columns are a multiple of it */
 
 #define INLINE static inline __attribute__((always_inline))
+#define ALIGNED __attribute__((aligned(64)))
 #define UP(n, to) (((n) + (to) - 1) / (to) * (to))
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
 
 typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
 typedef float v16_anywhere __attribute__((vector_size(64), aligned(4), may_alias)); /* in memory */
 typedef float word __attribute__((may_alias)); /* a float32, or with PAIRS two bfloat16 */
 
 INLINE v16 vector(const word *x) { return *(const v16_anywhere *)x; }
+INLINE void keep(word *out, v16 x) { *(v16_anywhere *)out = x; }
+
+/* Where x is NaN, y. */
+INLINE v16 larger(v16 x, v16 y) {
+    v16i first = x > y;
+    return (v16)((first & (v16i)x) | (~first & (v16i)y));
+}
+
+INLINE float largest(v16 x) {
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof lanes);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) lanes[j] = lanes[j + half] > lanes[j] ? lanes[j + half] : lanes[j];
+    return lanes[0];
+}
+
+INLINE float total(v16 x) {
+    float sum = 0;
+    for (int j = 0; j < LANES; j++) sum += x[j];
+    return sum;
+}
 
 INLINE v16 multiply_add(v16 sum, float x, v16 y, const int pairs) {
     v16 all = x - (v16){0};
@@ -71,7 +108,7 @@ INLINE void piece(float *restrict out, int64_t out_row, const word *restrict x, 
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) *(v16_anywhere *)(out + r * out_row + v * LANES) = sums[r][v];
+        for (int v = 0; v < vectors; v++) keep(out + r * out_row + v * LANES, sums[r][v]);
 }
 
 /* The same for `columns` columns, a multiple of LANES. */
@@ -82,24 +119,92 @@ INLINE void product(float *out, int64_t out_row, const word *x, int64_t x_row, i
     if (c < columns) piece(out + c, out_row, x, x_row, x_step, y + c, y_step, steps, 1, pairs, fresh);
 }
 
+#if TILES
+/* Whether the system lets this process work with tiles: Linux wants to be asked. */
+int tiles_allowed(void) { return !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* data of tiles */); }
+
+/* Eight tiles of 16 rows of 64 bytes; others in this process shape them otherwise. */
+INLINE void begin_tiles(void) {
+    struct {
+        uint8_t palette, row, unused[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) shape.row_bytes[tile] = 64, shape.rows[tile] = 16;
+    _tile_loadconfig(&shape);
+}
+INLINE void end_tiles(void) { _tile_release(); }
+
+/* A square of four tiles: out (+)= x [PANEL, steps] y [steps, PANEL], steps a multiple of LANES. */
+INLINE void square(float *out, int64_t out_row, const word *x, int64_t x_row, const word *y, int64_t y_step, int64_t steps,
+                   const int fresh) {
+    const int64_t word_bytes = sizeof(word), down = LANES * out_row;
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, out, out_row * word_bytes);
+        _tile_loadd(1, out + LANES, out_row * word_bytes);
+        _tile_loadd(2, out + down, out_row * word_bytes);
+        _tile_loadd(3, out + down + LANES, out_row * word_bytes);
+    }
+    for (int64_t i = 0; i < steps; i += LANES) {
+        _tile_loadd(4, x + i, x_row * word_bytes);
+        _tile_loadd(5, x + LANES * x_row + i, x_row * word_bytes);
+        _tile_loadd(6, y + i * y_step, y_step * word_bytes);
+        _tile_loadd(7, y + i * y_step + LANES, y_step * word_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, out, out_row * word_bytes);
+        _tile_stored(1, out + LANES, out_row * word_bytes);
+    _tile_stored(2, out + down, out_row * word_bytes);
+        _tile_stored(3, out + down + LANES, out_row * word_bytes);
+}
+#else
+int tiles_allowed(void) { return 1; }
+INLINE void begin_tiles(void) {}
+INLINE void end_tiles(void) {}
+#endif
+
+/* out [rows, columns] (+)= x [rows, steps] y [steps, columns] in words; rows a multiple of BAND, columns of WIDE, and steps of LANES where
+ * there are tiles. */
+INLINE void product_of_words(float *out, int64_t out_row, const word *x, int64_t x_row, int64_t x_step, const word *y, int64_t y_step,
+                             int64_t steps, int64_t rows, int64_t columns, const int fresh) {
+#if TILES
+    (void)x_step; /* 1 */
+    __asm__ volatile("" ::: "memory"); /* gcc does not know that a tile is read from memory */
+    for (int64_t r = 0; r < rows; r += PANEL)
+        for (int64_t c = 0; c < columns; c += PANEL)
+            square(out + r * out_row + c, out_row, x + r * x_row, x_row, y + c, y_step, steps, fresh);
+#else
+    for (int64_t r = 0; r < rows; r += ROWS)
+        product(out + r * out_row, out_row, x + r * x_row, x_row, x_step, y, y_step, steps, columns, PAIRS, fresh);
+#endif
+}
+
 /* LANES words, each of a number of one row and the number below it. */
-INLINE void join(word *out, const float *above, const float *below) {
+INLINE void join(word *out, v16 above, v16 below) {
 #if PAIRS
-    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(above)));
-    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(below)));
+    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)above));
+    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)below));
     _mm512_storeu_si512(out, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 #else
     (void)below;
-    *(v16_anywhere *)out = vector(above);
+    keep(out, above);
 #endif
 }
 
 /* LANES numbers as LANES / STEP words, each of neighbours in the row. */
-INLINE void narrow(word *out, const float *x) {
+INLINE void narrow(word *out, v16 x) {
 #if PAIRS
-    _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
+    _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)x));
 #else
-    *(v16_anywhere *)out = vector(x);
+    keep(out, x);
 #endif
 }
 
@@ -107,13 +212,53 @@ INLINE void narrow(word *out, const float *x) {
 static void join_rows(word *restrict out, const float *restrict rows, int64_t count, int64_t width) {
     for (int64_t row = 0; row < count; row += STEP)
         for (int64_t c = 0; c < width; c += LANES)
-            join(out + row / STEP * width + c, rows + row * width + c, rows + (row + STEP - 1) * width + c);
+            join(out + row / STEP * width + c, vector(rows + row * width + c), vector(rows + (row + STEP - 1) * width + c));
 }
 
-/* words [PANEL, width] -> panel [width, PANEL], of `count` columns. */
-INLINE void transpose(word *restrict out, const word *restrict rows, const int64_t width, const int64_t count) {
-    for (int64_t d = 0; d < count; d++)
-        for (int64_t k = 0; k < PANEL; k++) out[d * PANEL + k] = rows[k * width + d];
+/* words x [rows, columns] -> out [columns, rows], both multiples of LANES. */
+static void transpose(word *restrict out, int64_t out_row, const word *restrict x, int64_t x_row, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; r += LANES)
+        for (int64_t c = 0; c < columns; c += LANES) {
+#ifdef __AVX512F__
+            const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            v16 block[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) block[i] = vector(x + (r + i) * x_row + c);
+#pragma GCC unroll 4
+            for (int half = LANES / 2; half; half /= 2) { /* corners of (2 half)^2 blocks change places */
+                v16i left = lane + (((lane & half) != 0) & (LANES - half)), right = left + half;
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++)
+                    if (!(i & half)) {
+                        __m512 above = (__m512)block[i], below = (__m512)block[i + half];
+                        block[i] = (v16)_mm512_permutex2var_ps(above, (__m512i)left, below);
+                        block[i + half] = (v16)_mm512_permutex2var_ps(above, (__m512i)right, below);
+                    }
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) keep(out + (c + i) * out_row + r, block[i]);
+#else
+            for (int i = 0; i < LANES; i++)
+                for (int j = 0; j < LANES; j++) out[(c + i) * out_row + r + j] = x[(r + j) * x_row + c + i];
+#endif
+        }
+}
+
+/* What `exponential` gives, of LANES numbers. */
+INLINE v16 exponentials(v16 x) {
+#ifdef __AVX512F__
+    __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ); /* NaN too; numbers below are slow in scalef */
+    v16 n = (v16)_mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);
+    v16 r = (v16)_mm512_fnmadd_ps((__m512)n, _mm512_set1_ps(0.693359375f), (__m512)x) + n * 2.12194440e-4f;
+    v16 p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
+    return (v16)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)n);
+#else
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof lanes);
+    for (int j = 0; j < LANES; j++) lanes[j] = exponential(lanes[j]);
+    memcpy(&x, lanes, sizeof lanes);
+    return x;
+#endif
 }
 
 /* `count` rows of a head in float32, and zeros below them until `room` and beside them until `wide`. */
@@ -129,6 +274,12 @@ INLINE void transpose(word *restrict out, const word *restrict rows, const int64
     }
 ROWS_OF(rows_of_floats, float, itself)
 ROWS_OF(rows_of_elements, element, load)
+
+/* Has `count` rows of a head brought near, to be read or written a little later. */
+INLINE void fetch(const void *first, int64_t stride, int64_t count, int64_t bytes, const int written) {
+    for (int64_t row = 0; row < count; row++)
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)first + row * stride + b, written, 2);
+}
 
 static float *take(float **room, int64_t count) {
     float *taken = *room;

@@ -37,6 +37,11 @@ SHAPES = {
     "odd": (4, 2, 24, 5),
 }
 """Heads, key heads, widths of keys and of values."""
+WITHOUT = {
+    "as this processor does it": {},
+    "without tiles of bfloat16": {"TILES": 0},
+    "without products of bfloat16": {"PAIRS": 0},
+}
 
 
 def tree_of(lengths):
@@ -99,13 +104,12 @@ def test_values_and_gradients_are_those_of_tiles_in_float64(lengths, shape, form
         torch.testing.assert_close(mine.double(), true, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("pairs", [None, 0], ids=["as this processor does it", "without products of bfloat16"])
+@pytest.mark.parametrize("macros", WITHOUT.values(), ids=WITHOUT.keys())
 @pytest.mark.parametrize("form", [{}, {"window": 40}, {"chunk": 50}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_under_autocast_it_is_as_near_to_the_truth_as_tiles_are(shape, form, pairs, monkeypatch):
-    if pairs is not None:
-        monkeypatch.setattr(module, "load", lambda name, **macros: load(name, **macros, PAIRS=pairs))
-        monkeypatch.setattr(module, "_functions", module._functions.__wrapped__)
+def test_under_autocast_it_is_as_near_to_the_truth_as_tiles_are(shape, form, macros, monkeypatch):
+    monkeypatch.setattr(module, "load", lambda name, **others: load(name, **others, **macros))
+    monkeypatch.setattr(module, "_functions", module._functions.__wrapped__)
     buckets, num_rows = tree_of(TREES["around a piece, a panel and a tile"])
     exact = inputs(num_rows, shape)
     truth = taught(tree_attention, exact, buckets, **form)
@@ -225,6 +229,26 @@ def test_a_layout_takes_c_where_that_is_asked_for(monkeypatch):
     layout.attend(torch.nn.Identity(), *tensors, settings)
     assert len(calls) == 1, "it ends with the block"
     torch.testing.assert_close(on, off, rtol=1e-5, atol=1e-6)
+
+
+def test_where_the_system_refuses_tiles_it_does_without(monkeypatch):
+    asked = []
+
+    class Refused:
+        tiles_allowed = staticmethod(lambda: 0)
+
+    def refusing(name, **macros):
+        asked.append(macros)
+        return load(name, **macros) if "TILES" in macros else Refused()
+
+    monkeypatch.setattr(module, "load", refusing)
+    monkeypatch.setattr(module, "_functions", module._functions.__wrapped__)
+    buckets, num_rows = tree_of([(60, 40, 30)])
+    tensors = inputs(num_rows, SHAPES["A"], torch.bfloat16)
+    ours, other = (taught(attend, tensors, buckets) for attend in (compiled_tree_attention, tree_attention))
+    assert {"TILES": 0, "WIDTH": 32, "VALUE_WIDTH": 32, "HALF": 1} in asked
+    for mine, theirs in zip(ours, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.05, atol=0.05)
 
 
 def test_it_cannot_be_asked_for_without_a_compiler(monkeypatch):
