@@ -19,6 +19,8 @@ from rlhf.native.threads import in_parts
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of logits that the C file is written for."""
+LANES = 16
+"""Of ``numbers.h``."""
 ELEMENTS_APIECE = 1 << 15
 """Logits that a thread gets at least."""
 ALLOWED_GAP = 1e-3
@@ -91,7 +93,7 @@ def _row_sums(logits: Tensor, wanted: tuple[bool, bool, bool], probs: Tensor | N
         lambda *part: softmax(byref(asked), *part),
         reached=range(0, rows * width + 1, width),
         least=ELEMENTS_APIECE,
-        scratch=width,
+        scratch=width + LANES,
     )
     assert log_sums is not None
     return RowSums(logits, log_sums, expected, squares, total, probs)

@@ -15,13 +15,8 @@
  *
  * NaN comes through.
  */
-#include "numbers.h"
+#include "vectors.h"
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
-#define INLINE static inline __attribute__((always_inline))
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 #define BLOCK 32   /* rows in a piece */
 #define PIECE 4096 /* numbers of a gate in a piece */
@@ -111,33 +106,16 @@ typedef struct {
 
 /* ---- gates: LANES numbers at a time */
 
-typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t i16 __attribute__((vector_size(64)));
-typedef uint32_t u16 __attribute__((vector_size(64)));
-typedef float v16_anywhere __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t h16 __attribute__((vector_size(32)));
-typedef uint16_t h16_anywhere __attribute__((vector_size(32), aligned(2), may_alias));
-
-INLINE v16 load_f(const float *x) { return *(const v16_anywhere *)x; }
-INLINE void store_f(float *out, v16 x) { *(v16_anywhere *)out = x; }
-INLINE v16 load_h(const element *x) { return (v16)(__builtin_convertvector(*(const h16_anywhere *)x, u16) << 16); }
-
-INLINE void store_h(element *out, v16 x) {
-#ifdef __AVX512BF16__
-    _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)x));
-#else
-    u16 bits = (u16)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, none = (u16)(x != x);
-    *(h16_anywhere *)out = __builtin_convertvector((rounded & ~none) | (none & 0x7fc0), h16);
-#endif
-}
-
-INLINE v16 chosen(i16 mask, v16 yes, v16 no) { return (v16)((mask & (i16)yes) | (~mask & (i16)no)); }
+#define load_f vector
+#define store_f keep
+#define load_h vector_of_halves
+#define store_h keep_halves
 
 /* 1 / (1 + e^-g) within 4e-7 of its size; that of 80 and -80 beyond them. */
 INLINE v16 sigmoid(v16 g) {
     const v16 most = (v16){0} + 80;
     v16 x = -chosen(g > most, most, chosen(g < -most, -most, g));
-    i16 n = __builtin_convertvector(x * 1.44269504f + 128.5f, i16) - 128; /* to nearest: what is cut off is positive */
+    v16i n = __builtin_convertvector(x * 1.44269504f + 128.5f, v16i) - 128; /* to nearest: what is cut off is positive */
     v16 whole = __builtin_convertvector(n, v16), r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
     v16 p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
     v16 sum = 1 + p * (v16)((n + 127) << 23);

@@ -13,7 +13,7 @@
 #ifndef PRODUCTS_H
 #define PRODUCTS_H
 
-#include "numbers.h"
+#include "vectors.h"
 
 #ifndef PAIRS
 #if HALF && defined(__AVX512BF16__) && VALUE_WIDTH % 2 == 0
@@ -31,9 +31,6 @@
 #endif
 #endif
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 #if TILES
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -45,39 +42,12 @@
 #define BAND (TILES ? PANEL : ROWS)  /* rows of a product of words */
 #define WIDE (TILES ? PANEL : LANES) /* its columns are a multiple of it */
 
-#define INLINE static inline __attribute__((always_inline))
 #define ALIGNED __attribute__((aligned(64)))
 #define UP(n, to) (((n) + (to) - 1) / (to) * (to))
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
 
-typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t v16i __attribute__((vector_size(64)));
-typedef float v16_anywhere __attribute__((vector_size(64), aligned(4), may_alias)); /* in memory */
 typedef float word __attribute__((may_alias)); /* a float32, or with PAIRS two bfloat16 */
-
-INLINE v16 vector(const word *x) { return *(const v16_anywhere *)x; }
-INLINE void keep(word *out, v16 x) { *(v16_anywhere *)out = x; }
-
-/* Where x is NaN, y. */
-INLINE v16 larger(v16 x, v16 y) {
-    v16i first = x > y;
-    return (v16)((first & (v16i)x) | (~first & (v16i)y));
-}
-
-INLINE float largest(v16 x) {
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int j = 0; j < half; j++) lanes[j] = lanes[j + half] > lanes[j] ? lanes[j + half] : lanes[j];
-    return lanes[0];
-}
-
-INLINE float total(v16 x) {
-    float sum = 0;
-    for (int j = 0; j < LANES; j++) sum += x[j];
-    return sum;
-}
 
 INLINE v16 multiply_add(v16 sum, float x, v16 y, const int pairs) {
     v16 all = x - (v16){0};
@@ -161,9 +131,9 @@ INLINE void square(float *out, int64_t out_row, const word *x, int64_t x_row, co
         _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(0, out, out_row * word_bytes);
-        _tile_stored(1, out + LANES, out_row * word_bytes);
+    _tile_stored(1, out + LANES, out_row * word_bytes);
     _tile_stored(2, out + down, out_row * word_bytes);
-        _tile_stored(3, out + down + LANES, out_row * word_bytes);
+    _tile_stored(3, out + down + LANES, out_row * word_bytes);
 }
 #else
 int tiles_allowed(void) { return 1; }
@@ -242,23 +212,6 @@ static void transpose(word *restrict out, int64_t out_row, const word *restrict 
                 for (int j = 0; j < LANES; j++) out[(c + i) * out_row + r + j] = x[(r + j) * x_row + c + i];
 #endif
         }
-}
-
-/* What `exponential` gives, of LANES numbers. */
-INLINE v16 exponentials(v16 x) {
-#ifdef __AVX512F__
-    __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ); /* NaN too; numbers below are slow in scalef */
-    v16 n = (v16)_mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);
-    v16 r = (v16)_mm512_fnmadd_ps((__m512)n, _mm512_set1_ps(0.693359375f), (__m512)x) + n * 2.12194440e-4f;
-    v16 p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
-    return (v16)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)n);
-#else
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int j = 0; j < LANES; j++) lanes[j] = exponential(lanes[j]);
-    memcpy(&x, lanes, sizeof lanes);
-    return x;
-#endif
 }
 
 /* `count` rows of a head in float32, and zeros below them until `room` and beside them until `wide`. */

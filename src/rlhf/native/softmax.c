@@ -5,47 +5,75 @@
  *
  * A row is read once from memory; all arithmetic is in float32. Compiled at run time by rlhf.native.library with
  *   HALF  1 where logits and probabilities are bfloat16, 0 where they are float32
+ *
+ * NaN comes through.
  */
-#include "numbers.h"
+#include "vectors.h"
+
+#if HALF
+#define LOAD vector_of_halves
+#define STORE keep_halves
+#else
+#define LOAD vector
+#define STORE keep
+#endif
 
 typedef struct {
     int64_t width;
     const element *logits; /* [rows, width] */
     element *probs;        /* [rows, width], may be the logits themselves; NULL where nobody asks */
-    float *log_sums;       /* [rows], and so are the others; NULL likewise */
-    float *expected, *squares, *totals;
+    float *log_sums;       /* [rows] */
+    float *expected, *squares, *totals; /* [rows]; NULL likewise */
 } rows_t;
 
-LARGEST(largest_logit, element, load)
-
-/* Those of the sums that only some losses ask for, from e^(x - most). */
-static void more_sums(const rows_t *rows, const element *x, const float *powers, int64_t row, float most, float sum) {
-    float weighted = 0, squares = 0, total = 0;
-    for (int64_t i = 0; i < rows->width; i++) {
-        float above = load(x[i]) - most;
-        weighted += powers[i] > 0 ? powers[i] * above : 0; /* a logit of -infinity has no part in it */
-        squares += powers[i] * powers[i];
-        total += load(x[i]);
+/* x [width] in float32, and -infinity behind it until a multiple of LANES; its largest. */
+static float widen(const element *x, int64_t width, float *out) {
+    int64_t i = 0;
+    v16 most = (v16){0} - INFINITY;
+    for (; i + LANES <= width; i += LANES) {
+        v16 here = LOAD(x + i);
+        keep(out + i, here);
+        most = larger(here, most);
     }
-    if (rows->expected) rows->expected[row] = most + weighted / sum;
-    if (rows->squares) rows->squares[row] = squares / (sum * sum);
-    if (rows->totals) rows->totals[row] = total;
+    if (i < width) {
+        for (int64_t j = i; j < i + LANES; j++) out[j] = j < width ? load(x[j]) : -INFINITY;
+        most = larger(vector(out + i), most);
+    }
+    return largest(most);
 }
 
-/* Rows first .. last - 1. `powers` has room for a row. */
-void softmax(const rows_t *rows, float *powers, int64_t first, int64_t last) {
+/* x -> e^(x - most), `width` numbers of a row and the rest behind them; and the row's sums. */
+INLINE float sum_up(const rows_t *rows, float *x, int64_t row, float most, const int more) {
+    v16 sums = {0}, weighted = {0}, squares = {0}, none = {0};
+    for (int64_t i = 0; i < rows->width; i += LANES) {
+        v16 above = vector(x + i) - most, power = exponentials(above);
+        keep(x + i, power);
+        sums += power;
+        if (more) weighted += chosen(power > 0, power * above, none); /* a logit of -infinity has no part in it */
+        if (more) squares += power * power;
+    }
+    float sum = total(sums);
+    rows->log_sums[row] = most + logf(sum);
+    if (rows->expected) rows->expected[row] = most + total(weighted) / sum;
+    if (rows->squares) rows->squares[row] = total(squares) / (sum * sum);
+    return sum;
+}
+
+/* Rows first .. last - 1. `numbers` has room for a row and LANES more. */
+void softmax(const rows_t *rows, float *numbers, int64_t first, int64_t last) {
+    const int64_t width = rows->width, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
-        const element *x = rows->logits + row * rows->width;
-        float most = largest_logit(x, rows->width), sum = 0;
-        for (int64_t i = 0; i < rows->width; i++) {
-            powers[i] = exponential(load(x[i]) - most);
-            sum += powers[i];
+        float most = widen(rows->logits + row * width, width, numbers);
+        if (rows->totals) {
+            float all = 0;
+            for (int64_t i = 0; i < width; i++) all += numbers[i];
+            rows->totals[row] = all;
         }
-        if (rows->log_sums) rows->log_sums[row] = most + logf(sum);
-        if (rows->expected || rows->squares || rows->totals) more_sums(rows, x, powers, row, most, sum);
+        float sum = rows->expected || rows->squares ? sum_up(rows, numbers, row, most, 1) : sum_up(rows, numbers, row, most, 0);
         if (!rows->probs) continue;
+        element *probs = rows->probs + row * width;
         float share = 1.0f / sum;
-        element *probs = rows->probs + row * rows->width;
-        for (int64_t i = 0; i < rows->width; i++) probs[i] = store(powers[i] * share);
+        for (int64_t i = 0; i < whole; i += LANES) STORE(probs + i, vector(numbers + i) * share);
+        for (int64_t i = whole; i < width; i++) probs[i] = store(numbers[i] * share);
     }
 }
