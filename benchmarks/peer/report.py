@@ -114,7 +114,7 @@ def heading(machine: dict[str, Any], command: str, rows: Sequence[Row], code: st
         "the reference once before training, TRL where that is its fastest setting, and its steps hold the reference's pass where not; *one "
         "epoch* adds that pass, spread over the steps of one epoch, to the side that asked before training, and a goal is met where both "
         "numbers reach it. Seconds are medians of each side's own steps, so their quotient is not the median of the pairs' ratios. Our side "
-        "attends and samples in C (`compiled`, `engine.compiled`). *At our "
+        "trains and samples in C (`compiled`, `engine.compiled`). *At our "
         "peak*: the ratio if our side did the useful work, and nothing else, at this machine's fastest matrix products; more is not to be "
         "had on it in this type.\n\n"
         f"- machine: {where['processor']}, {where['memory']}, {where['system']}\n"

@@ -65,8 +65,9 @@ class TrainConfig(Config):
     autocast: Autocast = "none"
     """Type of the matrix products; float16 adds a gradient scaler."""
     compiled: bool = False
-    """On a CPU, attend in C, which a compiler of this machine (`cc`, `gcc`, `clang` or $CC) makes before the first step, in float32 or
-    bfloat16. Sums are added up in another order. Not for soft-caps, sinks and dropout, which torch does as ever."""
+    """On a CPU, compute in C, which a compiler of this machine (`cc`, `gcc`, `clang` or $CC) makes before the first step, in float32 or
+    bfloat16: attention, norms, rotations, gates and sums over logits. Sums are added up in another order. What a family does otherwise
+    than Llama (soft-caps, sinks, other norms) torch does as ever."""
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Keep an exponential moving average of the trained weights; it is what is evaluated and what is the result."""
     eval_every: int | None = Field(None, ge=1)
