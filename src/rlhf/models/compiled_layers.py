@@ -25,6 +25,8 @@ LETTERS = {torch.float32: "f", torch.bfloat16: "h"}
 """Types that the C file is written for, as it names them."""
 ALLOWED_GAP, ALLOWED_HALF_GAP = 1e-4, 0.05
 """Between outputs and gradients in C and by torch, as a share of 1 plus their size, in float32 and where bfloat16 is among the types."""
+FLOATS: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+"""Of what is made for C, whatever a user's defaults are."""
 NUMBERS_APIECE = 30_000
 """That a thread gets at least: fewer are done before another thread is awake."""
 
@@ -136,7 +138,7 @@ class _CompiledNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x, w = x.contiguous(), weight.float().contiguous()
         out = torch.empty_like(x, dtype=torch.promote_types(x.dtype, weight.dtype))
-        inverse = torch.empty(x.shape[:-1])
+        inverse = torch.empty(x.shape[:-1], **FLOATS)
         _run_norm("norm_forward", x, w, inverse, eps, out.dtype, y=out)
         ctx.save_for_backward(x, w, inverse)
         ctx.settings = (eps, weight.dtype)
@@ -148,7 +150,7 @@ class _CompiledNorm(torch.autograd.Function):
         x, w, inverse = ctx.saved_tensors
         eps, dtype = ctx.settings
         grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)
-        pieces = torch.empty(-(-inverse.numel() // _library().block()), len(w))
+        pieces = torch.empty(-(-inverse.numel() // _library().block()), len(w), **FLOATS)
         places = {"grad_y": grad_out.contiguous(), "grad_x": grad_x, "grad_w": pieces}
         norm = _run_norm("norm_backward", x, w, inverse, eps, grad_out.dtype, **places)
         _library().norm_weight(byref(norm), grad_w.data_ptr())
@@ -280,22 +282,27 @@ def check_layers() -> None:
         ConfigError: There is no C compiler, or it failed.
         TrainingError: They differ.
     """
-    for first, second in [(a, b) for a in LETTERS for b in LETTERS]:
-        x, weight = draw(70, 37, dtype=first), draw(37, dtype=second)
-        cos, sin = draw(1, 35, 6, dtype=second, grad=False), draw(1, 35, 6, dtype=second, grad=False)
-        heads, gate, up = draw(2, 3, 35, 6, dtype=first), draw(70, 61, dtype=first), draw(70, 61, dtype=first)
-        tries: tuple[tuple[str, Callable[[], Tensor], Callable[[], Tensor], list[Tensor]], ...] = (
-            ("A norm", lambda: compiled_norm(x, weight, 1e-2), lambda: plain_norm(x, weight, 1e-2), [x, weight]),  # noqa: B023
-            ("A rotation", lambda: compiled_rotation(heads, cos, sin), lambda: plain_rotation(heads, cos, sin), [heads]),  # noqa: B023
-            ("A gate", lambda: compiled_gate(gate, up), lambda: plain_gate(gate, up), [gate, up]),  # noqa: B023
-        )  # fmt: skip
-        for name, ours, plain, leaves in tries:
-            gap = largest_gap(ours, plain, leaves)
-            if not gap <= allowed_gap(first, second):
-                raise TrainingError(
-                    f"{name} in C, as the compiler of this machine made it, is off by {gap:.2g} of its size: leave compiled out, or "
-                    "name another compiler in $CC."
-                )
+    with torch.inference_mode(False):  # what is drawn there could not be differentiated
+        for types in [(a, b) for a in LETTERS for b in LETTERS]:
+            _check_types(*types)
+
+
+def _check_types(first: torch.dtype, second: torch.dtype) -> None:
+    x, weight = draw(70, 37, dtype=first), draw(37, dtype=second)
+    cos, sin = draw(1, 35, 6, dtype=second, grad=False), draw(1, 35, 6, dtype=second, grad=False)
+    heads, gate, up = draw(2, 3, 35, 6, dtype=first), draw(70, 61, dtype=first), draw(70, 61, dtype=first)
+    tries: tuple[tuple[str, Callable[[], Tensor], Callable[[], Tensor], list[Tensor]], ...] = (
+        ("A norm", lambda: compiled_norm(x, weight, 1e-2), lambda: plain_norm(x, weight, 1e-2), [x, weight]),
+        ("A rotation", lambda: compiled_rotation(heads, cos, sin), lambda: plain_rotation(heads, cos, sin), [heads]),
+        ("A gate", lambda: compiled_gate(gate, up), lambda: plain_gate(gate, up), [gate, up]),
+    )  # fmt: skip
+    for name, ours, plain, leaves in tries:
+        gap = largest_gap(ours, plain, leaves)
+        if not gap <= allowed_gap(first, second):
+            raise TrainingError(
+                f"{name} in C, as the compiler of this machine made it, is off by {gap:.2g} of its size: leave compiled out, or "
+                "name another compiler in $CC."
+            )
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:

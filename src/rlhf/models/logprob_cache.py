@@ -30,6 +30,7 @@ from torch.nn.modules import module as everywhere
 from torch.nn.utils.parametrize import is_parametrized
 
 import rlhf.data.pack
+import rlhf.native
 from rlhf.config.training import Autocast
 from rlhf.data.pack import Group
 from rlhf.errors import StorageError
@@ -38,6 +39,8 @@ from rlhf.models.folders import weights_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference, ReferenceModel
 from rlhf.models.score import base_model
+from rlhf.native.library import toolchain
+from rlhf.native.switch import is_in_c
 
 LIMIT_BYTES = 4 * 2**30
 """What the files of a folder may take together, four bytes for a scored token: a billion of them. The longest unused go first."""
@@ -236,6 +239,7 @@ def _facts_of_machine(device: torch.device) -> dict[str, Any]:
         "versions": [torch.__version__, transformers.__version__, peft.__version__],
         "device": [device.type, torch.cuda.get_device_name(device) if on_gpu else _processor()],
         "threads": torch.get_num_threads(),
+        "in_c": toolchain() if is_in_c() and not on_gpu else "",
         "precision": _precision(),
         "mkldnn": [torch.backends.mkldnn.is_available(), torch.backends.mkldnn.enabled],
         "environment": {
@@ -257,7 +261,8 @@ def _precision() -> list[str]:
 @functools.cache
 def _code_of_ours() -> str:
     """Hash of the code that lays rows out and scores them."""
-    files = [Path(rlhf.data.pack.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
+    native = Path(rlhf.native.__file__).parent
+    files = [Path(rlhf.data.pack.__file__), *sorted(Path(__file__).parent.glob("*.py")), *sorted(native.glob("*.[ch]"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

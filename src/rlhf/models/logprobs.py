@@ -138,7 +138,7 @@ class _TokenLogprobs(torch.autograd.Function):
         goes_back: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with_entropy, with_mean, with_collision = wanted
-        tiles = _Tiles(hidden, weight, bias, temperature, transform, dtype)
+        tiles = _Tiles(hidden, weight, bias, temperature, transform, dtype, in_c=is_in_c())
         rows, exact = hidden.shape[0], tiles.exact
         target = hidden.new_zeros(rows, dtype=exact)
         of_tiles = hidden.new_empty(len(tiles), rows, dtype=exact)
@@ -182,8 +182,8 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias, token, target, logsumexp, share, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature, transform, (with_entropy, with_mean, _), dtype = ctx.settings  # type: ignore[attr-defined]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]  # type: ignore[attr-defined]
-        tiles = _Tiles(hidden, weight, bias, temperature, transform, dtype)
-        tiles.in_c = ctx.in_c  # type: ignore[attr-defined]
+        in_c: bool = ctx.in_c  # type: ignore[attr-defined]
+        tiles = _Tiles(hidden, weight, bias, temperature, transform, dtype, in_c=in_c)
         exact = tiles.exact
         grad_hidden = torch.zeros_like(hidden, dtype=exact) if needs_hidden else None
         grad_weight = torch.empty_like(weight) if needs_weight else None
@@ -241,6 +241,8 @@ class _Tiles:
         temperature: float,
         transform: LogitTransform,
         dtype: torch.dtype,
+        *,
+        in_c: bool,
     ) -> None:
         self.exact = torch.promote_types(hidden.dtype, torch.float32)
         # a scale goes into the hidden states, where it costs nothing; a soft-cap wants the raw logits
@@ -249,7 +251,7 @@ class _Tiles:
         self.bias = None if bias is None else bias * self.scale
         self.transform, self.temperature = transform, temperature
         plain = bias is None and transform.softcap is None and hidden.device.type == "cpu" and dtype in DTYPES
-        self.in_c = plain and is_in_c()
+        self.in_c = plain and in_c
         wide = TILE // max(1, hidden.shape[0])
         self.width = max(1, min(weight.shape[0], wide - wide % BLOCK if wide > BLOCK else wide))
         self.raw = hidden.new_empty(hidden.shape[0] * self.width, dtype=dtype)
@@ -281,7 +283,9 @@ class _Tiles:
         if self.in_c:
             return row_sums(
                 self._product(here),
-                wanted,
+                expected=wanted[0],
+                squares=wanted[2],
+                total=wanted[1],
                 probs=self.raw.new_empty(self._part(self.raw, here).shape) if keeps else None,
             )
         with_entropy, with_mean, with_collision = wanted

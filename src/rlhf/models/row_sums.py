@@ -19,8 +19,6 @@ from rlhf.native.threads import in_parts
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of logits that the C file is written for."""
-LANES = 16
-"""Of ``numbers.h``."""
 ELEMENTS_APIECE = 1 << 15
 """Logits that a thread gets at least."""
 ALLOWED_GAP = 1e-3
@@ -60,14 +58,16 @@ class _Rows(Structure):
 
 
 def row_sums(
-    logits: Tensor, wanted: tuple[bool, bool, bool] = (False, False, False), *, probs: Tensor | None = None
+    logits: Tensor, *, expected: bool = False, squares: bool = False, total: bool = False, probs: Tensor | None = None
 ) -> RowSums:
     """Sums over each row of a tile.
 
     Args:
         logits: [M, tile] on the CPU, contiguous, of one of ``DTYPES``.
-        wanted: Whether the logits' expectation, their total and the squares of the probabilities are asked for, too.
-        probs: Gets the softmax of each row; may be ``logits`` itself.
+        expected: Also the logits' mean under their softmax.
+        squares: Also the sum of the squared probabilities.
+        total: Also the sum of the logits.
+        probs: [M, tile] likewise; gets the softmax of each row, and may be ``logits`` itself.
 
     Returns:
         Sums in float32.
@@ -77,25 +77,25 @@ def row_sums(
         TrainingError: What it made computes something else.
     """
     _check(logits.dtype)
-    return _row_sums(logits, wanted, probs)
+    return _row_sums(logits, (expected, squares, total), probs)
 
 
 def _row_sums(logits: Tensor, wanted: tuple[bool, bool, bool], probs: Tensor | None) -> RowSums:
     rows, width = logits.shape
-    log_sums, expected, total, squares = (
-        torch.empty(rows, dtype=torch.float32) if asked else None for asked in (True, *wanted)
-    )
+    assert logits.is_contiguous(), "C reads one row behind the other"
+    assert probs is None or (probs.is_contiguous() and (probs.shape, probs.dtype) == (logits.shape, logits.dtype))
+    log_sums = torch.empty(rows, dtype=torch.float32, device="cpu")
+    expected, squares, total = (torch.empty_like(log_sums) if asked else None for asked in wanted)
     asked = _Rows(
         width, *(x if x is None else x.data_ptr() for x in (logits, probs, log_sums, expected, squares, total))
     )
-    softmax = _library(logits.dtype == torch.bfloat16).softmax
+    library = _library(logits.dtype == torch.bfloat16)
     in_parts(
-        lambda *part: softmax(byref(asked), *part),
+        lambda *part: library.softmax(byref(asked), *part),
         reached=range(0, rows * width + 1, width),
         least=ELEMENTS_APIECE,
-        scratch=width + LANES,
+        scratch=width + library.lanes(),
     )
-    assert log_sums is not None
     return RowSums(logits, log_sums, expected, squares, total, probs)
 
 
@@ -103,6 +103,7 @@ def _row_sums(logits: Tensor, wanted: tuple[bool, bool, bool], probs: Tensor | N
 def _library(half: bool) -> ctypes.CDLL:
     library = load("softmax", HALF=int(half))
     library.softmax.argtypes, library.softmax.restype = (POINTER(_Rows), c_void_p, c_int64, c_int64), None
+    library.lanes.argtypes, library.lanes.restype = (), c_int64
     return library
 
 

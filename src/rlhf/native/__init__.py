@@ -1,1 +1,1 @@
-"""Code in C for what torch has no operation for, compiled on the machine that runs it, where that is asked for."""
+"""Code in C for what takes torch many passes over memory, compiled on the machine that runs it, where that is asked for."""

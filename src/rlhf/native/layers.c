@@ -17,7 +17,6 @@
  */
 #include "vectors.h"
 
-#define LEAST(a, b) ((a) < (b) ? (a) : (b))
 #define BLOCK 32   /* rows in a piece */
 #define PIECE 4096 /* numbers of a gate in a piece */
 
@@ -114,11 +113,7 @@ typedef struct {
 /* 1 / (1 + e^-g) within 4e-7 of its size; that of 80 and -80 beyond them. */
 INLINE v16 sigmoid(v16 g) {
     const v16 most = (v16){0} + 80;
-    v16 x = -chosen(g > most, most, chosen(g < -most, -most, g));
-    v16i n = __builtin_convertvector(x * 1.44269504f + 128.5f, v16i) - 128; /* to nearest: what is cut off is positive */
-    v16 whole = __builtin_convertvector(n, v16), r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    v16 p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
-    v16 sum = 1 + p * (v16)((n + 127) << 23);
+    v16 sum = 1 + exponentials(-chosen(g > most, most, chosen(g < -most, -most, g)));
 #ifdef __AVX512F__
     v16 near = (v16)_mm512_rcp14_ps((__m512)sum);
     return near * (2 - sum * near); /* Newton's step */

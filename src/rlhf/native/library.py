@@ -72,7 +72,7 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     found = check_compiler()
     command = [found, *FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
     sources = [*sorted(source.parent.glob("*.h")), source]
-    told = "\n".join([*command, _version(found), _processor(), *(file.read_text(encoding="utf-8") for file in sources)])
+    told = "\n".join([*command, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
     target = _folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
     if not target.is_file():
         with write_aside(target) as aside:
@@ -84,6 +84,16 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
             f"{target} was compiled and can't be loaded ({err}); delete it, name another folder in $RLHF_CACHE, or leave "
             f"{KEYS} out."
         ) from err
+
+
+def toolchain() -> str:
+    """What decides, beside the sources, which bits a library computes: compiler, flags and processor.
+
+    Raises:
+        ConfigError: There is no compiler.
+    """
+    found = check_compiler()
+    return "\n".join([found, *FLAGS, _version(found), _processor()])
 
 
 def _compile(command: list[str]) -> None:

@@ -18,6 +18,8 @@
 #define STORE keep
 #endif
 
+int64_t lanes(void) { return LANES; }
+
 typedef struct {
     int64_t width;
     const element *logits; /* [rows, width] */

@@ -22,7 +22,7 @@ def in_parts(call: Callable[[int, int, int], None], *, reached: Sequence[int], l
         scratch: Floats that each thread works in.
     """
     threads = max(1, min(torch.get_num_threads(), reached[-1] // least))
-    memory = torch.empty(threads, scratch)
+    memory = torch.empty(threads, scratch, dtype=torch.float32, device="cpu")
     bounds = [bisect_left(reached, reached[-1] * thread // threads) for thread in range(threads + 1)]
     parts = [(memory[thread].data_ptr(), *bounds[thread : thread + 2]) for thread in range(threads)]
     others = [_pool(threads - 1).submit(call, *part) for part in parts[1:]]

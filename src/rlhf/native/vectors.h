@@ -9,6 +9,9 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define UP(n, to) (((n) + (to) - 1) / (to) * (to))
+#define LEAST(a, b) ((a) < (b) ? (a) : (b))
+#define MOST(a, b) ((a) > (b) ? (a) : (b))
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
@@ -52,7 +55,7 @@ INLINE float total(v16 x) {
     return sum;
 }
 
-/* What `exponential` gives, of LANES numbers. */
+/* What `exponential` gives of numbers up to 88, of LANES of them. */
 INLINE v16 exponentials(v16 x) {
 #ifdef __AVX512F__
     __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ); /* NaN too; numbers below are slow in scalef */

@@ -15,6 +15,7 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, ModelError, TrainingError
 from rlhf.models.score import ScorePath, base_model, evaluating
+from rlhf.native.switch import in_c
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.choice import FusedChoice
 from rlhf.rollout.compiled import CompiledModel
@@ -184,6 +185,8 @@ class LocalEngine:
             fused = self._fuse(model, prompts, sampling.max_new_tokens)
             # Both modes cost every small operation time, and a fused model needs neither: its weights have their type, and they
             # are its own.
+            # A way of its own into C is `compiled`; what training was told must not decide what is sampled.
+            stack.enter_context(in_c(False))
             stack.enter_context(torch.inference_mode() if fused is not None else self._precision(device))
             if fused is None and self.weights == "int8":
                 stack.enter_context(int8_linears(model))

@@ -192,6 +192,23 @@ def test_a_second_derivative_is_refused():
         slope.sum().backward()
 
 
+def test_what_a_user_set_as_default_type_does_not_matter():
+    x, weight = draw(70, 20).float(), draw(20, seed=1).float()
+    expected = taught(lambda x, w: compiled_norm(x, w, 1e-5), x, weight)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = taught(lambda x, w: compiled_norm(x, w, 1e-5), x, weight)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_they_may_be_compared_for_the_first_time_where_nothing_is_differentiated():
+    module.check_layers.cache_clear()
+    with torch.inference_mode():
+        module.check_layers()
+
+
 # ---- in models
 
 
@@ -357,6 +374,45 @@ def test_a_class_that_differs_in_some_settings_keeps_its_code_in_all(offsets, ca
         choice.install_layers(model)
         assert torch.equal(model(x), before)
     assert not calls
+
+
+class ClampedMLP(nn.Module):
+    """What DeepSeek's and GLM's newest families have: a bound that ordinary numbers never meet."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit, self.act_fn = limit, nn.SiLU()
+        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x).clamp(max=self.limit), self.up_proj(x).clamp(-self.limit, self.limit)
+        return self.down_proj(self.act_fn(gate) * up)
+
+
+@pytest.mark.parametrize("limit", [7.0, 10.0, 16.0, 100.0])
+def test_a_gate_with_a_bound_that_is_rarely_met_keeps_its_code(limit, calls):
+    kind = type("AnotherMLP", (ClampedMLP,), {"forward": lambda self, x: ClampedMLP.forward(self, x)})
+    layer, x = kind(limit), draw(4, 8).float() * 1000
+    before = layer(x)
+    with in_c(True):
+        choice.install_layers(layer)
+        assert torch.equal(layer(x), before)
+    assert not calls
+
+
+def test_a_gate_without_bound_is_in_c_whatever_the_seed_of_the_process(calls):
+    for seed in range(5):
+        kind = type(
+            "FreeMLP",
+            (ClampedMLP,),
+            {"forward": lambda self, x: self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))},
+        )
+        torch.manual_seed(seed)
+        layer = kind(0.0)
+        with in_c(True):
+            choice.install_layers(layer)
+            layer(draw(4, 8).float())
+        assert calls == {"compiled_gate": seed + 1}
 
 
 class NarrowRMSNorm(nn.Module):

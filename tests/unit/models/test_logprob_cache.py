@@ -193,6 +193,11 @@ def test_whatever_could_change_the_bits_changes_the_key(monkeypatch):
     monkeypatch.setattr(logprob_cache, "_code_of_ours", lambda: "another version")
     keys.append(key_of(toy.build_policy()))
     monkeypatch.undo()
+    for made in ("by one compiler", "by another"):
+        monkeypatch.setattr(logprob_cache, "is_in_c", lambda: True)
+        monkeypatch.setattr(logprob_cache, "toolchain", lambda made=made: made)
+        keys.append(key_of(toy.build_policy()))
+        monkeypatch.undo()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     keys.append(key_of(toy.build_policy()))
     monkeypatch.undo()

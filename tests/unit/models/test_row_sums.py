@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import platform
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from rlhf.errors import TrainingError
 from rlhf.models import logprobs
 from rlhf.models.logprobs import LogitTransform, token_logprobs
 from rlhf.models.row_sums import row_sums
+from rlhf.native import library
 from rlhf.native.library import compiler
 from rlhf.native.switch import in_c
 
@@ -30,13 +33,28 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torc
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(4).to(dtype)
 
 
+@pytest.fixture(params=["native", "x86-64"])
+def march(request, monkeypatch):
+    """What C is compiled for."""
+    if request.param == "native":
+        return
+    if platform.machine() != "x86_64":
+        pytest.skip("another processor")
+    monkeypatch.setattr(
+        library, "FLAGS", [f"-march={request.param}" if "-march" in flag else flag for flag in library.FLAGS]
+    )
+    monkeypatch.setattr(module, "load", library.load.__wrapped__)
+    monkeypatch.setattr(module, "_library", functools.cache(module._library.__wrapped__))
+
+
+@pytest.mark.usefixtures("march")
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 16), (7, 33), (5, 2974), (0, 4)], ids=str)
 def test_sums_are_those_of_float64(shape, dtype):
     logits = draw(*shape, dtype=dtype)
     wide = logits.double()
     probs = torch.softmax(wide, 1)
-    found = row_sums(logits, (True, True, True), probs=torch.empty_like(logits))
+    found = row_sums(logits, expected=True, squares=True, total=True, probs=torch.empty_like(logits))
     for mine, true in (
         (found.logsumexp, wide.logsumexp(1)),
         (found.expected, (probs * wide).sum(1)),
@@ -57,11 +75,12 @@ def test_probabilities_may_take_the_place_of_the_logits(dtype):
     assert torch.equal(logits, apart.probs)
 
 
+@pytest.mark.usefixtures("march")
 def test_logits_that_are_not_numbers():
     logits = torch.tensor(
         [[0.0, -math.inf, 0.0, -math.inf], [1.0, math.nan, 0.0, 2.0], [-math.inf] * 4, [0, 90, -90, 0]]
     )
-    found = row_sums(logits, (True, False, True), probs=torch.empty_like(logits))
+    found = row_sums(logits, expected=True, squares=True, probs=torch.empty_like(logits))
     assert found.probs[0].tolist() == [0.5, 0, 0.5, 0]
     assert float(found.logsumexp[0]) == pytest.approx(math.log(2))
     assert (float(found.expected[0]), float(found.squares[0])) == pytest.approx((0, 0.5))
@@ -78,7 +97,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, threads, monkeypatch):
     logits, results = draw(41, 77, dtype=dtype), []
     for count in (1, 2, 3):
         threads(count)
-        results.append(row_sums(logits, (True, True, True), probs=torch.empty_like(logits)))
+        results.append(row_sums(logits, expected=True, squares=True, total=True, probs=torch.empty_like(logits)))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -158,3 +177,25 @@ def test_a_library_that_computes_something_else_is_found_before_its_first_use(nu
         with pytest.raises(TrainingError, match=r"softmax in C.* is off by .*: leave compiled out"):
             row_sums(draw(2, 3, dtype=dtype))
     module._check.cache_clear()
+
+
+def test_what_c_would_read_wrongly_is_refused():
+    with pytest.raises(AssertionError, match="one row behind the other"):
+        row_sums(draw(4, 6).T)
+    with pytest.raises(AssertionError):
+        row_sums(draw(4, 6), probs=torch.empty(4, 5))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(23, 64 * 91161 // 64), (3000, 640), (1 << 20, 2)])
+def test_tiles_are_whole_blocks_wide_where_they_can_be(rows, width):
+    tiles = logprobs._Tiles(
+        torch.empty(rows, 1, device="meta"),
+        torch.empty(1 << 17, 1, device="meta"),
+        None,
+        1.0,
+        LogitTransform(),
+        torch.float32,
+        in_c=False,
+    )
+    assert tiles.width == min(1 << 17, width)
+    assert tiles.width * rows <= logprobs.TILE

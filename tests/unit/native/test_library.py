@@ -109,14 +109,25 @@ def test_a_compiler_that_is_not_there_is_no_compiler(monkeypatch):
         load("decode", **MACROS)
 
 
+VARIANTS = [
+    *(("decode", {"WIDTH": width, "HALF": half, "BLOCK": 128}) for width in (2, 8, 64, 80, 128) for half in (0, 1)),
+    *(("tree", {"WIDTH": width, "VALUE_WIDTH": other, "HALF": half})
+      for width, other in ((5, 8), (24, 5), (64, 64), (80, 80), (96, 64)) for half in (0, 1)),
+    ("tree", {"WIDTH": 64, "VALUE_WIDTH": 64, "HALF": 1, "TILES": 0}),
+    ("tree", {"WIDTH": 64, "VALUE_WIDTH": 64, "HALF": 1, "PAIRS": 0}),
+    ("layers", {"HALF": 1}),
+    ("softmax", {"HALF": 0}),
+    ("softmax", {"HALF": 1}),
+]  # fmt: skip
+
+
 @needs_compiler
-@pytest.mark.parametrize("half", [0, 1])
-@pytest.mark.parametrize("width", [2, 8, 64, 80, 128])
-def test_every_width_compiles_without_a_warning(half, width, tmp_path):
-    source = Path(library.__file__).with_name("decode.c")
+@pytest.mark.parametrize(("name", "macros"), VARIANTS, ids=str)
+def test_every_variant_compiles_without_a_warning(name, macros, tmp_path):
+    source = Path(library.__file__).with_name(f"{name}.c")
+    defined = [f"-D{key}={value}" for key, value in macros.items()]
     done = subprocess.run(
-        [compiler(), *library.FLAGS, "-Wall", "-Wextra", f"-DWIDTH={width}", f"-DHALF={half}", "-DBLOCK=128", str(source),
-         "-o", str(tmp_path / "decode.so"), "-lm"],
+        [compiler(), *library.FLAGS, "-Wall", "-Wextra", *defined, str(source), "-o", str(tmp_path / "made.so"), "-lm"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stderr == ""

@@ -9,11 +9,13 @@ import torch
 from rlhf.config.engines import LocalEngineConfig
 from rlhf.config.model import LoRAConfig
 from rlhf.config.policy import SamplingConfig
+from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.adapters import add_lora
 from rlhf.models.policy import PolicyModel
 from rlhf.native import library, threads
 from rlhf.native.library import compiler
+from rlhf.native.switch import in_c
 from rlhf.rollout import compiled as compiled_module
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
 from rlhf.rollout.choice import compare
@@ -357,3 +359,15 @@ def test_without_a_compiler_the_run_is_told(word_tokenizer, monkeypatch, tmp_pat
     engine = LocalEngine(PolicyModel(build_family("llama"), word_tokenizer), compiled=True)
     with pytest.raises(ConfigError, match=r"apt-get install gcc.*leave them out"):
         ask(engine)
+
+
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_what_training_was_told_changes_no_bit_of_what_is_sampled(autocast, word_tokenizer):
+    """The layers of a policy that is not sampled from in few kernels may be in C where it is trained."""
+    policy = PolicyModel(build_family("granite"), word_tokenizer)
+    expected = ask(LocalEngine(policy, autocast=autocast))
+    with in_c(True):
+        policy.logprobs(pack([Group([3, 4, 5], [Branch([6, 7])])]))
+        found = ask(LocalEngine(policy, autocast=autocast))
+    assert tokens_of(found) == tokens_of(expected)
+    assert torch.equal(logprobs_of(found), logprobs_of(expected))
