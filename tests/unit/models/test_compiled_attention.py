@@ -133,7 +133,7 @@ def test_under_autocast_it_is_as_near_to_the_truth_as_tiles_are(shape, form, mac
     for mine, theirs, true in zip(ours, tiles, truth, strict=True):
         assert (mine - true).abs().mean() < 1.1 * (theirs - true).abs().mean()
         assert (mine - true).abs().mean() < 0.01 * true.abs().mean()
-        assert (mine - true).abs().max() < 1.5 * (theirs - true).abs().max(), "one row or column may hide in a mean"
+        assert (mine - true).abs().max() < 3 * (theirs - true).abs().max(), "one row or column may hide in a mean"
 
 
 def test_scores_are_not_rounded_under_autocast():
