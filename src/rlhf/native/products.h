@@ -31,6 +31,11 @@
 #endif
 #endif
 
+#if TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #define STEP (PAIRS ? 2 : 1)         /* numbers in a word */
 #define ROWS 8                       /* of a piece */
 #define PANEL (2 * LANES)            /* columns of a piece */
@@ -79,6 +84,15 @@ INLINE void product(float *out, int64_t out_row, const word *x, int64_t x_row, i
     int64_t c = 0;
     for (; c + PANEL <= columns; c += PANEL) piece(out + c, out_row, x, x_row, x_step, y + c, y_step, steps, 2, pairs, fresh);
     if (c < columns) piece(out + c, out_row, x, x_row, x_step, y + c, y_step, steps, 1, pairs, fresh);
+}
+
+/* Whether the system lets this process work with tiles: Linux wants to be asked. */
+int tiles_allowed(void) {
+#if TILES
+    return !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* data of tiles */);
+#else
+    return 1;
+#endif
 }
 
 #if TILES
@@ -168,7 +182,7 @@ INLINE void narrow(word *out, v16 x) {
 }
 
 /* rows [count, width] -> words [count / STEP, width], count a multiple of STEP, width of LANES. */
-static void join_rows(word *restrict out, const float *restrict rows, int64_t count, int64_t width) {
+static inline void join_rows(word *restrict out, const float *restrict rows, int64_t count, int64_t width) {
     for (int64_t row = 0; row < count; row += STEP)
         for (int64_t c = 0; c < width; c += LANES)
             join(out + row / STEP * width + c, vector(rows + row * width + c), vector(rows + (row + STEP - 1) * width + c));
@@ -223,7 +237,7 @@ INLINE void fetch(const void *first, int64_t stride, int64_t count, int64_t byte
         for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)first + row * stride + b, written, 2);
 }
 
-static float *take(float **room, int64_t count) {
+static inline float *take(float **room, int64_t count) {
     float *taken = *room;
     *room += UP(count, LANES);
     return taken;

@@ -10,14 +10,6 @@
  */
 #include "vectors.h"
 
-#if HALF
-#define LOAD vector_of_halves
-#define STORE keep_halves
-#else
-#define LOAD vector
-#define STORE keep
-#endif
-
 int64_t lanes(void) { return LANES; }
 
 typedef struct {
@@ -33,7 +25,7 @@ static float widen(const element *x, int64_t width, float *out) {
     int64_t i = 0;
     v16 most = (v16){0} - INFINITY;
     for (; i + LANES <= width; i += LANES) {
-        v16 here = LOAD(x + i);
+        v16 here = elements(x + i);
         keep(out + i, here);
         most = larger(here, most);
     }
@@ -75,7 +67,7 @@ void softmax(const rows_t *rows, float *numbers, int64_t first, int64_t last) {
         if (!rows->probs) continue;
         element *probs = rows->probs + row * width;
         float share = 1.0f / sum;
-        for (int64_t i = 0; i < whole; i += LANES) STORE(probs + i, vector(numbers + i) * share);
+        for (int64_t i = 0; i < whole; i += LANES) keep_elements(probs + i, vector(numbers + i) * share);
         for (int64_t i = whole; i < width; i++) probs[i] = store(numbers[i] * share);
     }
 }

@@ -19,11 +19,6 @@
  */
 #include "products.h"
 
-#if TILES
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #define KEYS 64    /* whose gradients are summed up at a time */
 #define QUERIES 64 /* added to those sums at a time */
 #define BLOCK (LANES * STEP) /* LANES words */
@@ -76,15 +71,6 @@ INLINE void hide(const batch_t *batch, float *scores, int64_t row, int64_t colum
         int32_t low = (int32_t)(lowest(batch, position + r) - start), high = (int32_t)LEAST(position + r + 1 - start, count);
         for (int32_t k = 0; k < columns; k++) scores[r * row + k] = (k >= low) & (k < high) ? scores[r * row + k] : -INFINITY;
     }
-}
-
-/* Whether the system lets this process work with tiles: Linux wants to be asked. */
-int tiles_allowed(void) {
-#if TILES
-    return !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* data of tiles */);
-#else
-    return 1;
-#endif
 }
 
 /* ---- forward */

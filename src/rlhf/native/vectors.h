@@ -35,6 +35,23 @@ INLINE void keep_halves(uint16_t *out, v16 x) {
 #endif
 }
 
+/* The same of elements, whichever they are. */
+INLINE v16 elements(const element *x) {
+#if HALF
+    return vector_of_halves(x);
+#else
+    return vector(x);
+#endif
+}
+
+INLINE void keep_elements(element *out, v16 x) {
+#if HALF
+    keep_halves(out, x);
+#else
+    keep(out, x);
+#endif
+}
+
 /* yes where a mask is set, and no elsewhere. */
 INLINE v16 chosen(v16i mask, v16 yes, v16 no) { return (v16)((mask & (v16i)yes) | (~mask & (v16i)no)); }
 
@@ -42,11 +59,15 @@ INLINE v16 chosen(v16i mask, v16 yes, v16 no) { return (v16)((mask & (v16i)yes) 
 INLINE v16 larger(v16 x, v16 y) { return chosen(x > y, x, y); }
 
 INLINE float largest(v16 x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)x);
+#else
     float lanes[LANES];
     memcpy(lanes, &x, sizeof lanes);
     for (int half = LANES / 2; half; half /= 2)
         for (int j = 0; j < half; j++) lanes[j] = lanes[j + half] > lanes[j] ? lanes[j + half] : lanes[j];
     return lanes[0];
+#endif
 }
 
 INLINE float total(v16 x) {

@@ -1,8 +1,9 @@
-"""A fused model whose decoding steps are made of matrix products and four functions in C (``rlhf/native/decode.c``).
+"""A fused model whose decoding steps are done in C (``rlhf/native/decode.c``).
 
 A step of torch's own operations is some ninety of them a layer, and attention with one token for each row is many small products,
-which oneDNN does at a twentieth of its speed for large ones. Here the norm, the rotation, writing to the cache and attention are one
-call each, and attention reads each key once, where it lies.
+which oneDNN does at a twentieth of its speed for large ones. Here attention reads each key once, where it lies. Where the processor
+multiplies tiles of bfloat16, a step is one call, products and all; elsewhere the products are torch's, and between them are the norm, the
+rotation, writing to the cache and attention, one call each.
 
 R is the number of live rows.
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 from collections.abc import Mapping
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
+from ctypes import POINTER, Array, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -24,19 +26,25 @@ from transformers.activations import SiLUActivation
 from rlhf.config.policy import SamplingConfig
 from rlhf.models.attention import AttentionSettings
 from rlhf.models.logprobs import LogitTransform
+from rlhf.models.score import split_head
 from rlhf.native.library import load
-from rlhf.native.threads import in_parts
-from rlhf.rollout.fused import FusedLayer, FusedModel, RowAttention
+from rlhf.native.threads import in_parts, together
+from rlhf.rollout.fused import FusedLayer, FusedModel, Product, RowAttention
 from rlhf.rollout.layouts import DecodeLayout
 from rlhf.rollout.sampling import BLOCK, Draw, draw, is_plain
+from rlhf.rollout.tiled import LAST_ROWS, Linear, TiledProjection, fits
+from rlhf.rollout.tiled import SIGNATURES as TILED
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Types of activations that the C file is written for."""
 SILU = (nn.SiLU, SiLUActivation)
 """Of the activations the one that is done in C."""
+NUMBERS_APIECE = 1 << 20
+"""Of the weights, that a thread gets at least where a step is one call: waking it costs as much as to read a fraction of them."""
 UNITS_APIECE = 64
 """Rows times key heads that a thread gets at least: waking one costs as much as attention of so many."""
-
+LANES = 16
+"""Of decode.c: numbers that it takes at once, and so many more than it needs."""
 ROWS_APIECE = 4
 """Rows that a thread draws tokens for at least, likewise."""
 
@@ -46,8 +54,6 @@ class _Step(Structure):
 
     _fields_ = (
         ("rows", c_int64),
-        ("heads", c_int64),
-        ("kv_heads", c_int64),
         ("place", c_int64),
         ("room", c_int64),
         ("positions", c_void_p),
@@ -58,10 +64,44 @@ class _Step(Structure):
     )
 
 
+class _Weights(Structure):
+    """``weights_t``."""
+
+    _fields_ = (
+        ("qkv", Linear),
+        ("out", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("attention_eps", c_float),
+        ("mlp_eps", c_float),
+    )
+
+
+class _Pass(Structure):
+    """``pass_t``."""
+
+    _fields_ = (
+        ("layers", c_int64),
+        ("width", c_int64),
+        ("threads", c_int64),
+        ("x", c_void_p),
+        ("normed", c_void_p),
+        ("change", c_void_p),
+        ("qkv", c_void_p),
+        ("seen", c_void_p),
+        ("gates", c_void_p),
+        ("act", c_void_p),
+        ("arrived", c_int),
+        ("phase", c_int),
+    )
+
+
 class _Layer(Structure):
     """``layer_t``."""
 
     _fields_ = (
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("prompt_keys", c_void_p),
@@ -86,6 +126,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attend": (POINTER(_Step), POINTER(_Layer), c_void_p, c_void_p, c_void_p, c_int64, c_int64),
 }
 """Types of the arguments of each function in C."""
+WHOLE: dict[str, tuple[Any, ...]] = {
+    "decode": (POINTER(_Pass), POINTER(_Step), POINTER(_Layer), POINTER(_Weights), c_void_p, c_int64),
+    **TILED,
+}
+"""The same of those that are there where the processor has tiles."""
 
 
 class CompiledModel(FusedModel):
@@ -106,20 +151,30 @@ class CompiledModel(FusedModel):
         Raises:
             ConfigError: There is no C compiler, or it failed.
         """
+        self._c, self._has_tiles = _functions(_head_width(model), half=dtype == torch.bfloat16)
         super().__init__(model, settings, dtype, int8=int8)
-        self._c = _functions(self.width, half=dtype == torch.bfloat16)
         self._floors = [(float(layer.before_attention.eps), float(layer.before_mlp.eps)) for layer in self.layers]
         """Of each layer's norms."""
+        self._weights = self._described()
+
+    def product(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See ``FusedModel.product``."""
+        if self._has_tiles and fits(weight):
+            return TiledProjection(weight, bias, self._c)
+        return super().product(weight, bias)
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: RowAttention) -> Tensor:
         """See ``FusedModel.hidden``."""
         if type(layout) is not DecodeLayout:
             return super().hidden(tokens, positions, layout)
         x = F.embedding(tokens, self.embedding).float()
-        size = x.shape
-        normed = torch.empty(size, dtype=self.dtype)
         before = layout.positions()
         step = self._step(positions, before, layout)
+        if self._weights is not None:
+            self._decode(x, step, self._weights, layout)
+            return x
+        size = x.shape
+        normed = torch.empty(size, dtype=self.dtype)
         self._c.norm(x.data_ptr(), normed.data_ptr(), *size, self._floors[0][0])
         for number, (layer, (_, floor)) in enumerate(zip(self.layers, self._floors, strict=True)):
             y = layer.out(self._attended(layer, layer.qkv(normed), step, layout))
@@ -154,24 +209,70 @@ class CompiledModel(FusedModel):
             lambda *part: self._c.draw(*fixed, *part),
             reached=range(rows + 1),
             least=ROWS_APIECE,
-            scratch=vocabulary // BLOCK + 1,
+            scratch=2 * (vocabulary // BLOCK + 1),
         )
         return Draw(tokens, logprobs, None)
+
+    def _described(self) -> Array[_Weights] | None:
+        """The layers' weights and norms, where every product is in tiles and every activation in C."""
+        if not all(isinstance(layer.activation, SILU) for layer in self.layers):
+            return None
+        found = []
+        for layer, floors in zip(self.layers, self._floors, strict=True):
+            maps = (layer.qkv, layer.out, layer.gate_up, layer.down)
+            tiled = [one.described for one in maps if isinstance(one, TiledProjection)]
+            if len(tiled) < len(maps):
+                return None
+            found.append(_Weights(*tiled, *floors))
+        return (_Weights * len(found))(*found)
+
+    def _decode(self, x: Tensor, step: _Step, weights: Array[_Weights], layout: DecodeLayout) -> None:
+        """All layers: x float32 [R, H], embeddings, becomes what the last layer gives."""
+        if "pass" not in layout.derived:
+            layout.derived["pass"] = self._pass(weights, layout)
+        described, layers, scratch, _ = layout.derived["pass"]
+        described.x = x.data_ptr()
+        together(
+            lambda memory, thread: self._c.decode(byref(described), byref(step), layers, weights, memory, thread),
+            threads=described.threads,
+            scratch=scratch,
+        )
+
+    def _pass(self, weights: Array[_Weights], layout: DecodeLayout) -> tuple[_Pass, Array[_Layer], int, list[Tensor]]:
+        """What stays the same from step to step: the pass, the layers' tables, floats for each thread to work in, and what the pass
+        points to."""
+        rows, width = layout.num_rows, self.embedding.shape[1]
+        maps = [getattr(one, name) for one in weights for name in ("qkv", "out", "gate_up", "down")]
+        ins, outs = [getattr(one, "in") for one in maps], [one.out for one in maps]
+        sizes = {
+            "normed": width,
+            "change": width,
+            "qkv": max(outs[0::4]),
+            "seen": max(ins[1::4]),
+            "gates": max(outs[2::4]),
+            "act": max(ins[3::4]),
+        }
+        held = {name: torch.empty(rows, size, dtype=self.dtype) for name, size in sizes.items()}
+        threads = min(torch.get_num_threads(), sum(map(operator.mul, ins, outs)) // NUMBERS_APIECE)
+        described = _Pass(layers=len(weights), width=width, threads=max(1, threads))
+        for name, tensor in held.items():
+            setattr(described, name, tensor.data_ptr())
+        layers = (_Layer * len(weights))(*(_layer(layer, layout) for layer in self.layers))
+        scratch = max(layout.longest + layout.room + LANES, max(ins) * LAST_ROWS // 2)
+        return described, layers, scratch, list(held.values())
 
     def _attended(self, layer: FusedLayer, qkv: Tensor, step: _Step, layout: DecodeLayout) -> Tensor:
         """[R, heads * D] of queries, keys and values [R, (heads + 2 * kv_heads) * D], which are not turned yet."""
         if layer.module not in layout.derived:
             layout.derived[layer.module] = _layer(layer, layout)
         described = layout.derived[layer.module]
-        step.kv_heads = layer.num_keys
-        step.heads = qkv.shape[1] // self.width - 2 * layer.num_keys
-        out = qkv.new_empty(len(qkv), step.heads * self.width)
+        out = qkv.new_empty(len(qkv), layer.num_queries * self.width)
         attend, numbers, found = self._c.attend, qkv.data_ptr(), out.data_ptr()
         in_parts(
             lambda scores, first, last: attend(byref(step), byref(described), numbers, found, scores, first, last),
-            reached=range(step.kv_heads * step.rows + 1),
+            reached=range(layer.num_keys * layout.num_rows + 1),
             least=UNITS_APIECE,
-            scratch=layout.longest + layout.room,
+            scratch=layout.longest + layout.room + LANES,
         )
         return out
 
@@ -216,6 +317,8 @@ def _layer(layer: FusedLayer, layout: DecodeLayout) -> _Layer:
     tables = layout.cache.layers[layer.module]
     query_norm, key_norm = layer.head_norms or (None, None)
     return _Layer(
+        heads=layer.num_queries,
+        kv_heads=layer.num_keys,
         keys=tables.keys.data_ptr(),
         values=tables.values.data_ptr(),
         prompt_keys=tables.prompt_keys.data_ptr(),
@@ -232,10 +335,18 @@ def _layer(layer: FusedLayer, layout: DecodeLayout) -> _Layer:
     )
 
 
+def _head_width(model: PreTrainedModel) -> int:
+    backbone: Any = split_head(model)[0]
+    found: int = backbone.layers[0].self_attn.head_dim
+    return found
+
+
 @functools.cache
-def _functions(width: int, *, half: bool) -> ctypes.CDLL:
+def _functions(width: int, *, half: bool) -> tuple[ctypes.CDLL, bool]:
+    """The library, and whether ``WHOLE`` is in it."""
     library = load("decode", WIDTH=width, HALF=int(half), BLOCK=BLOCK)
-    for name, arguments in SIGNATURES.items():
+    is_whole = bool(library.is_whole())
+    for name, arguments in {**SIGNATURES, **(WHOLE if is_whole else {})}.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    return library
+    return library, is_whole

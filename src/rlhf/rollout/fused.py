@@ -108,6 +108,8 @@ class FusedLayer:
     settings: AttentionSettings
     before_attention: Norm
     before_mlp: Norm
+    num_queries: int
+    """Heads."""
     num_keys: int
     """Heads of keys and of values."""
     head_norms: tuple[HeadNorm, HeadNorm] | None
@@ -143,7 +145,7 @@ class FusedModel:
         """
 
         def make(weight: Tensor, bias: Tensor | None) -> Product:
-            return Int8Projection(weight, bias) if int8 and is_large(weight) else Projection(weight, bias, dtype)
+            return Int8Projection(weight, bias) if int8 and is_large(weight) else self.product(weight, bias)
 
         found, head = split_head(model)
         backbone: Any = found
@@ -158,6 +160,10 @@ class FusedModel:
         self.vocabulary = make(projection.weight * into_head, projection.bias)
         self.rotations: Tensor | None = None
         """complex64 [positions, 1, D/2]."""
+
+    def product(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """The linear map of weight [out, in] and bias [out], in ``dtype``."""
+        return Projection(weight, bias, self.dtype)
 
     def prepare(self, longest: int) -> None:
         """Work out the rotations of positions below ``longest``, where they are not known."""
@@ -284,6 +290,7 @@ def _fuse(layer: Any, settings: AttentionSettings, dtype: torch.dtype, make: Mak
         settings=replace(settings, scaling=1.0),
         before_attention=before_attention,
         before_mlp=before_mlp,
+        num_queries=attention.q_proj.out_features // width,
         num_keys=attention.k_proj.out_features // width,
         head_norms=head_norms,
         qkv=_stacked(heads, into_attention, make),

@@ -114,6 +114,7 @@ VARIANTS = [
     *(("tree", {"WIDTH": width, "VALUE_WIDTH": other, "HALF": half})
       for width, other in ((5, 8), (24, 5), (64, 64), (80, 80), (96, 64)) for half in (0, 1)),
     ("tree", {"WIDTH": 64, "VALUE_WIDTH": 64, "HALF": 1, "TILES": 0}),
+    ("decode", {"WIDTH": 64, "HALF": 1, "BLOCK": 128, "TILES": 0}),
     ("tree", {"WIDTH": 64, "VALUE_WIDTH": 64, "HALF": 1, "PAIRS": 0}),
     ("layers", {"HALF": 1}),
     ("softmax", {"HALF": 0}),

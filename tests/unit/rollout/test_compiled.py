@@ -257,7 +257,9 @@ def test_what_is_left_of_a_rounded_sum_goes_to_a_token_that_can_be_drawn():
 def call(name: str, half: bool, given: torch.Tensor, width: int, *rest: float) -> torch.Tensor:
     """A function of the library that makes rows of a given width."""
     out = torch.empty(len(given), width, dtype=torch.bfloat16 if half else torch.float32)
-    getattr(compiled_module._functions(8, half=half), name)(given.data_ptr(), out.data_ptr(), len(given), width, *rest)
+    getattr(compiled_module._functions(8, half=half)[0], name)(
+        given.data_ptr(), out.data_ptr(), len(given), width, *rest
+    )
     return out
 
 
