@@ -69,10 +69,7 @@ INLINE void put(element *out, const float *sums, const float *bias, int64_t coun
 /* y [rows, out] of x [rows, in]: panels first .. last - 1, of PANEL columns each. `last_rows` [LANES, in] is memory to work in. */
 void linear(const linear_t *map, const element *x, element *y, int64_t rows, element *last_rows, int64_t first, int64_t last) {
     const int64_t in = map->in, out = map->out, whole = rows / LANES * LANES;
-    if (whole < rows) {
-        memset(last_rows, 0, LANES * in * sizeof(element));
-        memcpy(last_rows, x + whole * in, (rows - whole) * in * sizeof(element));
-    }
+    memcpy(last_rows, x + whole * in, (rows - whole) * in * sizeof(element)); /* below them is what nobody asks for */
     begin_tiles();
     for (int64_t panel = first; panel < last; panel++) {
         const int64_t column = panel * PANEL, columns = LEAST(PANEL, out - column);

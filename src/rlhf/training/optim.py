@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from rlhf.config.training import Autocast, Schedule, TrainConfig
 from rlhf.errors import ConfigError, TrainingError
 
+CLIP_EPS = 1e-6
+"""Added to a norm that divides, as ``torch.nn.utils.clip_grads_with_norm_`` has it."""
 MAX_SKIPPED_STEPS = 25
 """Steps in a row that float16 may skip: the loss scale starts at 2^16, and after so many halvings it is 0.002."""
 
@@ -128,9 +130,7 @@ class Optimizer:
             group["lr"] = group["peak"] * factor * self.scale
         self.scaler.unscale_(self.adamw)
         limit = config.max_grad_norm if config.max_grad_norm is not None else math.inf
-        norms = {
-            name: float(nn.utils.clip_grad_norm_(parameters, limit)) for name, parameters in self.parameters_of.items()
-        }
+        norms = {name: self._clip(parameters, limit) for name, parameters in self.parameters_of.items()}
         total = math.hypot(*norms.values())
         self._count_skipped(total, step)
         if math.isfinite(total) or self.scaler.is_enabled():
@@ -139,6 +139,26 @@ class Optimizer:
         self.clear()
         parts = {f"grad_norm/{name}": norm for name, norm in norms.items()} if len(norms) > 1 else {}
         return {"learning_rate": self.adamw.param_groups[0]["lr"], "grad_norm": total, **parts}
+
+    def _clip(self, parameters: Sequence[Tensor], limit: float) -> float:
+        """Norm of the gradient, which is no longer than the limit afterwards, or once AdamW has read it."""
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self._clips_in_step:  # a pass over all gradients less
+            # Where torch.amp.GradScaler puts what a fused optimiser is to divide by.
+            self.adamw.grad_scale = ((norm.float() + CLIP_EPS) / limit).clamp(min=1)  # type: ignore[attr-defined]
+        else:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return float(norm)
+
+    @property
+    def _clips_in_step(self) -> bool:
+        """Whether AdamW's kernel may divide by the scale as it reads: there is one scale for all, and no loss scale besides."""
+        return (
+            len(self.parameters_of) == 1
+            and self.device.type == "cpu"
+            and bool(self.adamw.defaults["fused"])
+            and not self.scaler.is_enabled()
+        )
 
     def learning_rate(self, step: int) -> float:
         """Of the first module, in the step after ``step`` others."""

@@ -185,11 +185,12 @@ def test_half_precision_keeps_keys_and_values_in_half_the_bytes(word_tokenizer):
     assert kinds == [{torch.float32}, {torch.bfloat16}]
 
 
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 @pytest.mark.parametrize("where", ["embedding", "keys", "head"])
-def test_weights_that_are_not_finite_are_found(where, word_tokenizer):
+def test_weights_that_are_not_finite_are_found(where, autocast, word_tokenizer):
     model = build_family("llama")
     policy = PolicyModel(model, word_tokenizer)
-    engine = LocalEngine(policy, compiled=True)
+    engine = LocalEngine(policy, compiled=True, autocast=autocast)
     ask(engine)  # the comparison at the start was passed
     weight = {
         "embedding": model.model.embed_tokens.weight,

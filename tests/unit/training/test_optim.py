@@ -120,6 +120,37 @@ def test_without_a_limit_nothing_is_clipped():
     assert torch.equal(seen[0], torch.tensor([[3e4, 4e4]]))
 
 
+@pytest.mark.parametrize("limit", [None, 1e-3, 0.7, 1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_clipping_in_the_step_is_clipping_before_it(limit, dtype):
+    torch.manual_seed(0)
+    start, gradients = torch.randn(3, 50, 7, dtype=dtype), torch.randn(3, 50, 7, dtype=dtype)
+    ours, theirs = nn.Module(), [nn.Parameter(x.clone()) for x in start]
+    ours.parts = nn.ParameterList([x.clone() for x in start])
+    optimizer = optimizer_of(ours, max_grad_norm=limit)
+    assert optimizer._clips_in_step
+    settings = optimizer.adamw.param_groups[0]
+    adamw = torch.optim.AdamW(theirs, lr=0.1, betas=settings["betas"], eps=1.0, weight_decay=settings["weight_decay"])
+    for group in optimizer.adamw.param_groups:
+        group["eps"] = 1.0  # so that the size of a gradient counts from the first step on
+    for step in range(3):
+        for p, q, gradient in zip(ours.parts, theirs, gradients, strict=True):
+            p.grad, q.grad = gradient.clone(), gradient.clone()
+        norm = float(nn.utils.clip_grad_norm_(theirs, limit if limit is not None else math.inf))
+        assert optimizer.step(step)["grad_norm"] == norm
+        adamw.param_groups[0]["lr"] = optimizer.adamw.param_groups[0]["lr"]
+        adamw.step()
+    for p, q in zip(ours.parts, theirs, strict=True):
+        rounding = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(p, q, **rounding)
+
+
+def test_a_loss_scale_and_clipping_in_the_step_are_not_mixed():
+    module = nn.Linear(2, 1, bias=False)
+    assert not optimizer_of(module, autocast="float16")._clips_in_step
+    assert not optimizer_of(module, nn.Linear(1, 1))._clips_in_step
+
+
 def test_a_weight_that_two_modules_share_is_stepped_once():
     shared = Two()
     optimizer = optimizer_of(shared, nn.Sequential(shared, nn.Linear(2, 2)))
