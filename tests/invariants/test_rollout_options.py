@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf.models import layer_choice
 from rlhf.native.library import compiler
 from rlhf.rollout import int8
 from tests.invariants.test_resume import ends_the_same_though_killed
@@ -30,3 +31,18 @@ def test_attention_and_decoding_in_c_leave_no_trace_of_a_kill(overlap, autocast,
     engine = {"kind": "local", "compiled": True}
     settings = {"engine": engine, "compiled": True, "rollouts": 3, "save_every": 1}
     ends_the_same_though_killed("grpo", tmp_path, **settings, overlap=overlap, autocast=autocast)
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "LoRA"])
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+@pytest.mark.slow
+def test_a_llama_in_c_leaves_no_trace_of_a_kill(lora, autocast, tmp_path, caplog):
+    engine = {"kind": "local", "compiled": True}
+    settings = {"engine": engine, "compiled": True, "rollouts": 3, "save_every": 1, "dropout": 0.0}
+    trainer = ends_the_same_though_killed("grpo", tmp_path, **settings, lora=lora, llama=True, autocast=autocast)
+    assert any(
+        function.__qualname__.startswith("LlamaRMSNorm") for function, types in layer_choice._TYPES.items() if types
+    )
+    assert ("engine.compiled does nothing" in caplog.text) == lora  # a policy with adapters is sampled from as ever
+    assert trainer.config.compiled

@@ -26,7 +26,8 @@
 #endif
 
 #define PATIENCE 4000 /* looks at what another thread does, before this one lets others have the processor */
-#define UNROLL 4 /* independent sums, so that an addition need not wait for the one before */
+#define NEAR 16384    /* bytes that are asked for ahead of their time, of keys and as many of values */
+#define UNROLL 4      /* independent sums, so that an addition need not wait for the one before */
 #define VECTORS (WIDTH / LANES)
 
 #if WIDTH % LANES == 0 && defined(__AVX512F__)
@@ -267,11 +268,11 @@ static view_t view_of(const step_t *step, const layer_t *layer, int64_t row, int
     return view;
 }
 
-/* Has a row's own keys and values brought near, but for those that lie round the end of the ring. */
+/* Has a row's own keys and values brought near: where there are many, the first, as the processor foresees the others. */
 static void bring_near(const layer_t *layer, view_t view) {
-    const element *keys = layer->keys + view.own_at + view.begin * WIDTH, *values = layer->values + view.own_at + view.begin * WIDTH;
-    for (int64_t i = 0; i < view.until_end * WIDTH; i += 64 / sizeof(element)) __builtin_prefetch(keys + i);
-    for (int64_t i = 0; i < view.until_end * WIDTH; i += 64 / sizeof(element)) __builtin_prefetch(values + i);
+    const int64_t at = view.own_at + view.begin * WIDTH, count = LEAST(view.until_end * WIDTH, NEAR / (int64_t)sizeof(element));
+    for (int64_t i = 0; i < count; i += 64 / sizeof(element)) __builtin_prefetch(layer->keys + at + i);
+    for (int64_t i = 0; i < count; i += 64 / sizeof(element)) __builtin_prefetch(layer->values + at + i);
 }
 
 static void attend_head(const layer_t *layer, const view_t *view, const float *restrict query, float *restrict scores, element *restrict out) {
