@@ -208,7 +208,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad = grad.to(dtype)
                 factor = torch.ones_like(logsumexp)
             if grad_hidden is not None:
-                grad_hidden.addcmul_(torch.mm(grad, tiles.weight[here]).to(exact), factor[:, None])
+                grad_hidden.addcmul_(torch.mm(grad, tiles.weight_of(here)).to(exact), factor[:, None])
             if grad_weight is not None:
                 grad_weight[here] = torch.mm(grad.T, (tiles.hidden * factor[:, None]).to(dtype))
             if grad_bias is not None:
@@ -247,7 +247,7 @@ class _Tiles:
         self.exact = torch.promote_types(hidden.dtype, torch.float32)
         # a scale goes into the hidden states, where it costs nothing; a soft-cap wants the raw logits
         self.scale = transform.scale / temperature if transform.softcap is None else 1.0
-        self.hidden, self.weight = (hidden * self.scale).to(dtype), weight.to(dtype)
+        self.hidden, self.weight = (hidden * self.scale).to(dtype), weight
         self.bias = None if bias is None else bias * self.scale
         self.transform, self.temperature = transform, temperature
         plain = bias is None and transform.softcap is None and hidden.device.type == "cpu" and dtype in DTYPES
@@ -255,6 +255,9 @@ class _Tiles:
         wide = TILE // max(1, hidden.shape[0])
         self.width = max(1, min(weight.shape[0], wide - wide % BLOCK if wide > BLOCK else wide))
         self.raw = hidden.new_empty(hidden.shape[0] * self.width, dtype=dtype)
+        self.cast = None if weight.dtype == dtype else weight.new_empty(self.width, weight.shape[1], dtype=dtype)
+        self.cast_is: slice | None = None
+        """The tile whose weights ``cast`` holds."""
         self.wide = self.raw if dtype == self.exact else hidden.new_empty(self.raw.shape, dtype=self.exact)
 
     def __len__(self) -> int:
@@ -263,6 +266,16 @@ class _Tiles:
     def __iter__(self) -> Iterator[slice]:
         for first in range(0, self.weight.shape[0], self.width):
             yield slice(first, min(first + self.width, self.weight.shape[0]))
+
+    def weight_of(self, here: slice) -> Tensor:
+        """[tile, H] in the type of the products, cast where they are wanted next; the next tile overwrites them."""
+        if self.cast is None:
+            return self.weight[here]
+        found = self.cast[: here.stop - here.start]
+        if self.cast_is != here:
+            found.copy_(self.weight[here])
+            self.cast_is = here
+        return found
 
     def logits(self, here: slice) -> Tensor:
         """[M, tile] final logits in the exact type; the next call overwrites them."""
@@ -323,7 +336,7 @@ class _Tiles:
         return torch.softmax(self._part(self.raw, here), 1)  # the kernel adds up in float32 whatever it reads
 
     def _product(self, here: slice) -> Tensor:
-        return torch.mm(self.hidden, self.weight[here].T, out=self._part(self.raw, here))
+        return torch.mm(self.hidden, self.weight_of(here).T, out=self._part(self.raw, here))
 
     def _part(self, buffer: Tensor, here: slice) -> Tensor:
         rows, width = self.hidden.shape[0], here.stop - here.start
