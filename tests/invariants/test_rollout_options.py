@@ -37,12 +37,12 @@ def test_attention_and_decoding_in_c_leave_no_trace_of_a_kill(overlap, autocast,
 @pytest.mark.parametrize("lora", [False, True], ids=["all weights", "LoRA"])
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 @pytest.mark.slow
-def test_a_llama_in_c_leaves_no_trace_of_a_kill(lora, autocast, tmp_path, caplog):
+def test_a_llama_in_c_leaves_no_trace_of_a_kill(lora, autocast, tmp_path, caplog, monkeypatch):
+    norms = []
+    own = layer_choice.compiled_norm
+    monkeypatch.setattr(layer_choice, "compiled_norm", lambda *args: norms.append(1) or own(*args))
     engine = {"kind": "local", "compiled": True}
     settings = {"engine": engine, "compiled": True, "rollouts": 3, "save_every": 1, "dropout": 0.0}
-    trainer = ends_the_same_though_killed("grpo", tmp_path, **settings, lora=lora, llama=True, autocast=autocast)
-    assert any(
-        function.__qualname__.startswith("LlamaRMSNorm") for function, types in layer_choice._TYPES.items() if types
-    )
+    ends_the_same_though_killed("grpo", tmp_path, **settings, lora=lora, llama=True, autocast=autocast)
+    assert norms
     assert ("engine.compiled does nothing" in caplog.text) == lora  # a policy with adapters is sampled from as ever
-    assert trainer.config.compiled

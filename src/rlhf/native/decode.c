@@ -8,7 +8,7 @@
  *          caller makes the matrix products, and calls for what is between them
  * All sums are in float32. A row's result hangs on no other row. All arrays are row-major, and distances between their parts are given.
  *
- * NaN comes through, and nothing here assumes that there is none: the caller finds it in the logits.
+ * NaN comes through, and nothing here assumes that there is none: the caller finds it in the log-probabilities.
  */
 #ifndef TILES
 #if HALF && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
@@ -77,7 +77,7 @@ static float powers(const element *x, int64_t count, float factor, float *most) 
     float found = largest(largest_yet), sum = 0;
     for (int64_t i = whole; i < count; i++) found = load(x[i]) > found ? load(x[i]) : found;
     *most = found *= factor;
-    if (found == -INFINITY) return 0;
+    if (found == -INFINITY) found = 0; /* nothing here can be drawn, or something is NaN, which is to come through */
     for (int64_t i = 0; i < whole; i += LANES) sums += exponentials(elements(x + i) * factor - found);
     for (int64_t i = whole; i < count; i++) sum += exponential(load(x[i]) * factor - found);
     return sum + total(sums);
@@ -342,6 +342,7 @@ typedef struct {
     element *normed, *change;          /* [rows, width] */
     element *qkv, *seen, *gates, *act; /* what goes into attention, what comes out, and the same of gates; [rows, ...] */
     int arrived, phase;                /* of threads that wait for each other; 0 at first */
+    int abandoned;                     /* set where one of them will not come: what the others make is for nobody */
 } pass_t;
 
 /* Waits for the other threads. */
@@ -354,6 +355,7 @@ static void meet(pass_t *pass) {
         return;
     }
     for (int64_t turn = 0; __atomic_load_n(&pass->phase, __ATOMIC_ACQUIRE) == phase; turn++) {
+        if (__atomic_load_n(&pass->abandoned, __ATOMIC_RELAXED)) return;
         if (turn < PATIENCE) _mm_pause();
         else sched_yield();
     }

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -29,6 +30,8 @@ FLAGS = (
     "-fno-signed-zeros",
     "-fno-trapping-math",
     "-freciprocal-math",
+    # A function that another library happens to name so is not taken for one of ours.
+    *(("-Wl,-Bsymbolic",) if sys.platform == "linux" else ()),
 )
 TIMEOUT_SECONDS = 120
 KEYS = "compiled and engine.compiled"

@@ -93,6 +93,7 @@ class _Pass(Structure):
         ("act", c_void_p),
         ("arrived", c_int),
         ("phase", c_int),
+        ("abandoned", c_int),
     )
 
 
@@ -174,7 +175,7 @@ class CompiledModel(FusedModel):
             self._decode(x, step, self._weights, layout)
             return x
         size = x.shape
-        normed = torch.empty(size, dtype=self.dtype)
+        normed = torch.empty(size, dtype=self.dtype, device="cpu")
         self._c.norm(x.data_ptr(), normed.data_ptr(), *size, self._floors[0][0])
         for number, (layer, (_, floor)) in enumerate(zip(self.layers, self._floors, strict=True)):
             y = layer.out(self._attended(layer, layer.qkv(normed), step, layout))
@@ -195,7 +196,8 @@ class CompiledModel(FusedModel):
         if not is_plain(sampling) or logits.dtype != self.dtype:
             return draw(logits, uniform, sampling, seen=seen)
         rows, vocabulary = logits.shape
-        tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+        tokens = torch.empty(rows, dtype=torch.int64, device="cpu")
+        logprobs = torch.empty(rows, dtype=torch.float64, device="cpu")
         given = logits.contiguous()
         fixed = (
             given.data_ptr(),
@@ -230,13 +232,18 @@ class CompiledModel(FusedModel):
         """All layers: x float32 [R, H], embeddings, becomes what the last layer gives."""
         if "pass" not in layout.derived:
             layout.derived["pass"] = self._pass(weights, layout)
-        described, layers, scratch, _ = layout.derived["pass"]
+        described, layers, scratch, _ = held = layout.derived["pass"]
         described.x = x.data_ptr()
-        together(
-            lambda memory, thread: self._c.decode(byref(described), byref(step), layers, weights, memory, thread),
-            threads=described.threads,
-            scratch=scratch,
-        )
+        where = (byref(described), byref(step), layers, weights)
+
+        def call(memory: int, thread: int, *, held: object = (self, x, layout, held)) -> None:  # what C writes to
+            self._c.decode(*where, memory, thread)
+
+        def abandon() -> None:
+            described.abandoned = 1
+            layout.derived.pop("pass", None)
+
+        together(call, threads=described.threads, scratch=scratch, abandon=abandon)
 
     def _pass(self, weights: Array[_Weights], layout: DecodeLayout) -> tuple[_Pass, Array[_Layer], int, list[Tensor]]:
         """What stays the same from step to step: the pass, the layers' tables, floats for each thread to work in, and what the pass
@@ -252,7 +259,7 @@ class CompiledModel(FusedModel):
             "gates": max(outs[2::4]),
             "act": max(ins[3::4]),
         }
-        held = {name: torch.empty(rows, size, dtype=self.dtype) for name, size in sizes.items()}
+        held = {name: torch.empty(rows, size, dtype=self.dtype, device="cpu") for name, size in sizes.items()}
         threads = min(torch.get_num_threads(), sum(map(operator.mul, ins, outs)) // NUMBERS_APIECE)
         described = _Pass(layers=len(weights), width=width, threads=max(1, threads))
         for name, tensor in held.items():

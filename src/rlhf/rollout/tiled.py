@@ -49,7 +49,7 @@ class TiledProjection:
         """
         self.out, self.wide = weight.shape
         given = weight.to(torch.bfloat16).contiguous()
-        self._laid = torch.empty(_up(self.out, PANEL // 2), _up(self.wide, DEEP), dtype=torch.bfloat16)
+        self._laid = torch.empty(_up(self.out, PANEL // 2), _up(self.wide, DEEP), dtype=torch.bfloat16, device="cpu")
         library.lay_weight(given.data_ptr(), self.out, self.wide, self._laid.data_ptr())
         self._bias = bias.float().contiguous() if bias is not None else None
         self._linear = library.linear
@@ -65,8 +65,10 @@ class TiledProjection:
 
     def __call__(self, x: Tensor) -> Tensor:
         """bfloat16 [N, in] -> bfloat16 [N, out]."""
+        assert x.dtype == torch.bfloat16, "C would take other numbers for these"
+        assert x.shape[1:] == (self.wide,), "C would read behind the last"
         x = x.contiguous()
-        y = torch.empty(len(x), self.out, dtype=torch.bfloat16)
+        y = torch.empty(len(x), self.out, dtype=torch.bfloat16, device="cpu")
         fixed = (byref(self.described), x.data_ptr(), y.data_ptr(), len(x))
         in_parts(
             lambda *part: self._linear(*fixed, *part),

@@ -136,6 +136,7 @@ class Optimizer:
         if math.isfinite(total) or self.scaler.is_enabled():
             self.scaler.step(self.adamw)
             self.scaler.update()
+        vars(self.adamw).pop("grad_scale", None)
         self.clear()
         parts = {f"grad_norm/{name}": norm for name, norm in norms.items()} if len(norms) > 1 else {}
         return {"learning_rate": self.adamw.param_groups[0]["lr"], "grad_norm": total, **parts}
@@ -156,7 +157,7 @@ class Optimizer:
         return (
             len(self.parameters_of) == 1
             and self.device.type == "cpu"
-            and bool(self.adamw.defaults["fused"])
+            and all(group["fused"] for group in self.adamw.param_groups)
             and not self.scaler.is_enabled()
         )
 

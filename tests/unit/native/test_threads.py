@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from rlhf.native import threads as threads_module
 from rlhf.native.threads import in_parts, together
 
 PATIENCE = 30
@@ -32,7 +33,7 @@ def test_every_unit_is_done_once(threads, units, least):
 
 def test_threads_have_memory_of_their_own(threads):
     places = []
-    together(lambda memory, thread: places.append((thread, memory)), threads=threads, scratch=100)
+    together(lambda memory, thread: places.append((thread, memory)), threads=threads, scratch=100, abandon=never)
     assert sorted(thread for thread, _ in places) == list(range(threads))
     addresses = sorted(memory for _, memory in places)
     assert all(b - a >= 400 for a, b in pairwise(addresses))
@@ -41,20 +42,54 @@ def test_threads_have_memory_of_their_own(threads):
 def test_callers_whose_threads_wait_for_each_other_do_not_lock_each_other_out():
     def call(_: int) -> None:
         barrier = threading.Barrier(3)
-        together(lambda memory, thread: barrier.wait(PATIENCE), threads=3, scratch=1)
+        together(lambda memory, thread: barrier.wait(PATIENCE), threads=3, scratch=1, abandon=never)
 
     with ThreadPoolExecutor(4) as callers:
         list(callers.map(call, range(200)))  # a barrier that breaks raises
 
 
-def test_what_one_thread_raises_is_raised_after_all_have_ended():
-    ended = []
+@pytest.mark.parametrize("raising", [0, 1, 2])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_threads_that_wait_for_one_that_raises_are_told(raising, error):
+    given_up, ended = threading.Event(), []
 
     def call(_: int, thread: int) -> None:
-        if thread == 1:
-            raise ValueError("one")
+        if thread == raising:
+            raise error("one")
+        assert given_up.wait(PATIENCE)
         ended.append(thread)
 
-    with pytest.raises(ValueError, match="one"):
-        together(call, threads=3, scratch=1)
-    assert sorted(ended) == [0, 2]
+    with pytest.raises(error):
+        together(call, threads=3, scratch=1, abandon=given_up.set)
+    assert sorted(ended) == sorted({0, 1, 2} - {raising})
+
+
+def test_threads_that_wait_for_one_that_cannot_be_started_are_told(monkeypatch):
+    given_up, ended = threading.Event(), []
+    pool = threads_module._pool(2)
+    own, left = pool.submit, [1]
+
+    def submit(*args):
+        if not left:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        left.pop()
+        return own(*args)
+
+    monkeypatch.setattr(pool, "submit", submit)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        together(
+            lambda _, thread: ended.append((thread, given_up.wait(PATIENCE))),
+            threads=3,
+            scratch=1,
+            abandon=given_up.set,
+        )
+    assert ended == [(1, True)]
+
+
+def test_a_pool_has_all_its_threads_from_the_start():
+    threads_module._pool.cache_clear()
+    assert len(threads_module._pool(4)._threads) == 4
+
+
+def never() -> None:
+    raise AssertionError("nobody was to give up")

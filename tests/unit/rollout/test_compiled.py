@@ -99,6 +99,33 @@ def test_half_precision_is_as_near_as_autocast(family):
     assert 0 < found < 1.2 * usual
 
 
+@pytest.mark.parametrize("head_dim", [2, 6, 16, 32, 48, 64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_heads_of_any_width_are_read_right(head_dim, dtype, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "qwen3", FAMILIES["qwen3"] | {"head_dim": head_dim})
+    model = build_family("qwen3")
+    settings = compare(model, IDS)
+    exact = logits(model, None)
+    found = (logits(model, CompiledModel(model, settings, dtype)) - exact).abs()
+    if dtype == torch.float32:
+        assert found.max() < 1e-5 * max(1.0, float(exact.abs().max()))
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            usual = (logits(model, None) - exact).abs().mean()
+        assert found.mean() < 1.2 * usual
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_biases_are_added(dtype):
+    model = build_family("qwen2")
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.normal_(generator=torch.Generator().manual_seed(len(name)))
+    exact = logits(model, None)
+    found = logits(model, CompiledModel(model, compare(model, IDS), dtype))
+    assert float((found - exact).abs().max()) < (1e-5 if dtype == torch.float32 else 0.1) * float(exact.abs().max())
+
+
 @pytest.mark.parametrize("family", FUSED_FAMILIES)
 def test_greedy_completions_are_transformers_own(family, word_tokenizer):
     policy = PolicyModel(build_family(family), word_tokenizer)
@@ -239,9 +266,10 @@ def test_what_has_no_probability_is_never_drawn():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_draw_from_what_is_not_finite_says_so(value):
-    given = torch.zeros(3, BLOCK + 4)
+    given = torch.zeros(5, BLOCK + 4)
     given[0], given[1, 7], given[2, BLOCK + 1] = value, value, value
-    found = made(False).draw(given, torch.full((3,), 0.5, dtype=torch.float64), SAMPLED)
+    given[3, BLOCK:], given[4, :BLOCK] = value, value  # all of a block
+    found = made(False).draw(given, torch.full((5,), 0.5, dtype=torch.float64), SAMPLED)
     assert found.logprobs.isnan().all()
     assert ((found.tokens >= 0) & (found.tokens < BLOCK + 4)).all()
 
