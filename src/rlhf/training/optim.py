@@ -143,10 +143,15 @@ class Optimizer:
 
     def _clip(self, parameters: Sequence[Tensor], limit: float) -> float:
         """Norm of the gradient, which is no longer than the limit afterwards, or once AdamW has read it."""
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        scale = ((norm.float() + CLIP_EPS) / limit).clamp(min=1)
         if self._clips_in_step:  # a pass over all gradients less
             # Where torch.amp.GradScaler puts what a fused optimiser is to divide by.
-            self.adamw.grad_scale = ((norm.float() + CLIP_EPS) / limit).clamp(min=1)  # type: ignore[attr-defined]
+            self.adamw.grad_scale = scale  # type: ignore[attr-defined]
+        elif self.device.type == "cpu":
+            for gradient in gradients:
+                gradient.div_(scale)  # not times its inverse: one of several models learns as it would alone
         else:
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)

@@ -145,6 +145,23 @@ def test_clipping_in_the_step_is_clipping_before_it(limit, dtype):
         torch.testing.assert_close(p, q, **rounding)
 
 
+def test_one_of_two_models_gets_the_bits_it_would_alone():
+    torch.manual_seed(0)
+    gradients = torch.randn(3, 40, 9)
+    alone, first, second = (nn.Linear(9, 40, bias=False) for _ in range(3))
+    for module in (first, second):
+        module.load_state_dict(alone.state_dict())
+    one, two = optimizer_of(alone, max_grad_norm=0.3), optimizer_of(first, second, max_grad_norm=0.3)
+    assert one._clips_in_step
+    assert not two._clips_in_step
+    for step, gradient in enumerate(gradients):
+        for module, size in ((alone, 1), (first, 1), (second, 7)):
+            module.weight.grad = size * gradient
+        one.step(step)
+        two.step(step)
+    assert torch.equal(alone.weight, first.weight)
+
+
 def test_a_loss_scale_and_clipping_in_the_step_are_not_mixed():
     module = nn.Linear(2, 1, bias=False)
     assert not optimizer_of(module, autocast="float16")._clips_in_step
