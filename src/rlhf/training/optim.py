@@ -149,11 +149,11 @@ class Optimizer:
         if self._clips_in_step:  # a pass over all gradients less
             # Where torch.amp.GradScaler puts what a fused optimiser is to divide by.
             self.adamw.grad_scale = scale  # type: ignore[attr-defined]
-        elif self.device.type == "cpu":
-            for gradient in gradients:
-                gradient.div_(scale)  # not times its inverse: one of several models learns as it would alone
         else:
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+            for (
+                gradient
+            ) in gradients:  # not times its inverse: one of several models, or on a GPU, learns as it would alone here
+                gradient.div_(scale.to(gradient.device))
         return float(norm)
 
     @property
