@@ -145,7 +145,8 @@ class Optimizer:
         """Norm of the gradient, which is no longer than the limit afterwards, or once AdamW has read it."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        scale = ((norm.float() + CLIP_EPS) / limit).clamp(min=1)
+        exact = norm.to(torch.promote_types(norm.dtype, torch.float32))
+        scale = ((exact + CLIP_EPS) / limit).clamp(min=1)
         if self._clips_in_step:  # a pass over all gradients less
             # Where torch.amp.GradScaler puts what a fused optimiser is to divide by.
             self.adamw.grad_scale = scale  # type: ignore[attr-defined]
@@ -158,12 +159,13 @@ class Optimizer:
 
     @property
     def _clips_in_step(self) -> bool:
-        """Whether AdamW's kernel may divide by the scale as it reads: there is one scale for all, and no loss scale besides."""
+        """Whether AdamW's kernel may divide by the scale as it reads: one for all, in float32, and no loss scale besides."""
         return (
             len(self.parameters_of) == 1
             and self.device.type == "cpu"
             and all(group["fused"] for group in self.adamw.param_groups)
             and not self.scaler.is_enabled()
+            and all(p.dtype != torch.float64 for p in self.parameters)
         )
 
     def learning_rate(self, step: int) -> float:
