@@ -29,8 +29,8 @@ from rlhf.native.threads import in_parts
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Types of the products that the C file is written for."""
-ALLOWED_GAP, ALLOWED_HALF_GAP = 1e-4, 0.1
-"""Between outputs and gradients in C and in tiles, as a share of 1 plus their size, in float32 and in bfloat16."""
+ALLOWED_GAP, ALLOWED_HALF_GAP = 1e-4, 0.05
+"""Between outputs and gradients in C and in tiles of float64, as a share of 1 plus their size, in float32 and in bfloat16."""
 _CHECKED: set[tuple[int, int, bool]] = set()
 SCORES_APIECE = 20_000
 """Scores that a thread gets at least: fewer are done before another thread is awake."""
@@ -225,20 +225,24 @@ def _checked_functions(width: int, value_width: int, *, half: bool) -> ctypes.CD
 
 
 def _largest_gap(width: int, value_width: int, dtype: torch.dtype) -> float:
-    """Between outputs and gradients in C and in tiles, for a few rows of random numbers, as a share of 1 plus their size."""
+    """Between outputs and gradients in C and in tiles of float64, for a few rows of random numbers, as a share of 1 plus their size.
+
+    Tiles of bfloat16 are up to four times as far from those as C is, the farther the wider the heads.
+    """
     buckets = build_buckets(
         pack([Group([0] * 37, [Branch([0] * 40), Branch([0] * 9)]), Group([0] * 5, [Branch([0] * 70)])])
     )[0]
     draw, found = torch.Generator().manual_seed(0), []
     with torch.enable_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         tensors = [
-            torch.randn(161, heads, size, generator=draw) for heads, size in ((4, width), (2, width), (2, value_width))
+            torch.randn(161, heads, size, generator=draw).to(dtype)
+            for heads, size in ((4, width), (2, width), (2, value_width))
         ]
-        for attend in (tree_attention, compiled_tree_attention):
-            q, k, v = (x.to(dtype).requires_grad_() for x in tensors)
+        for attend, kind in ((tree_attention, torch.float64), (compiled_tree_attention, dtype)):
+            q, k, v = (x.to(kind).requires_grad_() for x in tensors)
             out = attend(q, k, v, buckets, scaling=width**-0.5)
-            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))])
-    gaps = [((a - b).abs() / (1 + b.abs())).max().float() for a, b in zip(*found, strict=True)]
+            found.append([x.double() for x in (out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v)))])
+    gaps = [((b - a).abs() / (1 + a.abs())).max() for a, b in zip(*found, strict=True)]
     return float(torch.stack(gaps).max())  # NaN comes through
 
 
