@@ -1,8 +1,9 @@
-"""What `engine.speculate` and `engine.weights` bring for a model and its prompts on this machine.
+"""What `engine.speculate`, `engine.weights` and `engine.compiled` bring for a model and its prompts on this machine.
 
     python tools/rollout_options.py runs/quickstart_grpo/grpo/model runs/quickstart_grpo/world/prompts.jsonl \\
         --prompts 1 --samples 8 --max-new-tokens 40 --speculate '{"kind": "prompt_lookup", "max_rows": 8}'
     python tools/rollout_options.py ... --weights int8
+    python tools/rollout_options.py ... --compiled
 
 Pairs of requests, the plain engine and the one in question by turns, on one thread; processor seconds, and the median of their ratios.
 Prompts are rows with a `prompt` or with `ids`.

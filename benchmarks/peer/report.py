@@ -145,6 +145,13 @@ def verdict(value: float | None, goal: float | None, *, at_least: bool) -> str:
     return "met" if met else "**not met**"
 
 
+def beside(value: float, goal: float | None, digits: int) -> str:
+    """A number with so many digits behind the point, and more where it would look like the goal that it is not."""
+    while goal is not None and value != goal and digits < 6 and round(value, digits) == round(goal, digits):
+        digits += 1
+    return f"{value:.{digits}f}"
+
+
 def time_verdict(row: Row, goal: float) -> str:
     """Of the ratio; where there is one with the reference's pass too, that must reach the goal as well."""
     alone = verdict(row["ratio"], goal, at_least=True)
@@ -176,17 +183,15 @@ def goal_line(goal: Goal, row: Row, dtype: Dtype, machine: dict[str, Any], code:
     if "ratio" not in row:
         return f"| {what} | >= {goal.time:g}x | failed: {row.get('error', 'one side alone')} | | | | | | | | | |"
     ratio, memory = row["ratio"], row["memory_ratio"]
-    spread = (
-        f"{ratio:.1f}x ({min(row['ratios']):.1f} to {max(row['ratios']):.1f}, {counted(len(row['ratios']), 'pair')})"
-    )
+    spread = f"{beside(ratio, goal.time, 1)}x ({min(row['ratios']):.1f} to {max(row['ratios']):.1f}, {counted(len(row['ratios']), 'pair')})"
     share = share_of_peak(row["flop_per_second"], 1.0, machine["peak"][dtype])
     of_bf16 = dtype == "bf16"
     cells = [
         what, f">= {goal.time:g}x" if of_bf16 else "", spread, f"{row['wall_ratio']:.1f}x",
         time_verdict(row, goal.time) if of_bf16 else "",
-        f"{row['ratio_one_epoch']:.1f}x" if "ratio_one_epoch" in row else "", f"{ratio / share:.1f}x",
+        f"{beside(row['ratio_one_epoch'], goal.time, 1)}x" if "ratio_one_epoch" in row else "", f"{ratio / share:.1f}x",
         f"<= {goal.memory:g}x" if goal.memory and of_bf16 else "",
-        f"{memory:.2f}x ({row['peak_mib']['rlhf']:.0f} / {row['peak_mib']['trl']:.0f} MiB)",
+        f"{beside(memory, goal.memory, 2)}x ({row['peak_mib']['rlhf']:.0f} / {row['peak_mib']['trl']:.0f} MiB)",
         verdict(memory, goal.memory, at_least=False) if of_bf16 else "",
         f"{row['seconds']['rlhf']:.3f} / {row['seconds']['trl']:.3f}", f"{share:.0%}",
     ]  # fmt: skip
@@ -202,9 +207,8 @@ def share_table(found: dict[str, Row], machine: dict[str, Any]) -> str:
             if goal.case.model == "B" and row is not None and "flop_per_second" in row:
                 share = share_of_peak(row["flop_per_second"], 1.0, machine[str(threads)]["peak"][dtype])
                 aim = SHARE_GOALS[dtype]
-                lines.append(
-                    f"| {goal.what} | {dtype}, {threads} | >= {aim:.0%} | {share:.0%} | {verdict(share, aim, at_least=True)} |"
-                )
+                said = f">= {aim:.0%} | {beside(100 * share, 100 * aim, 0)}%"
+                lines.append(f"| {goal.what} | {dtype}, {threads} | {said} | {verdict(share, aim, at_least=True)} |")
     if not lines:
         return ""
     return (

@@ -80,8 +80,9 @@ class LocalEngineConfig(Config):
     """How to guess tokens and check several in one pass of the model: `prompt_lookup`, or its settings; null for a token at a time.
     See docs/rollouts.md for when it pays."""
     compiled: bool = False
-    """Do a decoding step's norms, rotations and attention in C, which a compiler of this machine (`cc`, `gcc`, `clang` or $CC) makes at the
-    first rollout: for models of Llama's shape on a CPU, others are sampled from as ever. Sums are added up in another order, so a
+    """Do a decoding step's norms, rotations, attention and drawing in C, in bfloat16 on a processor with AMX its matrix products too, which a
+    compiler of this machine (`cc`, `gcc`, `clang` or $CC) makes at the first rollout: for models of Llama's shape on a CPU, others are
+    sampled from as ever. Sums are added up in another order, so a
     completion may differ where its random number lies within rounding of the boundary between two tokens. Not with `speculate`."""
 
     @model_validator(mode="after")

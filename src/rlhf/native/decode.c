@@ -10,7 +10,7 @@
  *
  * NaN comes through, and nothing here assumes that there is none: the caller finds it in the log-probabilities.
  */
-#ifndef TILES
+#ifndef TILES /* products.h asks for whole tiles of a head's width too: what is multiplied here are a layer's weights */
 #if HALF && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #define TILES 1
 #else

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,24 +39,32 @@ KEYS = "compiled and engine.compiled"
 """Of recipes, that ask for it."""
 
 
-def compiler() -> str | None:
-    """The path of a C compiler; None where there is none."""
-    names = (os.environ["CC"],) if os.environ.get("CC") else COMPILERS
-    return next((found for name in names if (found := shutil.which(name))), None)
+def compiler() -> list[str] | None:
+    """A C compiler: its path, and the arguments that $CC has behind it; None where there is none."""
+    asked = os.environ.get("CC")
+    try:
+        choices = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
+    except ValueError:  # a quotation that does not end
+        return None
+    return next(([found, *words[1:]] for words in choices if words and (found := shutil.which(words[0]))), None)
 
 
-def check_compiler() -> str:
-    """The path of a C compiler.
+def why_no_compiler() -> str:
+    """Where there is none: what was looked for, and what to do."""
+    if asked := os.environ.get("CC"):
+        return f"$CC is {asked!r}, which is no program on the PATH; correct it, or unset it to have {', '.join(COMPILERS)} looked for"
+    return f"none of {', '.join(COMPILERS)} is on the PATH; install one (Debian and Ubuntu: apt-get install gcc), or name one in $CC"
+
+
+def check_compiler() -> list[str]:
+    """A C compiler, as ``compiler`` gives it.
 
     Raises:
         ConfigError: There is none.
     """
     found = compiler()
     if found is None:
-        raise ConfigError(
-            f"{KEYS} want a C compiler, and none of {', '.join(COMPILERS)} is on the PATH; install one (Debian and Ubuntu: apt-get "
-            "install gcc), name one in $CC, or leave them out."
-        )
+        raise ConfigError(f"{KEYS} want a C compiler, and {why_no_compiler()}; or leave them out.")
     return found
 
 
@@ -73,7 +82,7 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     """
     source = Path(__file__).with_name(f"{name}.c")
     found = check_compiler()
-    command = [found, *FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
+    command = [*found, *FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
     sources = [*sorted(source.parent.glob("*.h")), source]
     told = "\n".join([*command, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
     target = _folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
@@ -96,7 +105,13 @@ def toolchain() -> str:
         ConfigError: There is no compiler.
     """
     found = check_compiler()
-    return "\n".join([found, *FLAGS, _version(found), _processor()])
+    return "\n".join([*found, *FLAGS, compiler_version(found), _processor()])
+
+
+def compiler_version(found: list[str]) -> str:
+    """What it says of itself."""
+    done = subprocess.run([*found, "--version"], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    return done.stdout
 
 
 def _compile(command: list[str]) -> None:
@@ -124,11 +139,6 @@ def _own_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="rlhf-native-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _version(found: str) -> str:
-    done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-    return done.stdout
 
 
 def _processor() -> str:

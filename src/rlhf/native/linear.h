@@ -69,23 +69,25 @@ INLINE void put(element *out, const float *sums, const float *bias, int64_t coun
 /* y [rows, out] of x [rows, in]: panels first .. last - 1, of PANEL columns each. `last_rows` [LANES, in] is memory to work in. */
 void linear(const linear_t *map, const element *x, element *y, int64_t rows, element *last_rows, int64_t first, int64_t last) {
     const int64_t in = map->in, out = map->out, whole = rows / LANES * LANES;
+    const int64_t full = UP(in, DEEP) / DEEP * 2 * TILE; /* words of a panel, but for the last */
     memcpy(last_rows, x + whole * in, (rows - whole) * in * sizeof(element)); /* below them is what nobody asks for */
     begin_tiles();
     for (int64_t panel = first; panel < last; panel++) {
         const int64_t column = panel * PANEL, columns = LEAST(PANEL, out - column);
-        const word *weight = map->weight + panel * UP(in, DEEP) / DEEP * 2 * TILE;
+        const word *weight = map->weight + panel * full;
+        const float *bias = map->bias ? map->bias + column : NULL;
         for (int64_t row = 0; row < rows;) {
             const int high = row + PANEL <= whole ? 2 : 1, wide = columns > LANES ? 2 : 1;
             const element *numbers = row < whole ? x + row * in : last_rows;
             float sums[PANEL * PANEL] ALIGNED;
             __asm__ volatile("" ::: "memory"); /* gcc does not know that a tile is read from memory, and written to it */
-            if (high > 1 && wide > 1) corner(sums, numbers, in, weight, UP(in, DEEP) / DEEP * 2 * TILE, row == 0, 2, 2);
-            else if (high > 1) corner(sums, numbers, in, weight, UP(in, DEEP) / DEEP * 2 * TILE, row == 0, 2, 1);
-            else if (wide > 1) corner(sums, numbers, in, weight, UP(in, DEEP) / DEEP * 2 * TILE, row == 0, 1, 2);
-            else corner(sums, numbers, in, weight, UP(in, DEEP) / DEEP * 2 * TILE, row == 0, 1, 1);
+            if (high > 1 && wide > 1) corner(sums, numbers, in, weight, full, row == 0, 2, 2);
+            else if (high > 1) corner(sums, numbers, in, weight, full, row == 0, 2, 1);
+            else if (wide > 1) corner(sums, numbers, in, weight, full, row == 0, 1, 2);
+            else corner(sums, numbers, in, weight, full, row == 0, 1, 1);
             __asm__ volatile("" ::: "memory");
             const int64_t end = LEAST(rows, row + high * LANES);
-            for (const float *from = sums; row < end; row++, from += PANEL) put(y + row * out + column, from, map->bias ? map->bias + column : NULL, columns);
+            for (const float *from = sums; row < end; row++, from += PANEL) put(y + row * out + column, from, bias, columns);
         }
     }
     end_tiles();

@@ -47,21 +47,19 @@ static inline float exponential(float x) {
     return p * scale * kept;
 }
 
-/* The largest of numbers that are not empty. */
-#define LARGEST(name, type, get)                                                                                          \
-    static inline float name(const type *x, int64_t count) {                                                             \
-        float lanes[LANES], most;                                                                                         \
-        for (int j = 0; j < LANES; j++) lanes[j] = get(x[0]);                                                             \
-        int64_t i = 0;                                                                                                    \
-        for (; i + LANES <= count; i += LANES)                                                                            \
-            for (int j = 0; j < LANES; j++) lanes[j] = get(x[i + j]) > lanes[j] ? get(x[i + j]) : lanes[j];               \
-        for (; i < count; i++) lanes[0] = get(x[i]) > lanes[0] ? get(x[i]) : lanes[0];                                    \
-        most = lanes[0];                                                                                                  \
-        for (int j = 1; j < LANES; j++) most = lanes[j] > most ? lanes[j] : most;                                         \
-        return most;                                                                                                      \
-    }
-
 static inline float itself(float x) { return x; }
-LARGEST(largest_score, float, itself)
+
+/* The largest of numbers that are not empty. */
+static inline float largest_score(const float *x, int64_t count) {
+    float lanes[LANES], most;
+    for (int j = 0; j < LANES; j++) lanes[j] = x[0];
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+    for (; i < count; i++) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
+    most = lanes[0];
+    for (int j = 1; j < LANES; j++) most = lanes[j] > most ? lanes[j] : most;
+    return most;
+}
 
 #endif

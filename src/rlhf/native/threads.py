@@ -59,9 +59,8 @@ def _all_at_once(
     try:
         if len(parts) > 1:
             pool = _pool(len(parts) - 1)
-            with (
-                _SUBMITTING
-            ):  # all before anyone else's: of two callers whose threads wait for each other, one comes first
+            # All before anyone else's: of two callers whose threads wait for each other, one comes first.
+            with _SUBMITTING:
                 for row, part in zip(memory[1:], parts[1:], strict=True):
                     others.append(pool.submit(_call, call, row, part, abandon))
         _call(call, memory[0], parts[0], abandon)

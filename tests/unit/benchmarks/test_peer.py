@@ -385,6 +385,29 @@ def test_the_report_says_which_goal_is_met_and_what_the_references_pass_and_the_
     assert next(line for line in worse.splitlines() if line.startswith("| DPO |")).count("**not met**") == 1
 
 
+@pytest.mark.parametrize(
+    ("value", "goal", "said"),
+    [
+        (2.48, 2.5, "2.48"),
+        (2.5, 2.5, "2.5"),
+        (2.52, 2.5, "2.52"),
+        (2.4996, 2.5, "2.4996"),
+        (3.14, 2.5, "3.1"),
+        (3.14, None, "3.1"),
+    ],
+)
+def test_a_number_is_not_rounded_to_a_goal_that_it_is_not(value, goal, said):
+    assert report.beside(value, goal, 1) == said
+
+
+def test_a_goal_that_is_missed_by_little_is_seen_to_be_missed(tmp_path: Path):
+    text = written(tmp_path, {**MEASURED, "ratio": 13.98, "memory_ratio": 0.151, "ratio_one_epoch": 13.96})
+    line = next(line for line in text.splitlines() if line.startswith("| DPO |"))
+    assert ">= 14x | 13.98x (" in line
+    assert "| 13.96x |" in line
+    assert "| 0.151x (" in line
+
+
 def test_a_row_that_failed_has_no_ratio_in_the_report(tmp_path: Path):
     line = next(x for x in written(tmp_path, {"error": "the losses differ"}).splitlines() if x.startswith("| DPO |"))
     assert "failed: the losses differ" in line

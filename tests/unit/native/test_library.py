@@ -65,7 +65,7 @@ def test_what_it_was_made_from_is_in_its_name(changed, compilations, monkeypatch
     elif changed == "processor":
         monkeypatch.setattr(library, "_processor", lambda: "another")
     else:
-        monkeypatch.setattr(library, "_version", lambda found: "another")
+        monkeypatch.setattr(library, "compiler_version", lambda found: "another")
     load("decode", **MACROS)
     assert len(compilations) == 2
 
@@ -105,8 +105,33 @@ def test_a_compiler_that_hangs_is_ended(tmp_path, monkeypatch):
 def test_a_compiler_that_is_not_there_is_no_compiler(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert compiler() is None
-    with pytest.raises(ConfigError, match="want a C compiler"):
+    with pytest.raises(
+        ConfigError, match=r"want a C compiler, and \$CC is 'no-such-compiler'.* unset it to have cc, gcc, clang"
+    ):
         load("decode", **MACROS)
+
+
+@pytest.mark.parametrize("asked", ["'gcc", " ", "''"])
+def test_what_names_no_program_is_no_compiler(asked, monkeypatch):
+    monkeypatch.setenv("CC", asked)
+    assert compiler() is None
+    assert repr(asked) in library.why_no_compiler()
+
+
+def test_without_one_on_the_path_it_says_which_were_looked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler() is None
+    with pytest.raises(ConfigError, match="none of cc, gcc, clang is on the PATH; install one"):
+        load("decode", **MACROS)
+
+
+@needs_compiler
+def test_a_compiler_may_come_with_arguments(compilations, monkeypatch):
+    plain = compiler()[0]
+    monkeypatch.setenv("CC", f"{plain} -pipe '-DNOTE=two words'")
+    load("decode", **MACROS)
+    assert compilations[0][:3] == [plain, "-pipe", "-DNOTE=two words"]
 
 
 VARIANTS = [
@@ -128,7 +153,7 @@ def test_every_variant_compiles_without_a_warning(name, macros, tmp_path):
     source = Path(library.__file__).with_name(f"{name}.c")
     defined = [f"-D{key}={value}" for key, value in macros.items()]
     done = subprocess.run(
-        [compiler(), *library.FLAGS, "-Wall", "-Wextra", *defined, str(source), "-o", str(tmp_path / "made.so"), "-lm"],
+        [*compiler(), *library.FLAGS, "-Wall", "-Wextra", *defined, str(source), "-o", str(tmp_path / "made.so"), "-lm"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stderr == ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.native.library import compiler, load
 from rlhf.pipeline.doctor import Examination, examine, findings, probes
 from rlhf.pipeline.doctor.examine import compare_packages
 from rlhf.pipeline.doctor.findings import GIB, MIB, Finding
@@ -43,6 +44,11 @@ GOOD_GPU = {"driver_seen": True, "torch_build": "12.8", "bf16": True}
         (findings.judge_python((3, 9), least=(3, 11)), "unsafe", "at least 3.11"),
         (findings.judge_cpu("Old", ()), "slow", "AVX2"),
         (findings.judge_cpu("ARM", ("asimd",)), "ok", ""),
+        (findings.judge_compiler("/usr/bin/cc"), "ok", ""),
+        (findings.judge_compiler(None, why="$CC is 'x'; correct it"), "ok", "$CC is 'x'; correct it."),
+        (findings.judge_compiled(1e-6), "ok", ""),
+        (findings.judge_compiled(float("nan")), "unsafe", "another compiler in $CC"),
+        (findings.judge_compiled(None, failure="cc failed on x.c"), "unsafe", "cc failed on x.c"),
         (findings.judge_encoding(file_system="utf-8", output="ascii"), "unsafe", "PYTHONUTF8=1"),
         (findings.judge_encoding(file_system="utf-8", output="UTF-8"), "ok", ""),
         (findings.judge_hub(cache="/c", writable=False, offline=False, is_cached=False), "slow", "set HF_HOME"),
@@ -185,12 +191,49 @@ def test_one_unsafe_finding_makes_the_examination_unsafe():
 def test_the_examination_looks_at_everything_and_tries_it(tmp_path):
     found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
     assert {"system", "python", "cpu", "memory", "swap", "open files", "/dev/shm", "encoding", "disk here", "fsync", "hub cache",
-            "packages", "extras", "threads", "gpu"} <= set(found)  # fmt: skip
+            "packages", "extras", "threads", "gpu", "c compiler"} <= set(found)  # fmt: skip
     assert found["packed = padded"].level == "ok"
     assert found["packed = padded, bfloat16"].level == "ok"
     assert found["same step twice"].value == "same bits"
+    assert found["compiled = not compiled"].level == "ok" or compiler() is None
     assert "is killed when it hangs" in found["reward worker"].value
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_compiler_that_fails_is_found_out(tmp_path, monkeypatch):
+    from rlhf.pipeline.doctor import trials
+
+    script = tmp_path / "my-cc"
+    script.write_text("#!/bin/sh\necho 'out of ink' >&2\nexit 3\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    # What this process has compiled already is not compiled again, but for another set of macros.
+    monkeypatch.setattr(trials, "compiled_difference", lambda policy: load("softmax", HALF=0, ANOTHER=1))
+    found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
+    assert found["c compiler"].value == str(script)
+    assert found["compiled = not compiled"].level == "unsafe"
+    assert "my-cc failed" in found["compiled = not compiled"].advice
+    assert "out of ink" in found["compiled = not compiled"].advice
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+def test_what_is_wrong_in_c_is_found_out(monkeypatch):
+    from rlhf.models import logprobs
+    from rlhf.pipeline.doctor import trials
+
+    policy = trials.load_embedded()
+    assert trials.compiled_difference(policy) < findings.SCORING_TOLERANCE
+    honest, asked = trials.score, []
+
+    def biased(model, batch, *, path):
+        asked.append(logprobs.is_in_c())
+        scores = honest(model, batch, path=path)
+        return type(scores)(scores.logprobs + 0.01, None) if asked[-1] else scores
+
+    monkeypatch.setattr(trials, "score", biased)
+    assert trials.compiled_difference(policy) == pytest.approx(0.01, abs=1e-3)
+    assert asked == [True, False]
 
 
 def test_a_worker_that_does_not_answer_is_found_out(monkeypatch):

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rlhf
 from rlhf.errors import RLHFError
+from rlhf.native.library import compiler, why_no_compiler
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.doctor.findings import (
     Finding,
+    judge_compiled,
+    judge_compiler,
     judge_cpu,
     judge_device,
     judge_disk,
@@ -40,6 +43,9 @@ from rlhf.pipeline.doctor.findings import (
     judge_worker,
     size,
 )
+
+if TYPE_CHECKING:  # importing it takes seconds
+    from rlhf.models.policy import PolicyModel
 
 LEAST_PYTHON = (3, 11)
 WIDTH = 28
@@ -92,6 +98,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("system", f"{platform.system()} {platform.release()} ({platform.machine()})")
     yield judge_python(sys.version_info[:2], least=LEAST_PYTHON)
     yield judge_cpu(probes.cpu_name(), probes.cpu_features())
+    yield judge_compiler(probes.c_compiler(), why=why_no_compiler())
     yield judge_memory(limit=probes.memory_bytes(), available=probes.available_bytes())
     yield judge_swap(probes.swap_bytes())
     yield judge_open_files(probes.open_file_limit())
@@ -214,8 +221,19 @@ def _trials() -> Iterator[Finding]:
         yield judge_scoring(trials.scoring_difference(policy, half=False))
         yield judge_scoring(trials.scoring_difference(policy, half=True), half=True)
         yield judge_repeat(trials.step_repeats(policy), on_gpu=policy.device.type == "cuda")
+        if policy.device.type == "cpu" and compiler() is not None:
+            yield _try_compiled(policy)
     tried = trials.try_worker()
     yield judge_worker(answered=tried.answered, killed=tried.killed, seconds=tried.seconds, reason=tried.reason)
+
+
+def _try_compiled(policy: PolicyModel) -> Finding:
+    from rlhf.pipeline.doctor import trials
+
+    try:
+        return judge_compiled(trials.compiled_difference(policy))
+    except RLHFError as err:
+        return judge_compiled(None, failure=str(err))
 
 
 def _installed(name: str) -> str | None:

@@ -67,6 +67,20 @@ def judge_cpu(name: str, features: Sequence[str]) -> Finding:
     return Finding("cpu", value)
 
 
+def judge_compiler(name: str | None, *, why: str = "") -> Finding:
+    """What `compiled` and `engine.compiled` are made with.
+
+    Args:
+        name: Its path and what it says of itself, None where there is none.
+        why: There is none, and what to do.
+    """
+    if name is None:
+        return Finding(
+            "c compiler", "none; `compiled` and `engine.compiled` want one", "ok", f"{why[:1].upper()}{why[1:]}."
+        )
+    return Finding("c compiler", name)
+
+
 def judge_threads(*, threads: int, cores: int, quota: float | None, omp: str | None) -> Finding:
     """torch's threads against the cores they can have: more of them wait for each other.
 
@@ -281,6 +295,24 @@ def judge_scoring(difference: float, *, half: bool = False) -> Finding:
             "The same text gives other numbers in another batch. Another torch or "
             "transformers version, or another CPU's kernels? Runs will take the padded path, or refuse to start.",
         )  # fmt: skip
+    return Finding(name, value)
+
+
+def judge_compiled(difference: float | None, *, failure: str = "") -> Finding:
+    """What `compiled` computes against torch: the largest difference of a log-probability, in nats.
+
+    Args:
+        difference: None where the compiler failed.
+        failure: What it said then.
+    """
+    name = "compiled = not compiled"
+    if difference is None:
+        return Finding(name, "failed", "unsafe", failure)
+    value = f"log-probabilities of the same texts differ by {difference:.1e} nats at most; up to {SCORING_TOLERANCE:g} is rounding"
+    if not difference <= SCORING_TOLERANCE:  # NaN too
+        return Finding(
+            name, value, "unsafe", "Leave `compiled` and `engine.compiled` out, or name another compiler in $CC."
+        )
     return Finding(name, value)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from rlhf.native.library import compiler, compiler_version
 
 CGROUP = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
@@ -32,6 +35,18 @@ def cpu_features() -> tuple[str, ...]:
     line = next((line for line in _lines(Path("/proc/cpuinfo")) if line.startswith(("flags", "Features"))), "")
     found = set(line.partition(":")[2].split())
     return tuple(name for name in FEATURES if name in found)
+
+
+def c_compiler() -> str | None:
+    """How it is called, and the first line of what it says of itself; None where there is none."""
+    found = compiler()
+    if found is None:
+        return None
+    try:
+        said = compiler_version(found).splitlines()
+    except (OSError, subprocess.TimeoutExpired):  # the trial says what is wrong with it
+        said = []
+    return " ".join(found) + (f" ({said[0]})" if said else "")
 
 
 def usable_cores() -> int:

@@ -12,6 +12,7 @@ from rlhf.data.pack import Branch, Group, PackedBatch, pack
 from rlhf.models.folders import module_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import score
+from rlhf.native.switch import in_c
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.worker import CallError
 
@@ -55,6 +56,22 @@ def scoring_difference(policy: PolicyModel, *, half: bool) -> float:
 
     packed = logprobs("packed")
     return max(float((packed - logprobs(path)).abs().max()) for path in ("padded", "logits"))
+
+
+def compiled_difference(policy: PolicyModel) -> float:
+    """Largest difference, in nats, of the packed row in C from the same in torch.
+
+    Raises:
+        ConfigError: There is no compiler, or it failed.
+        TrainingError: What it made was found to be wrong before its first use.
+    """
+    batch = pack(_groups(policy)).to(policy.device)
+
+    def logprobs(*, in_native: bool) -> torch.Tensor:
+        with torch.no_grad(), in_c(in_native):
+            return score(policy.model, batch, path="packed").logprobs
+
+    return float((logprobs(in_native=True) - logprobs(in_native=False)).abs().max())
 
 
 def step_repeats(policy: PolicyModel) -> bool:

@@ -22,7 +22,7 @@ from rlhf.config.stages import (
 from rlhf.config.training import TrainConfig
 from rlhf.config.usual_rates import far_from_usual
 from rlhf.errors import RewardError, did_you_mean
-from rlhf.native.library import compiler
+from rlhf.native.library import compiler, why_no_compiler
 from rlhf.pipeline.validate.independence import trains_against
 from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards, trained_prompts
 from rlhf.pipeline.validate.places import facts_of
@@ -250,9 +250,7 @@ def _check_compiled(review: Review, stage: TrainConfig) -> None:
         asked["engine.compiled"] = stage.engine.compiled
     for key in (key for key, on in asked.items() if on):
         if compiler() is None:
-            review.warn(
-                key, "It wants a C compiler, and this machine has none on its PATH (apt-get install gcc, or set CC)."
-            )
+            review.warn(key, f"It wants a C compiler, and {why_no_compiler()}.")
         if stage.autocast == "float16":
             review.warn(key, "It does nothing: C computes in float32 or bfloat16, and autocast is float16.")
 
