@@ -17,6 +17,7 @@ from benchmarks.peer.agreement import CHECKED, Disagreement, check_lengths, chec
 from benchmarks.peer.cases import PLAIN, Candidate, Case, candidates_of
 from benchmarks.peer.channel import Channel, Step
 from benchmarks.peer.work import Row, count_tokens, draw_rows, force_completions, steps_of, useful_flop
+from rlhf.allocator import KERNELS, LARGEST_KEPT, MOST_FREE, PRIMITIVES, WRAPPED, WRAPPED_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / ".bench"
@@ -127,8 +128,11 @@ class Side:
         return message
 
 
-PEER_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
-"""Our loop makes these settings of glibc for itself (``rlhf.allocator``); anybody may make them for the peer, so it has them too."""
+PEER_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(LARGEST_KEPT), "MALLOC_TRIM_THRESHOLD_": str(MOST_FREE),
+    PRIMITIVES: str(KERNELS), WRAPPED: str(WRAPPED_KERNELS),
+}  # fmt: skip
+"""We make these settings of glibc and oneDNN for ourselves (``rlhf.allocator``); anybody may make them for the peer, so it has them too."""
 
 
 def python_of(side: str) -> Path:

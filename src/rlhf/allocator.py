@@ -1,4 +1,4 @@
-"""Memory that a step gives back is wanted again by the next one."""
+"""Memory that a step gives back is wanted again by the next one; kernels for shapes that do not come again are not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,24 @@ LARGEST_KEPT = 1 << 25
 """Bytes of a block that may be kept; glibc allows no more, and larger ones go back to the system as before."""
 MOST_FREE = (1 << 31) - 1
 """Bytes that may lie free at the heap's top, 2 GiB: the most that the parameter's type holds."""
+
+PRIMITIVES, WRAPPED = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
+"""Environment variables of oneDNN, and of the layer between torch and it, which holds what oneDNN let go, with memory to work in."""
+KERNELS, WRAPPED_KERNELS = 64, 32
+"""That the two keep: more than a pass over one batch has, by torch's operations too (up to 50 backward)."""
+
+
+def forget_kernels() -> None:
+    """Have oneDNN keep the kernels of the shapes that it met last, not of 1,024; settings of the environment hold.
+
+    It makes one for each shape of a matrix product in bfloat16, of half a megabyte and more, and packed batches hardly ever have a
+    shape again: 40 steps of SimPO with 20 million parameters on a Xeon peaked at 1,733 MiB, and do at 1,233 with this; 20 of DPO by
+    torch's operations at 2,046 and 1,330, and took 8 % longer. It is read before the first such product of a process: later calls
+    change nothing.
+    """
+    if "DNNL_PRIMITIVE_CACHE_CAPACITY" not in os.environ:  # its name of before
+        os.environ.setdefault(PRIMITIVES, str(KERNELS))
+    os.environ.setdefault(WRAPPED, str(WRAPPED_KERNELS))
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rlhf import __version__
+from rlhf.allocator import forget_kernels
 from rlhf.cli import annotate, checks, config, data, feedback, look, methods, people, plan, runs
 from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
 from rlhf.cli.options import CommandsByKind, SettingsCommand
@@ -65,6 +66,7 @@ app.add_typer(feedback.app, name="feedback", rich_help_panel="The human side")
 def main() -> None:
     """Entry point."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    forget_kernels()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells standard error of its beginning and end
     if "--debug" in sys.argv[1:]:  # wherever it stands: people add it at the end of the line that failed
         sys.argv.remove("--debug")

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from rlhf.allocator import forget_kernels
 from rlhf.config.model import ModelConfig
 from rlhf.errors import ModelError, did_you_mean
 from rlhf.models.adapters import DTYPES, adapt, attach_adapter, four_bit
@@ -86,6 +87,7 @@ def load_weights(kind: Any, source: str, config: ModelConfig, /, **settings: Any
     Raises:
         ModelError: The model can't be loaded whole.
     """
+    forget_kernels()
     check_source(source, config, language_model=kind is AutoModelForCausalLM)
     hub = hub_options(source, config.revision)
     if config.lora is not None and config.lora.quantize_4bit:
@@ -151,6 +153,7 @@ def disable_dropout(model: nn.Module) -> None:
 def _new_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
     shape = dict(config.init or {})
     settings = _new_config(shape, tokenizer)
+    forget_kernels()
     with seeded(seed, "init"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     model.to(DTYPES[config.dtype])  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlhf.allocator import KERNELS
 from rlhf.config.engines import RolloutWeights
 from rlhf.config.training import Autocast
 from rlhf.scale.costs import Learned
@@ -20,8 +21,6 @@ GROW = 64
 """Tokens by which the cache of a row grows at first; no more than a completion may have."""
 BYTES_OF_TOKEN = 36
 """Of a token id in a list: a pointer, and an object where the id is above 256."""
-KERNELS = 1024
-"""That oneDNN keeps: its default for ONEDNN_PRIMITIVE_CACHE_CAPACITY."""
 PRODUCTS_OF_MAP = 3
 """Of a linear map: forward, and backward by its input and by its weight."""
 GPU_CONTEXT = 600 << 20

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlhf.activity import heard_by, training_loop
+from rlhf.allocator import KERNELS
 from rlhf.config.engines import PromptLookupConfig, RolloutWeights
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.training import Autocast
@@ -26,7 +27,6 @@ from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.run import COMPACT_FRAC
 from rlhf.scale.heap import resident_growth, used_bytes
 from rlhf.scale.machine import Machine
-from rlhf.scale.memory import KERNELS
 from rlhf.scale.probe import REPEATS, SECONDS_PER_PASS, Point, Probe, extended
 from rlhf.scale.shape import ModelShape
 from rlhf.seeds import derive_seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rlhf.allocator import keep_freed_memory
+from rlhf.allocator import forget_kernels, keep_freed_memory
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.training import OfflineConfig
 from rlhf.data.contracts import Prompt
@@ -19,12 +19,13 @@ from rlhf.training.optim import Optimizer, TrainedModule
 def warm_up(*, samples: bool = False) -> None:
     """Learn one step with next to nothing: what torch loads when it is first used is in memory from then on.
 
-    Freed memory is kept from here on, as a training loop does: pages that every pass gets anew cost it a third of its time.
+    Freed memory is kept and kernels are forgotten from here on, as in a run: pages that every pass gets anew cost it a third of its time.
 
     Args:
         samples: Whether a stage samples, too.
     """
     keep_freed_memory()
+    forget_kernels()
     config = LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         bos_token_id=None, eos_token_id=None,
