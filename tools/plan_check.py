@@ -24,6 +24,8 @@ from typing import Any
 
 import yaml
 
+from rlhf.allocator import KERNELS
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "plan.md"
 LIMIT = 0.2
@@ -210,7 +212,7 @@ NOTES = (
     "was shown: what training makes of them, nobody can foresee, and the plan says so under `assumed`.",
     "",
     "What a policy stage takes in memory is for a good part kernels: oneDNN makes one for each shape of a matrix product that it meets, keeps",
-    "up to 1,024, and in sampling every number of rows that still go on is a shape of its own.",
+    f"{KERNELS} (`rlhf.allocator`; 1,024 of its own accord), and in sampling every number of rows that still go on is a shape of its own.",
 )
 
 
