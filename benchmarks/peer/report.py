@@ -147,7 +147,7 @@ def verdict(value: float | None, goal: float | None, *, at_least: bool) -> str:
 
 def beside(value: float, goal: float | None, digits: int) -> str:
     """A number with so many digits behind the point, and more where it would look like the goal that it is not."""
-    while goal is not None and value != goal and digits < 6 and round(value, digits) == round(goal, digits):
+    while goal is not None and value != goal and f"{value:.{digits}f}" == f"{goal:.{digits}f}":
         digits += 1
     return f"{value:.{digits}f}"
 

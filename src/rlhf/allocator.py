@@ -15,21 +15,31 @@ MOST_FREE = (1 << 31) - 1
 
 PRIMITIVES, WRAPPED = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
 """Environment variables of oneDNN, and of the layer between torch and it, which holds what oneDNN let go, with memory to work in."""
-KERNELS, WRAPPED_KERNELS = 64, 32
-"""That the two keep: more than a pass over one batch has, by torch's operations too (up to 50 backward)."""
+KERNELS, WRAPPED_KERNELS = 256, 32
+"""That the two keep. Layers share the kernels of a batch, so the first must hold those of a pass: some 25 where attention is in C, by
+torch's operations more than 64 and fewer than 256 with 7,000 to 17,000 tokens. The second has little to make anew what the first still has."""
+CAPACITIES = (PRIMITIVES, WRAPPED, "DNNL_PRIMITIVE_CACHE_CAPACITY")
+"""The variables, with the first one's name of before."""
 
 
 def forget_kernels() -> None:
     """Have oneDNN keep the kernels of the shapes that it met last, not of 1,024; settings of the environment hold.
 
-    It makes one for each shape of a matrix product in bfloat16, of half a megabyte and more, and packed batches hardly ever have a
-    shape again: 40 steps of SimPO with 20 million parameters on a Xeon peaked at 1,733 MiB, and do at 1,233 with this; 20 of DPO by
-    torch's operations at 2,046 and 1,330, and took 8 % longer. It is read before the first such product of a process: later calls
-    change nothing.
+    It makes one for each shape of a matrix product in bfloat16, of half a megabyte and more, and another packed batch hardly ever has
+    the same shapes: 40 steps of SimPO with 20 million parameters on a Xeon peaked at 1,733 MiB without this, and do at 1,487.
+
+    It is read before the first such product of a process: later calls change nothing. Models that are loaded by others are covered
+    only where this is called before.
     """
-    if "DNNL_PRIMITIVE_CACHE_CAPACITY" not in os.environ:  # its name of before
+    if CAPACITIES[-1] not in os.environ:
         os.environ.setdefault(PRIMITIVES, str(KERNELS))
     os.environ.setdefault(WRAPPED, str(WRAPPED_KERNELS))
+
+
+def num_kernels_kept() -> int:
+    """That oneDNN keeps, once ``forget_kernels`` was called."""
+    found = os.environ.get(PRIMITIVES, os.environ.get(CAPACITIES[-1], ""))
+    return int(found) if found.isdecimal() else KERNELS
 
 
 @functools.cache

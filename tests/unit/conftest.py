@@ -15,9 +15,8 @@ def call(monkeypatch, capsys):
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, words)])
-        monkeypatch.setattr(
-            sys.modules["__main__"], "__package__", ""
-        )  # under `python -m pytest` the usage line would name that
+        # Under `python -m pytest` the usage line would name that.
+        monkeypatch.setattr(sys.modules["__main__"], "__package__", "")
         with pytest.raises(SystemExit) as stopped:
             cli.main()
         captured = capsys.readouterr()

@@ -31,6 +31,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 import rlhf.data.pack
 import rlhf.native
+from rlhf.allocator import CAPACITIES
 from rlhf.config.training import Autocast
 from rlhf.data.pack import Group
 from rlhf.errors import StorageError
@@ -243,7 +244,9 @@ def _facts_of_machine(device: torch.device) -> dict[str, Any]:
         "precision": _precision(),
         "mkldnn": [torch.backends.mkldnn.is_available(), torch.backends.mkldnn.enabled],
         "environment": {
-            name: value for name, value in os.environ.items() if name.startswith(("ONEDNN_", "DNNL_", "MKL_"))
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("ONEDNN_", "DNNL_", "MKL_")) and name not in CAPACITIES
         },
     }
 

@@ -34,7 +34,7 @@ FLAGS = (
     # A function that another library happens to name so is not taken for one of ours.
     *(("-Wl,-Bsymbolic",) if sys.platform == "linux" else ()),
 )
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS, VERSION_SECONDS = 120.0, 10.0
 KEYS = "compiled and engine.compiled"
 """Of recipes, that ask for it."""
 
@@ -50,9 +50,15 @@ def compiler() -> list[str] | None:
 
 
 def why_no_compiler() -> str:
-    """Where there is none: what was looked for, and what to do."""
+    """What was looked for where ``compiler`` found none, and what to do."""
     if asked := os.environ.get("CC"):
-        return f"$CC is {asked!r}, which is no program on the PATH; correct it, or unset it to have {', '.join(COMPILERS)} looked for"
+        try:
+            fault = f"{shlex.split(asked)[0]!r} is no program that is there and can be run"
+        except ValueError:
+            fault = "a quotation in it does not end"
+        except IndexError:
+            fault = "it names nothing"
+        return f"$CC is {asked!r}: {fault}; correct it, or unset it to have {', '.join(COMPILERS)} looked for"
     return f"none of {', '.join(COMPILERS)} is on the PATH; install one (Debian and Ubuntu: apt-get install gcc), or name one in $CC"
 
 
@@ -82,13 +88,13 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     """
     source = Path(__file__).with_name(f"{name}.c")
     found = check_compiler()
-    command = [*found, *FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
+    flags = [*FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
     sources = [*sorted(source.parent.glob("*.h")), source]
-    told = "\n".join([*command, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
+    told = "\n".join([*found, *flags, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
     target = _folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
     if not target.is_file():
         with write_aside(target) as aside:
-            _compile([*command, str(source), "-o", str(aside), "-lm"])
+            _compile(found, [*flags, str(source), "-o", str(aside), "-lm"])
     try:
         return ctypes.CDLL(str(target))
     except OSError as err:
@@ -109,24 +115,37 @@ def toolchain() -> str:
 
 
 def compiler_version(found: list[str]) -> str:
-    """What it says of itself."""
-    done = subprocess.run([*found, "--version"], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-    return done.stdout
+    """What a compiler says of itself.
+
+    Args:
+        found: As ``compiler`` gives it.
+
+    Raises:
+        ConfigError: It can't be run, or does not end.
+    """
+    return _run(found, ["--version"], seconds=VERSION_SECONDS).stdout
 
 
-def _compile(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as err:
-        raise ConfigError(
-            f"The C compiler {command[0]} could not be run ({err}); leave {KEYS} out, or name another in $CC."
-        ) from err
+def _compile(found: list[str], more: list[str]) -> None:
+    done = _run(found, more, seconds=TIMEOUT_SECONDS)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise ConfigError(
-            f"The C compiler {command[0]} failed on {command[-4]}: {said[0] if said else f'exit status {done.returncode}'}; leave "
+            f"The C compiler {shlex.join(found)} failed on {more[-4]}: {said[0] if said else f'exit status {done.returncode}'}; leave "
             f"{KEYS} out, or name another compiler in $CC."
         )
+
+
+def _run(found: list[str], more: list[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [*found, *more], capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        why = f"timed out after {seconds:g} s" if isinstance(err, subprocess.TimeoutExpired) else err
+        raise ConfigError(
+            f"The C compiler {shlex.join(found)} could not be run ({why}); leave {KEYS} out, or name another in $CC."
+        ) from err
 
 
 def _folder() -> Path:

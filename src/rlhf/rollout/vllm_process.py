@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf.allocator import CAPACITIES
 from rlhf.errors import ConfigError
 
 BOOT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 """Runs a script without putting its folder on the path: ours has modules that are called ``types`` and ``vllm``."""
-NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""What would make another environment's interpreter look for modules in ours."""
+NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", *CAPACITIES)
+"""What would make another environment's interpreter look for modules in ours, and what we set for packed batches."""
 GOODBYE_SECONDS = 5.0
 """For a worker to end by itself once nothing more is asked."""
 CHUNK = 1 << 20

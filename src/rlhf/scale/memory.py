@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf.allocator import KERNELS
+from rlhf.allocator import num_kernels_kept
 from rlhf.config.engines import RolloutWeights
 from rlhf.config.training import Autocast
 from rlhf.scale.costs import Learned
@@ -86,7 +86,12 @@ def kernel_bytes(learned: Learned, shape: ModelShape, *, passes: float) -> float
         shape: Of the model.
         passes: Micro-batches of the whole run.
     """
-    return learned.kept_bytes * min(passes, max(1, KERNELS // (PRODUCTS_OF_MAP * max(1, shape.num_products))))
+    return learned.kept_bytes * min(passes, passes_kept(PRODUCTS_OF_MAP * shape.num_products))
+
+
+def passes_kept(products: int) -> int:
+    """Of how many passes, or numbers of rows, oneDNN keeps the kernels; each has so many products of shapes of its own."""
+    return max(1, num_kernels_kept() // max(1, products))
 
 
 def learning_bytes(learned: Learned, shape: ModelShape, *, microbatches: int, tiles: float) -> dict[str, float]:

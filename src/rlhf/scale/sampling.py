@@ -2,7 +2,7 @@
 those of the real policy are expected to.
 
 A rollout has a shape of its own in every step: completions end, and what is left goes on in smaller matrices. oneDNN makes a kernel for
-each shape that it meets for the first time (about a millisecond) and keeps up to ``KERNELS`` of them. So both time and memory
+each shape that it meets for the first time (about a millisecond) and keeps the last ones (``rlhf.allocator``). So both time and memory
 depend on how many different numbers of rows a run meets, and a probe must end its completions like the run.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from rlhf.activity import heard_by, training_loop
-from rlhf.allocator import KERNELS
 from rlhf.config.engines import PromptLookupConfig, RolloutWeights
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.training import Autocast
@@ -27,6 +26,7 @@ from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.run import COMPACT_FRAC
 from rlhf.scale.heap import resident_growth, used_bytes
 from rlhf.scale.machine import Machine
+from rlhf.scale.memory import passes_kept
 from rlhf.scale.probe import REPEATS, SECONDS_PER_PASS, Point, Probe, extended
 from rlhf.scale.shape import ModelShape
 from rlhf.seeds import derive_seed
@@ -126,7 +126,7 @@ class SamplingProbe:
         met: set[int] = set()
         for _ in range(min(rollouts, MOST_ROLLOUTS)):
             met.update(row_counts(draw.choice(lengths, size=len(lengths)).tolist()))
-        return kept * min(len(met), KERNELS // max(1, self.inner.shape.num_products))
+        return kept * min(len(met), passes_kept(self.inner.shape.num_products))
 
     def _rollouts(self, lengths: Sequence[int]) -> list[Rollouts]:
         key = tuple(lengths)

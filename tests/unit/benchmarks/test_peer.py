@@ -36,6 +36,7 @@ from benchmarks.peer.work import (
     text_of,
     useful_flop,
 )
+from rlhf import allocator
 from rlhf.pipeline.code import code_of_modules
 
 PAIR = {"prompt": [5, 6, 7], "completions": [[8, EOS], [9, 9, 9, EOS]]}
@@ -392,12 +393,31 @@ def test_the_report_says_which_goal_is_met_and_what_the_references_pass_and_the_
         (2.5, 2.5, "2.5"),
         (2.52, 2.5, "2.52"),
         (2.4996, 2.5, "2.4996"),
+        (2.49999996, 2.5, "2.49999996"),
         (3.14, 2.5, "3.1"),
         (3.14, None, "3.1"),
     ],
 )
 def test_a_number_is_not_rounded_to_a_goal_that_it_is_not(value, goal, said):
     assert report.beside(value, goal, 1) == said
+
+
+def test_a_share_of_the_peak_is_not_rounded_to_its_goal():
+    case = next(goal.case for goal in GOALS if goal.case.model == "B")
+    machine = {str(threads): {"peak": {"fp32": 1e11, "bf16": 4e11}} for threads in (1, 2)}
+    table = report.share_table({case.name: {"flop_per_second": 1.996e11}}, machine)
+    assert "| >= 50% | 49.9% | **not met** |" in table
+
+
+def test_the_peer_has_our_settings_of_allocator_and_kernels(monkeypatch):
+    for name in allocator.CAPACITIES:
+        monkeypatch.setenv(name, "5")
+    its = driver.environment("trl", Case("dpo"), 0, 1)
+    assert (its[allocator.PRIMITIVES], its[allocator.WRAPPED]) == (
+        str(allocator.KERNELS),
+        str(allocator.WRAPPED_KERNELS),
+    )
+    assert its["MALLOC_TRIM_THRESHOLD_"] == str(allocator.MOST_FREE)
 
 
 def test_a_goal_that_is_missed_by_little_is_seen_to_be_missed(tmp_path: Path):

@@ -139,9 +139,12 @@ def test_under_autocast_it_is_as_near_to_the_truth_as_tiles_are(shape, form, mac
         assert errors.max() < 2**-7 * true.abs().max(), "and one number in these"
 
 
-@pytest.mark.parametrize("width", [192, 256])
-def test_wide_heads_pass_the_check_before_their_first_use(width):
-    assert module._largest_gap(width, 128, torch.bfloat16) < module.ALLOWED_HALF_GAP
+@pytest.mark.parametrize(("width", "value_width"), [(192, 128), (256, 128), (320, 320), (512, 512), (576, 512)])
+def test_wide_heads_pass_the_check_before_their_first_use(width, value_width):
+    module._checked_functions(width, value_width, half=True)
+    gap, of_tiles = module._largest_gaps(width, value_width, torch.bfloat16)
+    assert gap < of_tiles
+    assert gap < module.ALLOWED_HALF_GAP or width > 256
 
 
 def test_scores_are_not_rounded_under_autocast():
@@ -302,7 +305,7 @@ def test_a_library_that_computes_something_else_is_found_before_its_first_use(dt
 
 def test_a_comparison_that_was_broken_off_is_made_again(monkeypatch):
     monkeypatch.setattr(module, "_CHECKED", set())
-    monkeypatch.setattr(module, "_largest_gap", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(module, "_largest_gaps", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     buckets, num_rows = tree_of([(3, 2, 4)])
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):

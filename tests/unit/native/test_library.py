@@ -9,6 +9,7 @@ import pytest
 from rlhf.errors import ConfigError
 from rlhf.native import library
 from rlhf.native.library import compiler, load
+from rlhf.pipeline.doctor import probes
 
 MACROS = {"WIDTH": 8, "HALF": 0, "BLOCK": 128}
 
@@ -25,7 +26,7 @@ def own_cache(tmp_path, monkeypatch) -> Path:
 def compilations(monkeypatch) -> list[list[str]]:
     found = []
     own = library._compile
-    monkeypatch.setattr(library, "_compile", lambda command: found.append(command) or own(command))
+    monkeypatch.setattr(library, "_compile", lambda one, more: found.append([*one, *more]) or own(one, more))
     return found
 
 
@@ -106,16 +107,48 @@ def test_a_compiler_that_is_not_there_is_no_compiler(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert compiler() is None
     with pytest.raises(
-        ConfigError, match=r"want a C compiler, and \$CC is 'no-such-compiler'.* unset it to have cc, gcc, clang"
+        ConfigError,
+        match=r"want a C compiler, and \$CC is 'no-such-compiler': 'no-such-compiler' is no program.* unset it to have cc, gcc, clang",
     ):
         load("decode", **MACROS)
 
 
-@pytest.mark.parametrize("asked", ["'gcc", " ", "''"])
-def test_what_names_no_program_is_no_compiler(asked, monkeypatch):
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [("'gcc", "does not end"), (" ", "names nothing"), ("''", "'' is no program"), ("/tmp -x", "'/tmp' is no program")],
+)
+def test_what_names_no_program_is_no_compiler(asked, fault, monkeypatch):
     monkeypatch.setenv("CC", asked)
     assert compiler() is None
-    assert repr(asked) in library.why_no_compiler()
+    assert f"{asked!r}: " in library.why_no_compiler()
+    assert fault in library.why_no_compiler()
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [("#!/bin/sh\nexec sleep 60\n", "timed out after 0.5 s"), ("nothing that can be run\n", "Exec format error")],
+)
+def test_a_compiler_that_does_not_say_what_it_is(script, says, tmp_path, monkeypatch):
+    file = tmp_path / "my-cc"
+    file.write_text(script, encoding="utf-8")
+    file.chmod(0o755)
+    monkeypatch.setenv("CC", str(file))
+    monkeypatch.setattr(library, "VERSION_SECONDS", 0.5)
+    with pytest.raises(ConfigError, match=rf"my-cc could not be run \(.*{says}.*\); leave compiled"):
+        load("decode", **MACROS)
+    assert probes.c_compiler() == str(file), "and the doctor goes on"
+
+
+@needs_compiler
+def test_a_compiler_may_say_what_it_is_in_any_bytes(tmp_path, monkeypatch):
+    file = tmp_path / "my-cc"
+    file.write_bytes(
+        b"#!/bin/sh\n[ \"$1\" = --version ] && printf 'cc \\351' && exit 0\nexec " + compiler()[0].encode() + b' "$@"\n'
+    )
+    file.chmod(0o755)
+    monkeypatch.setenv("CC", str(file))
+    assert probes.c_compiler() == f"{file} (cc \ufffd)"
+    load("decode", **MACROS)
 
 
 def test_without_one_on_the_path_it_says_which_were_looked_for(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,17 @@ GOOD_GPU = {"driver_seen": True, "torch_build": "12.8", "bf16": True}
         (findings.judge_cpu("Old", ()), "slow", "AVX2"),
         (findings.judge_cpu("ARM", ("asimd",)), "ok", ""),
         (findings.judge_compiler("/usr/bin/cc"), "ok", ""),
-        (findings.judge_compiler(None, why="$CC is 'x'; correct it"), "ok", "$CC is 'x'; correct it."),
+        (
+            findings.judge_compiler(None, why="none is on the PATH; install one"),
+            "ok",
+            "None is on the PATH; install one.",
+        ),
+        (findings.judge_compiler(None, why="$CC is 'x'; correct it", asked=True), "slow", "$CC is 'x'; correct it."),
         (findings.judge_compiled(1e-6), "ok", ""),
-        (findings.judge_compiled(float("nan")), "unsafe", "another compiler in $CC"),
-        (findings.judge_compiled(None, failure="cc failed on x.c"), "unsafe", "cc failed on x.c"),
+        (findings.judge_compiled(2e-4), "unsafe", "Leave `compiled` out, or name another compiler in $CC"),
+        (findings.judge_compiled(2e-4, sampled=True), "unsafe", "Leave `engine.compiled` out"),
+        (findings.judge_compiled(float("nan"), half=True), "unsafe", "another compiler in $CC"),
+        (findings.judge_compiled(0.1, half=True), "ok", ""),
         (findings.judge_encoding(file_system="utf-8", output="ascii"), "unsafe", "PYTHONUTF8=1"),
         (findings.judge_encoding(file_system="utf-8", output="UTF-8"), "ok", ""),
         (findings.judge_hub(cache="/c", writable=False, offline=False, is_cached=False), "slow", "set HF_HOME"),
@@ -195,7 +203,8 @@ def test_the_examination_looks_at_everything_and_tries_it(tmp_path):
     assert found["packed = padded"].level == "ok"
     assert found["packed = padded, bfloat16"].level == "ok"
     assert found["same step twice"].value == "same bits"
-    assert found["compiled = not compiled"].level == "ok" or compiler() is None
+    for name in ("in C = by torch", "in C = by torch, bfloat16", "sampled in C = scored"):
+        assert (found[name].level == "ok") if compiler() else name not in found
     assert "is killed when it hangs" in found["reward worker"].value
     assert not (tmp_path / "runs").exists()
 
@@ -209,12 +218,12 @@ def test_a_compiler_that_fails_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", str(script))
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
     # What this process has compiled already is not compiled again, but for another set of macros.
-    monkeypatch.setattr(trials, "compiled_difference", lambda policy: load("softmax", HALF=0, ANOTHER=1))
+    monkeypatch.setattr(trials, "compiled_difference", lambda policy, half: load("softmax", HALF=0, ANOTHER=1))
     found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
     assert found["c compiler"].value == str(script)
-    assert found["compiled = not compiled"].level == "unsafe"
-    assert "my-cc failed" in found["compiled = not compiled"].advice
-    assert "out of ink" in found["compiled = not compiled"].advice
+    assert found["compiled"].level == "unsafe"
+    assert "my-cc failed" in found["compiled"].advice
+    assert "out of ink" in found["compiled"].advice
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
@@ -223,7 +232,7 @@ def test_what_is_wrong_in_c_is_found_out(monkeypatch):
     from rlhf.pipeline.doctor import trials
 
     policy = trials.load_embedded()
-    assert trials.compiled_difference(policy) < findings.SCORING_TOLERANCE
+    assert trials.compiled_difference(policy, half=False) < findings.SCORING_TOLERANCE
     honest, asked = trials.score, []
 
     def biased(model, batch, *, path):
@@ -232,8 +241,27 @@ def test_what_is_wrong_in_c_is_found_out(monkeypatch):
         return type(scores)(scores.logprobs + 0.01, None) if asked[-1] else scores
 
     monkeypatch.setattr(trials, "score", biased)
-    assert trials.compiled_difference(policy) == pytest.approx(0.01, abs=1e-3)
+    assert trials.compiled_difference(policy, half=False) == pytest.approx(0.01, abs=1e-3)
     assert asked == [True, False]
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+def test_sampling_in_c_that_says_something_else_is_found_out(monkeypatch):
+    from rlhf.pipeline.doctor import trials
+    from rlhf.rollout.compiled import CompiledModel
+
+    policy = trials.load_embedded()
+    asked, honest = [], CompiledModel.draw
+    monkeypatch.setattr(CompiledModel, "draw", lambda self, *a, **k: asked.append(1) or honest(self, *a, **k))
+    assert trials.sampled_difference(policy) < findings.SCORING_TOLERANCE
+    assert asked, "it was sampled in C"
+    own = trials.LocalEngine.generate
+
+    def biased(engine, *a, **k):
+        return [[replace(c, logprobs=[x - 0.01 for x in c.logprobs]) for c in group] for group in own(engine, *a, **k)]
+
+    monkeypatch.setattr(trials.LocalEngine, "generate", biased)
+    assert trials.sampled_difference(policy) == pytest.approx(0.01, abs=1e-3)
 
 
 def test_a_worker_that_does_not_answer_is_found_out(monkeypatch):

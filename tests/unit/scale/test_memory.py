@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlhf.allocator import KERNELS
+from rlhf.allocator import KERNELS, PRIMITIVES
 from rlhf.models.logprobs import KEPT_BYTES, TILE
 from rlhf.scale.costs import Learned, tile_bytes
 from rlhf.scale.memory import PRODUCTS_OF_MAP, kernel_bytes
@@ -13,11 +13,16 @@ from tests.unit.scale.test_probe import shape
 LEARNED = Learned(packing=0.0, forward=1.0, backward=2.0, peak_bytes=0.0, peak_bytes_again=0.0, kept_bytes=100.0)
 
 
-def test_each_pass_leaves_kernels_until_the_oldest_must_leave():
+def test_each_pass_leaves_kernels_until_the_oldest_must_leave(monkeypatch):
+    monkeypatch.setenv(PRIMITIVES, str(KERNELS))
     small = shape()
     assert small.num_products == 5  # queries and output; keys and values; up and gate; down; head
-    assert kernel_bytes(LEARNED, small, passes=3) == 300
+    assert kernel_bytes(LEARNED, small, passes=7) == 700
     assert kernel_bytes(LEARNED, small, passes=math.inf) == 100 * (KERNELS // (PRODUCTS_OF_MAP * 5))
+    monkeypatch.setenv(PRIMITIVES, "1024")
+    assert kernel_bytes(LEARNED, small, passes=math.inf) == 100 * 68
+    monkeypatch.setenv(PRIMITIVES, "7")
+    assert kernel_bytes(LEARNED, small, passes=math.inf) == 100, "those of the pass itself"
 
 
 def test_what_waits_for_the_backward_pass_is_bounded_like_the_tile():

@@ -87,9 +87,9 @@ def test_sampling_for_longer_takes_as_many_more_steps(monkeypatch):
 def test_every_number_of_rows_has_kernels_of_its_own_until_the_oldest_leave(monkeypatch):
     sampler = probe()
     monkeypatch.setattr(sampler, "_rollouts", lambda lengths: [Rollouts(1, 0.0, 0.0, 100.0)])
-    lengths = list(range(1, 12))
+    lengths = list(range(1, 65))
     once, often = sampler.kernel_bytes(lengths, 1), sampler.kernel_bytes(lengths, 50)
-    assert 300 < once < often <= 100 * 11
+    assert 500 < once < often <= 100 * 64
     most = 100.0 * (KERNELS // shape().num_products)
     assert sampler.kernel_bytes(list(range(1, 600)) * 2, 64) == most
 
@@ -97,10 +97,11 @@ def test_every_number_of_rows_has_kernels_of_its_own_until_the_oldest_leave(monk
 def test_freed_memory_is_kept_as_in_a_run_before_anything_is_measured(monkeypatch):
     done = []
     monkeypatch.setattr(warm, "keep_freed_memory", lambda: done.append("kept"))
+    monkeypatch.setattr(warm, "forget_kernels", lambda: done.append("forgotten"))
     monkeypatch.setattr(warm, "score", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("measured")))
     with pytest.raises(RuntimeError, match="measured"):
         warm.warm_up()
-    assert done == ["kept"]
+    assert done == ["kept", "forgotten"]
 
 
 def test_a_stage_that_samples_is_warmed_up_with_sampling(monkeypatch):

@@ -98,7 +98,8 @@ def _machine() -> Iterator[Finding]:
     yield Finding("system", f"{platform.system()} {platform.release()} ({platform.machine()})")
     yield judge_python(sys.version_info[:2], least=LEAST_PYTHON)
     yield judge_cpu(probes.cpu_name(), probes.cpu_features())
-    yield judge_compiler(probes.c_compiler(), why=why_no_compiler())
+    found = probes.c_compiler()
+    yield judge_compiler(found, why=why_no_compiler() if found is None else "", asked=bool(os.environ.get("CC")))
     yield judge_memory(limit=probes.memory_bytes(), available=probes.available_bytes())
     yield judge_swap(probes.swap_bytes())
     yield judge_open_files(probes.open_file_limit())
@@ -222,18 +223,20 @@ def _trials() -> Iterator[Finding]:
         yield judge_scoring(trials.scoring_difference(policy, half=True), half=True)
         yield judge_repeat(trials.step_repeats(policy), on_gpu=policy.device.type == "cuda")
         if policy.device.type == "cpu" and compiler() is not None:
-            yield _try_compiled(policy)
+            yield from _try_compiled(policy)
     tried = trials.try_worker()
     yield judge_worker(answered=tried.answered, killed=tried.killed, seconds=tried.seconds, reason=tried.reason)
 
 
-def _try_compiled(policy: PolicyModel) -> Finding:
+def _try_compiled(policy: PolicyModel) -> Iterator[Finding]:
     from rlhf.pipeline.doctor import trials
 
     try:
-        return judge_compiled(trials.compiled_difference(policy))
+        for half in (False, True):
+            yield judge_compiled(trials.compiled_difference(policy, half=half), half=half)
+        yield judge_compiled(trials.sampled_difference(policy), sampled=True)
     except RLHFError as err:
-        return judge_compiled(None, failure=str(err))
+        yield Finding("compiled", "failed", "unsafe", str(err))
 
 
 def _installed(name: str) -> str | None:

@@ -67,17 +67,17 @@ def judge_cpu(name: str, features: Sequence[str]) -> Finding:
     return Finding("cpu", value)
 
 
-def judge_compiler(name: str | None, *, why: str = "") -> Finding:
+def judge_compiler(name: str | None, *, why: str = "", asked: bool = False) -> Finding:
     """What `compiled` and `engine.compiled` are made with.
 
     Args:
         name: Its path and what it says of itself, None where there is none.
         why: There is none, and what to do.
+        asked: Whether $CC names one.
     """
     if name is None:
-        return Finding(
-            "c compiler", "none; `compiled` and `engine.compiled` want one", "ok", f"{why[:1].upper()}{why[1:]}."
-        )
+        said = "none; `compiled` and `engine.compiled` want one"
+        return Finding("c compiler", said, "slow" if asked else "ok", f"{why[:1].upper()}{why[1:]}.")
     return Finding("c compiler", name)
 
 
@@ -298,21 +298,14 @@ def judge_scoring(difference: float, *, half: bool = False) -> Finding:
     return Finding(name, value)
 
 
-def judge_compiled(difference: float | None, *, failure: str = "") -> Finding:
-    """What `compiled` computes against torch: the largest difference of a log-probability, in nats.
-
-    Args:
-        difference: None where the compiler failed.
-        failure: What it said then.
-    """
-    name = "compiled = not compiled"
-    if difference is None:
-        return Finding(name, "failed", "unsafe", failure)
-    value = f"log-probabilities of the same texts differ by {difference:.1e} nats at most; up to {SCORING_TOLERANCE:g} is rounding"
-    if not difference <= SCORING_TOLERANCE:  # NaN too
-        return Finding(
-            name, value, "unsafe", "Leave `compiled` and `engine.compiled` out, or name another compiler in $CC."
-        )
+def judge_compiled(difference: float, *, half: bool = False, sampled: bool = False) -> Finding:
+    """What `compiled` computes against torch, or `engine.compiled` against scoring: the largest difference of a log-probability, in nats."""
+    key, name = ("engine.compiled", "sampled in C = scored") if sampled else ("compiled", "in C = by torch")
+    allowed = HALF_TOLERANCE if half else SCORING_TOLERANCE
+    name += ", bfloat16" if half else ""
+    value = f"log-probabilities differ by {difference:.1e} nats at most; up to {allowed:g} is rounding"
+    if not difference <= allowed:  # NaN too
+        return Finding(name, value, "unsafe", f"Leave `{key}` out, or name another compiler in $CC.")
     return Finding(name, value)
 
 

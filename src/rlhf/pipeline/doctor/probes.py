@@ -1,18 +1,19 @@
-"""What the machine says about itself: files of /proc and /sys, environment variables, a few system calls. No torch.
+"""What the machine says about itself: files of /proc and /sys, environment variables, system calls, what a compiler says of itself. No torch.
 
 A number that can't be had is None, never 0.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rlhf.errors import ConfigError
 from rlhf.native.library import compiler, compiler_version
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -42,10 +43,9 @@ def c_compiler() -> str | None:
     found = compiler()
     if found is None:
         return None
-    try:
+    said: list[str] = []
+    with contextlib.suppress(ConfigError):  # which the trial says
         said = compiler_version(found).splitlines()
-    except (OSError, subprocess.TimeoutExpired):  # the trial says what is wrong with it
-        said = []
     return " ".join(found) + (f" ({said[0]})" if said else "")
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rlhf.config.policy import SamplingConfig
+from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, PackedBatch, pack
 from rlhf.models.folders import module_fingerprint
 from rlhf.models.policy import PolicyModel
@@ -15,6 +17,7 @@ from rlhf.models.score import score
 from rlhf.native.switch import in_c
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.worker import CallError
+from rlhf.rollout.local import LocalEngine
 
 TEXTS = (
     ("Question: What does the cow eat?\nAnswer:", (" The cow eats grass.", " Hay. That is wrong, as far as I know.")),
@@ -26,6 +29,7 @@ MATMUL_SECONDS = 0.3
 HANG_SECONDS = 0.5
 """Given to a function that hangs before it has to be killed."""
 LEARNING_RATE = 1e-3
+SAMPLED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +62,37 @@ def scoring_difference(policy: PolicyModel, *, half: bool) -> float:
     return max(float((packed - logprobs(path)).abs().max()) for path in ("padded", "logits"))
 
 
-def compiled_difference(policy: PolicyModel) -> float:
-    """Largest difference, in nats, of the packed row in C from the same in torch.
+def compiled_difference(policy: PolicyModel, *, half: bool) -> float:
+    """Largest difference, in nats, of the packed row in C from the same by torch; ``half``: in bfloat16.
+
+    Attention, norms, rotations and gates are compared with torch's before their first use, gradients too.
 
     Raises:
-        ConfigError: There is no compiler, or it failed.
+        ConfigError: The compiler failed.
         TrainingError: What it made was found to be wrong before its first use.
     """
     batch = pack(_groups(policy)).to(policy.device)
 
-    def logprobs(*, in_native: bool) -> torch.Tensor:
-        with torch.no_grad(), in_c(in_native):
-            return score(policy.model, batch, path="packed").logprobs
+    def logprobs(*, native: bool) -> torch.Tensor:
+        with torch.no_grad(), in_c(native), torch.autocast(policy.device.type, dtype=torch.bfloat16, enabled=half):
+            return score(policy.model, batch, path="packed").logprobs.float()
 
-    return float((logprobs(in_native=True) - logprobs(in_native=False)).abs().max())
+    return float((logprobs(native=True) - logprobs(native=False)).abs().max())
+
+
+def sampled_difference(policy: PolicyModel) -> float:
+    """Largest difference, in nats, of what an engine that decodes in C says of its tokens from what scoring them says.
+
+    Raises:
+        ConfigError: The compiler failed.
+    """
+    prompts = [Prompt(str(i), policy.tokenizer.encode(text), "") for i, (text, _) in enumerate(TEXTS)]
+    sampling = SamplingConfig(max_new_tokens=SAMPLED_TOKENS)
+    found = LocalEngine(policy, compiled=True).generate(prompts, num_samples=2, sampling=sampling, seed=0, step=0)
+    batch = pack([Group(p.ids, [Branch(c.tokens) for c in own]) for p, own in zip(prompts, found, strict=True)])
+    said = torch.tensor([number for own in found for completion in own for number in completion.logprobs])
+    with torch.no_grad():
+        return float((said - policy.logprobs(batch.to(policy.device)).cpu()).abs().max())
 
 
 def step_repeats(policy: PolicyModel) -> bool:
