@@ -411,13 +411,13 @@ def test_a_share_of_the_peak_is_not_rounded_to_its_goal():
 
 def test_the_peer_has_our_settings_of_allocator_and_kernels(monkeypatch):
     for name in allocator.CAPACITIES:
-        monkeypatch.setenv(name, "5")
-    its = driver.environment("trl", Case("dpo"), 0, 1)
-    assert (its[allocator.PRIMITIVES], its[allocator.WRAPPED]) == (
-        str(allocator.KERNELS),
-        str(allocator.WRAPPED_KERNELS),
-    )
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    allocator.forget_kernels()  # as our side does
+    ours, its = (driver.environment(side, Case("dpo"), 0, 1) for side in ("rlhf", "trl"))
+    assert all(its[name] == ours[name] for name in (allocator.PRIMITIVES, allocator.WRAPPED))
     assert its["MALLOC_TRIM_THRESHOLD_"] == str(allocator.MOST_FREE)
+    assert its["MALLOC_MMAP_THRESHOLD_"] == str(allocator.LARGEST_KEPT)
 
 
 def test_a_goal_that_is_missed_by_little_is_seen_to_be_missed(tmp_path: Path):

@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.hooks import RemovableHandle
 
+from rlhf.allocator import CAPACITIES
 from rlhf.data.pack import Branch, Group
 from rlhf.models import logprob_cache
 from rlhf.models.logprob_cache import LogprobCache, cache_folder, cache_key, group_digest
@@ -154,6 +155,20 @@ def test_two_who_write_one_key_at_once_leave_one_whole_file(cache, monkeypatch):
 
 
 # ---- where
+
+
+def test_how_many_kernels_are_kept_does_not_change_the_key(monkeypatch):
+    policy = toy.build_policy()
+    keys = []
+    for name, value in (
+        (CAPACITIES[0], "7"),
+        (CAPACITIES[0], "8"),
+        (CAPACITIES[1], "9"),
+        ("ONEDNN_MAX_CPU_ISA", "AVX2"),
+    ):
+        monkeypatch.setenv(name, value)
+        keys.append(key_of(policy))
+    assert keys[0] == keys[1] == keys[2] != keys[3]
 
 
 def test_a_path_in_the_recipe_comes_before_the_environment_and_that_before_the_home(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlhf.native.library import compiler, load
 from rlhf.pipeline.doctor import Examination, examine, findings, probes
@@ -221,9 +222,10 @@ def test_a_compiler_that_fails_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "compiled_difference", lambda policy, half: load("softmax", HALF=0, ANOTHER=1))
     found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
     assert found["c compiler"].value == str(script)
-    assert found["compiled"].level == "unsafe"
-    assert "my-cc failed" in found["compiled"].advice
-    assert "out of ink" in found["compiled"].advice
+    failed = found["in C = by torch"]
+    assert (failed.value, failed.level) == ("failed", "unsafe")
+    assert "my-cc failed" in failed.advice
+    assert "out of ink" in failed.advice
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
@@ -262,6 +264,24 @@ def test_sampling_in_c_that_says_something_else_is_found_out(monkeypatch):
 
     monkeypatch.setattr(trials.LocalEngine, "generate", biased)
     assert trials.sampled_difference(policy) == pytest.approx(0.01, abs=1e-3)
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_in_c_that_is_wrong_is_found_out_though_a_run_would_do_without_it(dtype, monkeypatch, tmp_path):
+    from rlhf.rollout.compiled import CompiledModel
+
+    honest = CompiledModel.hidden
+
+    def wrong(self, *a, **k):
+        found = honest(self, *a, **k)
+        return found.roll(1, -1) if self.dtype == dtype else found
+
+    monkeypatch.setattr(CompiledModel, "hidden", wrong)
+    found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
+    assert found["in C = by torch"].level == "ok"
+    assert found["sampled in C = scored"].level == "unsafe"
+    assert "Decoding in C gives other logits than the model" in found["sampled in C = scored"].advice
 
 
 def test_a_worker_that_does_not_answer_is_found_out(monkeypatch):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.allocator import KERNELS
+from rlhf.allocator import KERNELS, PRIMITIVES
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.rollout.run import SamplingRun
@@ -86,6 +86,7 @@ def test_sampling_for_longer_takes_as_many_more_steps(monkeypatch):
 
 def test_every_number_of_rows_has_kernels_of_its_own_until_the_oldest_leave(monkeypatch):
     sampler = probe()
+    monkeypatch.setenv(PRIMITIVES, str(KERNELS))
     monkeypatch.setattr(sampler, "_rollouts", lambda lengths: [Rollouts(1, 0.0, 0.0, 100.0)])
     lengths = list(range(1, 65))
     once, often = sampler.kernel_bytes(lengths, 1), sampler.kernel_bytes(lengths, 50)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -46,7 +47,7 @@ def c_compiler() -> str | None:
     said: list[str] = []
     with contextlib.suppress(ConfigError):  # which the trial says
         said = compiler_version(found).splitlines()
-    return " ".join(found) + (f" ({said[0]})" if said else "")
+    return shlex.join(found) + (f" ({said[0]})" if said else "")
 
 
 def usable_cores() -> int:

@@ -11,12 +11,15 @@ import torch
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, PackedBatch, pack
+from rlhf.errors import TrainingError
 from rlhf.models.folders import module_fingerprint
 from rlhf.models.policy import PolicyModel
-from rlhf.models.score import score
+from rlhf.models.score import base_model, score
 from rlhf.native.switch import in_c
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.worker import CallError
+from rlhf.rollout.choice import FusedChoice
+from rlhf.rollout.compiled import CompiledModel
 from rlhf.rollout.local import LocalEngine
 
 TEXTS = (
@@ -85,8 +88,18 @@ def sampled_difference(policy: PolicyModel) -> float:
 
     Raises:
         ConfigError: The compiler failed.
+        TrainingError: In float32 or in bfloat16 C gives other logits than the model, and a run would sample without it.
     """
     prompts = [Prompt(str(i), policy.tokenizer.encode(text), "") for i, (text, _) in enumerate(TEXTS)]
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.no_grad():
+            built = FusedChoice(compiled=True).build(
+                base_model(policy.model), [prompt.ids for prompt in prompts], dtype, max_new_tokens=SAMPLED_TOKENS
+            )
+        if not isinstance(built, CompiledModel):
+            raise TrainingError(
+                f"Decoding in C gives other logits than the model ({dtype}): leave engine.compiled out, or name another compiler in $CC."
+            )
     sampling = SamplingConfig(max_new_tokens=SAMPLED_TOKENS)
     found = LocalEngine(policy, compiled=True).generate(prompts, num_samples=2, sampling=sampling, seed=0, step=0)
     batch = pack([Group(p.ids, [Branch(c.tokens) for c in own]) for p, own in zip(prompts, found, strict=True)])
