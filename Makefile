@@ -44,7 +44,7 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.core
 # -------------------------------------------------------------------------------------------------------- running
 
 .PHONY: demo
-demo: $(VENV)/.core  ## SFT, reward model, PPO and evaluation of a tiny model, then a report: about three minutes
+demo: $(VENV)/.core  ## SFT, reward model, PPO and evaluation of a tiny model, then a report: three to four minutes
 	$(VENV)/bin/rlhf run recipes/quickstart.yaml $(ARGS)
 
 .PHONY: test

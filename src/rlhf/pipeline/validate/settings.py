@@ -250,7 +250,7 @@ def _check_compiled(review: Review, stage: TrainConfig) -> None:
         asked["engine.compiled"] = stage.engine.compiled
     for key in (key for key, on in asked.items() if on):
         if compiler() is None:
-            review.warn(key, f"It wants a C compiler, and {why_no_compiler()}.")
+            review.error(key, f"It wants a C compiler, and {why_no_compiler()}; or leave it out.")
         if stage.autocast == "float16":
             review.warn(key, "It does nothing: C computes in float32 or bfloat16, and autocast is float16.")
 
