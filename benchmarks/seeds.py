@@ -138,19 +138,6 @@ def table(rows: Sequence[dict[str, Any]], arms: Sequence[str], command: str) -> 
     return "\n".join(lines) + "\n"
 
 
-def put_into_readme(text: str) -> None:
-    """Replace what stands between the README's marks by the summary, down to the reward model's accuracy."""
-    path = ROOT / "README.md"
-    begin, end = "<!-- seeds table: begin", "<!-- seeds table: end -->"
-    page = path.read_text(encoding="utf-8")
-    head, _, rest = page.partition(begin)
-    mark, _, rest = rest.partition("-->")
-    _, _, tail = rest.partition(end)
-    summary = text.partition("-->")[2].partition("\n| seed |")[0].strip()
-    link = "Every seed: [docs/results/seeds.md](docs/results/seeds.md)."
-    path.write_text(f"{head}{begin}{mark}-->\n{summary}\n\n{link}\n{end}{tail}", encoding="utf-8")
-
-
 def main() -> None:
     """Run the seeds and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -159,7 +146,6 @@ def main() -> None:
     parser.add_argument("--other-base", help="Folder of a second base model, used for even seeds.")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "seeds")
     parser.add_argument("--write", type=Path, help="Markdown file to write; the rows go beside it as JSON.")
-    parser.add_argument("--readme", action="store_true", help="Also put the summary into README.md.")
     arguments = parser.parse_args()
     console = Console()
     rows = []
@@ -171,8 +157,6 @@ def main() -> None:
             arguments.write.parent.mkdir(parents=True, exist_ok=True)
             arguments.write.write_text(shown, encoding="utf-8")
             arguments.write.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if arguments.readme:
-        put_into_readme(shown)
     console.print(shown, soft_wrap=True, markup=False)
 
 

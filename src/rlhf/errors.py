@@ -108,7 +108,7 @@ class RunBusyError(RLHFError, RuntimeError):
 
 
 class InterruptedRun(BaseException):
-    """Ctrl-C or SIGTERM: what is done is saved, and the same command goes on from there.
+    """Ctrl-C, SIGTERM or SIGHUP: what is done is saved, and the same command goes on from there.
 
     Not an ``Exception``: it comes at any moment, and code that answers the errors of a row, a file or a judge must not take it
     for one of those.
@@ -116,6 +116,19 @@ class InterruptedRun(BaseException):
 
     exit_code = 75
     """EX_TEMPFAIL of sysexits.h: try again."""
+
+
+def printable(text: str) -> str:
+    """The text, with what no encoding can write (half of a surrogate pair) as an escape such as ``\\ud800``."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def text_of(err: BaseException) -> str:
+    """What an exception says, so that it can be printed and written anywhere, and though saying it should fail."""
+    try:
+        return printable(str(err))
+    except Exception:
+        return "(its text can't be read)"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

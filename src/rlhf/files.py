@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -143,9 +144,9 @@ def write_aside(path: Path | str) -> Iterator[Path]:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a whole text file in one step."""
+    """Write a whole text file in one step; half of a surrogate pair, which UTF-8 can't hold, as JSON's escape for it."""
     with write_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path | str, value: Any) -> None:
@@ -156,11 +157,40 @@ def write_json(path: Path | str, value: Any) -> None:
 def write_jsonl(path: Path | str, rows: Iterable[Any]) -> int:
     """Write one JSON value a line; returns how many."""
     count = 0
-    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8", errors="backslashreplace") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
             count += 1
     return count
+
+
+def make_private(path: Path | str) -> int | None:
+    """Take the rights of everybody but its owner from a file; nothing where it is not there or is private already.
+
+    Returns:
+        The rights it had, where they were wider.
+
+    Raises:
+        OSError: It belongs to somebody else.
+    """
+    try:
+        rights = stat.S_IMODE(os.stat(path).st_mode)
+        if not rights & 0o077:
+            return None
+        os.chmod(path, rights & 0o700)
+    except FileNotFoundError:
+        return None
+    return rights
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """What is written inside is its owner's alone. The whole process is concerned: for commands, not for servers."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def make_folder(folder: Path | str) -> None:
@@ -198,6 +228,17 @@ def sha256(path: Path | str) -> str:
     """Hex digest of a file's bytes, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_once(path: Path) -> str:
+    """``sha256`` for files that several read: one that looks untouched since it was last read is not read again."""
+    found = path.stat()
+    return _sha256_of(str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@functools.cache
+def _sha256_of(path: str, *look: int) -> str:
+    return sha256(path)
 
 
 def fsync(path: Path | str) -> None:

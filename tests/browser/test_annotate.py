@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -323,15 +324,49 @@ def test_a_highlight_is_kept_with_its_place_in_the_source_and_its_reason(server,
     }  # fmt: skip
 
 
-def test_the_words_that_differ_are_marked_on_demand(server, open_page):
-    server.add(task("x", texts=["the red <i>cat</i> sat", "the blue <i>cat</i> sat"]))
-    page = open_page("ann")
-    page.keyboard.press("d")
-    page.wait_for_selector("ins:visible")
-    marked = {page.locator("del").inner_text().strip(), page.locator("ins").inner_text().strip()}
-    assert marked == {"red", "blue"}
+def test_differences_are_marked_on_demand_alike_on_both_sides(server, open_page, screenshots):
+    code = "Use **this**:\n\n```python\nfor x in y:\n{}print(x)\n```\n\nthe {} <i>cat</i> sat"
+    server.add(task("x", texts=[code.format("    ", "red"), code.format("  ", "blue")]), task("y"))
+    for scheme in ("light", "dark"):
+        page = open_page("ann", color_scheme=scheme)
+        page.keyboard.press("d")
+        page.wait_for_selector(".diff mark:visible")
+        seen = {text.rstrip() for text in page.locator(".diff mark").all_inner_texts()}
+        assert seen == {"    print(x)", "  print(x)", "red", "blue"}, "lines of code as a whole, and words"
+        assert page.locator(".diff strong").all_inner_texts() == ["this", "this"], "Markdown is still rendered"
+        looks = page.locator(".diff mark").evaluate_all(
+            "all => all.map(each => { const s = getComputedStyle(each);"
+            " return [s.backgroundColor, s.color, s.textDecorationLine, s.borderBottomColor].join() })"
+        )
+        assert len(looks) == 4
+        assert len(set(looks)) == 1, "one look for both sides"
+        assert "none" in looks[0], "and nothing is struck out"
+        red, green, blue = map(int, re.findall(r"\d+", looks[0])[:3])
+        assert max(red, green, blue) - min(red, green, blue) <= 32, "no colour that calls a side bad or good"
+        fonts = page.locator(".diff pre mark").evaluate_all("all => all.map(each => getComputedStyle(each).fontFamily)")
+        assert all("mono" in font for font in fonts)
+        page.screenshot(path=screenshots / f"marked-{scheme}.png")
     page.keyboard.press("d")
     assert page.locator(".rendered").first.is_visible()
+
+
+def test_whether_the_differences_were_marked_is_kept_with_the_judgement(server, open_page):
+    server.add(task("x"), task("y"), task("z", "binary"))
+    page = open_page("ann")
+    page.keyboard.press("d")
+    page.wait_for_selector(".diff:visible")
+    page.keyboard.press("d")
+    page.reload()  # it outlives a reload, and an undo
+    page.keyboard.press("1")
+    after(page, lambda: page.keyboard.press("Enter"))
+    now_at(page, 1)
+    after(page, lambda: page.keyboard.press("u"))
+    after(page, lambda: page.keyboard.press("Enter"))
+    for _ in range(2):
+        page.keyboard.press("1")
+        after(page, lambda: page.keyboard.press("Enter"))
+    now_at(page, 3)
+    assert [judgement.diff_viewed for judgement in server.store.judgements()] == [True, False, None]
 
 
 def test_scripts_in_prompts_completions_comments_and_guidelines_stay_text(server, open_page):
@@ -346,7 +381,7 @@ def test_scripts_in_prompts_completions_comments_and_guidelines_stay_text(server
     page.keyboard.press("Escape")
     for key in ("h", "d", "g", "Escape", "1"):
         page.keyboard.press(key)
-    page.wait_for_selector("ins:visible")
+    page.wait_for_selector(".diff mark:visible")
     after(page, lambda: page.keyboard.press("Enter"))
     after(page, lambda: page.keyboard.press("u"))
     assert page.locator("#comment").input_value() == HOSTILE
@@ -457,7 +492,7 @@ def test_line_breaks_and_indentation_are_seen_as_they_were_written(server, open_
     seen = {text.replace("\u00a0", " ") for text in page.locator(".prose").all_inner_texts()}
     assert seen == {chat, verse, f"{verse}!"}
     page.keyboard.press("d")
-    page.wait_for_selector(".view.diff:not([hidden]) .plain-text")
-    differing = {text.rstrip("!") for text in page.locator(".diff .plain-text").all_inner_texts()}
+    page.wait_for_selector(".diff mark:visible")
+    differing = {text.rstrip("!").replace("\u00a0", " ") for text in page.locator(".diff .prose").all_inner_texts()}
     assert differing == {verse}
     page.screenshot(path=screenshots / "line-breaks.png", full_page=True)

@@ -13,6 +13,8 @@ from rlhf.testing import ENGINE_CHECKS
 from tests.fixtures.tiny import build_llama
 from tests.unit.rollout.helpers import build_family, build_prompts
 
+pytestmark = pytest.mark.numeric
+
 
 def packed(tokenizer) -> RolloutEngine:
     return LocalEngine(PolicyModel(build_family("llama"), tokenizer))

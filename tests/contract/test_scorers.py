@@ -19,6 +19,8 @@ from rlhf.testing import SCORER_CHECKS
 from tests.unit.rewards.helpers import HERE, prompt
 from tests.unit.rewards.servers import lengths, serving
 
+pytestmark = pytest.mark.numeric
+
 TEXTS = ["Good.", "so bad and so long, my friends", "", "x"]
 
 

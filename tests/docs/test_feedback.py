@@ -1,10 +1,13 @@
-"""docs/feedback.md: its commands and options exist, its tests are there, its Python runs."""
+"""docs/feedback*.md: their commands and options exist, their tests are there, their Python runs, and nothing is said twice."""
 
 from __future__ import annotations
 
+import gzip
 import inspect
+import json
 import re
 import shlex
+from collections import Counter
 
 import pytest
 import typer
@@ -13,13 +16,14 @@ from rlhf.cli import app
 from rlhf.feedback.store import TaskKind
 from tests.fixtures.source import ROOT
 
-PAGE = (ROOT / "docs" / "feedback.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("feedback*.md"))}
+PAGE = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [
     part.strip()
     for language, code in BLOCKS
     if language == "sh"
-    for line in code.splitlines()
+    for line in code.replace("\\\n", " ").splitlines()
     for part in line.partition("#")[0].split("|")
     if part.strip().startswith("rlhf ")
 ] + re.findall(r"\$\((rlhf [^)]+)\)", PAGE)
@@ -71,7 +75,7 @@ def test_all_fifteen_threads_are_answered_by_a_test_that_is_there():
 def test_kinds_of_events_are_those_of_the_server():
     from rlhf.feedback.store.events import EVENT_KINDS
 
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE.split("## Feedback from production")[1].split("\n## ")[0], re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", PAGES["feedback-events.md"], re.MULTILINE)
     assert sorted(set(rows) - {"kind"}) == sorted(EVENT_KINDS)
 
 
@@ -79,8 +83,8 @@ def test_the_python_runs(tmp_path, monkeypatch):
     from rlhf.feedback.store import PreferenceStore
 
     monkeypatch.chdir(tmp_path)
-    (code,) = [code for language, code in BLOCKS if language == "python"]
-    exec(compile(code, "docs/feedback.md", "exec"), {})
+    (code,) = [code for language, code in BLOCKS if language == "python" and "rlhf" in code]
+    exec(compile(code, "docs/feedback-compare.md", "exec"), {})
     with PreferenceStore(tmp_path / "evaluation.db") as store:
         assert len(list(store.tasks())) == 2
         assert len(store.setting("guidelines")) == 5
@@ -109,3 +113,28 @@ def test_the_events_that_are_shown_are_taken_and_every_kind_is_shown():
     ]
     events = [TypeAdapter(AnyEvent).validate_json(body) for body in bodies]
     assert {event.kind for event in events} == set(EVENT_KINDS)
+
+
+def test_no_command_and_no_sentence_is_there_twice():
+    prose = re.sub(r"^(```.*?^```|\|.*?)$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+    sentences = Counter(part.strip() for part in re.split(r"(?<=[.:])\s", " ".join(prose.split())) if len(part) > 60)
+    assert [text for text, number in sentences.items() if number > 1] == []
+    assert [line for line, number in Counter(COMMANDS).items() if number > 1] == []
+
+
+def test_lines_of_prose_are_short():
+    for name, page in PAGES.items():
+        prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+        assert [line for line in prose.splitlines() if len(line) >= 120 and not line.startswith("|")] == [], name
+
+
+def test_pandalm_is_melted_into_rows_of_labels(tmp_path, monkeypatch):
+    """On three rows of the same shape as the published file."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"idx": n, "cmp_key": "x_y", "annotator1": 1, "annotator2": n % 3, "annotator3": 2} for n in range(3)]
+    with gzip.open("testset-v1.json.gz", "wt") as file:
+        json.dump(rows, file)
+    (code,) = [code for language, code in BLOCKS if language == "python" and "melt" in code]
+    exec(compile(code, "docs/feedback-statistics.md", "exec"), {})
+    lines = (tmp_path / "pandalm.csv").read_text().splitlines()
+    assert (lines[0], lines[1], len(lines)) == ("item,annotator,label", "0,annotator1,1", 10)

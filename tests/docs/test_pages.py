@@ -60,8 +60,30 @@ def test_python_blocks_parse_and_import_public_names(page):
                 assert not unknown, f"{page_id(page)} imports {sorted(unknown)} from rlhf: not public"
 
 
-def test_the_readme_lists_every_recipe():
-    listed = set(re.findall(r"\(recipes/([\w/-]+\.yaml)\)", (ROOT / "README.md").read_text(encoding="utf-8")))
+def test_the_page_of_recipes_lists_every_recipe():
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"\(\.\./recipes/([\w/-]+\.yaml)\)", text))
     assert listed == {
         path.name for path in (ROOT / "recipes").glob("*.yaml")
     }  # methods/: their own index, test_methods.py
+
+
+def test_the_index_links_to_every_page_of_docs_and_results():
+    docs = ROOT / "docs"
+    linked = set(LINK.findall((docs / "README.md").read_text(encoding="utf-8")))
+    pages = {path.relative_to(docs).as_posix() for pattern in ("*.md", "results/*.md") for path in docs.glob(pattern)}
+    assert pages - {"README.md"} <= linked
+
+
+def test_the_readme_is_short_and_says_no_command_twice():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) < 150
+    assert [line for line in lines if len(line) >= 120] == []
+    commands = [
+        line.partition("  #")[0].strip()
+        for language, code in FENCE.findall(text)
+        if language == "sh"
+        for line in code.splitlines()
+    ]
+    assert len(commands) == len(set(commands)) > 1

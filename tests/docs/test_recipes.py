@@ -88,5 +88,5 @@ def test_a_recipe_runs_and_leaves_a_whole_run_folder(path, tmp_path, monkeypatch
             assert (run_dir / name / "model" / "README.md").exists()
             assert not list((run_dir / name).glob("checkpoint-*")), "a finished stage keeps no checkpoints"
         if stage.kind == "evaluate":
-            assert summary["win_rate"] is not None
+            assert summary["evaluations"][name]["win_rate"] is not None
     assert os.path.getsize(run_dir / "report.html") < 5_000_000

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +18,7 @@ from rlhf.rewards.code import sandbox
 from rlhf.rewards.code.cases import TestsError, cases_of
 from rlhf.rewards.code.sandbox import Limits, Sandbox
 from rlhf.rewards.code.scorer import CodeReward, program_of
+from rlhf.rewards.code.scratch import remove_abandoned, scratch_folder
 from tests.unit.rewards.helpers import samples
 
 pytestmark = pytest.mark.faults
@@ -108,6 +115,57 @@ def test_what_a_program_must_not_do_fails(body, isolated, monkeypatch):
     assert not os.path.exists("/tmp/rlhf-outside")
 
 
+MEMORY_CALLS = {
+    "x86_64": {"shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "memfd_create": 319, "memfd_secret": 447},
+    "aarch64": {"shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "memfd_create": 279, "memfd_secret": 447},
+}.get(platform.machine(), {})
+"""System calls for memory that no limit of a process counts, by their numbers."""
+DIRECTLY = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def f(number, *arguments):
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
+    return errno.errorcode[ctypes.get_errno()] if result < 0 else "allowed"
+"""
+BY_32_BIT_ENTRY = """
+import ctypes, mmap
+def f(number, a=0, b=0, c=0):
+    registers = ((0xBB, a), (0xB9, b), (0xBA, c), (0xB8, number))  # mov ebx, ecx, edx, eax
+    code = b"".join(bytes([op]) + value.to_bytes(4, "little") for op, value in registers)
+    code = b"\\x53" + code + b"\\xcd\\x80\\x5b\\xc3"  # push rbx; ...; int 0x80; pop rbx; ret
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    return ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+"""
+
+
+def ends_of(program: str, *calls: str) -> list[tuple[str, str]]:
+    run = Sandbox(LIMITS).run(program, [{"setup": "", "value": call} for call in calls])
+    return [(outcome.end, outcome.text) for outcome in run.outcomes]
+
+
+@pytest.mark.skipif(not MEMORY_CALLS, reason="numbers of system calls are known for x86-64 and ARM64")
+def test_memory_that_no_limit_counts_is_refused(isolated):
+    # 300 MB of System V's shared memory, readable and writable; what the others take does not matter to a refusal.
+    calls = [f"f({number}, 0, {300 << 20}, {0o1600})" for number in MEMORY_CALLS.values()]
+    refused = dict(zip(MEMORY_CALLS, ends_of(DIRECTLY, *calls), strict=True))
+    assert refused == dict.fromkeys(MEMORY_CALLS, ("done", "'EPERM'"))
+    named = "import os\ndef f():\n    os.ftruncate(os.memfd_create('x'), 300 << 20)"
+    assert ends_of(named, "f()")[0] == ("failed", "!PermissionError")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has other entries to the kernel")
+def test_other_entries_to_the_kernel_are_no_way_round(isolated):
+    x32 = [f"f({number + 0x40000000}, 0, {1 << 20}, {0o1600})" for number in MEMORY_CALLS.values()]
+    assert {end for end, _ in ends_of(DIRECTLY, *x32)} == {"SIGSYS"}
+    # i386's numbers: ipc(SHMGET), shmget, memfd_create, and getpid, which is harmless
+    i386 = ["f(117, 23, 0, 1048576)", "f(395, 0, 1048576, 896)", "f(356, 0, 0)", "f(20)"]
+    ends = {end for end, _ in ends_of(BY_32_BIT_ENTRY, *i386)}
+    assert ends in ({"SIGSYS"}, {"SIGSEGV"})  # the latter where the kernel was built without that entry
+    assert ends_of(BY_32_BIT_ENTRY.replace("\\xcd\\x80", "\\x90\\x90"), "f(20)") == [("done", "20")], "not run at all"
+
+
 def test_a_fork_bomb_dies_with_its_test(isolated):
     limits = Limits(cpu_seconds=1, timeout_seconds=1, processes=20)
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
@@ -129,14 +187,55 @@ def test_programs_with_input_and_output(isolated):
     assert judged(program, tests=tests).scores == [pytest.approx(2 / 3)]
 
 
-def test_no_folder_is_left(isolated, tmp_path, monkeypatch):
-    monkeypatch.setattr(sandbox.tempfile, "tempdir", "/tmp/rlhf-test-scratch")
-    os.makedirs("/tmp/rlhf-test-scratch", mode=0o755, exist_ok=True)
+@pytest.fixture
+def temporary(monkeypatch):
+    """A temporary folder of the test's own, which the jail's user may enter."""
+    folder = tempfile.mkdtemp(dir="/tmp", prefix="rlhf-test-scratch-")
+    os.chmod(folder, 0o755)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+def test_no_folder_is_left(isolated, temporary):
+    assert judged(RIGHT).scores == [1.0]
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(isolated, temporary):
+    program = f"import sys; sys.path[:0] = {sys.path!r}\n" + (
+        "from rlhf.rewards.code.sandbox import Limits, Sandbox\n"
+        "Sandbox(Limits()).run('import time; time.sleep(60)', [{'setup': '', 'value': '1'}])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"TMPDIR": str(temporary)})
     try:
-        assert judged(RIGHT).scores == [1.0]
-        assert os.listdir("/tmp/rlhf-test-scratch") == []
+        deadline = time.monotonic() + 30
+        while not (left := list(temporary.iterdir())) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        judged(RIGHT)
+        assert list(temporary.iterdir()) == left != [], "of a live process"
     finally:
-        os.rmdir("/tmp/rlhf-test-scratch")
+        process.kill()
+        process.wait()
+    with scratch_folder() as own:
+        somebodys = temporary / "mine"
+        somebodys.mkdir()
+        judged(RIGHT)
+        assert sorted(temporary.iterdir()) == sorted([Path(own), somebodys])
+
+
+def test_a_folder_that_was_taken_for_abandoned_before_its_lock_is_made_again(temporary, monkeypatch):
+    made, mkdtemp = [], tempfile.mkdtemp
+
+    def hurried(**options):
+        made.append(mkdtemp(**options))
+        if len(made) == 1:
+            remove_abandoned()
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", hurried)
+    with scratch_folder() as folder:
+        assert [folder] == made[1:] == [str(path) for path in temporary.iterdir()]
 
 
 def test_a_machine_that_does_not_isolate_is_refused_by_name(monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,7 @@ def whole_run(name: str, folder: Path) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", toy.NAMES)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(name, number, tmp_path):
     weights, expected = whole_run(name, tmp_path / "whole")
     for after in (1, 2, 3, 4):
@@ -109,6 +111,52 @@ def test_the_second_signal_leaves_at_once_and_names_the_last_checkpoint(tmp_path
         with pytest.raises(InterruptedRun):
             os.kill(os.getpid(), signal.SIGINT)
         assert request.twice
+
+
+def test_a_closed_terminal_saves_a_checkpoint_and_one_that_nohup_ignores_changes_nothing(tmp_path):
+    with pytest.raises(InterruptedRun, match=r"SIGHUP.*saved"):
+        build("sft", tmp_path / "closed", Signalling(tmp_path / "closed", after=2, number=signal.SIGHUP)).train()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        trainer = build("sft", tmp_path / "nohup", Signalling(tmp_path / "nohup", after=2, number=signal.SIGHUP))
+        trainer.train()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    weights, _ = whole_run("sft", tmp_path / "whole")
+    assert toy.largest_difference(toy.weights_of(trainer), weights) == 0.0
+
+
+ON_A_TERMINAL = """
+import sys, time
+from rich.progress import Progress
+from rlhf.errors import InterruptedRun
+from rlhf.training.interrupt import signals_as_requests
+try:
+    with signals_as_requests() as request, Progress(refresh_per_second=50) as bar:
+        task = bar.add_task("a bar", total=None)
+        print("ready", flush=True)
+        while request.name is None:
+            time.sleep(0.01)
+        for _ in range(20):
+            bar.update(task, advance=1, refresh=True)
+            print("saving", flush=True)
+        request.check()
+except InterruptedRun as stop:
+    open(sys.argv[1], "w").write(str(stop))
+"""
+
+
+def test_a_terminal_that_is_gone_breaks_nothing_that_is_printed_while_a_run_saves(tmp_path):
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path / "said")])
+    seen = b""
+    while b"ready" not in seen:
+        seen += os.read(terminal, 1000)
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert (tmp_path / "said").read_text() == "Stopped by SIGHUP."
 
 
 def test_handlers_are_given_back_and_other_threads_are_left_alone():

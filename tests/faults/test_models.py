@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import HfApi, constants
@@ -162,9 +163,9 @@ CONFIGS = {
     "eos outside": (edit("config.json", eos_token_id=400), ("eos_token_id is 400", "from 0 to 319")),
     "pad outside": (edit("config.json", pad_token_id=400), ("pad_token_id is 400", "from 0 to 319", "null")),
     "eos in words": (edit("config.json", eos_token_id="<eos>"), ("eos_token_id is '<eos>'", "number of a token")),
-    "unknown quantisation": (
-        edit("config.json", quantization_config={"quant_method": "half-bit"}),
-        ("knows no quantisation 'half-bit'", "as if there were none"),
+    "quantized": (
+        edit("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
+        ("config.json has a quantization_config", "'gptq'", "the model that it was made from"),
     ),
     "generation damaged": (write("generation_config.json", "{oops"), ("generation_config.json", "line 1, column 2")),
     "generation eos outside": (
@@ -206,6 +207,13 @@ WEIGHTS = {
     ),
     "NaN": (set_one(UP, float("nan")), ("NaN or infinity in 1 of its weights", UP, "earlier checkpoint")),
     "infinity": (set_one(UP, float("-inf")), ("NaN or infinity in 1 of its weights", UP)),
+    **{
+        f"whole numbers, {dtype}": (
+            change(lambda w, dtype=dtype: w.update({UP: (w[UP] * 100).to(dtype)})),
+            ("model.safetensors: 1 of its 21 tensors", UP, f"({name})", "floating-point"),
+        )
+        for dtype, name in ((torch.int8, "I8"), (torch.int32, "I32"), (torch.uint8, "U8"), (torch.bool, "BOOL"))
+    },
     "a pickle": (
         make_pickle,
         ("only as pytorch_model.bin, a pickle", "run code", "save_pretrained", "allow_pickle: true"),
@@ -337,7 +345,7 @@ def test_a_file_that_may_not_be_read_is_named(name, phrases, tiny_model_folder, 
 
 def test_a_loop_of_links_and_an_endless_name_are_no_folders(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for path in (str(tmp_path / "loop"), "/" + "x" * 5000):
+    for path in (str(tmp_path / "loop"), "/" + "/".join(["x" * 200] * 25)):
         message = refusal(lambda path=path: load_causal_lm(path, seed=0))
         assert "can't be read" in message or "There is no model folder" in message
 
@@ -403,6 +411,68 @@ def test_an_embedding_padded_beyond_the_vocabulary_is_fine(tmp_path, tiny_tokeni
     tiny_tokenizer.save_pretrained(tmp_path / "padded")
     model, tokenizer = load_causal_lm(str(tmp_path / "padded"), seed=0)
     assert (model.config.vocab_size, len(tokenizer)) == (384, 320)
+
+
+# ---- weights that are whole numbers
+
+
+def to_int8(file: Path, name: str) -> None:
+    weights = load_file(file)
+    save_file({**weights, name: (weights[name] * 100).to(torch.int8)}, file, metadata={"format": "pt"})
+
+
+def test_whole_numbers_are_refused_in_every_kind_of_model(tmp_path, adapter_folder):
+    policy = toy.build_policy()
+    reward = RewardModel.from_policy(policy).save_pretrained(tmp_path / "reward")
+    value = ValueModel.shared(policy).save_pretrained(tmp_path / "value")
+    adapter_weights = sorted(load_file(adapter_folder / "adapter_model.safetensors"))
+    for load, file, name in (
+        (RewardModel.from_pretrained, reward / "model.safetensors", "score.weight"),
+        (ValueModel.from_pretrained, value / "value_head.safetensors", sorted(load_file(value / "value_head.safetensors"))[0]),
+        (PolicyModel.from_pretrained, adapter_folder / "adapter_model.safetensors", adapter_weights[0]),
+    ):  # fmt: skip
+        to_int8(file, name)
+        message = refusal(lambda load=load, file=file: load(str(file.parent)))
+        assert all(phrase in message for phrase in (str(file), name, "(I8)")), message
+
+
+def test_whole_numbers_in_a_pickle_are_refused_where_pickles_are_allowed(tiny_model_folder):
+    change(lambda w: w.update({UP: (w[UP] * 100).to(torch.int8)}))(tiny_model_folder)
+    make_pickle(tiny_model_folder)
+    config = ModelConfig.of({"path": str(tiny_model_folder), "allow_pickle": True})
+    message = refusal(lambda: load_causal_lm(config, seed=0))
+    assert all(phrase in message for phrase in ("pytorch_model.bin", UP, "int8")), message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "phrases"),
+    [
+        (change(lambda w: w.update({UP: (w[UP] * 100).to(torch.int8)})), ("model.safetensors", UP, "(I8)")),
+        (edit("config.json", quantization_config={"quant_method": "half-bit"}), ("config.json", "'half-bit'")),
+    ],
+)
+def test_whole_numbers_that_the_hub_sent_are_refused(spoil, phrases, tmp_path, tiny_model_folder, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    sources._hub_has.cache_clear()
+    here = tmp_path / "hub" / "models--some--model"
+    (here / "refs").mkdir(parents=True)
+    (here / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(tiny_model_folder, here / "snapshots" / ("0" * 40))
+    load_causal_lm("some/model", seed=0)
+    spoil(here / "snapshots" / ("0" * 40))
+    message = refusal(lambda: load_causal_lm("some/model", seed=0))
+    assert all(phrase in message for phrase in phrases), message
+    sources._hub_has.cache_clear()
+
+
+def test_masks_and_positions_may_be_whole_numbers(tmp_path, tiny_tokenizer):
+    folder = toy.build_policy().save_pretrained(tmp_path / "gpt2")
+    masks = {
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8),
+        "h.0.attn.bias": torch.ones(2).bool(),
+    }
+    change(lambda weights: weights.update(masks))(folder)
+    load_causal_lm(str(folder), seed=0)
 
 
 # ---- one kind of model where another is wanted
@@ -501,6 +571,7 @@ def test_an_adapter_for_other_layers_is_never_half_put_on(tiny_model_folder, tmp
         tiny.build_llama(vocab_size=320, num_hidden_layers=layers).save_pretrained(base)
         tiny_tokenizer.save_pretrained(base)
         edit("adapter_config.json", base_model_name_or_path=str(base))(adapter_folder)
+        (adapter_folder / "rlhf_base.json").unlink(missing_ok=True)  # as peft alone leaves it
         message = refusal(lambda: load_causal_lm(str(adapter_folder), seed=0))
         assert phrase in message
         assert str(base) in message
@@ -553,7 +624,7 @@ def test_the_embedded_model_misspelt_is_told_what_is_near(kind, name, near, monk
     sources._hub_has.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(HfApi, "model_info", hub_error(kind))
-    monkeypatch.setattr(sources, "try_to_load_from_cache", lambda *args, **kwargs: None)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, **kwargs: None)
     message = refusal(lambda: load_causal_lm(ModelConfig.of({"path": name}), seed=0))
     assert near in message
     assert ("Did you mean" in message) == (name == "embeded")
@@ -563,7 +634,7 @@ def test_without_a_network_the_copy_in_the_cache_is_taken(monkeypatch, caplog):
     sources._hub_has.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(HfApi, "model_info", hub_error(ConnectionError))
-    monkeypatch.setattr(sources, "try_to_load_from_cache", lambda *args, **kwargs: "/cache/config.json")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, **kwargs: "/cache/config.json")
     assert sources.hub_options("some/model", None) == {"revision": None, "local_files_only": True}
     assert "took the copy of some/model in the cache" in caplog.text
     sources._hub_has.cache_clear()

@@ -116,6 +116,35 @@ def test_a_prompt_without_a_score_is_left_out_with_an_alarm_that_shows_it(name):
     assert all(bool(weight.isfinite().all()) for weight in toy.weights_of(trainer).values())
 
 
+class HugeForOne(toy.ShareOfGood):
+    """Gives prompt 3 a number that floats hold and training can't square."""
+
+    name = "huge"
+
+    def __init__(self, score: float) -> None:
+        self.huge = score
+
+    def score(self, prompts: Any, completions: Any) -> Any:
+        found = super().score(prompts, completions)
+        scores = [self.huge if prompt.id == "3" else score for prompt, score in zip(prompts, found.scores, strict=True)]
+        return ScoreResult(scores, {"share": list(found.scores), "bonus": scores})
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+@pytest.mark.parametrize("score", [1e308, -1e20])
+def test_a_score_that_training_can_not_square_is_named_with_its_sample(name, score):
+    with pytest.raises(RewardError) as caught:
+        toy.build_trainer(name, scorer=HugeForOne(score)).train()
+    for part in ("the reward huge", "of prompt '3' (completion 0)", f"its score is {score:g}", f"bonus gave {score:g}"):
+        assert part in str(caught.value)
+
+
+def test_a_large_score_that_training_can_square_is_taken():
+    trainer = toy.build_trainer("ppo", scorer=HugeForOne(1e14))
+    trainer.train()
+    assert all(bool(weight.isfinite().all()) for weight in toy.weights_of(trainer).values())
+
+
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_too_many_prompts_without_a_score_stop_before_anything_is_trained(name):
     trainer = toy.build_trainer(name, scorer=HolesIn({str(n) for n in range(8)}, reported=True))

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import typing
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,6 @@ UNREADABLE: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         ("line 7, column 4", "python/object/apply:os.system"),
     ),
     "a wrong tag": (RECIPE + "x: !!bool maybe\n", ("line 7, column 4", "'maybe' can't be read as bool")),
-    "a number without end": (RECIPE.replace("3", "9" * 5000), ("line 2, column 7", "can't be read as int", "9999")),
     "a list as a key": (RECIPE + "? [a]\n: 1\n", ("line 7", "unhashable key")),
     "a hundred thousand brackets": (RECIPE + "x: " + "[" * 100_000, ("run.yaml is nested too deeply",)),
     "two million characters": ("#" * 2_000_000, ("has 2,000,000 characters", "at most 1,000,000", "a file of data?")),
@@ -138,6 +138,57 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "no kind": ("kind: ppo, ", "", ("stages.ppo.kind: this key is required; it says what the section is.",)),
     "a negative seed": ("seed: 3", "seed: -1", ("seed: should be greater than or equal to 0 (got -1)",)),
+    "on for a seed": (
+        "seed: 3",
+        "seed: on",
+        ("seed: should be a number, and not true or false", "yes, no, on and off"),
+    ),
+    "true for a rate": (
+        "model: base,",
+        "model: base, learning_rate: true,",
+        ("stages.sft.learning_rate: should be a number, and not true or false", "(got True)"),
+    ),
+    "true in a list of numbers": (
+        "model: base,",
+        "model: base, betas: [0.9, true],",
+        ("stages.sft.betas.1: should be a number, and not true or false",),
+    ),
+    "more passes than anybody waits for": (
+        "model: base,",
+        "model: base, epochs: 1e300,",
+        ("stages.sft.epochs: should be less than or equal to 1000000 (got 1e+300)",),
+    ),
+    "a number of 65 bits": ("seed: 3", "seed: 18446744073709551616", ("seed: should be a number of at most 64 bits",)),
+    "a number without end": (
+        "seed: 3",
+        f"seed: {'9' * 100_000}",
+        ("seed: should be a number of at most 64 bits", "999..."),
+    ),
+    "a hexadecimal number without end": (
+        "model: base,",
+        f"model: base, rows_per_step: 0x{'f' * 100_000},",
+        ("stages.sft.rows_per_step: should be a number of at most 64 bits", "fff..."),
+    ),
+    "a name that is too long": (
+        "name: mine",
+        f"name: {'a' * 300}",
+        ("name: a name has at most 200 characters", "has 300"),
+    ),
+    "a stage's name that is too long": (
+        "  ppo:",
+        f"  {'p' * 300}:",
+        ("stage 'ppp", "at most 200 characters", "has 300"),
+    ),
+    "a path that no file can have": (
+        "data: rows.jsonl",
+        f"data: [a.jsonl, {'d' * 252}.jsonl]",
+        ("stages.sft.data.1: a file's name has at most 255 bytes; this one has 258",),
+    ),
+    "a folder's name that is too long in bytes": (
+        "seed: 3",
+        f"output_dir: runs/{'ü' * 200}",
+        ("output_dir: a file's name has at most 255 bytes; this one has 400",),
+    ),
     "a seed in words": ("seed: 3", "seed: three", ("seed: should be a valid integer", "(got 'three')")),
     "an unknown stage": (
         "reward: 'stage:judge'",
@@ -222,6 +273,36 @@ def test_all_mistakes_come_together_references_and_variables_too(path, monkeypat
     assert sorted(line.strip().split(" ")[0].rstrip(":") for line in lines) == [
         "seed", "stages.ppo.clip_low", "stages.ppo.reward", "stages.sft.data", "stages.sft.lr",
     ]  # fmt: skip
+
+
+def test_numbers_that_nobody_means_come_together_with_all_else(path):
+    given = {
+        "seed": "yes", "stages.sft.epochs": "1e300", "stages.sft.learning_rate": "on", "stages.sft.rows_per_step": "0x" + "f" * 100_000,
+        "stages.judge.max_steps": "9" * 5000, "name": "a" * 300, "stages.ppo.lr": "1",
+    }  # fmt: skip
+    _first, *lines = refusal(path, overrides=tuple(f"{key}={value}" for key, value in given.items())).splitlines()
+    assert sorted(line.strip().partition(":")[0] for line in lines) == sorted(given)
+    assert all(len(line) < 500 for line in lines), "a number of 100,000 digits is not printed"
+
+
+@pytest.mark.parametrize("cls", config_classes(), ids=lambda cls: cls.__name__)
+def test_true_is_no_number_in_any_setting(cls):
+    for name, field in cls.model_fields.items():
+        kinds = set(leaves(field.annotation))
+        if bool in kinds or not {int, float} & kinds:
+            continue
+        said = []
+        for given in (True, [True, True]):  # the second where a list of numbers is wanted
+            with pytest.raises(ConfigError) as caught:
+                cls.of({name: given})
+            said.append(str(caught.value))
+        assert re.search(rf"\n  {name}(\.0)?: .*should be a number, and not true or false", "\n".join(said))
+
+
+def leaves(annotation):
+    """The plain types in a type."""
+    inner = typing.get_args(annotation)
+    return [leaf for item in inner for leaf in leaves(item)] if inner else [annotation]
 
 
 # ---- what YAML 1.1 would have taken for something else
@@ -384,7 +465,7 @@ def test_every_kind_of_stage_makes_a_model_or_files():
         ("name =x", ("Override 'name =x' is not of the form", "without spaces")),
         ("stages.sft.x=1", ("stages.sft.x: there is no such key.",)),
         ("stages.sfft.seed=1", ("stages.sfft.kind: this key is required", "Did you mean 'sft'?")),
-        ("stages.sft.model.path.x=1", ("'model' holds the value 'base', not a section of keys", "model={...}")),
+        ("stages.sft.model.path.x=1", ("'path' holds the value 'base', not a section of keys", "path={...}")),
         ("stages.sft.kl.coef=1", ("stages.sft.kl: there is no such key",)),
         ("name='a", ("The value of override", "line 1, column 3 is not valid YAML")),
         ("name=[a", ("The value of override 'name=[a' line 1", "expected ',' or ']'")),

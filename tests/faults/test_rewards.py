@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +70,29 @@ FUNCTIONS = """\
                 time.sleep(600)
             os._exit(7)
         return good(completions)
+
+    def closes_all_files(prompts, completions, **columns):
+        if bad(completions):
+            os.closerange(3, 256)
+        return good(completions)
+
+    def puts_a_file_in_the_pipes_place(prompts, completions, **columns):
+        if bad(completions):
+            null = os.open("/dev/null", os.O_WRONLY)
+            for number in range(3, 64):
+                os.dup2(null, number)
+        return good(completions)
+
+    def raises_half_a_character(prompts, completions, **columns):
+        if bad(completions):
+            raise ValueError("\\ud800 is half a pair")
+        return good(completions)
+
+    def returns_half_a_character(prompts, completions, **columns):
+        class Odd:
+            def __repr__(self):
+                return "\\udc00"
+        return [Odd() if text == "bad" else 1.0 for text in completions]
 
     def hangs_deaf(prompts, completions, **columns):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -288,6 +312,16 @@ def test_an_import_that_hangs_is_told(tmp_path, monkeypatch):
         scorer.start()
 
 
+@pytest.mark.parametrize("name", ["raises_half_a_character", "returns_half_a_character"])
+@pytest.mark.parametrize("in_process", [False, True])
+def test_what_no_encoding_can_write_is_told_as_an_escape(judge, name, in_process):
+    error = refusal(judge(name, in_process=in_process))
+    whole = "".join([str(error), *getattr(error, "__notes__", ())])
+    assert "number 2 of 3" in whole
+    assert re.search(r"\\ud800 is half a pair|\\udc00", whole), whole
+    whole.encode()  # or no file and no console could take it
+
+
 # What a function does to its process.
 
 
@@ -297,15 +331,18 @@ def test_an_import_that_hangs_is_told(tmp_path, monkeypatch):
         ("dies", ["was killed (SIGKILL)", "memory ran out", "use less of it"]),
         ("crashes", ["crashed (SIGSEGV)", "compiled code", "faulthandler"]),
         ("dies_and_leaves_a_child_with_the_pipe", ["ended with exit code 7", "must return, not exit"]),
+        ("closes_all_files", ["closed the pipe", "close no files but those that it opened"]),
+        ("puts_a_file_in_the_pipes_place", ["closed the pipe", "close no files but those that it opened"]),
     ],
 )
-def test_a_death_is_told_with_its_cause_and_leaves_nothing_behind(judge, name, parts):
+def test_a_death_is_told_with_its_cause_and_leaves_nothing_behind(judge, name, parts, capfd):
     scorer = judge(name, timeout_seconds=30)
     start = time.monotonic()
     message = str(refusal(scorer))
     assert time.monotonic() - start < 15, "a dead process was waited for"
-    for part in ("failed on sample 'p1' (completion 0), number 2 of 3: the process that ran it", *parts):
+    for part in ("failed on sample 'p1' (completion 0), number 2 of 3: ", *parts):
         assert part in message, message
+    assert capfd.readouterr().err == "", "the worker's own trouble is nobody's business"
     assert scorer.score(*samples("good")).scores == [4.0], "the next call gets a new process"
 
 

@@ -9,6 +9,8 @@ from rlhf.training.algorithm import Totals
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 
+pytestmark = pytest.mark.numeric
+
 NAMES = ("ppo", "grpo")
 
 

@@ -15,6 +15,8 @@ from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 
+pytestmark = pytest.mark.numeric
+
 ignore_conv1d = pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # GPT-2's layers lie the other way
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in toy.NAMES},

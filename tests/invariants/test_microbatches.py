@@ -11,6 +11,8 @@ from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 from tests.fixtures.toy import build_trainer, largest_difference, weights_of
 
+pytestmark = pytest.mark.numeric
+
 CASES = {
     "sft": {},
     "sft by tokens": {"tokens_per_step": 40},

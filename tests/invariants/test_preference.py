@@ -19,6 +19,8 @@ from rlhf.training.algorithm import Totals
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 
+pytestmark = pytest.mark.numeric
+
 SMOOTHED = [name for name, loss in PAIR_LOSSES.items() if "label_smoothing" in inspect.signature(loss).parameters]
 CASES: dict[str, dict[str, Any]] = {
     **{f"dpo {loss}": {"loss": loss} for loss in get_args(PairLoss)},

@@ -24,6 +24,8 @@ from rlhf.losses import (
     whiten,
 )
 
+pytestmark = pytest.mark.numeric
+
 GAMMA, LAM, KL_COEF, CLIP, VALUE_CLIP, VALUE_COEF = 0.98, 0.95, 0.05, 0.2, 0.2, 0.1
 COLUMNS = 7
 

@@ -30,6 +30,8 @@ from rlhf.losses import (
 )
 from tests.oracle.conftest import PROMPTS, preference_rows
 
+pytestmark = pytest.mark.numeric
+
 PROMPT_LENGTH, COMPLETION_LENGTH = 3, 6
 LENGTHS = torch.tensor([6, 2, 1, 4, 3, 5])
 

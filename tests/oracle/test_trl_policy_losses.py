@@ -34,6 +34,8 @@ from tests.fixtures import toy
 from tests.oracle.conftest import PROMPTS
 from tests.oracle.test_trl_losses import ADVANTAGES, COMPLETION_LENGTH, LENGTHS, PROMPT_LENGTH, Stub, compare
 
+pytestmark = pytest.mark.numeric
+
 AGGREGATION_OF = {
     "grpo": ("sequence", None),
     "bnpo": ("token", None),

@@ -29,6 +29,8 @@ from rlhf.losses.segments import segment_count, segment_mean, segment_sum, split
 from rlhf.losses.unpaired import kto_loss, kto_reference_point
 from tests.oracle.conftest import CHOSEN, PROMPTS, REJECTED, preference_rows
 
+pytestmark = pytest.mark.numeric
+
 TRL_NAMES = {"exo": "exo_pair", "nca": "nca_pair", "bco": "bco_pair", "sppo": "sppo_hard"}
 """Where TRL's name of a loss is not ours."""
 DIVERGENCES = {"forward_kl": "forward_kl", "js": "js_divergence", "alpha": "alpha_divergence"}

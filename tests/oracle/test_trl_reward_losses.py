@@ -34,6 +34,8 @@ from rlhf.losses import (
 from tests.oracle.conftest import CHOSEN, PROMPTS, preference_rows
 from tests.oracle.test_trl_losses import compare
 
+pytestmark = pytest.mark.numeric
+
 ROWS, COLUMNS, VOCABULARY = 3, 7, 11
 PROMPT_LENGTHS = torch.tensor([2, 1, 4])
 LENGTHS = torch.tensor([7, 3, 6])

@@ -30,6 +30,8 @@ from rlhf.models.attention import install_attention
 from rlhf.models.score import hidden_at, score
 from tests.oracle.conftest import CHOSEN, PROMPTS, REJECTED, first_batch, preference_rows
 
+pytestmark = pytest.mark.numeric
+
 SPLITS = pytest.mark.parametrize("num_parts", [1, 3], ids=["one_batch", "three_micro_batches"])
 
 

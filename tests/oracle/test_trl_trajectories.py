@@ -34,6 +34,8 @@ from rlhf.training.sft import SFTTrainer
 from tests.oracle.conftest import CHOSEN, PROMPTS, REJECTED
 from tests.oracle.test_trl_training import shared
 
+pytestmark = pytest.mark.numeric
+
 STEPS, ROWS = 20, 4
 TAIL = (" and", " so", " but", " yet", " the", " a", " of", " in")
 SHARED: dict[str, Any] = {"learning_rate": 2e-3, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 0}

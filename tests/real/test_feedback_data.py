@@ -8,12 +8,15 @@ import json
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from typer.testing import CliRunner
 
+from rlhf.cli import app
 from rlhf.evaluation.intervals import mean_interval, unit_means, wilson_interval
 from rlhf.evaluation.winrate import win_rate
 from rlhf.feedback.aggregation import dawid_skene, majority_vote
@@ -30,6 +33,7 @@ from rlhf.feedback.agreement import (
 from rlhf.feedback.readings import length_of
 from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
 from rlhf.losses.ties import davidson_loss, rao_kupper_loss
+from tools import tempering_table
 
 GRADES = {"a-is-better": 2, "a-is-slightly-better": 1, "tie": 0, "b-is-slightly-better": -1, "b-is-better": -2}
 
@@ -182,6 +186,70 @@ def test_pandalm_without_ties_says_the_same_by_majority_and_by_dawid_and_skene(a
     assert len(changed) < 0.03 * 999
     assert not set(changed) & {annotators.item_names[item] for item in unanimous}
     assert min(consensus.reliability.values()) > 0.85
+
+
+# ------------------------------------------------------------------------------------------ labels of several classes
+
+
+def reported(tmp_path, monkeypatch, rows):
+    """What `rlhf feedback report --json` says of the agreement on rows of (item, annotator, label), once imported."""
+    monkeypatch.chdir(tmp_path)
+    Path("labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for words in (("import", "labels.jsonl"), ("report", "--json")):
+        result = CliRunner().invoke(app, ["feedback", *words], catch_exceptions=False)
+    (found,) = json.loads(result.stdout)["agreement"]
+    return found
+
+
+def test_pandalm_labels_by_the_command_line_agree_as_published(pandalm, tmp_path, monkeypatch):
+    found = reported(
+        tmp_path,
+        monkeypatch,
+        [
+            {"item": f"p{row['idx']}", "annotator": f"annotator{n}", "label": row[f"annotator{n}"]}
+            for row in pandalm
+            for n in (1, 2, 3)
+        ],
+    )
+    assert found["scale"] == ["0", "1", "2"]
+    assert found["krippendorff_alpha"]["value"] == pytest.approx(0.864221, abs=5e-7)
+    assert found["fleiss_kappa"]["value"] == pytest.approx(0.864175, abs=5e-7)
+    kappas = {tuple(pair["annotators"]): pair["value"] for pair in found["cohen_kappa"]}
+    assert kappas == pytest.approx(
+        {
+            ("annotator1", "annotator2"): 0.852023,
+            ("annotator1", "annotator3"): 0.878944,
+            ("annotator2", "annotator3"): 0.861661,
+        },
+        abs=5e-7,
+    )
+
+
+def test_tulu_grades_as_classes_agree_as_measured(grades, tmp_path, monkeypatch):
+    named = zip(grades.items, grades.annotators, grades.values, strict=True)
+    found = reported(
+        tmp_path,
+        monkeypatch,
+        [
+            {"item": str(grades.item_names[i]), "annotator": str(grades.annotator_names[a]), "label": grades.scale[v]}
+            for i, a, v in named
+        ],
+    )
+    assert (found["num_items"], found["num_compared"]) == (996, 121)
+    assert found["krippendorff_alpha"]["value"] == pytest.approx(0.2845, abs=5e-5)
+    assert found["fleiss_kappa"]["value"] is None, "items have one to three judgements"
+
+
+def test_vader_raters_err_together_and_tempering_makes_dawid_skene_better_than_the_majority(assets):
+    ratings = tempering_table.ratings_of(assets / "vader" / "hutto_ICWSM_2014.tar.gz", "amazonReviewSnippets")
+    assert {len(given) for given in ratings} == {20}
+    found = tempering_table.measured(ratings)
+    assert (found.num_snippets, found.num_ratings) == (3708, 74160)
+    assert found.share == pytest.approx(0.256, abs=0.005)
+    assert found.plain > 0.38, "as sure as if raters erred independently"
+    assert found.tempered < 0.16
+    assert found.tempering.correlation == pytest.approx(0.39, abs=0.03)
+    assert found.tempering.after < found.tempering.before
 
 
 # ------------------------------------------------------------------------------------------------- LLMBar and HH-RLHF

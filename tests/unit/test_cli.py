@@ -66,11 +66,11 @@ COMMANDS = {
     "data dedup": "FILE OUTPUT --near --skip-bad",
     "annotate": "TASKS --store --kind --batch --all-batches --overlap --gold-frac --timeout-minutes --max-judgements --guidelines "
     "--annotator --owner --host --port --public-url --i-know",
-    "feedback import": "FILE --store --format --kind --batch --gold --judgements --skip-bad",
+    "feedback import": "FILE --store --format --kind --batch --gold --judgements --classes --skip-bad",
     "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgements --qualified --min-items --min-agreement "
-    "--min-gold-accuracy --kind --batch --unjudged --events --regenerate-confidence",
+    "--min-gold-accuracy --smoothing --right-prior --kind --classes --batch --unjudged --events --regenerate-confidence",
     "feedback formats": "--json",
-    "feedback report": "--store --json",
+    "feedback report": "--store --classes --smoothing --right-prior --json",
     "feedback invite": "NAME --store --owner --url",
     "feedback token": "NAME --store",
     "feedback revoke": "NAME --store --token",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -71,6 +72,11 @@ def main() -> None:
     if "--debug" in sys.argv[1:]:  # wherever it stands: people add it at the end of the line that failed
         sys.argv.remove("--debug")
         os.environ[DEBUG] = "1"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a file's name or an error's text may hold what can't be written
     try:
         with signals_heeded():
             app()

@@ -193,6 +193,10 @@ def _say_how_far(store: PreferenceStore, place: str) -> None:
     print(
         f"{_shown(place)}: {counted(far.num_tasks, 'task')}{gold}, {far.num_done:,} of {counted(far.num_wanted, 'judgement')} made."
     )
+    if never := store.num_never_asked():
+        print(
+            f"! {counted(never, 'task')} of kind multiclass can't be labelled on the page; their labels are imported."
+        )
     others = sum(number for name, number in batches.items() if name != batch)
     if batch is not None and others:
         print(
@@ -214,23 +218,13 @@ def _print_links(store: PreferenceStore, settings: WebSettings, *, owner: str, a
     print(f"\nWho came in before finds everything at {settings.base_url}/. Ctrl-C stops.", flush=True)
 
 
-def _serve(store: PreferenceStore, settings: WebSettings, server: socket.socket) -> None:
-    import uvicorn
-
+def _serve(store: PreferenceStore, settings: WebSettings, listener: socket.socket) -> None:
     from rlhf.feedback.web import create_annotation_app
+    from rlhf.feedback.web.connections import serve
 
-    config = uvicorn.Config(
-        create_annotation_app(store, settings),
-        log_level="warning",
-        access_log=False,  # invitations are in addresses, and a log is no place for them
-        server_header=False,
-        # what a proxy says of its clients is believed only where there is one
-        proxy_headers=settings.public_url is not None,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=10,
-    )
-    with contextlib.suppress(Interrupted):  # uvicorn ends in order and passes the signal on; so a server is stopped
-        uvicorn.Server(config).run(sockets=[server])
+    app = create_annotation_app(store, settings)
+    with contextlib.suppress(Interrupted):  # it ends in order and passes the signal on; so a server is stopped
+        serve(app, listener, behind_proxy=settings.public_url is not None)
 
 
 def _shown(place: str) -> str:

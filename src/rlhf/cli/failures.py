@@ -13,28 +13,31 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlhf.errors import InterruptedRun, RLHFError
+from rlhf.errors import InterruptedRun, RLHFError, printable, text_of
+from rlhf.training.interrupt import heeded_signals, leave_closed_terminal
 
 DEBUG = "RLHF_DEBUG"
 """Environment variable that `--debug` sets: traces are printed."""
 OUR_FAULT = 70
 """Exit code of an error that we did not foresee: EX_SOFTWARE of sysexits.h."""
 NOTHING_TO_SAVE = 130
-"""Exit code of Ctrl-C and SIGTERM where there is nothing to save: what shells expect of a process that SIGINT ended."""
+"""Exit code of Ctrl-C, SIGTERM and SIGHUP where there is nothing to save: what shells expect of a process that SIGINT ended."""
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM outside a run. KeyboardInterrupt would not reach us: click takes it for its own."""
+    """Ctrl-C, SIGTERM or SIGHUP outside a run. KeyboardInterrupt would not reach us: click takes it for its own."""
 
 
 @contextmanager
 def signals_heeded() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM end the command with a word; a run has handlers of its own while it lasts."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP end the command with a word; a run has handlers of its own while it lasts."""
 
     def end(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
         raise Interrupted
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, end) for number in heeded_signals()}
     try:
         yield
     finally:
@@ -49,7 +52,7 @@ def exit_code_of(err: BaseException) -> int:
     """
     if isinstance(err, RLHFError | InterruptedRun):
         title = "stopped:" if isinstance(err, InterruptedRun) else "error:"
-        _print(title, str(err), getattr(err, "__notes__", []))
+        _print(title, text_of(err), getattr(err, "__notes__", []))
         return err.exit_code
     if isinstance(err, Interrupted):
         _print("stopped:", "Interrupted, with nothing to save.", [])
@@ -58,16 +61,16 @@ def exit_code_of(err: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     where = _save_trace(err)
-    _print("unexpected error:", f"{type(err).__name__}: {str(err)[:500]}", [*getattr(err, "__notes__", []), where])
+    _print("unexpected error:", f"{type(err).__name__}: {text_of(err)[:500]}", [*getattr(err, "__notes__", []), where])
     return OUR_FAULT
 
 
 def _print(title: str, text: str, notes: list[str]) -> None:
     console = Console(stderr=True)
     console.print(f"[bold red]{title}[/] ", end="")
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
     for note in notes:
-        console.print(note, markup=False, highlight=False, style="dim", soft_wrap=True)
+        console.print(printable(note), markup=False, highlight=False, style="dim", soft_wrap=True)
 
 
 def _save_trace(err: BaseException) -> str:
@@ -75,7 +78,7 @@ def _save_trace(err: BaseException) -> str:
     please = "This is a fault of rlhf and not of yours, please report it"
     try:
         handle, name = tempfile.mkstemp(prefix="rlhf-trace-", suffix=".txt")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(" ".join(sys.argv) + "\n\n" + "".join(traceback.format_exception(err)))
     except OSError:
         return f"{please}; --debug prints its trace."

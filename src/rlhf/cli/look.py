@@ -12,6 +12,7 @@ import typer
 
 from rlhf.cli.options import RUN, RUNS, DeviceOption, RunsOption
 from rlhf.errors import ModelError
+from rlhf.models.sources import check_there
 from rlhf.pipeline.models import where_models_are
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def generate(
 ) -> None:
     """Sample completions; one JSON object a line on standard output."""
     _refuse_run(Path(model))
+    check_there(model)
     from rlhf.config.policy import SamplingConfig
     from rlhf.data.datasets import GRPODataset
     from rlhf.models.device import placed_on

@@ -123,12 +123,18 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
     ) -> None:
         from rlhf.config.base import apply_overrides
         from rlhf.config.recipe import RecipeConfig, expand_variables
+        from rlhf.pipeline.validate.settings import usual_learning_rate
 
         stage = expand_variables(apply_overrides({"kind": kind.value}, settings), "The command line")
         tree = {
             "name": output.name, "output_dir": str(output.parent), "device": device, "stages": {kind.value: stage},
         }  # fmt: skip
         recipe = RecipeConfig.of(tree, source="The command line")
+        if "learning_rate" not in stage and (usual := usual_learning_rate(recipe, kind.value)) is not None:
+            stage["learning_rate"], what = usual
+            recipe = RecipeConfig.of(tree, source="The command line")
+            if not quiet:
+                console().print(f"learning_rate {usual[0]:g}: usual for {what}", highlight=False, soft_wrap=True)
         chosen = {"force": force, "ignore_code": ignore_code, "profile": profile}
         run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)
 

@@ -20,6 +20,31 @@ StoreOption = Annotated[
         "--store", help="Where tasks and judgements are kept: a file (SQLite), or postgresql://USER@HOST/NAME."
     ),
 ]
+KindOption = Annotated[
+    str | None,
+    typer.Option(help="pairwise, graded5, graded7, ranking, rating, binary or multiclass.", show_default=False),
+]
+BatchOption = Annotated[str | None, typer.Option(help="Name of a batch of tasks.", show_default=False)]
+ClassesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Labels of several classes: all there can be, as a,b,c; by default those in the data.", show_default=False
+    ),
+]
+SmoothingOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Dawid-Skene: judgements added to every cell of each annotator's table (0.5; of k > 3 values 1.5 / k).", min=0,
+        show_default=False,
+    ),
+]  # fmt: skip
+RightPriorOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Dawid-Skene: judgements added to the cells of right answers, the belief that people mostly are right (4).", min=0,
+        show_default=False,
+    ),
+]  # fmt: skip
 
 
 def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:

@@ -13,9 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
-from rlhf.config.complaints import complaints
+from rlhf.config.complaints import complaints, shortened
+from rlhf.config.numbers import with_meant_numbers
 from rlhf.config.yaml_text import parse_yaml
 from rlhf.errors import ConfigError, did_you_mean_file
 
@@ -31,15 +33,29 @@ class Names(StrEnum):
     """``package.module:function`` or ``path/to/file.py:function``."""
 
 
-InputPath = Annotated[str, Names.INPUT]
+LONGEST_FILE_NAME = 255
+"""Bytes of a part of a path, on every file system in use."""
+
+
+def _possible_path(text: str) -> str:
+    """Refuse a path that no file can have, by its setting; the system would say so of wherever it is first looked for."""
+    longest = max(len(part.encode("utf-8", "surrogatepass")) for part in text.split("/"))
+    if longest > LONGEST_FILE_NAME:
+        raise ValueError(f"a file's name has at most {LONGEST_FILE_NAME} bytes; this one has {longest}")
+    return text
+
+
+FilePath = Annotated[str, AfterValidator(_possible_path)]
+InputPath = Annotated[FilePath, Names.INPUT]
 TextOrFile = Annotated[str, Names.TEXT_OR_FILE]
-FunctionName = Annotated[str, Names.FUNCTION]
+FunctionName = Annotated[FilePath, Names.FUNCTION]
 
 
 class Config(BaseModel):
     """Base of all config classes: immutable, and a misspelt key is an error."""
 
     model_config = ConfigDict(
+        defer_build=True,  # of a hundred classes a command needs a few
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
@@ -57,6 +73,12 @@ class Config(BaseModel):
             super().__init__(**settings)
         except ValidationError as err:
             raise _refusal(type(self), settings, err, source=type(self).__name__) from None
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler, /) -> CoreSchema:
+        """How pydantic validates this class."""
+        schema: CoreSchema = with_meant_numbers(handler(source))
+        return schema
 
     # Tells pydantic to go on validating nested settings in place: through __init__ their errors would lose their place.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -81,6 +103,11 @@ class Config(BaseModel):
     def left_unchecked(cls, tree: Mapping[str, Any]) -> list[str]:
         """Complaints about the whole of settings whose parts are wrong already, as far as the plain tree shows them."""
         return []
+
+    def differs(self, name: str) -> bool:
+        """Whether a setting is not its class's default: one that only a written-out recipe gives was chosen by nobody."""
+        default: Any = type(self).model_fields[name].get_default(call_default_factory=True)
+        return bool(getattr(self, name) != default)
 
     def updated(self, **changes: Any) -> Self:
         """A validated copy with some fields changed (``model_copy`` would not validate).
@@ -170,6 +197,14 @@ def _decoded(data: bytes, path: Path) -> str:
         ) from None
 
 
+SHORT_FORMS = {
+    **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher"), "path"),
+    "engine": "kind",
+    "environment": "factory",
+}
+"""Sections that may be written as one text, and the key that the text is the value of: ``model: PATH`` is ``model: {path: PATH}``."""
+
+
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A copy of ``tree`` with ``key.sub=value`` items applied in order; values are YAML.
 
@@ -182,12 +217,12 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str,
         *parents, leaf = dotted.split(".")
         if not equals or not all(key and key == key.strip() for key in (*parents, leaf)):
             raise ConfigError(
-                f"Override {item!r} is not of the form key.subkey=value. Keys are joined by single dots, without spaces."
+                f"Override {shortened(item)!r} is not of the form key.subkey=value. Keys are joined by single dots, without spaces."
             )
         node: Any = tree
         for key in parents:
             node = _step(node, key, item)
-        value = parse_yaml(text, f"The value of override {item!r}")
+        value = parse_yaml(text, f"The value of override {shortened(item)!r}")
         if isinstance(node, list):
             node[_index(node, leaf, item)] = value
         else:
@@ -201,9 +236,11 @@ def _step(node: Any, key: str, item: str) -> Any:
     if node.get(key) is None:
         node[key] = {}
     child = node[key]
+    if isinstance(child, str) and key in SHORT_FORMS:
+        child = node[key] = {SHORT_FORMS[key]: child}
     if not isinstance(child, dict | list):
         raise ConfigError(
-            f"Override {item!r}: {key!r} holds the value {child!r}, not a section of keys; replace it as a whole, "
+            f"Override {shortened(item)!r}: {key!r} holds the value {child!r}, not a section of keys; replace it as a whole, "
             f"as in {key}={{...}}."
         )
     return child
@@ -211,7 +248,9 @@ def _step(node: Any, key: str, item: str) -> Any:
 
 def _index(node: list[Any], key: str, item: str) -> int:
     if not (key.isascii() and key.isdigit()) or int(key) >= len(node):
-        raise ConfigError(f"Override {item!r}: {key!r} is not a place in a list of {len(node)}; count from 0.")
+        raise ConfigError(
+            f"Override {shortened(item)!r}: {key!r} is not a place in a list of {len(node)}; count from 0."
+        )
     return int(key)
 
 

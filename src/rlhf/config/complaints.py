@@ -23,6 +23,8 @@ TAG = "kind"
 Place = tuple[str | int, ...]
 MOST_SHOWN = 80
 """Characters of a wrong value that are shown."""
+MOST_BITS = 256
+"""Of a whole number that is shown; Python refuses to write out a much longer one."""
 MOST_SUGGESTED = 3
 """Places that a key may have been meant for."""
 NO_SECTION = ("model_type", "model_attributes_type", "dict_type")
@@ -146,12 +148,18 @@ def _only_path(tree: Mapping[str, Any], place: Place) -> Iterator[str]:
 
 
 def _got(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f" (got a number of {value.bit_length():,} bits)"
     if isinstance(value, str | int | float | bool | None):
-        text = repr(value)
-        return f" (got {text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + '...'})"
+        return f" (got {shortened(repr(value))})"
     if isinstance(value, list | tuple):
         return " (got a list)"
     return ""
+
+
+def shortened(text: str) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _quote_it(kind: str, value: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf.config.base import Config, FunctionName, InputPath
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec, RewardSpecs
@@ -138,5 +139,18 @@ class EvaluateStage(Config):
     """Completions of each policy for each prompt."""
     sampling: SamplingConfig = SamplingConfig()
     """How they are drawn."""
+    engine: EngineSpec = LocalEngineConfig()
+    """Who draws them: `local` or `vllm`, as in stages that train."""
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
+
+    @model_validator(mode="after")
+    def _engine_can_sample_so(self) -> Self:
+        if complaint := engine_complaint(self.engine, self.sampling):
+            raise ValueError(complaint)
+        if is_lowered(self.engine):
+            raise ValueError(
+                "engine.weights must be same: an evaluation measures the policy itself, and no correction takes out what a copy of "
+                "its weights in a lower precision says differently"
+            )
+        return self

@@ -51,9 +51,13 @@ class KLGuard(GuardConfig):
     """Distance from the reference: far away, a learned reward is asked about texts that it has never seen."""
 
     limit: float | None = Field(None, gt=0)
-    """Nats per sequence. By default 15, or half a nat for each token of the mean completion where that is more: long
-    completions have more room. How far one can go before the truth falls grows with the reward model (Gao et al. 2022,
-    arXiv:2210.10760); healthy runs here stay below 7 at 12 tokens and 12 at 64, gamed ones pass 15."""
+    """Nats per sequence, for two rollouts in a row, or twice as much for one. By default 15, or what `per_token` allows where
+    that is more: long completions have more room. How far one can go before the truth falls grows with the reward model
+    (Gao et al. 2022, arXiv:2210.10760); healthy runs here stay below 7 at 12 tokens, but for single rollouts, and below 12
+    at 64; gamed ones pass 15."""
+    per_token: float = Field(0.25, gt=0)
+    """Nats for each token of the mean completion of the first rollouts; without effect where `limit` is given. Healthy runs
+    of 58 and 64 tokens here stay below 0.24; under 0.5 a run of PPO passed at 27 nats whose answers no longer ended."""
 
 
 class EntropyGuard(GuardConfig):
@@ -91,6 +95,9 @@ class LengthGuard(GuardConfig):
     factor: float = Field(2.0, gt=1)
     """How many times longer or shorter than in the first rollouts. Length alone explains much of what reward training
     gains (Singhal et al. 2023, arXiv:2310.03716). Allow more where long reasoning is what you want."""
+    max_cut_rise: float = Field(0.3, gt=0, le=1)
+    """Largest rise of the share of completions that `max_new_tokens` cuts, over the first rollouts: near that limit a mean
+    length has no room to double."""
 
 
 class RepetitionGuard(GuardConfig):
@@ -106,6 +113,14 @@ class ClipFracGuard(GuardConfig):
 
     limit: float = Field(0.3, gt=0, le=1)
     """For the median of the last five steps. Single steps of healthy runs here reach 0.13."""
+
+
+class StepKLGuard(GuardConfig):
+    """Distance from the policy that sampled a rollout, while it is learned from."""
+
+    limit: float = Field(0.25, gt=0)
+    """Nats per token, for the median of the last five steps. Healthy runs here stay below 0.09, single steps below 0.14;
+    0.01 to 0.05 are usual bounds (`stop_at_kl`)."""
 
 
 class RatioGuard(GuardConfig):
@@ -142,6 +157,8 @@ class GuardsConfig(Guarded):
     """Rise of repetition."""
     clip_frac: ClipFracGuard = ClipFracGuard()
     """Share of clipped tokens."""
+    step_kl: StepKLGuard = StepKLGuard()
+    """Distance from the policy that sampled, within the steps on one rollout."""
     ratio: RatioGuard = RatioGuard()
     """Extremes of the probability ratio."""
     finite: FiniteGuard = FiniteGuard()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.config.base import refusal
+from rlhf.config.complaints import shortened
 from rlhf.errors import ConfigError
 
 Read = Callable[[Mapping[str, Any]], Any]
@@ -34,7 +35,7 @@ def blame_overrides(
         return refusal(f"{source} with its overrides", marked)
     one = len(overrides) == 1
     fine = "" if of_file else f"; {source} is fine without {'it' if one else 'them'}"
-    head = f"The override {overrides[0]!r} is not valid" if one else "The overrides are not valid"
+    head = f"The override {shortened(overrides[0])!r} is not valid" if one else "The overrides are not valid"
     return ConfigError(f"{head}{fine}:" + "".join(f"\n  {line}" for line in (lines if one else marked)))
 
 
@@ -63,5 +64,5 @@ def _culprit(line: str, overrides: Sequence[str]) -> str:
     for item in overrides:
         given = item.partition("=")[0]
         if f"{given}.".startswith(f"{place}.") or f"{place}.".startswith(f"{given}."):
-            return f"override {item}"
-    return f"override {overrides[0]}" if len(overrides) == 1 else "because of the overrides"
+            return f"override {shortened(item)}"
+    return f"override {shortened(overrides[0])}" if len(overrides) == 1 else "because of the overrides"

@@ -357,6 +357,11 @@ class PPOConfig(RLConfig):
                 f"value_warmup_rollouts ({self.value_warmup_rollouts}) must be below rollouts ({self.rollouts}): in the warm-up "
                 "only the critic learns"
             )
+        if self.value_warmup_rollouts and self.lr_find is not None:
+            raise ValueError(
+                f"lr_find measures the policy on the first rollout, and with value_warmup_rollouts {self.value_warmup_rollouts} only "
+                "the critic learns from that; leave one of the two out"
+            )
         return self
 
 
@@ -411,7 +416,7 @@ class TRPOConfig(PPOConfig):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        for key in ("policy_loss", "clip_low", "clip_high", "dual_clip", "stop_at_kl", "l2_coef"):
+        for key in ("policy_loss", "clip_low", "clip_high", "dual_clip", "stop_at_kl", "l2_coef", "lr_find"):
             if getattr(self, key) != _default(self, key):
                 raise ValueError(f"{key} does nothing for TRPO, whose step is bounded by max_kl alone; leave it out")
         if self.value_model == "shared":

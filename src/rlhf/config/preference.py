@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from rlhf.config.base import Config
-from rlhf.config.training import OfflineConfig, Truncation
+from rlhf.config.base import Config, FilePath
+from rlhf.config.training import MOST_EPOCHS, OfflineConfig, Truncation
 
 PairLoss = Literal[
     "sigmoid", "hinge", "ipo", "robust", "exo", "discopop", "nca", "bco", "sppo", "apo_zero", "apo_down", "aot",
@@ -26,7 +26,7 @@ SEES_ONE_PAIR = tuple(loss for loss in get_args(PairLoss) if not loss.startswith
 class AgainstReference(Config):
     """What every method has that measures rows against a frozen reference."""
 
-    cache_reference: bool | Annotated[str, Field(min_length=1)] = True
+    cache_reference: bool | Annotated[FilePath, Field(min_length=1)] = True
     """Keep what the reference said of the rows in files of at most 4 GiB, so that the next run on the same rows (another loss, beta,
     seed or order) need not ask it; the result does not depend on it. A path names their folder; true stands for `reference` in
     $RLHF_CACHE, by default ~/.cache/rlhf."""
@@ -50,7 +50,7 @@ class PairsConfig(OfflineConfig):
 
     learning_rate: float = Field(5e-7, gt=0)
     """Peak learning rate; larger ones move far from the start quickly."""
-    epochs: float | None = Field(1, gt=0)
+    epochs: float | None = Field(1, gt=0, le=MOST_EPOCHS)
     """Passes over the pairs."""
     sft_coef: float = Field(0.0, ge=0)
     """Weight of the chosen completions' negative log-likelihood, each a mean per token (RPO, arXiv:2404.19733); 0 for none."""
@@ -165,7 +165,7 @@ class KTOConfig(OfflineConfig, AgainstReference):
 
     learning_rate: float = Field(5e-7, gt=0)
     """Peak learning rate; larger ones move far from the reference quickly."""
-    epochs: float | None = Field(1, gt=0)
+    epochs: float | None = Field(1, gt=0, le=MOST_EPOCHS)
     """Passes over the completions."""
     loss: Literal["kto", "bco"] = "kto"
     """KTO's own, or the binary classifier of BCO (Jung et al. 2024, arXiv:2404.04656)."""

@@ -14,9 +14,10 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlhf.config.base import Config, apply_overrides, named_things, read_yaml, refusal
-from rlhf.config.complaints import TAG
+from rlhf.config.base import Config, FilePath, apply_overrides, named_things, read_yaml, refusal
+from rlhf.config.complaints import TAG, shortened
 from rlhf.config.model import AUTO, DeviceName
+from rlhf.config.numbers import MOST
 from rlhf.config.overrides import blame_overrides
 from rlhf.config.stages import FILE_STAGES, Stage
 from rlhf.errors import ConfigError, did_you_mean
@@ -25,6 +26,8 @@ STAGE = re.compile(r"^stage:(?P<name>[A-Za-z0-9_-]+)(?:/(?P<file>.+))?\Z")
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 STAGE_NAME = re.compile(r"^[A-Za-z0-9_-]+\Z")
 VARIABLE = re.compile(r"\$\{(?P<name>[^}\n]*)\}")
+LONGEST_NAME = 200
+"""Of a run and of a stage: file systems allow 255 bytes, and folders that are moved or written aside have longer names."""
 REFERENCE = "stage:"
 ASSETS = "RLHF_ASSETS"
 DEFAULT_ASSETS = "../shared/assets"
@@ -39,7 +42,7 @@ class RecipeConfig(Config):
     """Names the run's folder."""
     description: str = ""
     """A sentence for the report."""
-    output_dir: str = "runs"
+    output_dir: FilePath = "runs"
     """Where run folders lie."""
     seed: int = Field(0, ge=0)
     """Seeds every stage that does not name its own."""
@@ -55,6 +58,10 @@ class RecipeConfig(Config):
     def _plain_name(cls, name: str) -> str:
         if not NAME.match(name):
             raise ValueError("a name holds letters, digits, '.', '_' and '-' and starts with a letter or digit")
+        if len(name) > LONGEST_NAME:
+            raise ValueError(
+                f"a name has at most {LONGEST_NAME} characters, as a folder is named by it; this one has {len(name)}"
+            )
         return name
 
     @model_validator(mode="before")
@@ -62,8 +69,8 @@ class RecipeConfig(Config):
     def _seeded(cls, tree: Any) -> Any:
         """The recipe's seed goes into every stage that has none of its own."""
         stages = tree.get("stages") if isinstance(tree, Mapping) else None
-        seed = tree.get("seed", 0) if isinstance(tree, Mapping) else None
-        if not isinstance(stages, Mapping) or not isinstance(seed, int) or seed < 0:
+        seed = seed_of_stages(tree) if isinstance(tree, Mapping) else None
+        if not isinstance(stages, Mapping) or seed is None:
             return tree  # a wrong seed is complained about once, where it stands
         filled = {
             name: {**stage, "seed": stage.get("seed", seed)} if isinstance(stage, Mapping) else stage
@@ -89,6 +96,14 @@ class RecipeConfig(Config):
             for name, stage in stages.items()
         }
         return list(_input_complaints(inputs))
+
+
+def seed_of_stages(tree: Mapping[str, Any]) -> int | None:
+    """The seed of a recipe as it was written, for the stages that have none of their own; None for one that is no seed."""
+    seed = tree.get("seed", 0)
+    if isinstance(seed, str) and re.fullmatch(r"\d{1,20}", seed, re.ASCII):  # of an environment variable
+        seed = int(seed)
+    return seed if type(seed) is int and 0 <= seed <= MOST else None
 
 
 def stage_references(stage: Config) -> Iterator[tuple[str, str, str | None]]:
@@ -132,6 +147,8 @@ def _input_complaints(stages: Mapping[str, tuple[str | None, Sequence[Input]]]) 
     for name, (_, inputs) in stages.items():
         if not STAGE_NAME.match(name):
             yield f"stage {name!r}: a name holds letters, digits, '_' and '-'"
+        if len(name) > LONGEST_NAME:
+            yield f"stage {shortened(name)!r}: a name has at most {LONGEST_NAME} characters; this one has {len(name)}"
         for place, text in inputs:
             match = STAGE.match(text)
             where = f"stages.{name}.{place}"
@@ -201,7 +218,9 @@ def _filled_in(value: Any) -> Any:
         return {key: _filled_in(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_filled_in(item) for item in value]
-    return VARIABLE.sub(lambda match: _variable(match["name"]) or match[0], value) if isinstance(value, str) else value
+    if isinstance(value, str) and VARIABLE.search(value):
+        return VARIABLE.sub(lambda match: _variable(match["name"]) or match[0], value)
+    return value
 
 
 def _variable_complaints(value: Any, place: tuple[str, ...]) -> Iterator[str]:

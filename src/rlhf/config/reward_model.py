@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.training import OfflineConfig, Truncation
+from rlhf.config.training import MOST_EPOCHS, OfflineConfig, Truncation
 
 RewardLoss = Literal["bradley_terry", "hinge", "graded", "rao_kupper", "davidson", "plackett_luce", "rating", "binary"]
 JudgedRows = Literal["preference", "comparison", "ranking", "rating", "kto"]
@@ -29,7 +29,7 @@ class RewardModelConfig(OfflineConfig):
 
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
-    epochs: float | None = Field(1, gt=0)
+    epochs: float | None = Field(1, gt=0, le=MOST_EPOCHS)
     """Passes over the rows; a second one often overfits large models."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay on matrices."""
@@ -95,7 +95,7 @@ class ProcessRewardModelConfig(OfflineConfig):
 
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
-    epochs: float | None = Field(1, gt=0)
+    epochs: float | None = Field(1, gt=0, le=MOST_EPOCHS)
     """Passes over the solutions."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay on matrices."""

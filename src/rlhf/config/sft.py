@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.training import OfflineConfig, Truncation
+from rlhf.config.training import MOST_EPOCHS, OfflineConfig, Truncation
 
 
 class SFTConfig(OfflineConfig):
@@ -14,7 +14,7 @@ class SFTConfig(OfflineConfig):
 
     learning_rate: float = Field(2e-5, gt=0)
     """Peak learning rate."""
-    epochs: float | None = Field(3, gt=0)
+    epochs: float | None = Field(3, gt=0, le=MOST_EPOCHS)
     """Passes over the data."""
     score: Literal["completion", "assistant", "all"] = "completion"
     """Which tokens are learned: completions, every assistant turn, or whole texts."""

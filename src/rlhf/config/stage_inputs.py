@@ -14,6 +14,7 @@ from rlhf.config.policy import RLConfig
 from rlhf.config.regularisers import EWCConfig
 from rlhf.config.rewards import PerhapsRewardSpecs
 from rlhf.config.training import OfflineConfig
+from rlhf.seeds import derive_seed
 
 RowsFor = Literal["sft", "preference", "comparison", "ranking", "rating", "kto", "stepwise", "grpo"]
 """What a stage makes of rows; keys of ``rlhf.data.plans.PLANS``."""
@@ -28,6 +29,9 @@ class DataInputs(Config):
     """Held-out rows."""
     eval_frac: float = Field(0.0, ge=0, lt=1)
     """Without `eval_data`: hold this share of the rows out."""
+    eval_split: Literal["prompt", "row"] = "prompt"
+    """How `eval_frac` chooses: `prompt` keeps all rows of a prompt on one side, so that what is measured is about new prompts; `row`
+    is for data in which all rows have the same prompt, such as labelled sentences, and holds rows out whatever their prompt."""
     columns: dict[str, str | None] | None = None
     """Other names for columns, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)
@@ -67,6 +71,11 @@ class OfflineStage(OfflineConfig, DataInputs):
     def rows_wanted(self) -> RowsFor:
         """What this stage makes of its rows; of some kinds the loss decides."""
         return self.rows_for
+
+    @property
+    def split_seed(self) -> int:
+        """Seeds which rows `eval_frac` holds out."""
+        return derive_seed(self.seed, "split")
 
 
 class PolicyTraining(Config):

@@ -24,6 +24,24 @@ Truncation = Literal["error", "keep_start", "keep_end", "drop"]
 Autocast = Literal["none", "bfloat16", "float16"]
 Schedule = Literal["cosine", "linear", "constant"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+MOST_EPOCHS = 1_000_000
+"""So many passes are a slip of the pen; how many steps they are is counted before the first one."""
+
+FREE_TO_CHANGE: dict[str, bool | set[str]] = {
+    "tokens_per_microbatch": True,
+    "save_every": True,
+    "keep_checkpoints": True,
+    "keep_every": True,
+    "save_in_background": True,
+    "log_to": True,
+    "guards": True,
+    "max_nonfinite_steps": True,
+    "cache_reference": True,
+    "engine": {"python", "env", "kv_cache_gib", "start_timeout_seconds", "timeout_seconds", "mismatch"},
+}
+"""Settings that a resumed run may change, whole sections or keys in them: where it keeps what, where helpers live, and when it asks for
+help. None of them decides what a healthy run results in; a guard that stopped a run must not make it begin again from the start once its
+limit was changed."""
 
 
 class EarlyStoppingConfig(Config):
@@ -46,6 +64,9 @@ class TrainConfig(Config):
 
     learning_rate: float = Field(2e-5, gt=0)
     """Peak learning rate."""
+    lr_find: Literal["suggest", "use"] | None = None
+    """Before the first step, try rising rates on the stage's own data and take every update back: `suggest` writes the rate that they
+    speak for to the log and to events.jsonl, `use` trains at it in place of `learning_rate` (docs/learning-rates.md)."""
     schedule: Schedule = "cosine"
     """How the learning rate falls after warm-up."""
     warmup_frac: float = Field(0.1, ge=0, lt=1)
@@ -98,7 +119,7 @@ class TrainConfig(Config):
 class OfflineConfig(TrainConfig):
     """Learning from rows of a file."""
 
-    epochs: float | None = Field(1, gt=0)
+    epochs: float | None = Field(1, gt=0, le=MOST_EPOCHS)
     """Passes over the rows; a part of a pass takes that part of its steps."""
     max_steps: int | None = Field(None, ge=1)
     """Optimiser steps; wins over `epochs`."""

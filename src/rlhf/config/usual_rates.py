@@ -1,24 +1,70 @@
-"""Learning rates that are usual for a kind of training on a model of a size, to tell a slip of the pen from a choice."""
+"""Learning rates that work for a kind of training on a model of a size, to tell a slip of the pen from a choice."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-USUAL_RATES: tuple[tuple[int, Mapping[str, float]], ...] = (
-    (10_000_000, {"sft": 1e-3, "reward": 1e-3, "prm": 1e-3, "dpo": 2e-4, "rl": 5e-4}),
+PAGE = "docs/learning-rates.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of one method on models of one size."""
+
+    usual: float
+    lowest: float
+    """Below it a run of the usual length learns next to nothing."""
+    highest: float
+    """Above it no run of ours worked, or nobody has published one."""
+
+    @classmethod
+    def around(cls, usual: float) -> Rates:
+        """Published ones: a factor of 20 below is a default for larger models, one of 100 above a slip of the pen."""
+        return cls(usual, usual / 20, usual * 100)
+
+    def times(self, factor: float) -> Rates:
+        """All of them, so many times larger."""
+        return Rates(self.usual * factor, self.lowest * factor, self.highest * factor)
+
+
+SMALL = 10_000_000
+"""Parameters below which rates were measured here, on models of 0.26 to 1.1 million."""
+MEASURED: Mapping[str, Rates] = {
+    "sft": Rates(1e-3, 1e-5, 1e-2),
+    "reward": Rates(1e-3, 3e-5, 3e-3),
+    "prm": Rates(1e-3, 3e-5, 3e-3),
+    "dpo": Rates(2e-4, 3e-6, 3e-3),
+    "rl": Rates(1e-4, 1e-5, 1e-3),
+}
+"""Stage kind -> usual: what works on the model that bears least; lowest: a tenth of the lowest rate that worked on any of the models of
+docs/learning-rates.md; highest: the highest that worked on any of them."""
+PUBLISHED: tuple[tuple[int, Mapping[str, float]], ...] = (
     (1_000_000_000, {"sft": 1e-4, "reward": 5e-5, "prm": 5e-5, "dpo": 5e-6, "rl": 1e-5}),
     (1 << 62, {"sft": 2e-5, "reward": 1e-5, "prm": 1e-5, "dpo": 5e-7, "rl": 1e-6}),
 )
-"""(parameters below, learning rate that works for all weights). The first row was measured on this package's own recipes; the
-others are what published runs of Llama, Qwen and Mistral models use."""
+"""(parameters below, stage kind -> rate for all weights) of published runs of Llama, Qwen and Mistral models."""
 RATES_LIKE = {"simpo": "dpo", "cpo": "dpo", "orpo": "dpo", "kto": "dpo"}
 """Stage kind -> the one above whose rates are usual for it too."""
-LARGE_FACTOR = 100
-"""So far above, a rate is more likely a slip of the pen than a choice."""
-SMALL_FACTOR = 20
-"""So far below, a run of the usual length learns next to nothing: a default for large models on a small one."""
 LORA_FACTOR = 10
 """Adapters take about ten times the rate."""
+
+
+def usual_rates(kind: str, num_parameters: int, *, is_lora: bool) -> Rates:
+    """What is usual for a stage's kind on a model of a size.
+
+    Args:
+        kind: The stage's.
+        num_parameters: Of the whole model.
+        is_lora: An adapter is trained, not all weights.
+    """
+    like = RATES_LIKE.get(kind, kind)
+    if num_parameters < SMALL:
+        found = MEASURED.get(like, MEASURED["rl"])
+    else:
+        by_kind = next(rates for below, rates in PUBLISHED if num_parameters < below)
+        found = Rates.around(by_kind.get(like, by_kind["rl"]))
+    return found.times(LORA_FACTOR) if is_lora else found
 
 
 def far_from_usual(learning_rate: float, kind: str, num_parameters: int, *, is_lora: bool) -> tuple[float, str] | None:
@@ -30,15 +76,22 @@ def far_from_usual(learning_rate: float, kind: str, num_parameters: int, *, is_l
         num_parameters: Of the whole model.
         is_lora: An adapter is trained, not all weights.
     """
-    by_kind = next(rates for below, rates in USUAL_RATES if num_parameters < below)
-    usual = by_kind.get(RATES_LIKE.get(kind, kind), by_kind["rl"]) * (LORA_FACTOR if is_lora else 1)
-    factor = learning_rate / usual
-    if 1 / SMALL_FACTOR < factor <= LARGE_FACTOR:
+    rates = usual_rates(kind, num_parameters, is_lora=is_lora)
+    if rates.lowest < learning_rate <= rates.highest:
         return None
-    what = f"{factor:,.0f} times" if factor > 1 else f"1/{1 / factor:,.0f} of"
-    return usual, (
-        f"{learning_rate:g} is {what} what is usual for {kind} on a model of {_short(num_parameters)} parameters (about {usual:g})"
+    factor = learning_rate / rates.usual
+    what = f"{factor:,.{0 if factor >= 10 else 1}f} times" if factor > 1 else f"1/{1 / factor:,.0f} of"
+    told = (
+        f"{learning_rate:g} is {what} what is usual for {method_and_size(kind, num_parameters)} (about {rates.usual:g}"
     )
+    if num_parameters < SMALL and not is_lora:
+        told += f"; {PAGE} has what was measured on models of 0.26M to 1.1M"
+    return rates.usual, f"{told})"
+
+
+def method_and_size(kind: str, num_parameters: int) -> str:
+    """What a rate is usual for, in words."""
+    return f"{kind} on a model of {_short(num_parameters)} parameters"
 
 
 def _short(number: int) -> str:

@@ -17,12 +17,20 @@ MOST_CHARACTERS = 1_000_000
 """A recipe has a few thousand."""
 MOST_VALUES = 100_000
 """Counted as often as aliases repeat them."""
+MOST_DIGITS = 1_000
+"""Of a whole number that is read as one; Python itself refuses to read or write much longer ones."""
 MOST_SHOWN = 40
 """Characters of a value that an error repeats."""
 MERGE = "tag:yaml.org,2002:merge"
 """The key `<<`, which brings in the keys of another section; keys beside it may say otherwise."""
 INT, FLOAT, TIMESTAMP = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 Mark = yaml.error.Mark | None
+
+
+class LongNumber(str):
+    """The text of a whole number with more digits than are read; whoever validates the setting refuses it, by the setting's name."""
+
+    __slots__ = ()
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -128,8 +136,10 @@ class _Loader(yaml.SafeLoader):
             seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep=deep)
 
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+    def construct_whole_number(self, node: yaml.ScalarNode) -> int | LongNumber:
         text = str(node.value).replace("_", "")
+        if len(text) > MOST_DIGITS:
+            return LongNumber(text)
         digits = text.lstrip("+-")
         base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2].lower(), 10)
         return int(digits[2:] if base != 10 else digits, base) * (-1 if text.startswith("-") else 1)
@@ -177,4 +187,4 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 
 
 _Loader.yaml_implicit_resolvers = _resolvers()
-_Loader.add_constructor(INT, _Loader.construct_yaml_int)
+_Loader.add_constructor(INT, _Loader.construct_whole_number)

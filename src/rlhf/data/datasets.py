@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar, Unpack, cast
 from rlhf.data import plans
 from rlhf.data.contracts import Prompt, Row
 from rlhf.data.dedup import duplicate_groups, row_text
-from rlhf.data.expand import prompt_key
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
 from rlhf.data.read import ReadOptions, open_rows
 from rlhf.data.report import TokenizationReport, nothing_left
 from rlhf.data.sources import Source, source_name
+from rlhf.data.split import SplitBy, held_out_numbers
 from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.data.truncate import Truncation
 from rlhf.data.write import columns_of, write_rows
 from rlhf.errors import ConfigError, DataError
-from rlhf.seeds import derive_seed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -90,34 +89,25 @@ class TokenizedDataset(Generic[ItemT]):
         """Tokens of each item's longest sequence."""
         return [stored.length for _, stored in self._items]
 
-    def split(self, test_frac: float, seed: int) -> tuple[Self, Self]:
-        """Part the data into train and test; rows with the same prompt stay on one side, so that nothing leaks.
+    def split(self, test_frac: float, seed: int, *, by: SplitBy = "prompt") -> tuple[Self, Self]:
+        """Part the data into train and test, so that nothing leaks.
 
-        Which prompts are for testing hangs on the prompts and the seed alone, not on the order of rows.
+        Which rows are for testing depends on the rows and the seed alone, not on the order of rows.
 
         Args:
             test_frac: Share of items for testing, in (0, 1); at least one.
             seed: Of this split.
+            by: ``prompt`` keeps rows with the same prompt on one side; ``row`` is for data in which all have the same.
 
         Raises:
-            DataError: All items have the same prompt, so one side would be empty.
+            DataError: All items have the same prompt (or, by row, the same texts), so one side would be empty.
         """
         if not 0 < test_frac < 1:
             raise ConfigError(f"test_frac is {test_frac}; wanted a share between 0 and 1.")
-        by_prompt: dict[str, list[int]] = {}
-        for number, (row, _) in enumerate(self._items):
-            by_prompt.setdefault(prompt_key(row), []).append(number)
-        wanted = max(1, round(test_frac * len(self)))
-        test: list[int] = []
-        for prompt in sorted(by_prompt, key=lambda text: derive_seed(seed, "split", text)):
-            if len(test) >= wanted or (test and len(test) + len(by_prompt[prompt]) == len(self)):
-                break
-            test += by_prompt[prompt]
+        test = held_out_numbers(self.rows, test_frac, seed=seed, by=by)
         for_testing = set(test)
         train = [number for number in range(len(self)) if number not in for_testing]
-        if not train:
-            raise DataError(f"All items ({len(self):,}) have the same prompt; a split needs at least two.")
-        return self._subset(train), self._subset(sorted(test))
+        return self._subset(train), self._subset(test)
 
     def filter_length(self, *, min_tokens: int = 0, max_tokens: int | None = None) -> Self:
         """Only the items whose longest sequence has from ``min_tokens`` to ``max_tokens`` tokens."""

@@ -263,7 +263,9 @@ def _assemble(
         branches.append((tokens, scored))
         report.eos_inside += not text.chat and how.tokenizer.eos_token_id in tokens[:-1]
 
-    whole_ids = _give_prefix(row, Ids(prompt[:boundary], branches), how, plain=not texts[0].chat)
+    whole_ids = _give_prefix(
+        row, Ids(prompt[:boundary], branches), how, plain=not texts[0].chat, prompt=texts[0].prompt
+    )
     return _keep_to_length(row, whole_ids, how, report, bos=bos[0] if bos else None, cut_anywhere=texts[0].whole)
 
 
@@ -369,7 +371,11 @@ def _step_marks(row: Row, offsets: Sequence[tuple[int, int]], ends: Sequence[int
     return marks
 
 
-def _give_prefix(row: Row, ids: Ids, how: Tokenization, *, plain: bool) -> Ids:
+APART = "end the prompt with a space or a line break"
+"""Keeps most tokenizers from making one token of a prompt's end and a completion's beginning."""
+
+
+def _give_prefix(row: Row, ids: Ids, how: Tokenization, *, plain: bool, prompt: str) -> Ids:
     """Where no id is shared, begin with BOS, or else with the first token of the text, which then is not scored."""
     if ids.prefix:
         made = ids
@@ -378,13 +384,21 @@ def _give_prefix(row: Row, ids: Ids, how: Tokenization, *, plain: bool) -> Ids:
     else:
         firsts = {tokens[0] for tokens, _ in ids.branches if tokens}
         if len(firsts) != 1 or not all(tokens for tokens, _ in ids.branches):
+            why, way_out = "the prompt is empty", "give a prompt"
+            if prompt:
+                why = f"the tokenizer makes one token of the prompt {prompt[-20:]!r} and the beginning of a completion"
+                way_out = APART
             raise RowError(
                 row.where,
-                "the prompt is empty, the tokenizer has no BOS token, and the completions share no first token, so "
-                "nothing predicts their beginning; give a prompt or set tokenizer.bos_token.",
+                f"{why}, the tokenizer has no BOS token, and the completions share no first token, so nothing predicts their "
+                f"beginning; {way_out}, or set tokenizer.bos_token.",
             )
         branches = [(tokens[1:], None if marks is None else marks[1:]) for tokens, marks in ids.branches]
         made = Ids([firsts.pop()], branches)
     if not all(tokens for tokens, _ in made.branches):
-        raise RowError(row.where, "a completion is empty; give it text, or leave add_eos=True so that it can hold EOS.")
+        why, way_out = "a completion is empty", "give it text"
+        if prompt and not ids.prefix:
+            why = f"the tokenizer makes one token of the prompt {prompt[-20:]!r} and a whole completion, so none of it can be scored"
+            way_out = APART
+        raise RowError(row.where, f"{why}; {way_out}, or leave add_eos=True so that the completion can hold EOS.")
     return made

@@ -17,7 +17,14 @@ from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.errors import DataError
 from rlhf.evaluation.intervals import Array, Estimate, mean_interval, paired_bootstrap, share_interval, unit_means
 from rlhf.evaluation.judges import Judge, Judged, judge_completions, judge_name, load_judge
-from rlhf.evaluation.measures import TOKENS_PER_BATCH, distinct_n, token_measures, why_no_kl
+from rlhf.evaluation.measures import (
+    TOKENS_PER_BATCH,
+    KnownTexts,
+    distinct_n,
+    effective_pairs,
+    token_measures,
+    why_no_kl,
+)
 from rlhf.evaluation.records import KL, SHARE, Change, Evaluation, ProxyAgreement, Side, SideBySide
 from rlhf.evaluation.reward_quality import RewardQuality, reward_quality, spearman
 from rlhf.evaluation.winrate import outcomes, win_rate
@@ -26,9 +33,12 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import evaluating
 from rlhf.rewards.learned import LearnedReward
+from rlhf.rewards.lengths import cuts_told
+from rlhf.rollout.engines import close_engine
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
+from rlhf.training.guards import repetition
 
 NUM_SAMPLES_SHOWN = 12
 NUM_REGRESSIONS_SHOWN = 4
@@ -57,6 +67,8 @@ class Answers:
     judged: Judged
     proxy: list[float] | None
     entropy: Array | None
+    judge_knows: KnownTexts | None = None
+    """What a learned judge was trained on, where that can be read."""
 
     @property
     def flat(self) -> list[Completion]:
@@ -78,6 +90,8 @@ def evaluate_policies(
     tie_band: float = 0.0,
     build_engine: Callable[[PolicyModel], RolloutEngine] = LocalEngine,
     names: tuple[str, str] = ("policy", "baseline"),
+    judge_called: str | None = None,
+    judge_knows: KnownTexts | None = None,
     progress: Callable[..., None] | None = None,
 ) -> Evaluation:
     """Sample both, judge both, and measure what changed.
@@ -100,6 +114,8 @@ def evaluate_policies(
         tie_band: Judge scores this close are ties.
         build_engine: What samples from a policy.
         names: What reports call policy and baseline.
+        judge_called: What they call the judge; its own name by default.
+        judge_knows: What a learned judge was trained on: how unlike it the completions are is measured too.
         progress: Called as ``progress(whose, by=how_many)`` for completions that are done (``ProgressBar.advance``).
 
     Returns:
@@ -113,6 +129,8 @@ def evaluate_policies(
         raise DataError("There is no prompt to evaluate on; give at least one held-out prompt.")
     judge = load_judge(judge) if isinstance(judge, str) else judge
     proxy = LearnedReward(reward_model) if reward_model is not None else None
+    if proxy is not None:
+        proxy.lengths.cuts = True
     measurable = why_no_kl(sampling) is None
 
     # 1. Ask both, judge both.
@@ -128,7 +146,7 @@ def evaluate_policies(
         tokens = None
         if measurable:
             tokens = token_measures(model, other, prompts, completions, temperature=sampling.temperature)
-        sides.append(Answers(completions, judged, scores, tokens.entropy if tokens else None))
+        sides.append(Answers(completions, judged, scores, tokens.entropy if tokens else None, judge_knows))
     before, after = sides
     units = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]
     kl = KL.missing(why_no_kl(sampling) or "")
@@ -151,11 +169,12 @@ def evaluate_policies(
         settings={
             "policy": names[0],
             "baseline": names[1],
-            "judge": judge_name(judge),
+            "judge": judge_called or judge_name(judge),
             "num_prompts": len(prompts),
             "samples_per_prompt": samples_per_prompt,
             "seed": seed,
             "sampling": sampling.model_dump(),
+            "proxy_cuts": cuts_told(proxy, whom="the reward model") if proxy else [],
         },
         win_rate=win_rate(after.judged.scores, before.judged.scores, units, tie_band),
         changes=changes_between(before, after, units, seed=seed),
@@ -277,9 +296,9 @@ def changes_between(before: Answers, after: Answers, units: Sequence[int], *, se
             gain=paired_bootstrap(first, second, seed=derive_seed(seed, "evaluation", "gain", name), units=units),
             unit=SHARE if is_share else unit,
         )
-    for name, measure in VARIETY.items():
-        first_share, second_share = (measure([c.text for c in side.flat]) for side in (before, after))
-        found[name] = _variety(first_share, second_share, n=len(set(units)))
+    for name, (measure, unit) in VARIETY.items():
+        was, became = (measure([c.text for c in side.flat]) for side in (before, after))
+        found[name] = _variety(was, became, n=len(set(units)), unit=unit)
     return found
 
 
@@ -293,6 +312,11 @@ def quantities(answers: Answers) -> dict[str, tuple[Sequence[float | None], str]
         found["entropy"] = answers.entropy.tolist(), "nats per token"
     found["length"] = [float(len(completion.tokens)) for completion in answers.flat], "tokens"
     found["unended_frac"] = [float(completion.truncated) for completion in answers.flat], ""
+    found["empty_frac"] = [float(not completion.text.strip()) for completion in answers.flat], ""
+    found["repetition"] = [repetition(completion.tokens) for completion in answers.flat], ""
+    if (known := answers.judge_knows) is not None:
+        found["judge_unseen_frac"] = [known.unseen_frac(completion.text) for completion in answers.flat], ""
+        found["judge_overlong_frac"] = [float(known.is_long(completion.text)) for completion in answers.flat], ""
     return found
 
 
@@ -343,11 +367,13 @@ def distinct_completions(texts: Sequence[str]) -> float:
     return len(set(texts)) / len(texts) if texts else math.nan
 
 
-VARIETY: dict[str, Callable[[Sequence[str]], float]] = {
-    "distinct_1": lambda texts: distinct_n(texts, 1),
-    "distinct_2": lambda texts: distinct_n(texts, 2),
-    "distinct_completions": distinct_completions,
+VARIETY: dict[str, tuple[Callable[[Sequence[str]], float], str]] = {
+    "distinct_1": (lambda texts: distinct_n(texts, 1), SHARE),
+    "distinct_2": (lambda texts: distinct_n(texts, 2), SHARE),
+    "distinct_completions": (distinct_completions, SHARE),
+    "variety": (effective_pairs, "pairs of letters"),
 }
+"""Name -> what is measured on all texts together, and its unit."""
 
 
 def _sample(
@@ -360,11 +386,14 @@ def _sample(
     progress: Callable[..., None] | None,
 ) -> list[list[Completion]]:
     found: list[list[Completion]] = []
-    for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-        part = prompts[start : start + PROMPTS_AT_ONCE]
-        found += engine.generate(part, num_samples=samples_per_prompt, sampling=sampling, seed=seed, step=0)
-        if progress is not None:
-            progress(name, by=len(part) * samples_per_prompt)
+    try:
+        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+            part = prompts[start : start + PROMPTS_AT_ONCE]
+            found += engine.generate(part, num_samples=samples_per_prompt, sampling=sampling, seed=seed, step=0)
+            if progress is not None:
+                progress(name, by=len(part) * samples_per_prompt)
+    finally:
+        close_engine(engine)  # before another one wants its memory
     return found
 
 
@@ -374,13 +403,13 @@ def _complete(values: Sequence[float | None]) -> list[float] | None:
     return found if len(found) == len(values) else None
 
 
-def _variety(old: float, new: float, *, n: int) -> Change:
+def _variety(old: float, new: float, *, n: int, unit: str) -> Change:
     """Numbers over all texts together, which have no interval."""
     reason = "a number over all texts together has no simple interval"
     before, after, gain = (
         Estimate(value=value, low=math.nan, high=math.nan, n=n, reason=reason) for value in (old, new, new - old)
     )
-    return Change(before=before, after=after, gain=gain, unit=SHARE)
+    return Change(before=before, after=after, gain=gain, unit=unit)
 
 
 def _side(answers: Answers, number: int) -> Side:

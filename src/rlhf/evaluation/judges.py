@@ -41,6 +41,30 @@ JUDGE_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
+class SampledIds:
+    """The ids behind the texts of a sample; empty where only the texts are known."""
+
+    prompt: list[int] = field(default_factory=list)
+    completion: list[int] = field(default_factory=list)
+    scored: list[bool] | None = None
+    """Which of the completion's tokens the policy sampled; None for all."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> SampledIds:
+        """From the columns ``prompt_ids``, ``completion_ids`` and ``scored`` of a row."""
+        prompt, completion = row.get("prompt_ids"), row.get("completion_ids")
+        return cls(list(prompt), list(completion), row.get("scored")) if prompt and completion else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledText(TextCompletion):
+    """A completion that was written to a file and read again."""
+
+    scored: list[bool] | None = None
+    """As of ``SampledIds``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """Verdicts on n completions."""
 
@@ -98,6 +122,7 @@ def run_judge(
     ended: Sequence[bool] | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
     names: Sequence[str] | None = None,
+    ids: Sequence[SampledIds] | None = None,
     batch_size: int = JUDGE_BATCH,
 ) -> Judged:
     """Ask a judge about completions, in batches, and check every verdict.
@@ -109,6 +134,7 @@ def run_judge(
         ended: [n]; by default all ended.
         columns: Further columns, [n] each; any called prompts, completions or ended are left out.
         names: [n] what errors call each sample; by default its number.
+        ids: [n] what was sampled, for a judge that is a scorer; by default only the texts are known.
         batch_size: Completions in one call.
 
     Raises:
@@ -126,7 +152,9 @@ def run_judge(
             )
     names = [f"number {i}" for i in range(total)] if names is None else names
     if isinstance(judge, Scorer):
-        return _ask_scorer(judge, _prompts_of(prompts, extra, names), _said(completions, ended), batch_size=batch_size)
+        ids = [SampledIds()] * total if ids is None else ids
+        asked, said = _prompts_of(prompts, extra, names, ids), _said(completions, ended, ids)
+        return _ask_scorer(judge, asked, said, batch_size=batch_size)
     verdicts: list[dict[str, Any]] = []
     for start in range(0, total, batch_size):
         part = slice(start, start + batch_size)
@@ -185,13 +213,15 @@ def _ask_scorer(
     return Judged(scores, metrics)
 
 
-def _prompts_of(prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[Prompt]:
-    """Prompts of which only texts or messages are known."""
+def _prompts_of(
+    prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]], names: Sequence[str], ids: Sequence[SampledIds]
+) -> list[Prompt]:
+    """Prompts of which texts or messages are known, and perhaps ids."""
     own = {name: values for name, values in columns.items() if name not in RESERVED}
     return [
         Prompt(
             name,
-            [],
+            ids[place].prompt,
             prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt),
             messages=None if isinstance(prompt, str) else list(prompt),
             columns={column: values[place] for column, values in own.items()},
@@ -200,11 +230,13 @@ def _prompts_of(prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]], na
     ]
 
 
-def _said(completions: Sequence[Any], ended: Sequence[bool]) -> list[TextCompletion]:
-    """Completions of which only texts or messages are known."""
+def _said(completions: Sequence[Any], ended: Sequence[bool], ids: Sequence[SampledIds]) -> list[SampledText]:
+    """Completions of which texts or messages are known, and perhaps ids."""
     return [
-        TextCompletion(said if isinstance(said, str) else str(said[-1]["content"]), truncated=not end)
-        for said, end in zip(completions, ended, strict=True)
+        SampledText(
+            said if isinstance(said, str) else str(said[-1]["content"]), not end, own.completion, scored=own.scored
+        )
+        for said, end, own in zip(completions, ended, ids, strict=True)
     ]
 
 

@@ -4,8 +4,11 @@ variety."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,6 +23,10 @@ from rlhf.models.score import evaluating
 from rlhf.rollout.types import Completion
 
 TOKENS_PER_BATCH = 8192
+WORDS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
+"""Words, signs, and the letters of scripts that put no spaces between words."""
+USUAL_LENGTHS = 0.99
+"""Share of the judge's training completions that is no longer than what counts as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +108,54 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
     """
     grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else math.nan
+
+
+def effective_pairs(texts: Sequence[str]) -> float:
+    """How many different pairs of neighbouring letters texts are made of, all together, weighted by how often each comes.
+
+        exp(-sum_p f_p log f_p),   f_p the share of pair p
+
+    Letters, because this means the same for any tokenizer: a model that says nothing but "rrrrnrr" says a new word each time. Hardly
+    depends on how many texts there are, as rare pairs count little.
+
+    Source: Hill 1973, "Diversity and Evenness", Ecology 54 (order 1).
+
+    Returns:
+        At least 1; NaN where no text has two letters.
+    """
+    counts = Counter(text[i : i + 2] for text in texts for i in range(len(text) - 1))
+    total = sum(counts.values())
+    return math.exp(-sum(n / total * math.log(n / total) for n in counts.values())) if total else math.nan
+
+
+class KnownTexts:
+    """What a learned judge was trained on, as far as it takes to say how unlike it a completion is.
+
+    Args:
+        texts: Completions that it learned from.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.pieces: set[tuple[str, ...]] = set()
+        """Words, and pairs of them."""
+        lengths = []
+        for text in texts:
+            self.pieces.update(_pieces(text))
+            lengths.append(len(text.strip()))
+        self.num_texts = len(lengths)
+        self.long = float(np.quantile(lengths, USUAL_LENGTHS)) if lengths else math.inf
+        """Letters."""
+
+    def unseen_frac(self, text: str) -> float:
+        """Share of a text's words and pairs of words that the judge never saw; 0 for a text without any."""
+        pieces = _pieces(text)
+        return sum(piece not in self.pieces for piece in pieces) / len(pieces) if pieces else 0.0
+
+    def is_long(self, text: str) -> bool:
+        """Whether it is longer than nearly all that the judge saw."""
+        return len(text.strip()) > self.long
+
+
+def _pieces(text: str) -> list[tuple[str, ...]]:
+    words = WORDS.findall(text.lower())
+    return [(word,) for word in words] + list(pairwise(words))

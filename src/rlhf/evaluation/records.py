@@ -1,16 +1,22 @@
 """What an evaluation found, and ``evaluation.json``, where it is kept.
 
     schema        1
-    settings      policy, baseline, judge: names; num_prompts, samples_per_prompt, seed, sampling {...}
+    settings      policy, baseline, judge: names; num_prompts, samples_per_prompt, seed, sampling {...};
+                  proxy_cuts: sentences about samples that were too long for the reward model
     win_rate      {rate, low, high, wins, losses, ties, n, num_prompts, tie_band, confidence}
     changes       name -> {before, after, gain: estimates; unit, "share" for 0..1}. Names: gold (the judge's score),
-                  gold/<metric>, proxy (the reward model's score), entropy, length, unended_frac, distinct_1,
-                  distinct_2, distinct_completions
-    kl            {k1, k3, per_token: estimates}: KL(policy || baseline), nats per sequence and per token
+                  gold/<metric>, proxy (the reward model's score), entropy, length, unended_frac, empty_frac,
+                  repetition, distinct_1, distinct_2, distinct_completions, variety; for a learned judge whose
+                  training rows can be read also judge_unseen_frac, judge_overlong_frac
+    kl            {k1, k3, per_token: estimates}: KL(policy || baseline), nats per sequence and per token; k1 is what is
+                  printed: unbiased and, unlike k3, not at the mercy of single tokens, but it may come out below 0
     reward_model  null, or {accuracy, accuracy_clean, margin: estimates; ties, fitted_scale, calibration {scale,
                   threshold, log_loss, brier, expected_error, expected_error_null, bins [{low, high, count, confidence,
                   accuracy}]}}
     proxy         null, or {spearman, agreement: estimates}: reward model against judge on what the policies say
+    training      how the training between baseline and policy ended, a stage each: [{stage, rollouts, alarms [{guard, metric, step,
+                  limit, value}] that still held in the last fifth, first {...}, last {...}}]
+    verdict       {tone, title, sentences, reasons}: what ``rlhf.evaluation.verdict`` makes of all this
     curve         null, or [{step, n, proxy, gold, gold_low, gold_high, kl, <metric> ...}]: one point a rollout
     hacking       null, or what ``rlhf.evaluation.overoptimisation`` found: {verdict, sentence, ...}
     samples       [{chosen_as, prompt_id, prompt, verdict, before, after}]; before and after are
@@ -32,6 +38,7 @@ from typing import Any
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.evaluation.overoptimisation import OveroptimisationFinding, overoptimisation
 from rlhf.evaluation.reward_quality import RewardQuality
+from rlhf.evaluation.verdict import Evidence, Independence, Training, Verdict, verdict
 from rlhf.evaluation.winrate import WinRate
 from rlhf.files import write_json
 
@@ -155,6 +162,10 @@ class Evaluation:
     proxy: ProxyAgreement | None = None
     curve: Sequence[Mapping[str, Any]] | None = None
     hacking: OveroptimisationFinding | None = None
+    training: Sequence[Training] = ()
+    """How each stage between baseline and policy ended."""
+    independence: Independence | None = None
+    """What training saw of judge and prompts, in words."""
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def with_curve(self, curve: Sequence[Mapping[str, Any]]) -> Evaluation:
@@ -162,22 +173,33 @@ class Evaluation:
         missing = {name: why for name, why in self.missing.items() if name != "curve"}
         return replace(self, curve=[dict(point) for point in curve], hacking=overoptimisation(curve), missing=missing)
 
+    @property
+    def verdict(self) -> Verdict:
+        """What to take away."""
+        return verdict(Evidence.of(self._parts(), self.independence))
+
     def headline(self) -> str:
         """One line for people."""
-        gold, kl = self.changes["gold"], self.kl.k1
+        gold, kl, rate, settings = self.changes["gold"], self.kl.k1, self.win_rate, self.settings
         distance = (
-            f"KL {round(kl.value, 2) + 0.0:.2f} nats/sequence" if kl.measured else f"KL not measured ({kl.reason})"
+            f"KL estimate {round(kl.value, 2) + 0.0:.2f} nats/sequence"
+            if kl.measured
+            else f"KL not measured ({kl.reason})"
         )
-        rate = self.win_rate
         return (
-            f"win rate {rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}] on {rate.num_prompts} prompts, judge's score "
+            f"{self.verdict.title}: {settings['policy']} against {settings['baseline']} by {settings['judge']}, win rate "
+            f"{rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}] on {rate.num_prompts} prompts, judge's score "
             f"{gold.before.value:+.2f} -> {gold.after.value:+.2f}, {distance}"
         )
 
-    def summary(self) -> dict[str, float | int | str | None]:
-        """The flat numbers of ``summary.json``; None where something was not measured."""
-        gold = self.changes["gold"]
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` says of it; None where something was not measured."""
+        gold, found = self.changes["gold"], self.verdict
         return {
+            **{name: self.settings.get(name) for name in ("policy", "baseline", "judge")},
+            "verdict": str(found.tone),
+            "verdict_title": found.title,
+            "verdict_reasons": list(found.reasons),
             "win_rate": finite_or_none(self.win_rate.rate),
             "win_rate_low": finite_or_none(self.win_rate.low),
             "win_rate_high": finite_or_none(self.win_rate.high),
@@ -201,6 +223,9 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``evaluation.json``."""
+        return self._parts() | {"verdict": self.verdict.to_dict()}
+
+    def _parts(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
             "settings": dict(self.settings),
@@ -211,6 +236,7 @@ class Evaluation:
             "proxy": self.proxy.to_dict() if self.proxy else None,
             "curve": None if self.curve is None else [dict(point) for point in self.curve],
             "hacking": self.hacking.to_dict() if self.hacking else None,
+            "training": [training.to_dict() for training in self.training],
             "samples": [sample.to_dict() for sample in self.samples],
             "missing": dict(self.missing),
         }

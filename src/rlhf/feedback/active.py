@@ -24,7 +24,8 @@ from rlhf.data.pack import pack, split_by_tokens
 from rlhf.errors import ConfigError, RewardError
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model, context_length, evaluating
-from rlhf.rewards.learned import check_lengths, groups_of_texts
+from rlhf.rewards.learned import groups_of_texts
+from rlhf.rewards.lengths import check_lengths
 from rlhf.rewards.types import TextCompletion
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def reward_priorities(tasks: Iterable[Task], models: Sequence[RewardModel]) -> d
 
     Comparisons count by ``mutual_information``, rankings by its mean over their pairs, single completions by the
     deviation of their score between members. Shares make kinds comparable, which nats and scores are not. Gold items are
-    left out: they are asked at their own rate.
+    left out: they are asked at their own rate. So are tasks of kind ``multiclass``, which are not asked at all.
 
     Args:
         tasks: Those to order.
@@ -80,7 +81,7 @@ def reward_priorities(tasks: Iterable[Task], models: Sequence[RewardModel]) -> d
             f"{members} reward model has nobody to disagree with. Train an ensemble (reward stage, num_models: 3), or give "
             "several folders."
         )
-    plain = [task for task in tasks if task.gold is None]
+    plain = [task for task in tasks if task.gold is None and str(task.kind) != "multiclass"]
     by_kind: dict[str, dict[str, float]] = defaultdict(dict)
     for task, scores in zip(plain, _member_scores(plain, models), strict=True):
         by_kind[str(task.kind)][task.id] = _disagreement(scores, is_single=str(task.kind) in ("rating", "binary"))

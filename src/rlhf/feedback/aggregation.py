@@ -3,23 +3,31 @@
     majority_vote      every annotator counts the same
     dawid_skene        each annotator has a table of what they answer when the truth is c; learned without knowing the truth
 
+Both take any number of values. Dawid-Skene's probabilities hold if annotators err independently; where they do not,
+``rlhf.feedback.tempering`` measures it on held-out judgements and corrects them.
+
 From the probability p of the winner comes the reward model's soft label: ``use_confidence`` takes 2p - 1 in the column
 ``confidence``, 0 for a coin's throw and 1 for certainty.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from rlhf.errors import ConfigError
 from rlhf.feedback.agreement import Labels
 
 Array = NDArray[np.float64]
+LEAST_LOG = -700.0
+"""Log of the least probability of an answer: without smoothing, one that an annotator never gave counts as that, not as
+impossible, of which the product with nothing would not be a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,19 @@ def majority_vote(labels: Labels) -> Consensus:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DawidSkene(Consensus):
+    """What Dawid-Skene learned, besides the values."""
+
+    prior: Array
+    """[k] share of each value among the truths."""
+    confusion: Array
+    """[annotators, k, k] probability of an answer (last axis) where the truth is c (middle axis)."""
+    evidence: Array
+    """[items, k] log-likelihood of an item's judgements where the truth is c, as if they were independent."""
+    annotators: tuple[Hashable, ...]
+
+
 def dawid_skene(
     labels: Labels,
     *,
@@ -80,7 +101,7 @@ def dawid_skene(
     right_prior: float = 0.0,
     max_iterations: int = 500,
     tolerance: float = 1e-8,
-) -> Consensus:
+) -> DawidSkene:
     """Truth of each item and confusion table of each annotator, together, by expectation maximisation.
 
         E  P(truth of i = c)  ~  prior[c] * product over judgements (i, a, v) of confusion[a, c, v]
@@ -100,36 +121,51 @@ def dawid_skene(
         tolerance: Largest change of a probability that ends the iteration.
 
     Returns:
-        See ``Consensus``.
+        See ``DawidSkene``. An item without a judgement, which a part of the data may have, gets the prior.
 
     Raises:
-        ConfigError: Smoothing or the prior is negative.
+        ConfigError: Smoothing or the prior is negative or not finite.
     """
-    if min(smoothing, right_prior) < 0:
+    if not (0 <= smoothing < math.inf and 0 <= right_prior < math.inf):
         raise ConfigError(
             f"smoothing is {smoothing} and right_prior {right_prior}; they are numbers of judgements, at least 0."
         )
     counts = labels.counts()
-    truth = counts / counts.sum(1, keepdims=True)
+    judged = counts.sum(1) > 0
+    truth = np.where(judged[:, None], counts, 1.0)
+    truth /= truth.sum(1, keepdims=True)
     num_annotators, num_values = len(labels.annotator_names), len(labels.scale)
-    confusion = np.empty((num_annotators, num_values, num_values))
-    prior = np.empty(num_values)
+    # [annotators * k, items] with a 1 where an annotator gave an item a value: both steps are products with it
+    given = sparse.csr_array(
+        (np.ones(len(labels.items)), (labels.annotators * num_values + labels.values, labels.items)),
+        shape=(num_annotators * num_values, len(truth)),
+    )
+    received = given.T.tocsr()
     for _ in range(max_iterations):
-        confusion[:] = smoothing + right_prior * np.eye(num_values)
-        np.add.at(confusion.swapaxes(1, 2), (labels.annotators, labels.values), truth[labels.items])
+        confusion = (given @ truth).reshape(num_annotators, num_values, num_values).swapaxes(1, 2)
+        confusion = confusion + smoothing + right_prior * np.eye(num_values)
         confusion /= np.maximum(confusion.sum(2, keepdims=True), 1e-300)
-        prior = truth.mean(0)
+        prior = truth[judged].mean(0)
         with np.errstate(divide="ignore"):
-            scores = np.tile(np.log(prior), (len(truth), 1))
-            np.add.at(scores, labels.items, np.log(confusion)[labels.annotators, :, labels.values])
-        scores -= scores.max(1, keepdims=True)
-        found = np.exp(scores)
-        found /= found.sum(1, keepdims=True)
+            logs = np.maximum(np.log(confusion), LEAST_LOG).swapaxes(1, 2)
+            evidence = received @ logs.reshape(num_annotators * num_values, num_values)
+        found = posterior(prior, evidence)
         change = float(np.abs(found - truth).max())
         truth = found
         if change < tolerance:
             break
     right = np.einsum("c,acc->a", prior, confusion)
-    return Consensus(
-        labels.item_names, labels.scale, truth, dict(zip(labels.annotator_names, right.tolist(), strict=True))
-    )
+    return DawidSkene(
+        items=labels.item_names, scale=labels.scale, probabilities=truth,
+        reliability=dict(zip(labels.annotator_names, right.tolist(), strict=True)),
+        prior=prior, confusion=confusion, evidence=evidence, annotators=labels.annotator_names,
+    )  # fmt: skip
+
+
+def posterior(prior: Array, evidence: Array) -> Array:
+    """[items, k] probability of each value, from its share among the truths and [items, k] log-likelihoods."""
+    with np.errstate(divide="ignore"):
+        scores = np.log(prior) + evidence
+    scores -= scores.max(1, keepdims=True)
+    found = np.exp(scores)
+    return np.asarray(found / found.sum(1, keepdims=True))

@@ -6,6 +6,9 @@ tie; each pair becomes one preference row. With p the probability that the label
     probability = p                 for people
     confidence  = 2p - 1            for `use_confidence` of the reward stage, whose soft label is (1 + confidence) / 2 = p
 
+Labels of several classes become one row for each item, with the probability of every class. Dawid-Skene's probabilities are
+tempered on held-out judgements (``rlhf.feedback.tempering``).
+
 Which completion is called the first is drawn anew for each pair before anything is learned: in a file of preferences the
 chosen one always stands first, and a prior or a confusion table over "first" and "second" would learn that.
 """
@@ -14,20 +17,21 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import mean
 from typing import Any, Literal
 
 from rlhf.errors import ConfigError, DataError, look_up
-from rlhf.feedback.aggregation import Consensus, dawid_skene, majority_vote
+from rlhf.feedback.aggregation import Consensus, DawidSkene, majority_vote
 from rlhf.feedback.agreement import Labels
 from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline
 from rlhf.feedback.items import Item
 from rlhf.feedback.provenance import RESERVED
-from rlhf.feedback.rows import overall_ratings
+from rlhf.feedback.rows import labelled_text, overall_ratings
 from rlhf.feedback.store.values import Task, TaskKind
 from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
+from rlhf.feedback.tempering import Tempering, tempered_dawid_skene
 from rlhf.seeds import derive_seed
 
 Aggregate = Literal["majority", "dawid-skene", "bradley-terry"]
@@ -38,7 +42,8 @@ METHODS: Mapping[str, str] = {
 }
 SMOOTHING, RIGHT_PRIOR = 0.5, 4.0
 """What Dawid-Skene believes of people it has not seen yet: right about 80 % of the time, to the weight of five judgements. On
-simulated crowds of good, careless and spamming people it makes both labels and probabilities better than none."""
+simulated crowds of good, careless and spamming people it makes both labels and probabilities better than none. Of more than three
+values each cell gets less smoothing, so that the belief is about the same."""
 TIES = ("drop", "keep")
 SIDES = ("a", "tie", "b")
 Pair = tuple[str, int, int]
@@ -66,6 +71,37 @@ class Odds:
         return 0 if self.lead > 0 else 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """What Dawid-Skene believes of an annotator before any judgement, in judgements; None takes the default."""
+
+    smoothing: float | None = None
+    """Added to every cell of a confusion table: 0.5, or 1.5 over the number of values where that is less."""
+    right_prior: float | None = None
+    """Added to the cells of right answers: 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was learned of the judgements of one kind, and how far its probabilities carry."""
+
+    what: str
+    """``pairs``, ``labels`` (good or bad) or ``classes``."""
+    consensus: DawidSkene
+    tempering: Tempering
+
+
+@dataclass(frozen=True, slots=True)
+class ConsensusRows:
+    """Rows for training, and what to say beside them."""
+
+    rows: list[dict[str, Any]]
+    learned: Sequence[Learned]
+    """Empty where Dawid-Skene was not asked for."""
+    num_undecided: int
+    """Pairs without a winner and items without a likeliest class, which ``ties="drop"`` leaves out."""
+
+
 def consensus_rows(
     items: Iterable[Item],
     *,
@@ -73,7 +109,9 @@ def consensus_rows(
     ties: str = "drop",
     min_judgements: int = 1,
     guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES,
-) -> list[dict[str, Any]]:
+    classes: Sequence[str] | None = None,
+    belief: Belief | None = None,
+) -> ConsensusRows:
     """One row for each item that enough people judged; gold items, whose answer was known, are left out.
 
     Args:
@@ -83,6 +121,8 @@ def consensus_rows(
             them, for losses that learn from ties.
         min_judgements: Fewer of an item say too little: it is left out.
         guidelines: Whose weights make overall ratings of several dimensions.
+        classes: That labels of kind ``multiclass`` choose from; by default those that occur.
+        belief: Of Dawid-Skene.
 
     Raises:
         UnknownNameError: There is no such way to aggregate, or to treat ties.
@@ -103,22 +143,73 @@ def consensus_rows(
         )
     rows: list[dict[str, Any]] = []
     votes = {item.task.id: list(_votes(item, guidelines)) for item in judged}
-    pairs = _odds_of_pairs([vote for found in votes.values() for vote in found], aggregate)
-    labels = _odds_of_labels(judged, aggregate)
+    notes = _Notes(aggregate, belief or Belief())
+    pairs = _odds_of_pairs([vote for found in votes.values() for vote in found], notes)
+    single = {
+        "labels": _odds_of(judged, TaskKind.BINARY, (False, True), notes),
+        "classes": _odds_of(judged, TaskKind.MULTICLASS, classes, notes),
+    }
     for item in judged:
         if item.task.kind is TaskKind.BINARY:
-            rows.append(_label_row(item, labels[item.task.id], aggregate))
+            rows.append(_label_row(item, single["labels"][item.task.id][True], notes))
+        elif item.task.kind is TaskKind.MULTICLASS:
+            rows += _class_row(item, single["classes"][item.task.id], notes, ties)
         elif len(item.task.responses) == 1:
             rows.append(_rating_row(item, guidelines))
         else:
-            rows += _pair_rows(item, votes[item.task.id], pairs, aggregate, ties)
-    return rows
+            rows += _pair_rows(item, votes[item.task.id], pairs, notes, ties)
+    return ConsensusRows(rows, tuple(notes.learned.values()), notes.num_undecided)
+
+
+def dawid_skene_of(
+    items: Iterable[Item],
+    *,
+    guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES,
+    classes: Sequence[str] | None = None,
+    belief: Belief | None = None,
+) -> Sequence[Learned]:
+    """What Dawid-Skene learns of pairs, labels and classes, gold items apart; see ``consensus_rows``."""
+    judged = [item for item in items if item.task.gold is None and item.said]
+    notes = _Notes("dawid-skene", belief or Belief())
+    _odds_of_pairs([vote for item in judged for vote in _votes(item, guidelines)], notes)
+    _odds_of(judged, TaskKind.BINARY, (False, True), notes)
+    _odds_of(judged, TaskKind.MULTICLASS, classes, notes)
+    return tuple(notes.learned.values())
+
+
+@dataclass(slots=True)
+class _Notes:
+    """How judgements are brought together, and what is learned meanwhile."""
+
+    aggregate: str
+    belief: Belief
+    learned: dict[str, Learned] = field(default_factory=dict)
+    num_undecided: int = 0
+
+    def consensus(self, what: str, labels: Labels) -> Consensus:
+        """Of the judgements of one kind."""
+        if self.aggregate == "majority":
+            return majority_vote(labels)
+        smoothing, right_prior = self.belief.smoothing, self.belief.right_prior
+        found, tempering = tempered_dawid_skene(
+            labels,
+            smoothing=min(SMOOTHING, 1.5 / len(labels.scale)) if smoothing is None else smoothing,
+            right_prior=RIGHT_PRIOR if right_prior is None else right_prior,
+        )
+        self.learned[what] = Learned(what, found, tempering)
+        return found
+
+    def beside(self, what: str, num_votes: int) -> dict[str, Any]:
+        """How many independent judgements those of an item count as."""
+        if what not in self.learned:
+            return {}
+        return {"effective_judgements": round(self.learned[what].tempering.effective(num_votes), 4)}
 
 
 def _votes(item: Item, guidelines: Sequence[AnnotationGuideline]) -> Iterator[tuple[Pair, str, str]]:
     """(pair, annotator, side) of all that an item's judgements compare."""
     task = item.task
-    if task.kind is TaskKind.BINARY or len(task.responses) == 1:
+    if len(task.responses) == 1:
         return
     for said in item.said:
         worth = _worth(task, said.value, guidelines)
@@ -139,14 +230,14 @@ def _worth(task: Task, value: Mapping[str, Any], guidelines: Sequence[Annotation
     return [float(value["grade"]), 0.0]
 
 
-def _odds_of_pairs(votes: Sequence[tuple[Pair, str, str]], aggregate: str) -> dict[Pair, Odds]:
+def _odds_of_pairs(votes: Sequence[tuple[Pair, str, str]], notes: _Notes) -> dict[Pair, Odds]:
     if not votes:
         return {}
     swapped = {pair: bool(derive_seed(0, "consensus", *pair) & 1) for pair, _, _ in votes}
-    if aggregate == "bradley-terry":
+    if notes.aggregate == "bradley-terry":
         return _odds_by_strength(votes)
     turned = [(pair, who, _turned(side) if swapped[pair] else side) for pair, who, side in votes]
-    found = _consensus(Labels.of(turned, scale=SIDES), aggregate)
+    found = notes.consensus("pairs", Labels.of(turned, scale=SIDES))
     odds = {}
     for pair, (first, tie, second) in zip(found.items, found.probabilities.tolist(), strict=True):
         assert isinstance(pair, tuple)
@@ -156,12 +247,6 @@ def _odds_of_pairs(votes: Sequence[tuple[Pair, str, str]], aggregate: str) -> di
 
 def _turned(side: str) -> str:
     return {"a": "b", "b": "a"}.get(side, side)
-
-
-def _consensus(labels: Labels, aggregate: str) -> Consensus:
-    if aggregate == "majority":
-        return majority_vote(labels)
-    return dawid_skene(labels, smoothing=SMOOTHING, right_prior=RIGHT_PRIOR)
 
 
 def _odds_by_strength(votes: Sequence[tuple[Pair, str, str]]) -> dict[Pair, Odds]:
@@ -178,20 +263,26 @@ def _odds_by_strength(votes: Sequence[tuple[Pair, str, str]]) -> dict[Pair, Odds
     return odds
 
 
-def _odds_of_labels(judged: Sequence[Item], aggregate: str) -> dict[str, float]:
-    """Probability of "good", of the binary items. Strengths need comparisons, so there Bradley-Terry is Dawid-Skene."""
+def _odds_of(
+    judged: Sequence[Item], kind: TaskKind, scale: Sequence[Any] | None, notes: _Notes
+) -> dict[str, dict[Any, float]]:
+    """Probability of each value, of items that have one by themselves. Strengths need comparisons, so Bradley-Terry is
+    Dawid-Skene there."""
     said = [
-        (item.task.id, said.annotator, said.value["label"])
-        for item in judged if item.task.kind is TaskKind.BINARY for said in item.said
+        (item.task.id, said.annotator, next(iter(said.value.values())))
+        for item in judged if item.task.kind is kind for said in item.said
     ]  # fmt: skip
     if not said:
         return {}
-    found = _consensus(Labels.of(said, scale=(False, True)), aggregate)
-    return {str(name): float(row[1]) for name, row in zip(found.items, found.probabilities, strict=True)}
+    found = notes.consensus("labels" if kind is TaskKind.BINARY else "classes", Labels.of(said, scale=scale))
+    return {
+        str(name): dict(zip(found.scale, row, strict=True))
+        for name, row in zip(found.items, found.probabilities.tolist(), strict=True)
+    }
 
 
 def _pair_rows(
-    item: Item, votes: Sequence[tuple[Pair, str, str]], odds: Mapping[Pair, Odds], aggregate: str, ties: str
+    item: Item, votes: Sequence[tuple[Pair, str, str]], odds: Mapping[Pair, Odds], notes: _Notes, ties: str
 ) -> Iterator[dict[str, Any]]:
     task = item.task
     by_pair: dict[Pair, Counter[str]] = defaultdict(Counter)
@@ -201,12 +292,14 @@ def _pair_rows(
         found = odds[pair]
         _, i, j = pair
         if found.winner is None and ties == "drop":
+            notes.num_undecided += 1
             continue
         best, worst = (i, j) if found.winner != 1 else (j, i)
         texts = [response.text for response in task.responses]
         models = [response.model for response in task.responses]
         votes_for = {"a": counts["a"], "tie": counts["tie"], "b": counts["b"]}
-        beside = _beside(item, aggregate, f"#{i}-{j}" if len(texts) > 2 else "")
+        beside = _beside(item, notes.aggregate, f"#{i}-{j}" if len(texts) > 2 else "")
+        beside |= notes.beside("pairs", counts.total())
         beside["probability"] = round((1 + abs(found.lead)) / 2 if found.winner is not None else found.tie, 6)
         if found.winner is not None:
             beside["confidence"] = round(abs(found.lead), 6)
@@ -230,17 +323,34 @@ def _mean_grade(item: Item, sign: int) -> dict[str, float]:
     return {"mean_grade": round(sign * mean(said.value["grade"] for said in item.said), 6)}
 
 
-def _label_row(item: Item, good: float, aggregate: str) -> dict[str, Any]:
+def _label_row(item: Item, good: float, notes: _Notes) -> dict[str, Any]:
     task = item.task
     own = {"prompt": task.prompt, "completion": task.responses[0].text, "label": good >= 0.5}
     right = max(good, 1 - good)
     named = _named({"model": task.responses[0].model})
     return (
         own
-        | _beside(item, aggregate, "")
+        | _beside(item, notes.aggregate, "")
+        | notes.beside("labels", len(item.said))
         | {"probability": round(right, 6), "confidence": round(2 * right - 1, 6)}
         | named
     )
+
+
+def _class_row(item: Item, odds: Mapping[str, float], notes: _Notes, ties: str) -> Iterator[dict[str, Any]]:
+    """The likeliest class and the probability of each; no class where several are equally likely."""
+    best = max(odds.values())
+    winners = [name for name, probability in odds.items() if best - probability < 1e-9]
+    if len(winners) > 1 and ties == "drop":
+        notes.num_undecided += 1
+        return
+    votes = Counter(said.value["class"] for said in item.said)
+    yield {
+        **labelled_text(item.task), "label": winners[0] if len(winners) == 1 else None,
+        **_beside(item, notes.aggregate, ""), **notes.beside("classes", len(item.said)), "probability": round(best, 6),
+        "probabilities": {name: round(probability, 6) for name, probability in odds.items()},
+        "votes": {name: votes[name] for name in odds}, **_named({"model": item.task.responses[0].model}),
+    }  # fmt: skip
 
 
 def _rating_row(item: Item, guidelines: Sequence[AnnotationGuideline]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rlhf.data.contracts import RowError, Text
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.guidelines import AnnotationGuideline
-from rlhf.files import write_jsonl
+from rlhf.files import private_files, write_jsonl
 from rlhf.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -288,7 +288,8 @@ class HumanEvalProtocol:
         if key_file is None:
             return
         same = [*(_key_row(task) for task in tasks if task.id not in in_asked), *identical]
-        write_jsonl(key_file, [*map(_key_row, asked), *({**row, "identical": True} for row in same)])
+        with private_files():  # whoever reads it knows the models
+            write_jsonl(key_file, [*map(_key_row, asked), *({**row, "identical": True} for row in same)])
 
     # ------------------------------------------------------------------------------------------------------ counting
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError, look_up
+from rlhf.feedback.classes import scale_of
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.items import Item, items_of
 from rlhf.feedback.quality import AnnotatorQualityControl, QualityRules
@@ -30,6 +31,8 @@ class Selection:
 
     items: list[Item]
     guidelines: Sequence[AnnotationGuideline]
+    classes: Sequence[str] | None = None
+    """That labels of kind ``multiclass`` choose from; None where there is none."""
     unqualified: dict[str, str] = field(default_factory=dict)
     """Annotator to why; their judgements stay behind."""
     num_left_behind: int = 0
@@ -80,6 +83,7 @@ def select(
     batch: str | None = None,
     only_qualified: bool = False,
     rules: QualityRules | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Selection:
     """Items of a store, in order.
 
@@ -89,9 +93,11 @@ def select(
         batch: Only tasks of this batch.
         only_qualified: Only judgements of annotators whom the rules qualify; quality is measured over the whole store.
         rules: What qualifies.
+        classes: That labels of kind ``multiclass`` choose from; see ``scale_of``.
 
     Raises:
         DataError: The store has no such task, or nobody is qualified.
+        ConfigError: ``classes`` are given, and do not fit the labels.
     """
     items = items_of(store)
     wanted = None if kind is None else TaskKind(look_up({k.value: k for k in TaskKind}, str(kind), kind="kind of task"))
@@ -100,7 +106,8 @@ def select(
         kinds = ", ".join(sorted({str(item.task.kind) for item in items})) or "none"
         batches = ", ".join(sorted({item.task.batch or "(none)" for item in items})) or "none"
         raise DataError(f"The store has no task to export; its kinds are: {kinds}; its batches: {batches}.")
-    selection = Selection(items=chosen, guidelines=guidelines_of(store))
+    labels = (said.value["class"] for item in chosen if item.task.kind is TaskKind.MULTICLASS for said in item.said)
+    selection = Selection(items=chosen, guidelines=guidelines_of(store), classes=scale_of(store, labels, classes))
     if only_qualified:
         _leave_unqualified(selection, store, rules)
     selection.kinds = Counter(str(item.task.kind) for item in selection.items)

@@ -29,8 +29,9 @@ from rlhf.feedback.agreement import (
     krippendorff_alpha,
     observed_agreement,
 )
+from rlhf.feedback.classes import scale_of
 from rlhf.feedback.quality import AnnotatorQuality, AnnotatorQualityControl, QualityRules, Verdict
-from rlhf.feedback.readings import Answer, Question, answers_of, verdicts_of
+from rlhf.feedback.readings import Answer, Question, answers_of, classes_of, verdicts_of
 from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.seeds import derive_seed
 
@@ -141,13 +142,19 @@ class Findings:
 
 
 def findings_of(
-    store: PreferenceStore, *, rules: QualityRules | None = None, seed: int = 0, resamples: int = RESAMPLES
+    store: PreferenceStore,
+    *,
+    rules: QualityRules | None = None,
+    classes: Sequence[str] | None = None,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> Findings:
     """Measure everything.
 
     Args:
         store: Read once; not changed.
         rules: What qualifies an annotator.
+        classes: That labels of kind ``multiclass`` choose from; see ``scale_of``.
         seed: Of the bootstrap.
         resamples: Draws of tasks behind each interval.
     """
@@ -155,7 +162,8 @@ def findings_of(
     judgements = store.judgements()
     verdicts = list(verdicts_of(judgements))
     by_question: dict[Question, list[Answer]] = defaultdict(list)
-    for answer in answers_of(j for j in judgements if j.task.gold is None):
+    known = scale_of(store, classes_of(judgements), classes)
+    for answer in answers_of((j for j in judgements if j.task.gold is None), known):
         by_question[answer.question].append(answer)
     agreement = [
         question_agreement(question, answers, seed=derive_seed(seed, "agreement", question.name), resamples=resamples)

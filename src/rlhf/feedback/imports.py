@@ -21,7 +21,7 @@ from rlhf.feedback.store.engine import write
 from rlhf.feedback.store.record import Recorded, keep_judgements
 from rlhf.feedback.store.rows import row_of, task_of
 from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow
-from rlhf.feedback.store.values import Task
+from rlhf.feedback.store.values import Task, TaskKind
 
 if TYPE_CHECKING:
     from rlhf.feedback.store.store import PreferenceStore
@@ -69,20 +69,24 @@ def import_items(
 
 
 def overlap_words(items: Sequence[Item], wanted: int) -> str:
-    """That a file holds more judgements of a task than the store asks for; empty where it does not.
+    """That tasks which were judged less often than others in the file will not be asked again; empty where there is none.
 
-    How many are wanted is a setting of the store, so a store that is made anew from an export wants one again.
+    All judgements of a file are kept. How many are wanted of a task is a setting of the store, so a new store takes a task
+    with one judgement for finished, whether or not the project that it comes from wanted three.
 
     Args:
         items: Of the file.
         wanted: Judgements of each task.
     """
-    most = max((len({said.annotator for said in item.said}) for item in items if item.task.gold is None), default=0)
-    if most <= wanted:
+    asked = [item for item in items if item.task.gold is None and item.task.kind is not TaskKind.MULTICLASS]
+    given = [len({said.annotator for said in item.said}) for item in asked]
+    most = max(given, default=0)
+    started = sum(wanted <= number < most for number in given)
+    if not started:
         return ""
     return (
-        f"! The file holds up to {counted(most, 'judgement')} of a task, and this store wants {wanted} of each; --overlap {most} of "
-        "`rlhf annotate` makes it want as many."
+        f"{counted(started, 'task')} of the file {'has' if started == 1 else 'have'} fewer judgements than others, which have up to {most}; "
+        f"`rlhf annotate --overlap {most}` asks for the rest of them."
     )
 
 

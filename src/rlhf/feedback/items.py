@@ -33,6 +33,8 @@ class Said:
     confidence: float | None = None
     seconds: float | None = None
     made_at: datetime | None = None
+    diff_viewed: bool | None = None
+    """As ``Judgement.diff_viewed``."""
     where: str = field(default="", compare=False)
     """File and line it came from, for messages."""
 
@@ -96,7 +98,7 @@ def checked_extras(said: Said, where: str) -> dict[str, Any]:
         return extras_of(
             Submission(
                 assignment=0, key="", value=said.value, comment=said.comment, flags=list(said.flags), spans=list(said.spans),
-                confidence=said.confidence, seconds=said.seconds,
+                confidence=said.confidence, seconds=said.seconds, diff_viewed=said.diff_viewed,
             )
         )  # fmt: skip
     except DataError as err:
@@ -135,7 +137,7 @@ def said_of(judgement: Judgement) -> Said:
         annotator=judgement.annotator, value=judgement.value, comment=judgement.comment,
         order=None if judgement.order is None else tuple(judgement.order),
         flags=tuple(judgement.flags), spans=tuple(judgement.spans), confidence=judgement.confidence,
-        seconds=judgement.seconds, made_at=judgement.made_at,
+        seconds=judgement.seconds, made_at=judgement.made_at, diff_viewed=judgement.diff_viewed,
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ OURS = "rows"
 """The format that keeps everything, which `rlhf.feedback.tasks` reads and `rlhf.feedback.rows` makes."""
 SAVED = "datasets"
 """The same rows as a folder."""
+LABELS = "labels"
+"""The format of labels of several classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "nectar": Layout("Nectar: seven answers, ranked", exports=False),
     "shp": Layout("SHP: two comments to a post", exports=False),
     "pku-saferlhf": Layout("PKU-SafeRLHF: pairs with two verdicts, help and safety", exports=False),
+    LABELS: Layout("one (item, annotator, label) a row: labels of any number of classes", exports=False),
     "openai": Layout("OpenAI's preference format (Fireworks, Together alike)", exports=True),
     "hh": Layout("HH-RLHF: two whole transcripts", exports=True),
     "trl": Layout("the columns of TRL's trainers and no others", exports=True),

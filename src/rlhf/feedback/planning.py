@@ -22,7 +22,9 @@ GUIDANCE: dict[str, tuple[int, int, int]] = {
     "70b": (20_000, 100_000, 500_000),
 }
 """Size of the policy -> preference pairs: least, recommended, and where more bring little. A rule of thumb."""
-GUIDANCE_SOURCE = "a rule of thumb of the inventory this library was built from; not measured here"
+GUIDANCE_SOURCE = (
+    "a rule of thumb that nobody measured with this library; the learning curve of your own pairs tells more"
+)
 """Where ``GUIDANCE`` comes from, in words."""
 NOTHING_MEASURED = (
     "nothing was measured: it depends on the model and on what is asked, and no published curve carries over; train on a quarter, "

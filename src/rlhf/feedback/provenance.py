@@ -121,6 +121,11 @@ class Cargo:
         """When it was said, still as text."""
         return self.feedback.get("made_at")
 
+    @property
+    def diff_viewed(self) -> Any:
+        """Whether the differences were seen marked; checked with the judgement."""
+        return self.feedback.get("diff_viewed")
+
     def take(self, column: str) -> str | None:
         """A name from the columns, or None."""
         value = self.columns.pop(column, None)
@@ -225,6 +230,7 @@ def provenance_of(task: Task, said: Said | None, *, guideline_version: str = "",
                 row["shown_first"] = "ab"[said.order[0]]
         row |= {"comment": said.comment, "flags": list(said.flags), "guideline_version": guideline_version}
         feedback |= {"spans": list(said.spans), "made_at": None if said.made_at is None else said.made_at.isoformat()}
+        feedback["diff_viewed"] = said.diff_viewed
     row["batch"] = task.batch
     row |= _models_of(task)
     feedback |= {
@@ -263,7 +269,7 @@ def _unless_empty(values: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
 
 def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     """Ours that say nothing left out; a task's own columns are not touched, which may be empty on purpose."""
-    ours = RESERVED | {"order", "spans", "made_at", "sampling", "response_columns", "columns"}
+    ours = RESERVED | {"order", "spans", "made_at", "diff_viewed", "sampling", "response_columns", "columns"}
     return {name: value for name, value in values.items() if name not in ours or value not in (None, "", [], {})}
 
 

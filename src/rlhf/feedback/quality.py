@@ -196,6 +196,8 @@ def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
     shares = unit_means([share for _, share in dated], units)
     began = unit_means([v.at or 0.0 for v, _ in dated], units)
     timed = sorted(zip(began, shares, strict=True), key=lambda pair: pair[0])
+    if timed and timed[0][0] == timed[-1][0]:
+        return Estimate.missing("all judgements have the same time, as those of a file without times do", n=len(timed))
     half = len(timed) // 2
     if half < 10:
         return Estimate.missing("fewer than 20 judgements with a time and others' verdicts", n=len(timed))

@@ -6,13 +6,14 @@
     ranking   one for each two completions                    a, tie, b
     rating    one for each dimension and completion           1 ... 5
     binary    one                                             False, True
+    multiclass one                                            the classes, by name
 
 Answers of one judgement are one piece of evidence; whoever makes an interval of them draws tasks, not answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -71,8 +72,8 @@ def values_of(kind: TaskKind | str, value: Mapping[str, Any]) -> dict[Part, Any]
     return {(): found}
 
 
-def question_of(kind: TaskKind | str, part: Part) -> Question:
-    """What a part of a task of this kind asks."""
+def question_of(kind: TaskKind | str, part: Part, classes: Sequence[str] = ()) -> Question:
+    """What a part of a task of this kind asks; ``classes`` is the scale of kind ``multiclass``."""
     match str(kind):
         case "rating":
             return Question(name=f"rating: {part[0]}", scale=(1, 2, 3, 4, 5), is_ordered=True)
@@ -82,18 +83,32 @@ def question_of(kind: TaskKind | str, part: Part) -> Question:
             return Question(name="graded7", scale=tuple(range(-3, 4)), is_ordered=True)
         case "binary":
             return Question(name="binary", scale=(False, True), is_ordered=False)
+        case "multiclass":
+            return Question(name="multiclass", scale=tuple(classes), is_ordered=False)
     return Question(name=str(kind), scale=SIDES, is_ordered=False)
 
 
-def answers_of(judgements: Iterable[Judgement]) -> Iterator[Answer]:
-    """All that was said, in order."""
-    for judgement in judgements:
+def answers_of(judgements: Iterable[Judgement], classes: Sequence[str] | None = None) -> Iterator[Answer]:
+    """All that was said, in order.
+
+    Args:
+        judgements: Of any kinds.
+        classes: That those of kind ``multiclass`` choose from; by default those that they name.
+    """
+    made = list(judgements)
+    known = classes if classes is not None else classes_of(made)
+    for judgement in made:
         kind = judgement.task.kind
         for part, value in values_of(kind, judgement.value).items():
             yield Answer(
-                question=question_of(kind, part), task=judgement.task.id, part=part, annotator=judgement.annotator,
+                question=question_of(kind, part, known), task=judgement.task.id, part=part, annotator=judgement.annotator,
                 value=value, judgement=judgement,
             )  # fmt: skip
+
+
+def classes_of(judgements: Iterable[Judgement]) -> tuple[str, ...]:
+    """Classes that judgements of kind ``multiclass`` name, sorted."""
+    return tuple(sorted({j.value["class"] for j in judgements if str(j.task.kind) == "multiclass"}))
 
 
 def verdicts_of(judgements: Iterable[Judgement]) -> Iterator[Verdict]:
@@ -127,7 +142,7 @@ def _leanings(judgement: Judgement, part: Part) -> dict[str, str | None]:
     """Which of two completions stood first, and which is longer; nothing for answers about a single one."""
     responses = judgement.task.responses
     pair = part if len(part) == 2 and part[0] in range(len(responses)) else (0, 1) if len(responses) == 2 else None
-    if pair is None or str(judgement.task.kind) in ("rating", "binary"):
+    if pair is None or str(judgement.task.kind) in ("rating", "binary", "multiclass"):
         return {}
     first, second = (int(str(place)) for place in pair)
     lead = length_of(responses[first].text) - length_of(responses[second].text)

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.data.words import counted, printable
 from rlhf.evaluation.intervals import Estimate, finite_or_none
+from rlhf.feedback.classes import scale_of
+from rlhf.feedback.consensus import Belief, Learned, dawid_skene_of
 from rlhf.feedback.findings import MIN_SHARED, Coverage, DividedItem, Findings, QuestionAgreement, findings_of
+from rlhf.feedback.guidelines import guidelines_of
+from rlhf.feedback.items import items_of
 from rlhf.feedback.quality import AnnotatorQuality, QualityRules
 
 if TYPE_CHECKING:
@@ -18,19 +22,74 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MAX_PAIRS_SHOWN = 10
-"""Pairs of annotators on a terminal; JSON has more."""
+"""Annotators, and pairs of them, on a terminal; JSON has more."""
+MAX_CLASSES_SHOWN = 8
+"""Classes of a table of confusion on a terminal."""
 LEVELS = ((0.8, "reliable"), (0.667, "enough for tentative conclusions"))
 """Krippendorff's own reading of alpha, where the whole interval lies above (2004, "Content analysis", sections 11.3 and 11.4)."""
 
 
-def report_text(store: PreferenceStore, *, rules: QualityRules | None = None, seed: int = 0) -> str:
-    """For a terminal."""
-    return in_words(findings_of(store, rules=rules, seed=seed))
+def report_text(
+    store: PreferenceStore, *, rules: QualityRules | None = None, classes: Sequence[str] | None = None,
+    belief: Belief | None = None, seed: int = 0,
+) -> str:  # fmt: skip
+    """For a terminal; ``classes`` and ``belief`` as of ``consensus_rows``."""
+    learned = _learned(store, classes, belief)
+    return in_words(findings_of(store, rules=rules, classes=classes, seed=seed)) + "".join(
+        f"{printable(line)}\n" for found in learned for line in _consensus_lines(found)
+    )
 
 
-def report_json(store: PreferenceStore, *, rules: QualityRules | None = None, seed: int = 0) -> dict[str, Any]:
+def report_json(
+    store: PreferenceStore, *, rules: QualityRules | None = None, classes: Sequence[str] | None = None,
+    belief: Belief | None = None, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """For programs; a number that was not measured is null, beside the reason."""
-    return to_dict(findings_of(store, rules=rules, seed=seed))
+    found = to_dict(findings_of(store, rules=rules, classes=classes, seed=seed))
+    return found | {"dawid_skene": [_consensus_dict(learned) for learned in _learned(store, classes, belief)]}
+
+
+def _learned(store: PreferenceStore, classes: Sequence[str] | None, belief: Belief | None) -> Sequence[Learned]:
+    items = items_of(store)
+    labels = (said.value["class"] for item in items if item.task.kind == "multiclass" for said in item.said)
+    known = scale_of(store, labels, classes)
+    return dawid_skene_of(items, guidelines=guidelines_of(store), classes=known, belief=belief)
+
+
+def _consensus_lines(found: Learned) -> Iterator[str]:
+    """How far Dawid-Skene's probabilities carry, and what it takes each annotator for."""
+    yield ""
+    yield f"Dawid-Skene on {found.what}, by which `rlhf feedback export --aggregate dawid-skene` brings judgements together"
+    yield f"  {found.tempering}"
+    names, scale = found.consensus.annotators, [str(value) for value in found.consensus.scale]
+    if found.what == "pairs":
+        return  # which completion is called the first is drawn for each pair: a table of that says nothing
+    if len(scale) > MAX_CLASSES_SHOWN:
+        yield f"  {len(scale)} classes are too many for tables of confusion here (--json has them)."
+        return
+    yield "  Confusion: share of answers (columns) where the likeliest truth is the row's."
+    rows = []
+    for name, table in list(zip(names, found.consensus.confusion.tolist(), strict=True))[:MAX_PAIRS_SHOWN]:
+        right = f"right {found.consensus.reliability[name]:.2f}"
+        for number, (truth, shares) in enumerate(zip(scale, table, strict=True)):
+            rows.append(["" if number else str(name), "" if number else right, truth, *(f"{s:.2f}" for s in shares)])
+    yield from _table(["", "", "truth", *scale], rows)
+    if len(names) > MAX_PAIRS_SHOWN:
+        yield f"  and {len(names) - MAX_PAIRS_SHOWN} more annotators (--json has them)"
+
+
+def _consensus_dict(found: Learned) -> dict[str, Any]:
+    tables = zip(found.consensus.annotators, found.consensus.confusion.tolist(), strict=True)
+    return {
+        "what": found.what,
+        "scale": list(found.consensus.scale),
+        "prior": found.consensus.prior.tolist(),
+        "tempering": found.tempering.to_dict(),
+        "annotators": [
+            {"annotator": str(name), "right": found.consensus.reliability[name], "confusion": table}
+            for name, table in tables
+        ],
+    }
 
 
 def in_words(findings: Findings) -> str:

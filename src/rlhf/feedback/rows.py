@@ -4,6 +4,7 @@
     ranking            ranking      ranks
     rating             ranking or, of one completion, rating: overall ratings, and `ratings_by_dimension`
     binary             unpaired     label
+    multiclass         (none)       label, the class; `text`, or `prompt` and `completion`
 
 Read again (``rlhf.feedback.tasks``), they give the same tasks and the same judgements.
 """
@@ -42,7 +43,7 @@ def rows_of(
         for said in item.said:
             own = _own_columns(item.task, said.value, guidelines)
             yield own | provenance_of(item.task, said, guideline_version=version, flat=flat)
-        if with_unjudged and not item.said and item.task.prompt:
+        if with_unjudged and not item.said and (item.task.prompt or item.task.kind is TaskKind.MULTICLASS):
             yield _unjudged(item.task, flat)
 
 
@@ -66,7 +67,17 @@ def _own_columns(task: Task, value: Mapping[str, Any], guidelines: Sequence[Anno
             if len(texts) == 1:
                 return {"prompt": task.prompt, "completion": texts[0], "rating": overall[0], **named}
             return {"prompt": task.prompt, "completions": texts, "ratings": overall, **named}
+    if task.kind is TaskKind.MULTICLASS:
+        return {**labelled_text(task), "label": value["class"]}
     return {"prompt": task.prompt, "completion": texts[0], "label": value["label"]}
+
+
+def labelled_text(task: Task) -> dict[str, Any]:
+    """What a class was given to: a text, a completion of a prompt, or an item of which only the id is known."""
+    text = task.responses[0].text
+    if task.prompt:
+        return {"prompt": task.prompt, "completion": text}
+    return {"text": text} if text else {}
 
 
 def _verdict(task: Task, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +102,10 @@ def overall_ratings(dimensions: Mapping[str, Sequence[int]], guidelines: Sequenc
 
 
 def _unjudged(task: Task, flat: bool) -> dict[str, Any]:
-    """A prompt and its completions, without a verdict."""
+    """A prompt and its completions, without a verdict; of a class that is known, the class."""
+    if task.kind is TaskKind.MULTICLASS:
+        known = {"label": task.gold["class"], "gold": True} if task.gold is not None else {}
+        return {**labelled_text(task), **known, **provenance_of(task, None, flat=flat)}
     texts = [response.text for response in task.responses]
     return {"prompt": task.prompt, "completions": texts, **provenance_of(task, None, flat=flat)}
 

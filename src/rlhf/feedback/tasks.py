@@ -119,9 +119,14 @@ def read_items(
         columns: Renames columns before they are read.
 
     Raises:
-        DataError: A bad row, with file, line and column; or nothing that can be asked.
+        DataError: A bad row, with file, line and column; or nothing that can be asked; or ``kind`` is ``multiclass``.
     """
     wanted = TaskKind(look_up({k.value: k for k in TaskKind}, str(kind), kind="kind of task")) if kind else None
+    if wanted is TaskKind.MULTICLASS:
+        raise DataError(
+            "Labels of several classes can't be asked for on the page; `rlhf feedback import` reads those that others gave, one item, "
+            "annotator and label a row."
+        )
     if source == STDIN:
         stream = _from_stdin(sys.stdin, on_bad_row, columns)
     else:
@@ -179,7 +184,7 @@ def _items_of_row(row: Row, asking: Asking) -> list[Item]:
         raise RowError(row.where, f"column 'priority' is {cargo.priority}; wanted a finite number.")
     said: list[Said] = []
     if cargo.annotator is not None:
-        said.append(_said(cargo, _answer(value, own_kind, row, "its judgement"), row.where, len(texts)))
+        said.append(said_in(cargo, _answer(value, own_kind, row, "its judgement"), row.where, len(texts)))
     if cargo.is_gold and gold is None:
         gold = _answer(value, own_kind, row, "its gold value")
     elif value is not None and cargo.annotator is None:
@@ -198,7 +203,8 @@ def _are_equal(texts: Sequence[Text]) -> bool:
     return len(texts) > 1 and len({text_key(text) for text in texts}) == 1
 
 
-def _said(cargo: Cargo, value: Mapping[str, Any], where: str, num_responses: int) -> Said:
+def said_in(cargo: Cargo, value: Mapping[str, Any], where: str, num_responses: int) -> Said:
+    """The judgement that a row with an annotator holds."""
     order = cargo.order
     if order is None and cargo.shown_first in ("a", "b") and num_responses == 2:
         order = (0, 1) if cargo.shown_first == "a" else (1, 0)
@@ -206,6 +212,7 @@ def _said(cargo: Cargo, value: Mapping[str, Any], where: str, num_responses: int
     return Said(
         annotator=cargo.annotator, value=value, order=order, comment=cargo.comment, flags=cargo.flags,
         spans=cargo.spans, confidence=cargo.confidence, seconds=cargo.seconds, made_at=moment_of(cargo.made_at, where),
+        diff_viewed=cargo.diff_viewed,
     )  # fmt: skip
 
 

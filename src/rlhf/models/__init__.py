@@ -6,6 +6,7 @@ checks.py      what must be true of a model folder before anything in it is open
 weights.py     what must be true of weights in memory
 tokens.py      tokenizers, and whether they fit a model
 adapters.py    LoRA: put on, read, merged
+adapter_base.py  the model that an adapter belongs to, and whether it is still the one
 attention.py   attention on the packed row
 logprobs.py    hidden states to log-probabilities, without a [tokens, vocabulary] tensor
 score.py       a packed batch to numbers per scored token
@@ -24,36 +25,3 @@ card.py        their README.md
 """
 
 from __future__ import annotations
-
-from rlhf.models.card import model_card
-from rlhf.models.load import disable_dropout, load_causal_lm
-from rlhf.models.logprob_cache import LogprobCache
-from rlhf.models.paths import PathChoice, choose_hidden_path, choose_path
-from rlhf.models.policy import PolicyModel
-from rlhf.models.process import ProcessRewardModel
-from rlhf.models.reference import AdapterOffReference, Reference, ReferenceModel, build_reference
-from rlhf.models.reward import RewardModel
-from rlhf.models.score import TokenScores, score
-from rlhf.models.tokens import load_tokenizer
-from rlhf.models.value import ValueModel
-
-__all__ = [
-    "AdapterOffReference",
-    "LogprobCache",
-    "PathChoice",
-    "PolicyModel",
-    "ProcessRewardModel",
-    "Reference",
-    "ReferenceModel",
-    "RewardModel",
-    "TokenScores",
-    "ValueModel",
-    "build_reference",
-    "choose_hidden_path",
-    "choose_path",
-    "disable_dropout",
-    "load_causal_lm",
-    "load_tokenizer",
-    "model_card",
-    "score",
-]

@@ -89,6 +89,8 @@ def attach_adapter(base: PreTrainedModel, source: str, config: ModelConfig) -> P
     with plain_errors(f"the adapter {source!r}"), quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
         model = PeftModel.from_pretrained(base, source, is_trainable=True, torch_device="cpu")
+    # peft would look for a relative one from the working directory when the adapter is saved again.
+    model.peft_config[str(model.active_adapter)].base_model_name_or_path = base.name_or_path
     _check_fits(model, source)
     check_finite(source, model)
     if config.lora is None:

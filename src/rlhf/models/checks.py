@@ -7,14 +7,11 @@ one sentence that names the file, what was found in it, and what to do.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import transformers
-from transformers import CONFIG_MAPPING
-from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from rlhf.errors import ModelError, did_you_mean
 
@@ -37,6 +34,13 @@ SIZES = (
 )  # fmt: skip
 """Keys of config.json that count something, in the names that families use."""
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+FLOATS = ("F", "BF")
+"""Beginnings of the names of floating-point types in a safetensors header; BOOL, I8 and U8 are among the others."""
+WHOLE_BUFFERS = re.compile(
+    r"(position_ids|token_type_ids|attn\.bias|attention\.bias|num_batches_tracked|tid2eid)$|(^|[._])(vision|visual|audio)"
+)
+"""Names of tensors that are no weights: positions, masks, counts, tables of experts, and what a text model leaves unread."""
+UNQUANTIZED = "the model that it was made from; `lora: {quantize_4bit: true}` quantizes that as it is loaded"
 OTHER_KINDS = {
     "ForMaskedLM": "fills in gaps and can't write a text from left to right",
     "ForSequenceClassification": "gives scores, not words (a reward model, or a classifier)",
@@ -58,6 +62,7 @@ def check_model_folder(folder: Path, *, trust_remote_code: bool, allow_pickle: b
         ModelError: Naming the file and what is wrong with it.
     """
     check_config(folder, trust_remote_code=trust_remote_code)
+    check_not_quantized(folder / CONFIG_FILE, read_json(folder / CONFIG_FILE))
     if (folder / WEIGHTS_FILE).is_file():
         safetensors_names(folder / WEIGHTS_FILE)
     elif (folder / INDEX_FILE).is_file():
@@ -68,6 +73,8 @@ def check_model_folder(folder: Path, *, trust_remote_code: bool, allow_pickle: b
 
 def check_config(folder: Path, *, trust_remote_code: bool) -> None:
     """Refuse a config.json that describes no model that can be built."""
+    from transformers import CONFIG_MAPPING  # seconds, where torch is not loaded yet
+
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ModelError(f"{folder} has no {CONFIG_FILE}, which says what kind of model it is. {COPY_AGAIN}")
@@ -83,17 +90,42 @@ def check_config(folder: Path, *, trust_remote_code: bool) -> None:
             f"{path}: this version of transformers has no model_type {kind!r}.{did_you_mean(kind, list(CONFIG_MAPPING))} A newer "
             f"family needs a newer transformers."
         )
-    quantization = config.get("quantization_config")
-    method = quantization.get("quant_method", "bitsandbytes") if isinstance(quantization, Mapping) else None
-    if method is not None and method not in (*AUTO_QUANTIZER_MAPPING, "bitsandbytes"):
-        raise ModelError(
-            f"{path}: this version of transformers knows no quantisation {method!r} (quant_method) and would read the weights as "
-            f"if there were none. Use the model that it was made from."
-        )
     # A family of several modalities describes its language model in a section of its own.
     for section in (config, config.get("text_config")):
         if isinstance(section, Mapping):
             _check_numbers(path, section)
+
+
+def check_not_quantized(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a config that says its weights are stored as quantized numbers: they can't be trained as they are.
+
+    Args:
+        path: Of the config, for the error.
+        config: What it holds.
+    """
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        raise ModelError(
+            f"{path} has a quantization_config (quant_method {method!r}): its weights are quantized numbers, which can't be trained "
+            f"or sampled from here. Give {UNQUANTIZED}."
+        )
+
+
+def check_float_weights(path: Path, dtypes: Mapping[str, str]) -> None:
+    """Refuse a file of weights with whole numbers in it: read as if they were weights they give nonsense, and no error.
+
+    Args:
+        path: Of the file, for the error.
+        dtypes: Tensor name to type, as safetensors calls it.
+    """
+    whole = {n: t for n, t in dtypes.items() if not t.startswith(FLOATS) and not WHOLE_BUFFERS.search(n)}
+    if whole:
+        name = min(whole)
+        raise ModelError(
+            f"{path}: {len(whole)} of its {len(dtypes)} tensors do not hold floating-point numbers, such as {name} ({whole[name]}); weights "
+            f"should be F32, BF16 or F16, and quantized ones mean nothing without their scales. Give {UNQUANTIZED}."
+        )
 
 
 def check_language_model(folder: Path) -> None:
@@ -131,8 +163,12 @@ def check_tokenizer_folder(folder: Path, *, trust_remote_code: bool) -> None:
 
 def check_code(path: Path, settings: Mapping[str, Any], *, trust_remote_code: bool) -> None:
     """Refuse a folder that asks for its own Python code, unless that was allowed or transformers knows better."""
+    import transformers
+
     auto_map = settings.get("auto_map")
-    known = settings.get("model_type") in CONFIG_MAPPING or hasattr(transformers, str(settings.get("tokenizer_class")))
+    known = settings.get("model_type") in transformers.CONFIG_MAPPING or hasattr(
+        transformers, str(settings.get("tokenizer_class"))
+    )
     if trust_remote_code or not auto_map or known:
         return
     code = sorted({_file_of(name) for name in _texts(auto_map)})
@@ -167,13 +203,15 @@ def check_pickle(folder: Path, *, allow_pickle: bool, wanted: str = WEIGHTS_FILE
             f"{folder} holds its weights only as {pickled[0]}, a pickle, which can run code when it is opened. Convert it where "
             f"you trust it, with {CONVERSION}, or set allow_pickle: true."
         )
+    for name in pickled:
+        check_float_weights(folder / name, _dtypes_in_pickle(folder / name))
 
 
 def safetensors_names(path: Path) -> frozenset[str]:
     """Names of the tensors in a safetensors file, which must be as long as its header says.
 
     Raises:
-        ModelError: The file is cut, is something else, or can't be read.
+        ModelError: The file is cut, is something else, can't be read, or holds whole numbers.
     """
     try:
         size = path.stat().st_size
@@ -204,7 +242,25 @@ def safetensors_names(path: Path) -> frozenset[str]:
         raise ModelError(f"{path} is damaged: its header does not say where its tensors lie. {COPY_AGAIN}") from None
     if end != size:
         raise ModelError(f"{path} is damaged: it has {size} bytes, and its header speaks of {end}. {COPY_AGAIN}")
+    check_float_weights(path, {name: str(tensor.get("dtype")) for name, tensor in tensors.items()})
     return frozenset(tensors)
+
+
+def _dtypes_in_pickle(path: Path) -> dict[str, str]:
+    """As a safetensors header would call them; none where the pickle can't be read, which whoever loads it will say."""
+    import torch
+
+    try:
+        found = torch.load(path, map_location="meta", weights_only=True)
+    except Exception:
+        return {}
+    if not isinstance(found, Mapping):
+        return {}
+    tensors = {str(name): value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    return {
+        name: f"F{8 * value.element_size()}" if value.is_floating_point() else str(value.dtype).removeprefix("torch.")
+        for name, value in tensors.items()
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rlhf.errors import ModelError, RLHFError
 from rlhf.files import fsync, write_json
+from rlhf.models.adapter_base import record_base
+from rlhf.models.checks import ADAPTER_FILE
 
 
 @contextlib.contextmanager
@@ -51,15 +54,16 @@ def save_weights(model: Any, folder: Path) -> None:
         _make_saveable(model)
     with quiet():
         model.save_pretrained(folder)
-    _put_in_order(folder / "adapter_config.json")
+    if isinstance(model, PeftModel):
+        _put_in_order(folder / ADAPTER_FILE)
+        record_base(folder, str(model.get_base_model().name_or_path))
 
 
 def _put_in_order(path: Path) -> None:
     """peft lists layers in the order of a set, another one in each process; the same adapter should be the same bytes."""
-    if path.is_file():
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        ordered = {key: sorted(value) if _are_names(value) else value for key, value in settings.items()}
-        path.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    ordered = {key: sorted(value) if _are_names(value) else value for key, value in settings.items()}
+    path.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def _are_names(value: Any) -> bool:

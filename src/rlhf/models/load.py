@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from peft import PeftModel, TaskType
@@ -25,12 +26,20 @@ from transformers import (
 from rlhf.allocator import forget_kernels
 from rlhf.config.model import ModelConfig
 from rlhf.errors import ModelError, did_you_mean
+from rlhf.models.adapter_base import adapter_base
 from rlhf.models.adapters import DTYPES, adapt, attach_adapter, four_bit
-from rlhf.models.checks import check_language_model, check_model_folder
+from rlhf.models.checks import (
+    CONFIG_FILE,
+    check_language_model,
+    check_model_folder,
+    check_not_quantized,
+    read_json,
+    safetensors_names,
+)
 from rlhf.models.device import model_device, placed
 from rlhf.models.folders import quiet
 from rlhf.models.score import base_model
-from rlhf.models.sources import adapter_base, first_line, hub_options, is_adapter, model_source, plain_errors
+from rlhf.models.sources import first_line, hub_options, is_adapter, model_source, plain_errors
 from rlhf.models.tokens import load_tokenizer, settle_tokens
 from rlhf.models.weights import align_weights, check_complete, check_finite, seeded
 
@@ -104,6 +113,8 @@ def load_weights(kind: Any, source: str, config: ModelConfig, /, **settings: Any
             **hub,
             **settings,
         )
+    if hub:
+        _check_fetched(source, config.revision)
     unexpected = report["unexpected_keys"]
     if kind is AutoModelForCausalLM and any(key.startswith("score.") for key in unexpected):
         raise ModelError(f"{source!r} is a reward model: it gives scores, not words. Give the policy's folder here.")
@@ -137,6 +148,15 @@ def check_source(source: str, config: ModelConfig, *, language_model: bool) -> N
         check_language_model(folder)
 
 
+def _check_fetched(source: str, revision: str | None) -> None:
+    """Hold what the hub sent to what ``check_source`` asks of a folder's weights: floating-point numbers."""
+    found = huggingface_hub.try_to_load_from_cache(source, CONFIG_FILE, revision=revision)
+    if isinstance(found, str):
+        check_not_quantized(Path(found), read_json(Path(found)))
+        for file in sorted(Path(found).parent.glob("*.safetensors")):
+            safetensors_names(file)
+
+
 def disable_dropout(model: nn.Module) -> None:
     """Set every dropout probability to 0, in modules and in the numbers that attention layers keep.
 
@@ -168,10 +188,19 @@ def _new_config(shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pr
     if kind not in CONFIG_MAPPING:
         raise ModelError(f"transformers has no model_type {kind!r}.{did_you_mean(str(kind), list(CONFIG_MAPPING))}")
     family = CONFIG_MAPPING[kind]
-    known = {*family().to_dict(), *family.attribute_map}
-    for key in shape:
+    usual = family()
+    known = {*usual.to_dict(), *family.attribute_map}
+    for key, value in shape.items():
         if key not in known:
             raise ModelError(f"A {kind} config has no key {key!r}.{did_you_mean(key, known)}")
+        if (
+            isinstance(value, bool)
+            and isinstance(was := getattr(usual, key), int | float)
+            and not isinstance(was, bool)
+        ):
+            raise ModelError(
+                f"The {kind} config's {key!r} should be a number, such as {was}, and is {str(value).lower()}."
+            )
     shape.setdefault("vocab_size", max(tokenizer.get_vocab().values()) + 1)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         shape.setdefault(name, getattr(tokenizer, name))

@@ -16,6 +16,7 @@ from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch
 from rlhf.errors import ModelError
 from rlhf.files import write_text
+from rlhf.models.adapter_base import adapter_base
 from rlhf.models.adapters import adapt, attach_adapter, forget_source
 from rlhf.models.card import model_card
 from rlhf.models.folders import (
@@ -41,7 +42,7 @@ from rlhf.models.scalar import (
     scalar_class,
 )
 from rlhf.models.score import ScorePath, backbone_of, base_model, hidden_at
-from rlhf.models.sources import adapter_base, hub_options, is_adapter, model_source, plain_errors, source_name
+from rlhf.models.sources import hub_options, is_adapter, model_source, plain_errors, source_name
 from rlhf.models.tokens import load_tokenizer
 from rlhf.seeds import derive_seed
 

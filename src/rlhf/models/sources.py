@@ -8,19 +8,13 @@ import logging
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import MemoryLimitError, ModelError, RLHFError, did_you_mean
-from rlhf.models.checks import ADAPTER_FILE, CONFIG_FILE, read_json
+from rlhf.models.checks import ADAPTER_FILE, CONFIG_FILE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -92,27 +86,6 @@ def is_adapter(source: str) -> bool:
     return (Path(source) / ADAPTER_FILE).is_file()
 
 
-def adapter_base(source: str) -> str:
-    """What the adapter in a folder was trained on, as a source to load.
-
-    Raises:
-        ModelError: The adapter names no base, or one that is not there.
-    """
-    path = Path(source) / ADAPTER_FILE
-    name = read_json(path).get("base_model_name_or_path")
-    if not name or not isinstance(name, str):
-        raise ModelError(
-            f"{source} is an adapter that does not name its base; set base_model_name_or_path in {ADAPTER_FILE}."
-        )
-    try:
-        return model_source(name)
-    except ModelError as err:
-        raise ModelError(
-            f"{source} is an adapter, and its base model can't be found: {err} Put the base there, or write where it is now "
-            f"as base_model_name_or_path in {path}."
-        ) from None
-
-
 def hub_options(source: str, revision: str | None) -> dict[str, Any]:
     """Keywords for ``from_pretrained``: the revision, and whether only the copy on this machine can be had.
 
@@ -126,26 +99,45 @@ def hub_options(source: str, revision: str | None) -> dict[str, Any]:
     return {"revision": revision, "local_files_only": not _hub_has(source, revision)}
 
 
+def check_there(path: str) -> None:
+    """Refuse a model that can't be had before anybody waits seconds for torch and transformers.
+
+    Raises:
+        ModelError: There is no such folder, and no such name on the hub or in its cache.
+    """
+    hub_options(model_source(path), None)
+
+
 @functools.cache
 def _hub_has(name: str, revision: str | None) -> bool:
     """True where the hub can be asked for a name; False where only the cache can."""
+    import huggingface_hub  # half a second, which a folder's name should not cost
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
     at = f" at revision {revision!r}" if revision else ""
     try:
-        cached = any(isinstance(try_to_load_from_cache(name, f, revision=revision), str) for f in MODEL_FILES)
+        cached = any(
+            isinstance(huggingface_hub.try_to_load_from_cache(name, f, revision=revision), str) for f in MODEL_FILES
+        )
     except HFValidationError:
         raise ModelError(f"{name!r} is neither a folder here nor a possible name on the hub (owner/name).") from None
     near = did_you_mean(name, [EMBEDDED])
     otherwise = (
         f"There is no folder {name} here either; give a local folder, or download it first: hf download {name}.{near}"
     )
-    if constants.HF_HUB_OFFLINE:
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
         if cached:
             return False
         raise ModelError(
             f"The model {name!r}{at} is not in this machine's cache, and HF_HUB_OFFLINE forbids to ask the hub. {otherwise}"
         )
     try:
-        HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
+        huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
     except GatedRepoError:
         raise ModelError(
             f"The hub shows {name!r} only to those who accepted its conditions: do so on its page, then `hf auth login`."

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from jinja2 import TemplateSyntaxError
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 from rlhf.config.model import ModelConfig
 from rlhf.data.chat import chat_format
 from rlhf.errors import ModelError
-from rlhf.models.checks import CONFIG_FILE, check_config, check_tokenizer_folder
+from rlhf.models.checks import CONFIG_FILE, check_config, check_tokenizer_folder, read_json
 from rlhf.models.sources import hub_options, model_source, plain_errors
 
 logger = logging.getLogger(__name__)
@@ -91,14 +94,44 @@ def settle_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
             )
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(known[0])
         logger.warning(
-            "The tokenizer names no end-of-text token; took %r from the model's config.", tokenizer.eos_token
-        )
+            "The tokenizer names no end-of-text token; took %r (number %d) from %s.",
+            tokenizer.eos_token, known[0], _source_of_end(model),
+        )  # fmt: skip
     elif tokenizer.eos_token_id not in known and getattr(model, "generation_config", None) is not None:
         # Else a saved model would run on past the token it was taught to end with.
         ends = [tokenizer.eos_token_id, *known]
         model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     if model.config.get_text_config().pad_token_id is None and tokenizer.pad_token_id is not None:
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+
+
+def family_end_token(family: str) -> int | None:
+    """The number that transformers gives the end-of-text token of a model type whose files name none; None where it gives none."""
+    found = CONFIG_MAPPING[family]().get_text_config().eos_token_id if family in CONFIG_MAPPING else None
+    return found[0] if isinstance(found, list) else found
+
+
+def _source_of_end(model: PreTrainedModel) -> str:
+    """Where the number of the end-of-text token was read: transformers fills in one of its own where no file has any."""
+    for name in ("generation_config.json", CONFIG_FILE):
+        settings = _settings(model, name)
+        inner = settings.get("text_config")
+        if any(part.get("eos_token_id") is not None for part in (settings, inner) if isinstance(part, dict)):
+            return f"the model's {name}"
+    return (
+        f"transformers' default for {type(model.config.get_text_config()).__name__}, as the model's {CONFIG_FILE} has no eos_token_id; "
+        "set `eos_token` in tokenizer_config.json if texts end otherwise"
+    )
+
+
+def _settings(model: PreTrainedModel, name: str) -> dict[str, Any]:
+    """What a file of the model's folder, or of the hub's cache, holds; nothing where it is not there."""
+    source = str(model.name_or_path)
+    path: Any = Path(source) / name
+    if not path.is_file():
+        with contextlib.suppress(HFValidationError):
+            path = try_to_load_from_cache(source, name, revision=getattr(model.config, "_commit_hash", None))
+    return read_json(Path(path)) if isinstance(path, str | Path) and Path(path).is_file() else {}
 
 
 def _end_tokens(model: PreTrainedModel) -> list[int]:

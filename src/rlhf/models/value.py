@@ -16,6 +16,7 @@ from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch
 from rlhf.errors import ModelError
 from rlhf.files import write_text
+from rlhf.models.adapter_base import adapter_base
 from rlhf.models.adapters import adapt, attach_adapter
 from rlhf.models.card import model_card
 from rlhf.models.checks import safetensors_names
@@ -34,7 +35,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel, copied_backbone, saveable
 from rlhf.models.scalar import HeadSettings, ScalarHead, build_scalar_model, head_outputs, scalar_backbone, scalar_class
 from rlhf.models.score import ScorePath, active_module, backbone_of, base_model, hidden_at
-from rlhf.models.sources import adapter_base, is_adapter, model_source, plain_errors
+from rlhf.models.sources import is_adapter, model_source, plain_errors
 from rlhf.models.weights import check_finite, seeded
 
 SETTINGS_FILE = "rlhf_value.json"

@@ -88,7 +88,7 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     """
     source = Path(__file__).with_name(f"{name}.c")
     found = check_compiler()
-    flags = [*FLAGS, *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
+    flags = [*_flags(found), *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
     sources = [*sorted(source.parent.glob("*.h")), source]
     told = "\n".join([*found, *flags, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
     target = _folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
@@ -104,6 +104,12 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
         ) from err
 
 
+def _flags(found: list[str]) -> list[str]:
+    """``FLAGS``, for this processor unless $CC comes with a ``-march`` or ``-mcpu`` of its own."""
+    chosen = any(word.startswith(("-march", "-mcpu")) for word in found)
+    return [flag for flag in FLAGS if not (chosen and flag.startswith("-march"))]
+
+
 def toolchain() -> str:
     """What decides, beside the sources, which bits a library computes: compiler, flags and processor.
 
@@ -111,7 +117,7 @@ def toolchain() -> str:
         ConfigError: There is no compiler.
     """
     found = check_compiler()
-    return "\n".join([*found, *FLAGS, compiler_version(found), _processor()])
+    return "\n".join([*found, *_flags(found), compiler_version(found), _processor()])
 
 
 def compiler_version(found: list[str]) -> str:

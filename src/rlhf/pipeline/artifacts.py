@@ -12,19 +12,20 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf.config.base import Config, Names, named_things
-from rlhf.config.recipe import STAGE, RecipeConfig, stage_references
 from rlhf.data.words import counted
-from rlhf.errors import DataError
-from rlhf.files import sha256, write_json
+from rlhf.errors import DataError, ModelError
+from rlhf.files import sha256, sha256_once, write_json
+from rlhf.models.adapter_base import base_folder, base_name
 from rlhf.models.checks import ADAPTER_FILE
 from rlhf.models.sources import EMBEDDED, embedded_folder
 from rlhf.pipeline.code import code_of_stage, files_of_function, is_own_function, source_of_function
-from rlhf.training.loop import FREE_TO_CHANGE
+
+if TYPE_CHECKING:
+    from rlhf.config.recipe import RecipeConfig
 
 RECORD = "artifact.json"
 STARTED = "started.json"
@@ -159,6 +160,9 @@ def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeF
     Raises:
         DataError: A file that it names can't be read.
     """
+    from rlhf.config.recipe import stage_references  # who only reads records waits for no class of settings
+    from rlhf.config.training import FREE_TO_CHANGE
+
     stage = recipe.stages[name]
     parents = {}
     for place, parent, file in stage_references(stage):
@@ -191,6 +195,8 @@ def local_inputs(stage: Config) -> list[tuple[str, Path]]:
 
 def _local_file(text: str, names: Names) -> Path | None:
     """What a setting names on this machine, if it names anything; code of this library is no input, but code."""
+    from rlhf.config.recipe import STAGE
+
     if STAGE.match(text) or is_own_function(text, names):
         return None
     if names is Names.FUNCTION:
@@ -204,32 +210,21 @@ def _local_file(text: str, names: Names) -> Path | None:
 def _bases(folder: Path) -> Iterator[Path]:
     """The local model that an adapter in ``folder`` belongs to: its weights decide as much as the adapter's."""
     try:
-        base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if isinstance(base, str) and base and os.path.isdir(base):
-        yield Path(base)
+        name = base_name(folder) if (folder / ADAPTER_FILE).is_file() else None
+    except ModelError:
+        return  # whoever loads it will say so
+    if name is not None and (base := base_folder(folder, name)) is not None and base.is_dir():
+        yield base
 
 
 def content_hash(path: Path) -> str:
     """Hash of a file, or of all files in a folder with their names; 16 hex digits."""
     if path.is_file():
-        return _file_hash(path)[:16]
+        return sha256_once(path)[:16]
     digest = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        digest.update(f"{file.relative_to(path)}={_file_hash(file)};".encode("utf-8", "surrogateescape"))
+        digest.update(f"{file.relative_to(path)}={sha256_once(file)};".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
-
-
-def _file_hash(path: Path) -> str:
-    """Several stages read the same files, and a plan is made more than once: a file that looks untouched is read once."""
-    found = path.stat()
-    return _hash_of(str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-@cache
-def _hash_of(path: str, *look: int) -> str:
-    return sha256(path)
 
 
 def plain_numbers(value: Any) -> Any:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import Config, Names, named_things
-from rlhf.config.recipe import STAGE
-from rlhf.config.schema import stage_classes
 from rlhf.data.words import counted
-from rlhf.errors import ConfigError, RLHFError
+from rlhf.errors import ConfigError, ModelError, RLHFError
 from rlhf.files import sha256
+from rlhf.models.adapter_base import base_folder, base_name, expected_weights, weights_hash
+from rlhf.models.checks import ADAPTER_FILE
 from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started, content_hash
 from rlhf.pipeline.previous import ENTRY, previous_of
 from rlhf.pipeline.runs import run_folders
@@ -39,7 +39,7 @@ class Origin:
     """Something, and what it was made from."""
 
     what: str
-    """file, stage, input or recipe."""
+    """file, stage, input, recipe, or base: the model that an adapter belongs to."""
     name: str
     state: State
     sha256: str = ""
@@ -89,14 +89,14 @@ def lineage(path: Path | str, *, runs: Path | str = "runs") -> Origin:
     path = Path(path)
     if not path.exists():
         raise ConfigError(f"There is no file or folder {path}; give one whose origin you want to know.")
-    folder = _stage_folder(path.resolve())
+    folder = stage_folder(path.resolve())
     if folder is not None:
         inside = path.resolve().relative_to(folder).as_posix()
     else:
         folder, inside = _copy_of(path, Path(runs))
     artifact = _record(folder)
     assert artifact is not None  # both ways of finding the folder read it
-    run = _run_of(folder)
+    run = run_of(folder)
     stage = _stage(run, folder, artifact, told={})
     stage.made_from.append(_recipe(run))
     if inside == ".":
@@ -104,7 +104,7 @@ def lineage(path: Path | str, *, runs: Path | str = "runs") -> Origin:
     return _file(path, artifact, inside, stage)
 
 
-def _stage_folder(path: Path) -> Path | None:
+def stage_folder(path: Path) -> Path | None:
     """The folder of the stage that a path lies in."""
     return next((folder for folder in (path, *path.parents) if _record(folder) is not None), None)
 
@@ -128,7 +128,8 @@ def _record(folder: Path) -> Artifact | None:
     )
 
 
-def _run_of(folder: Path) -> Path:
+def run_of(folder: Path) -> Path:
+    """The run that a stage's folder belongs to."""
     return folder.parent.parent if ENTRY.match(folder.name) and folder.parent.name == ".previous" else folder.parent
 
 
@@ -136,7 +137,7 @@ def _copy_of(path: Path, runs: Path) -> tuple[Path, str]:
     """The stage folder that recorded this content, and the file's name there; of a folder its weights are looked for."""
     files = [path] if path.is_file() else [file for pattern in WEIGHTS for file in sorted(path.rglob(pattern))]
     wanted = {sha256(file) for file in files}
-    for folder in _all_stage_folders(runs):
+    for folder in all_stage_folders(runs):
         artifact = Artifact.read(folder)
         if artifact is not None and (name := next((n for n, h in artifact.files.items() if h in wanted), None)):
             return folder, name
@@ -144,7 +145,8 @@ def _copy_of(path: Path, runs: Path) -> tuple[Path, str]:
     raise ConfigError(f"{path} {what}. Give a file of a run folder, or say where its run lies with --runs.")
 
 
-def _all_stage_folders(runs: Path) -> Iterator[Path]:
+def all_stage_folders(runs: Path) -> Iterator[Path]:
+    """Of every run in a folder, what was moved aside included."""
     for run in run_folders(runs):
         yield from sorted(file.parent for file in run.glob(f"*/{RECORD}"))
         yield from (entry.folder for entry in previous_of(run))
@@ -188,7 +190,7 @@ def _stage(run: Path, folder: Path, artifact: Artifact, *, place: str = "", told
         artifact.key,
         about=", ".join(word for word in about if word),
         place=place,
-        made_from=[*origins, *_names_only(artifact)],
+        made_from=[*origins, *_names_only(artifact), *_bases(run, folder, artifact)],
     )
 
 
@@ -196,7 +198,7 @@ def _parent(run: Path, place: str, parent: str, *, contents: Mapping[str, str], 
     source, _, digest = parent.rpartition("@")
     if source.startswith(STAGE_INPUT):
         name, _, file = source.removeprefix(STAGE_INPUT).partition("/")
-        found = next(((f, a) for f, a in _attempts(run, name) if a.key == digest), None)
+        found = next(((f, a) for f, a in attempts(run, name) if a.key == digest), None)
         if found is None:
             return Origin("stage", name, State.GONE, digest, place=place)
         folder, artifact = found
@@ -213,15 +215,38 @@ def _parent(run: Path, place: str, parent: str, *, contents: Mapping[str, str], 
     return Origin("input", source, State.SAME if content_hash(path) == digest else State.CHANGED, digest, place=place)
 
 
-def _attempts(run: Path, name: str) -> Iterator[tuple[Path, Artifact]]:
+def attempts(run: Path, name: str) -> Iterator[tuple[Path, Artifact]]:
     """What a stage made: in its place, and before."""
     for folder in (run / name, *(entry.folder for entry in previous_of(run, name))):
         if (artifact := Artifact.read(folder)) is not None:
             yield folder, artifact
 
 
+def _bases(run: Path, folder: Path, artifact: Artifact) -> Iterator[Origin]:
+    """The models that a stage's adapters belong to, held against the hash that was kept beside each adapter."""
+    for name in artifact.files:
+        place, _, file = name.rpartition("/")
+        if file != ADAPTER_FILE or not (folder / name).is_file():
+            continue
+        try:
+            called, expected = base_name(folder / place), expected_weights(folder / place)
+        except ModelError:
+            continue  # the stage is told to have changed
+        base = base_folder(run / artifact.stage / place, called or "")  # from where it was made, if it was moved aside
+        if base is None or expected is None:
+            yield Origin("base", called or "", State.UNKNOWN, place=place)
+        elif not base.is_dir():
+            yield Origin("base", str(base), State.GONE, expected, place=place)
+        else:
+            found = weights_hash(base)
+            yield Origin("base", str(base), State.SAME if found == expected else State.CHANGED, found, place=place)
+
+
 def _names_only(artifact: Artifact) -> list[Origin]:
     """Inputs that were no files of this machine, such as names on a hub: only the name is known."""
+    from rlhf.config.recipe import STAGE
+    from rlhf.config.schema import stage_classes
+
     try:
         stage: Config = stage_classes()[artifact.kind].of(artifact.settings or {})
     except (RLHFError, KeyError):

@@ -63,8 +63,10 @@ def _opened(run_dir: Path) -> Iterator[IO[str]]:
                 return
 
 
-def is_locked(run_dir: Path) -> bool:
-    """Whether a live process works in a run folder."""
+def is_locked(run_dir: Path, *, by_others: bool = False) -> bool:
+    """Whether a live process works in a run folder; with ``by_others``, one that is not this."""
+    if by_others and _is_own(_owner(run_dir)):
+        return False
     try:
         with (run_dir / FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -109,11 +111,14 @@ def _owner(run_dir: Path) -> dict[str, Any]:
 def _described(owner: dict[str, Any]) -> str:
     if not owner:
         return "another process that has not yet said which"
-    own = owner.get("pid") == os.getpid() and owner.get("host") == socket.gethostname()
-    who = "this same process" if own else f"process {owner.get('pid')} on {owner.get('host')}"
+    who = "this same process" if _is_own(owner) else f"process {owner.get('pid')} on {owner.get('host')}"
     since = owner.get("since")
     age = f", for {age_in_words(time.time() - since)}" if isinstance(since, int | float) else ""
     return f"{who}{age} ({owner.get('command') or 'command unknown'})"
+
+
+def _is_own(owner: dict[str, Any]) -> bool:
+    return owner.get("pid") == os.getpid() and owner.get("host") == socket.gethostname()
 
 
 def _lives(owner: dict[str, Any]) -> bool:

@@ -13,17 +13,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import rlhf
 from rlhf.files import sha256
-from rlhf.models.device import describe_device, model_device
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.previous import events_of
 from rlhf.training.log import EVENTS, finite, read_jsonl
 
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "pydantic", "safetensors")
 OUTCOMES = ("win_rate", "win_rate_low", "win_rate_high", "reward_accuracy", "kl", "gold_before", "gold_after")
+EVALUATED = ("policy", "baseline", "judge", "verdict", "verdict_title", "verdict_reasons")
+"""What an evaluation compared, and what it found, in words."""
 ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action")
 
 
@@ -57,15 +56,20 @@ def manifest(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]
 
 
 def summary(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
-    """The outcome for machines; a number that no stage measured is null."""
-    measured: dict[str, Any] = {}
-    for artifact in artifacts.values():
-        if artifact.kind == "evaluate":
-            measured.update(artifact.metrics)
+    """The outcome for machines; a number that no stage measured is null.
+
+    What stands at the top is that of the run's evaluation. Of several none is the run's: then it is null, and ``evaluations`` says it
+    of each, with its policy, baseline and judge.
+    """
+    evaluated = {name: artifact.metrics for name, artifact in artifacts.items() if artifact.kind == "evaluate"}
+    measured = next(iter(evaluated.values())) if len(evaluated) == 1 else {}
     found: dict[str, Any] = finite(
         {
             "run": run_dir.name,
             **{name: measured.get(name) for name in OUTCOMES},
+            "evaluations": {
+                name: {key: metrics.get(key) for key in (*EVALUATED, *OUTCOMES)} for name, metrics in evaluated.items()
+            },
             "gates": [],
             "alarms": [{k: e[k] for k in ALARM_FIELDS if k in e} for e in alarms(run_dir, artifacts)],
             "stages": {
@@ -90,6 +94,10 @@ def now() -> str:
 
 def machine() -> dict[str, Any]:
     """What the run ran on."""
+    import torch  # seconds, which those who only look at a run should not wait for
+
+    from rlhf.models.device import describe_device, model_device
+
     found: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_name(),

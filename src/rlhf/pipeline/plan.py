@@ -15,7 +15,7 @@ from rlhf.errors import ConfigError, look_up
 from rlhf.pipeline.artifacts import Artifact, MadeFrom, Started, made_from
 from rlhf.pipeline.previous import Previous, previous_of
 from rlhf.pipeline.reasons import Differences, differences
-from rlhf.training.checkpoint import PREFIX, step_of
+from rlhf.training.checkpoint_names import PREFIX, step_of
 
 REQUEST = ".request.json"
 """What ``--force`` or ``--from`` asked for, until all of it is done: the same command goes on with it."""

@@ -3,7 +3,7 @@
 It reads a run folder and nothing else, needs no network and no scripts, and says of everything missing that it is.
 
     report_data    the run folder as a record, with what could not be read and why
-    report_words   the verdict, and numbers as people write them
+    report_words   the headline, from the verdicts of ``rlhf.evaluation.verdict``
     report_views   rows and plots of each section
     report_alarms  alarms with the samples that raised them
     report_plots   inline SVG in the colours of the page
@@ -13,7 +13,7 @@ It reads a run folder and nothing else, needs no network and no scripts, and say
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,10 +22,20 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from rlhf.evaluation.numbers import mapping
+from rlhf.evaluation.verdict import Tone
 from rlhf.files import write_text
 from rlhf.pipeline.report_alarms import SHOWN, alarm_kinds, alarm_views
-from rlhf.pipeline.report_data import RunRecord, mapping, read_run
-from rlhf.pipeline.report_views import changes, hacking_view, reward_view, solving_view, stage_curves
+from rlhf.pipeline.report_data import RunRecord, StageRecord, read_run
+from rlhf.pipeline.report_views import (
+    changes_view,
+    hacking_view,
+    outcome_view,
+    reward_views,
+    samples_view,
+    solving_view,
+    stage_curves,
+)
 from rlhf.pipeline.report_words import FILTERS, Headline, headline
 
 logger = logging.getLogger(__name__)
@@ -97,17 +107,15 @@ def _headline(run: RunRecord, *, strict: bool) -> Headline:
     except Exception:
         if strict:
             raise
-        return Headline("unknown", "The result can't be read")
+        return Headline(Tone.UNKNOWN, "The result can't be read")
 
 
 def _result(run: RunRecord) -> dict[str, Any]:
-    evaluation = _evaluation(run)["evaluation"]
+    found = headline(run)
     return {
-        "headline": headline(run),
-        "win_rate": mapping(evaluation.get("win_rate")),
-        "gold": mapping(mapping(evaluation.get("changes")).get("gold")),
-        "kl": mapping(evaluation.get("kl")),
-        "quality": mapping(run.reward_model[1]) if run.reward_model else {},
+        "headline": found,
+        "outcomes": [outcome_view(*both) for both in found.verdicts],
+        "qualities": [(_names(stages), mapping(quality)) for stages, quality in run.reward_models],
         "in_training": run.accuracy_in_training,
         "num_alarms": sum(len(stage.alarms) for stage in run.stages.values()),
         "alarm_kinds": alarm_kinds(run),
@@ -115,36 +123,33 @@ def _result(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _evaluation(run: RunRecord) -> dict[str, Any]:
-    evaluation = run.evaluation[1] if run.evaluation else {}
-    return {"evaluation": evaluation, "missing_parts": mapping(evaluation.get("missing"))}
+def _names(stages: Sequence[StageRecord]) -> str:
+    return ", ".join(stage.name for stage in stages)
 
 
 def _changes(run: RunRecord) -> dict[str, Any]:
-    found = _evaluation(run)
-    return found | {
-        "changes": changes(found["evaluation"]),
-        "kl": mapping(found["evaluation"].get("kl")),
-        "prompts": run.seen.about_prompts if run.seen else "prompts",
-        "judge_clause": f", {run.seen.about_judge}" if run.seen else "",
-    }
+    return {"comparisons": [changes_view(*both) for both in run.evaluations]}
+
+
+def _samples(run: RunRecord) -> dict[str, Any]:
+    return {"comparisons": [samples_view(*both) for both in run.evaluations]}
 
 
 def _hacking(run: RunRecord) -> dict[str, Any]:
-    note = ""
-    if run.seen is not None:
-        note = f" by a judge {run.seen.about_judge}" + (
-            ": it can't tell gaming from getting better" if run.seen.judge else ""
-        )
-    return _evaluation(run) | {"hackings": [hacking_view(*judged) for judged in run.judged], "judge_note": note}
+    without = [(stage, mapping(found.get("missing")).get("curve")) for stage, found in run.evaluations]
+    return {
+        "hackings": [hacking_view(*judged) for judged in run.judged],
+        "not_judged": [(stage.name, why) for stage, why in without if why],
+    }
 
 
 def _reward(run: RunRecord) -> dict[str, Any]:
-    expected = run.compares or any(stage.kind == "reward" for stage in run.stages.values())
-    return _evaluation(run) | {
-        "reward": reward_view(run),
+    reasons = (mapping(found.get("missing")).get("reward_model") for _, found in run.evaluations)
+    return {
+        "rewards": reward_views(run),
         "in_training": run.accuracy_in_training,
-        "expected": expected,
+        "expected": run.compares or any(stage.kind == "reward" for stage in run.stages.values()),
+        "why_missing": next((why for why in reasons if why), None),
     }
 
 
@@ -170,9 +175,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("result", "Result", _result),
     Section("changes", "What changed", _changes),
     Section("solving", "Problems solved", _solving),
-    Section(
-        "samples", "Before and after", lambda run: {"samples": _evaluation(run)["evaluation"].get("samples") or []}
-    ),
+    Section("samples", "Before and after", _samples),
     Section("hacking", "Was the reward gamed?", _hacking),
     Section("process", "Process reward model", _process),
     Section("reward", "Reward model", _reward),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.pipeline.report_data import RunRecord, StageRecord, mapping, number
-from rlhf.pipeline.report_words import plain_number, signed_number
+from rlhf.evaluation.numbers import mapping, number, plain_number, signed_number
+from rlhf.pipeline.report_data import RunRecord, StageRecord
 
 GUARDS = {
     "kl": "KL",
@@ -17,6 +17,7 @@ GUARDS = {
     "length": "length",
     "repetition": "repetition",
     "clip_frac": "clipped tokens",
+    "step_kl": "KL within a rollout",
     "ratio": "probability ratio",
     "finite": "not a number",
     "nonfinite": "step not finite",

@@ -15,10 +15,14 @@ from typing import Any
 
 import yaml
 
-from rlhf.pipeline.validate.independence import Seen, seen_in_recipe
+from rlhf.evaluation.numbers import mapping, number
+from rlhf.evaluation.verdict import Evidence, Verdict, verdict
+from rlhf.pipeline.lock import is_locked
+from rlhf.pipeline.validate.independence import Seen, recorded_seen, seen_in_recipe
+from rlhf.pipeline.verdicts import independence_of
 
-GAMED = ("reward_hacking", "collapse")
-"""Verdicts on a training run whose reward rose while the truth fell."""
+RECORD = "artifact.json"
+"""As in ``rlhf.pipeline.artifacts``, which imports torch."""
 
 
 @dataclass(slots=True)
@@ -30,7 +34,7 @@ class StageRecord:
     seconds: float | None = None
     headline: str = ""
     status: str = "not run"
-    """not run, running or broken off, failed, kept, done."""
+    """not run, running, broken off, stopped, failed, kept, done."""
     started: float | None = None
     """Epoch seconds of the newest start."""
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -39,8 +43,21 @@ class StageRecord:
     notes: list[Mapping[str, Any]] = field(default_factory=list)
     evaluation: Mapping[str, Any] | None = None
     """Its evaluation.json."""
+    seen: Seen | None = None
+    """What training saw of what it measures with; None where nobody says."""
     profile: Mapping[str, Any] | None = None
     """Its profile.json: where its time went."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """On its evaluation."""
+        return verdict(Evidence.of(self.evaluation or {}, independence_of(self.seen)))
+
+    @property
+    def state(self) -> str:
+        """Its status; while it runs, also how far it is (``running, step 120``)."""
+        steps = [max(curve) for curve in self.curves.values() if curve] if self.status == "running" else []
+        return f"{self.status}, step {max(steps):,}" if steps else self.status
 
 
 @dataclass(slots=True)
@@ -52,20 +69,19 @@ class RunRecord:
     description: str = ""
     recipe: str | None = None
     """recipe.yaml as text."""
-    seen: Seen | None = None
-    """What training saw of what the last evaluation measures with; None where the recipe does not say."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     stages: dict[str, StageRecord] = field(default_factory=dict)
     """In the order of the recipe."""
     missing: dict[str, str] = field(default_factory=dict)
     """File -> why it could not be used."""
+    running: bool = False
+    """Whether another process works on it at this moment."""
 
     @property
-    def evaluation(self) -> tuple[StageRecord, Mapping[str, Any]] | None:
-        """The last evaluation of a policy, with its stage."""
-        found = [(s, s.evaluation) for s in self.stages.values() if s.evaluation and "win_rate" in s.evaluation]
-        return found[-1] if found else None
+    def evaluations(self) -> list[tuple[StageRecord, Mapping[str, Any]]]:
+        """Every comparison of two policies, with its stage, in the order of the recipe."""
+        return self._parted("win_rate")
 
     @property
     def compares(self) -> bool:
@@ -75,14 +91,16 @@ class RunRecord:
         )
 
     @property
-    def reward_model(self) -> tuple[StageRecord, Mapping[str, Any]] | None:
-        """The last measurement of a reward model, with the stage that made it."""
-        found = [
-            (s, s.evaluation["reward_model"])
-            for s in self.stages.values()
-            if s.evaluation and has(s.evaluation, "reward_model")
-        ]
-        return found[-1] if found else None
+    def reward_models(self) -> list[tuple[list[StageRecord], Mapping[str, Any]]]:
+        """Every measurement of a reward model, with the stages that made it; one that several made alike stands once."""
+        found: list[tuple[list[StageRecord], Mapping[str, Any]]] = []
+        for stage, evaluation in self._parted("reward_model"):
+            same = next((stages for stages, quality in found if quality == evaluation["reward_model"]), None)
+            if same is None:
+                found.append(([stage], evaluation["reward_model"]))
+            else:
+                same.append(stage)
+        return found
 
     @property
     def accuracy_in_training(self) -> tuple[StageRecord, float] | None:
@@ -98,7 +116,11 @@ class RunRecord:
     @property
     def judged(self) -> list[tuple[StageRecord, Mapping[str, Any]]]:
         """Every evaluation that judged a training run's rollouts, with its stage."""
-        return [(s, s.evaluation) for s in self.stages.values() if s.evaluation and has(s.evaluation, "curve")]
+        return self._parted("curve")
+
+    def _parted(self, name: str) -> list[tuple[StageRecord, Mapping[str, Any]]]:
+        """Every evaluation.json with a part of that name."""
+        return [(s, s.evaluation) for s in self.stages.values() if s.evaluation and has(s.evaluation, name)]
 
     def parts(self, name: str) -> list[tuple[StageRecord, Mapping[str, Any]]]:
         """Every part of that name in an evaluation, with its stage."""
@@ -128,13 +150,22 @@ def read_run(folder: Path | str) -> RunRecord:
         if stage in artifacts or stage in summaries:
             record.status = "done"
     _read_events(run)
+    run.running = is_locked(folder, by_others=True)
+    for stage, record in run.stages.items():
+        if record.status != "broken off":
+            continue
+        if (folder / stage / RECORD).is_file():  # killed between its record and the log's last line
+            record.status, record.headline = "done", str(mapping(summaries.get(stage)).get("headline") or "")
+        elif run.running:
+            record.status = "running"
     for path in sorted(folder.glob("*/evaluation.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).evaluation = found or None
     for path in sorted(folder.glob("*/profile.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).profile = found or None
-    run.seen = seen_in_recipe(recipe, run.evaluation[0].name) if run.evaluation else None
+    for record, _ in run.evaluations:
+        record.seen = recorded_seen(folder / record.name) or seen_in_recipe(recipe, record.name)
     return run
 
 
@@ -201,7 +232,7 @@ def _take_event(stage: StageRecord, event: Mapping[str, Any], keys: dict[str, An
             stage.curves, stage.alarms, stage.notes = {}, [], []
         keys[stage.name] = event.get("key")
         stage.kind = str(event.get("kind") or stage.kind)
-        stage.status, stage.started = "broken off", number(event.get("time"))
+        stage.status, stage.headline, stage.started = "broken off", "", number(event.get("time"))
     elif kind == "stage_end":
         stage.status = "done"
         stage.seconds = number(event.get("seconds"), stage.seconds)
@@ -211,8 +242,9 @@ def _take_event(stage: StageRecord, event: Mapping[str, Any], keys: dict[str, An
     elif kind == "stage_skipped":
         stage.status = "kept"
         stage.headline = stage.headline or str(event.get("message") or "")
-    elif kind == "stage_failed":
-        stage.status, stage.headline = "failed", str(event.get("message") or "")
+    elif kind in ("stage_failed", "stage_interrupted"):
+        stage.status = "failed" if kind == "stage_failed" else "stopped"
+        stage.headline = str(event.get("message") or "")
     elif kind in ("metrics", "eval"):
         step = int(event["step"])
         for name, value in event["metrics"].items():
@@ -226,18 +258,6 @@ def _take_event(stage: StageRecord, event: Mapping[str, Any], keys: dict[str, An
 
 def _stage(run: RunRecord, name: str) -> StageRecord:
     return run.stages.setdefault(name, StageRecord(name))
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """The value if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def number(value: Any, otherwise: float | None = None) -> float | None:
-    """The value if it is a finite number, else something else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return otherwise
-    return float(value)
 
 
 def has(document: Mapping[str, Any] | None, name: str) -> bool:

@@ -10,15 +10,16 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup, escape
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 4.3, 2.5
 """Inches at 72 points; panels are shown at 300 to 420 pixels, so the letters stay readable on a phone."""
@@ -28,6 +29,7 @@ ALARM = "#000021"
 CSS = {INK: "--ink", MUTED: "--muted", LINE: "--line", ONE: "--c1", TWO: "--c2", THREE: "--c3", ALARM: "--bad"}
 STYLE: Any = {
     "svg.fonttype": "none",
+    "axes.unicode_minus": False,
     "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -98,7 +100,9 @@ def line_panel(
         alarms: x of alarms about what is drawn; a note names them.
         note: A sentence under the panel.
     """
-    with mpl.rc_context(STYLE):
+    from matplotlib.ticker import MaxNLocator
+
+    with _drawing(STYLE):
         figure, axes = _figure()
         for each in series:
             _draw(axes, each)
@@ -128,7 +132,7 @@ def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
     right = [float(each["accuracy"]["value"]) for each in bins]
     low = [max(0.0, r - float(each["accuracy"]["low"])) for r, each in zip(right, bins, strict=True)]
     high = [max(0.0, float(each["accuracy"]["high"]) - r) for r, each in zip(right, bins, strict=True)]
-    with mpl.rc_context(STYLE):
+    with _drawing(STYLE):
         figure, axes = _figure()
         axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.9, linestyle=(0, (3, 3)))
         axes.errorbar(sure, right, yerr=[low, high], fmt="o", color=ONE, markersize=4.5, elinewidth=1.1, capsize=0)
@@ -147,10 +151,12 @@ def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
 
 def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
     """How many pairs fall into each bin."""
+    from matplotlib.ticker import MaxNLocator
+
     left = [float(each["low"]) for each in bins]
     width = [float(each["high"]) - float(each["low"]) for each in bins]
     count = [int(each["count"]) for each in bins]
-    with mpl.rc_context(STYLE):
+    with _drawing(STYLE):
         figure, axes = _figure()
         axes.bar(left, count, [w * 0.9 for w in width], align="edge", color=ONE)
         for x, w, c in zip(left, width, count, strict=True):
@@ -198,7 +204,15 @@ def _is_noisy(values: Sequence[float]) -> bool:
     return noise > 0.01 * float(np.ptp(values))
 
 
+def _drawing(style: Any) -> AbstractContextManager[None]:
+    import matplotlib as mpl  # here, as a page without plots should not wait for it
+
+    return mpl.rc_context(style)
+
+
 def _figure() -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(WIDTH, HEIGHT))
     # The same for all, so that axes line up over the page; a layout engine would draw everything three times.
     figure.subplots_adjust(left=0.13, right=0.985, bottom=0.175, top=0.945)
@@ -224,9 +238,7 @@ def _alarms_in_words(alarms: Sequence[float], x_label: str) -> str:
 def _svg(figure: Figure, alt: str) -> Markup:
     """The figure as an element of the page: no ids that clash, no addresses, no fixed colours or fonts."""
     buffer = io.StringIO()
-    with mpl.rc_context(
-        {"svg.hashsalt": alt}
-    ):  # ids must differ between the drawings of one page, and not between runs
+    with _drawing({"svg.hashsalt": alt}):  # ids must differ between the drawings of one page, and not between runs
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf.evaluation.numbers import mapping, number, shares_of_100
+from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
 from rlhf.pipeline.report_alarms import alarm_steps
-from rlhf.pipeline.report_data import GAMED, RunRecord, StageRecord, mapping, number, sorted_points
+from rlhf.pipeline.report_data import RunRecord, StageRecord, sorted_points
 from rlhf.pipeline.report_plots import ONE, THREE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
 
 
@@ -58,6 +60,11 @@ LABELS = {
     "entropy": "Entropy",
     "length": "Length",
     "unended_frac": "Cut off by the length limit",
+    "empty_frac": "Empty",
+    "repetition": "Repeated runs of three tokens",
+    "judge_unseen_frac": "Words the judge was not trained on",
+    "judge_overlong_frac": "Longer than the judge's training rows",
+    "variety": "Variety",
     "distinct_1": "Different words",
     "distinct_2": "Different word pairs",
     "distinct_completions": "Different completions",
@@ -124,8 +131,52 @@ def stage_curves(stage: StageRecord) -> StageCurves:
     return StageCurves(stage, panels, sorted(others))
 
 
+def outcome_view(stage: StageRecord, verdict: Verdict) -> dict[str, Any]:
+    """What one evaluation came to: its verdict, and the numbers that the first lines of a report show."""
+    evaluation = mapping(stage.evaluation)
+    rate = mapping(evaluation.get("win_rate"))
+    counts = [int(number(rate.get(name)) or 0) for name in ("wins", "ties", "losses")]
+    return {
+        "stage": stage,
+        "verdict": verdict,
+        "settings": mapping(evaluation.get("settings")),
+        "win_rate": rate,
+        "votes": list(
+            zip(("win", "tie", "loss"), ("better", "equal", "worse"), counts, shares_of_100(counts), strict=True)
+        ),
+        "gold": mapping(mapping(evaluation.get("changes")).get("gold")),
+        "kl": mapping(evaluation.get("kl")),
+    }
+
+
+def changes_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What changed from baseline to policy."""
+    return {
+        "stage": stage,
+        "settings": mapping(evaluation.get("settings")),
+        "changes": changes(evaluation),
+        "kl": mapping(evaluation.get("kl")),
+        "prompts": stage.seen.about_prompts if stage.seen else "prompts",
+        "judge_clause": f", {stage.seen.about_judge}" if stage.seen else "",
+        "missing_parts": mapping(evaluation.get("missing")),
+    }
+
+
+def samples_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers of both policies side by side."""
+    return {
+        "stage": stage,
+        "settings": mapping(evaluation.get("settings")),
+        "samples": evaluation.get("samples") or [],
+    }
+
+
 def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """Proxy reward against the judge over a training run."""
+    note = f" by {mapping(evaluation.get('settings')).get('judge') or 'a judge'}"
+    if stage.seen is not None:
+        note += f", {stage.seen.about_judge}"
+        note += ": it can't tell gaming from getting better" if stage.seen.judge else ""
     points = [mapping(point) for point in evaluation["curve"]]
     found = mapping(evaluation.get("hacking"))
     gold = _series(points, "step", "gold", "judge (the truth)", TWO, band=True)
@@ -151,7 +202,16 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
         panels.append(line_panel(title, by_kl, x_label=label, unit="points"))
     if (kl := _series(points, "step", "kl", "KL", ONE)) is not None:
         panels.append(line_panel("Distance over time", [kl], unit="KL, nats per sequence"))
-    return {"stage": stage, "finding": found, "panels": panels, "rollouts": len(points)}
+    doubted = stage.verdict.doubts_the_judge
+    tone = {"reward_hacking": "bad", "collapse": "bad", "none": "unknown" if doubted else "good"}
+    return {
+        "stage": stage,
+        "tone": tone.get(str(found.get("verdict")), "unknown"),
+        "sentence": hacking_sentence(found, doubted=doubted),
+        "panels": panels,
+        "rollouts": len(points),
+        "judge_note": note,
+    }
 
 
 def solving_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,18 +225,25 @@ def solving_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def reward_view(run: RunRecord) -> dict[str, Any] | None:
-    """Accuracy and calibration of the reward model."""
-    if run.reward_model is None:
-        return None
-    stage, quality = run.reward_model
+def reward_views(run: RunRecord) -> list[dict[str, Any]]:
+    """Accuracy and calibration of each reward model that was measured."""
+    return [_reward_view(stages, quality) for stages, quality in run.reward_models]
+
+
+def _reward_view(stages: Sequence[StageRecord], quality: Mapping[str, Any]) -> dict[str, Any]:
     calibration = mapping(quality.get("calibration"))
     bins = [
         each for each in calibration.get("bins") or [] if number(mapping(each.get("accuracy")).get("value")) is not None
     ]
     panels = [calibration_panel(bins), sureness_panel(bins)] if bins else []
-    proxy = mapping(run.evaluation[1].get("proxy")) if run.evaluation else {}
-    return {"stage": stage, "quality": quality, "calibration": calibration, "panels": panels, "proxy": proxy}
+    proxies = [(stage.name, mapping(mapping(stage.evaluation).get("proxy"))) for stage in stages]
+    return {
+        "names": ", ".join(stage.name for stage in stages),
+        "quality": quality,
+        "calibration": calibration,
+        "panels": panels,
+        "proxies": [(name, proxy) for name, proxy in proxies if proxy],
+    }
 
 
 def _matches(pattern: str, name: str) -> bool:

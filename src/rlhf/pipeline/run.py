@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,10 +14,12 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from rlhf.config.problems import PassAtKStage
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import EvaluateStage, Stage
+from rlhf.config.threads import check_threads
 from rlhf.config.training import TrainConfig
-from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError
+from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
 from rlhf.pipeline import previous
@@ -30,11 +33,14 @@ from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOption
 from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import STAGES, StageContext, StageOutcome
-from rlhf.pipeline.validate.independence import seen_by_training
-from rlhf.training.checkpoint import PREFIX, step_of
+from rlhf.pipeline.validate.independence import INDEPENDENCE, seen_by_training
+from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
+from rlhf.training.checkpoint_names import PREFIX, step_of
 from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import EVENTS, RunLog, finite, read_jsonl
 from rlhf.training.profile import profile_table, profiled
+
+logger = logging.getLogger(__name__)
 
 WRITTEN = ("recipe.yaml", "manifest.json", "summary.json", FILE_NAME)
 """Besides the stages' folders."""
@@ -75,7 +81,7 @@ class Pipeline:
             The summary.
 
         Raises:
-            ConfigError: The recipe's device is not there.
+            ConfigError: The recipe's device is not there, or it wants more threads than can be started.
             RunBusyError: Another live process has the run folder.
             StorageError: It can't be written, or the disk is full.
             MemoryLimitError: A stage ran out of memory.
@@ -83,6 +89,7 @@ class Pipeline:
         """
         chosen = RunOptions(**options)
         self._profiles = chosen.profile
+        check_threads(self.recipe.threads)
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         with (
@@ -117,6 +124,19 @@ class Pipeline:
         if options.request:
             write_json(self.run_dir / REQUEST, {"request": options.request, "number": planner.request})
         write_text(self.run_dir / "recipe.yaml", recipe)
+        try:
+            self._do_all(plans, options)
+        except KeyboardInterrupt:  # who presses Ctrl-C twice does not wait for a page
+            raise
+        except BaseException:
+            self._report_failure()
+            raise
+        (self.run_dir / REQUEST).unlink(missing_ok=True)
+        report = write_report(self.run_dir)
+        self._say_where(report, only=plans[-1].name if options.brief else None)
+        return summary(self.run_dir, self.artifacts)
+
+    def _do_all(self, plans: Sequence[PlannedStage], options: RunOptions) -> None:
         planner = Planner(self.recipe, self.run_dir, options)
         for foreseen in plans:
             plan = planner.plan_stage(foreseen.name)
@@ -125,10 +145,13 @@ class Pipeline:
             self.artifacts[plan.name] = self._do(plan, brief=options.brief)
             planner.take(plan.name, self.artifacts[plan.name].key, self.artifacts[plan.name])
             self._tell(of=planner.stages)
-        (self.run_dir / REQUEST).unlink(missing_ok=True)
-        report = write_report(self.run_dir)
-        self._say_where(report, only=plans[-1].name if options.brief else None)
-        return summary(self.run_dir, self.artifacts)
+
+    def _report_failure(self) -> None:
+        """A page that names what failed, and where; whatever goes wrong with it must not hide the failure itself."""
+        try:
+            self.log.say(f"[bold]report       [/]{write_report(self.run_dir)}")
+        except Exception:
+            logger.debug("No report of the failed run could be written", exc_info=True)
 
     def _is_told(self, recipe: str) -> bool:
         """Whether recipe, manifest, summary and report are there and say what they would say."""
@@ -185,10 +208,10 @@ class Pipeline:
         stage = self.recipe.stages[plan.name]
         log = self.log.for_stage(plan.name, log_to=getattr(stage, "log_to", ()))
         log.write("stage_start", kind=plan.kind, key=plan.key, action=str(plan.action), reasons=list(plan.reasons))
-        self._warn(plan.name, log)
         began = time.monotonic()
         with self._failures(plan.name, log), memory_errors(plan.name, stage), storage_errors(self.run_dir):
             self._check_parents(plan.name)
+            self._warn(plan.name, log)
             outcome = self._outcome(stage, StageContext(plan.name, self.run_dir, log))
             self._signals.check()  # a library that catches everything may have caught what a signal raised
             self._check_inputs(plan)
@@ -233,12 +256,20 @@ class Pipeline:
     def _warn(self, name: str, log: RunLog) -> None:
         """Say beside the result, and in the report, where an evaluation measures with what training saw."""
         stage = self.recipe.stages[name]
-        if not isinstance(stage, EvaluateStage):
+        if not isinstance(stage, EvaluateStage | PassAtKStage):
             return
         said = {event.get("message") for event in events_of(read_jsonl(self.run_dir / EVENTS), name)}
-        for warning in seen_by_training(self.recipe.stages, stage).warnings:
+        seen = seen_by_training(
+            self.recipe.stages, stage, run=self.run_dir, runs=self.run_dir.parent, count=count_seen_prompts
+        )
+        write_json(self.run_dir / name / INDEPENDENCE, seen.to_dict())
+        for warning in seen.warnings:
             if warning not in said:  # in an attempt that was broken off
                 log.alarm(warning)
+        for note in seen.notes:
+            if note not in said:
+                log.write("note", message=note)
+                self.log.say(escape(f"  {note}"))
 
     @contextlib.contextmanager
     def _failures(self, name: str, log: RunLog) -> Iterator[None]:
@@ -247,7 +278,9 @@ class Pipeline:
             yield
         except BaseException as err:
             stopped = isinstance(err, InterruptedRun | KeyboardInterrupt)
-            message = str(err) if isinstance(err, RLHFError | InterruptedRun) else f"{type(err).__name__}: {err}"
+            message = (
+                text_of(err) if isinstance(err, RLHFError | InterruptedRun) else f"{type(err).__name__}: {text_of(err)}"
+            )
             with contextlib.suppress(OSError):  # the disk may be what is full
                 log.write("stage_interrupted" if stopped else "stage_failed", message=message)
             if isinstance(err, InterruptedRun):

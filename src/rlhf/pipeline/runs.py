@@ -16,7 +16,7 @@ from rlhf.pipeline.manifest import alarms
 from rlhf.pipeline.previous import FOLDER as PREVIOUS
 from rlhf.pipeline.previous import GONE, events_of, previous_of, remove
 from rlhf.pipeline.reasons import changed_settings, shown_both
-from rlhf.training.checkpoint import PREFIX
+from rlhf.training.checkpoint_names import PREFIX
 from rlhf.training.log import EVENTS, read_jsonl
 
 LEFTOVERS = (f"**/{GONE}*", "**/.*.tmp")
@@ -28,9 +28,12 @@ WORDS = {
     "win_rate_low": "win rate, low end of its 95 % interval",
     "win_rate_high": "win rate, high end of its 95 % interval",
     "reward_accuracy": "reward model's accuracy on held-out pairs",
-    "kl": "KL from the baseline, nats per answer",
+    "kl": "KL from the baseline, nats per answer, an estimate",
     "gold_before": "judge's mean score before",
     "gold_after": "judge's mean score after",
+    "compared": "policy, baseline, judge",
+    "verdict": "verdict",
+    "verdict_title": "verdict in words",
 }
 """Names in summary.json -> what people call them."""
 OF_THE_WHOLE = ("eval/", "score_first", "score_last")
@@ -69,7 +72,9 @@ class RunLook:
     """Epoch seconds of the newest event."""
     running: bool
     outcome: dict[str, Any]
-    """Win rate and the like, as in summary.json; null for what nobody measured."""
+    """Win rate and the like, as in summary.json; null for what nobody measured, or what several evaluations measured."""
+    evaluations: dict[str, dict[str, Any]]
+    """The same of each evaluation by its stage, with its policy, baseline, judge and verdict."""
 
     @property
     def num_finished(self) -> int:
@@ -78,12 +83,11 @@ class RunLook:
 
     @property
     def result(self) -> str:
-        """What went wrong where something did, else the win rate, else what the last finished stage says."""
+        """What went wrong where something did, else the verdict of every evaluation, else what the last finished stage says."""
         if not self.running and (broken := next((stage for stage in self.stages if stage.trouble), None)):
             return f"failed in {broken.name}: {broken.trouble}"
-        rate, low, high = (self.outcome.get(f"win_rate{end}") for end in ("", "_low", "_high"))
-        if isinstance(rate, int | float) and isinstance(low, int | float) and isinstance(high, int | float):
-            return f"win rate {rate:.3f} [{low:.3f}, {high:.3f}]"
+        if told := [line for each in self.evaluations.values() if (line := _evaluation_line(each))]:
+            return "; ".join(told)
         return next((stage.headline for stage in reversed(self.stages) if stage.status == "finished"), "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +108,10 @@ class RunDifference:
     @property
     def headlines(self) -> tuple[tuple[str, Any, Any], ...]:
         """Those results that say how the runs came out: of the whole, and what their stages measured on held-out data."""
-        return tuple(row for row in self.results if row[0] in WORDS or any(part in row[0] for part in OF_THE_WHOLE))
+        return tuple(
+            row for row in self.results
+            if row[0].rpartition(": ")[2] in WORDS or any(part in row[0] for part in OF_THE_WHOLE)
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -185,7 +192,7 @@ def look_at(run: Path) -> RunLook:
         kind = str(settings.get("kind", "")) if isinstance(settings, dict) else ""
         count = sum(event.get("stage") == name for event in raised)
         stages.append(_look_at_stage(run, name, kind, count, _trouble(events_of(log, name))))
-    events = run / EVENTS
+    events, summary = run / EVENTS, _json(run / "summary.json")
     return RunLook(
         name=run.resolve().name,
         folder=str(run),
@@ -193,8 +200,31 @@ def look_at(run: Path) -> RunLook:
         bytes=size_of(run),
         changed=(events if events.exists() else run).stat().st_mtime,
         running=is_locked(run),
-        outcome={k: v for k, v in _json(run / "summary.json").items() if isinstance(v, int | float | None)},
+        outcome={k: v for k, v in summary.items() if isinstance(v, int | float | None)},
+        evaluations=evaluations_of(summary),
     )
+
+
+def evaluations_of(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every evaluation in a summary.json by its stage; of an older version as far as it says."""
+    told, stages = summary.get("evaluations"), summary.get("stages")
+    if isinstance(told, dict):
+        return {str(name): each for name, each in told.items() if isinstance(each, dict)}
+    found = {}
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        if isinstance(stage, dict) and stage.get("kind") == "evaluate" and isinstance(stage.get("metrics"), dict):
+            found[str(name)] = stage["metrics"]
+    return found
+
+
+def _evaluation_line(found: Mapping[str, Any]) -> str:
+    """``ppo against sft: The model became better, win rate 0.902 [0.877, 0.923]``."""
+    rate, low, high = (found.get(f"win_rate{end}") for end in ("", "_low", "_high"))
+    words = [str(found["verdict_title"])] if found.get("verdict_title") else []
+    if isinstance(rate, int | float) and isinstance(low, int | float) and isinstance(high, int | float):
+        words.append(f"win rate {rate:.3f} [{low:.3f}, {high:.3f}]")
+    who = f"{found['policy']} against {found['baseline']} by {found.get('judge')}: " if found.get("policy") else ""
+    return who + ", ".join(words) if words else ""
 
 
 def difference(first: Path, second: Path) -> RunDifference:
@@ -321,14 +351,22 @@ def _trouble(events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def words_for(name: str) -> str:
-    """What people call a number of a run."""
-    return WORDS.get(name, name)
+    """What people call a result of a run, or of one of its evaluations."""
+    stage, colon, key = name.rpartition(": ")
+    return f"{stage}{colon}{WORDS.get(key, key)}"
 
 
 def _results(run: Path) -> dict[str, Any]:
-    """Numbers of the summary by name, a stage's metrics under the stage."""
+    """Numbers of the summary by name, an evaluation's verdict and numbers and a stage's metrics under the stage."""
     tree = _json(run / "summary.json")
-    found = {name: value for name, value in tree.items() if _is_number(value)}
+    evaluations = evaluations_of(tree)
+    told = {(name, value) for each in evaluations.values() for name, value in each.items() if _is_number(value)}
+    found: dict[str, Any] = {n: v for n, v in tree.items() if _is_number(v) and (n, v) not in told}
+    for name, each in evaluations.items():
+        words = [str(each[key]) for key in ("policy", "baseline", "judge") if each.get(key)]
+        found |= {f"{name}: compared": " / ".join(words)} if words else {}
+        found |= {f"{name}: {key}": each[key] for key in ("verdict", "verdict_title") if isinstance(each.get(key), str)}
+        found |= {f"{name}: {key}": value for key, value in each.items() if key in WORDS and _is_number(value)}
     stages = tree.get("stages")
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         metrics = stage.get("metrics") if isinstance(stage, dict) else None

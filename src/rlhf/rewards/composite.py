@@ -79,7 +79,8 @@ class CompositeReward:
             for place, verdict in enumerate(standardized(sound) if component.normalize else sound):
                 if verdict is not None:
                     totals[place] = (totals[place] or 0.0) + component.weight * verdict
-        wrong = {place: self._fault(total) for place, total in enumerate(totals) if place not in errors}
+        said = [{name: asked.verdicts[name][place] for name in self.names} for place in range(len(completions))]
+        wrong = {p: self._fault(total, said[p]) for p, total in enumerate(totals) if p not in errors}
         wrong = {place: reason for place, reason in wrong.items() if reason}
         if wrong and self.on_error == "raise":
             place, reason = min(wrong.items())
@@ -88,13 +89,13 @@ class CompositeReward:
         scores = [math.nan if total is None or place in errors else total for place, total in enumerate(totals)]
         return ScoreResult(scores, asked.parts, errors)
 
-    def _fault(self, total: float | None) -> str:
+    def _fault(self, total: float | None, said: Mapping[str, float | None]) -> str:
         """Why a sum is no score; the empty text where it is one."""
-        names = ", ".join(self.names)
         if total is None:
-            return f"no reward applies to it: {names} all returned None; add one that judges every sample"
+            return f"no reward applies to it: {', '.join(said)} all returned None; add one that judges every sample"
         if not math.isfinite(total):
-            return f"the weighted sum of {names} is {total}; lower the weights, or bring the scores to a common scale"
+            given = ", ".join(f"{name} gave {value:.3g}" for name, value in said.items() if value is not None)
+            return f"the weighted sum is {total} ({given}); lower the weights, or bring the scores to a common scale"
         return ""
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rlhf.config.rewards import FUNCTION
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, RewardError
+from rlhf.errors import ConfigError, RewardError, text_of
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.types import CompletionLike, Notify, ScoreResult, sample_name
 from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refusal, refuse, score_result
@@ -211,7 +211,7 @@ class FunctionReward:
         try:
             arguments = copy.deepcopy(arguments)
         except Exception as err:
-            reason = f"a column can't be copied ({type(err).__name__}: {err}), and a function gets copies only"
+            reason = f"a column can't be copied ({type(err).__name__}: {text_of(err)}), and a function gets copies only"
             raise CallError(Failure(reason, hopeless=True)) from err
         return call(self._function, arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from rlhf.errors import RewardError, RLHFError, look_up
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.ensemble import COMBINATIONS, combine_scores
-from rlhf.rewards.types import CompletionLike, ScoreResult, TextCompletion, sample_name
+from rlhf.rewards.lengths import LengthRule
+from rlhf.rewards.types import CompletionLike, ScoreResult, TextCompletion
 from rlhf.rewards.verdicts import OnError, result_of_model
 
 
@@ -61,6 +63,7 @@ class LearnedReward:
         self.std_coef = std_coef
         self.max_tokens = max_tokens
         self.on_error = on_error
+        self.lengths = LengthRule(context_length(base_model(model.members[0])))  # type: ignore[arg-type]
         self._name = name
         self._same_ids = same_ids(tokenizer, model.tokenizer) if tokenizer is not None else None
 
@@ -74,17 +77,13 @@ class LearnedReward:
         """See ``Scorer``.
 
         Raises:
-            RewardError: A sample is too long for the model, or gets a score that is not finite.
+            RewardError: A sample is too long for the model and none is cut (``lengths``), or gets a score that is not finite.
         """
-        same = self._same_ids
-        if same is None:
-            same = reads_the_same(self.model.tokenizer, prompts, completions)
         who = f"The reward model {self.name}"
         tokenizer = self.model.tokenizer
-        groups = (
-            groups_of_ids(prompts, completions) if same else groups_of_texts(tokenizer, prompts, completions, who=who)
-        )
-        check_lengths(self._context, groups, prompts, completions, who=who)
+        as_ids = usable_ids(tokenizer, prompts, completions, same=self._same_ids)
+        groups = groups_of_samples(tokenizer, prompts, completions, as_ids=as_ids, who=who)
+        groups = self.lengths.applied(groups, prompts, completions, who=who, bos=tokenizer.bos_token_id)
         each = self._each_score(groups)
         scores = combine_scores(each, how=self.combine, std_coef=self.std_coef).tolist()
         result = result_of_model(who, self.name, scores, prompts, completions, on_error=self.on_error)
@@ -112,15 +111,11 @@ class LearnedReward:
         ]
         who = f"The reward model {self.name}"
         groups = groups_of_texts(self.model.tokenizer, asked, said, who=who)
-        check_lengths(self._context, groups, asked, said, who=who)
+        groups = self.lengths.applied(groups, asked, said, who=who, bos=self.model.tokenizer.bos_token_id)
         scores: list[float] = combine_scores(
             self._each_score(groups), how=self.combine, std_coef=self.std_coef
         ).tolist()
         return scores
-
-    @property
-    def _context(self) -> int | None:
-        return context_length(base_model(self.model.members[0]))  # type: ignore[arg-type]
 
     def _each_score(self, groups: list[Group]) -> Tensor:
         """[K, S] normalised scores of every member and head."""
@@ -140,21 +135,39 @@ def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bo
     return specials[0] == specials[1] and one.get_vocab() == other.get_vocab()
 
 
-def reads_the_same(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
-) -> bool:
-    """Whether a tokenizer reads from these ids the texts they stand for, and a special token where they end."""
-    specials = set(tokenizer.all_special_ids)
-    for prompt, completion in zip(prompts, completions, strict=True):
-        if not completion.tokens:  # only its text is known
-            return False
-        decoded = tokenizer.decode([*prompt.ids, *completion.tokens], skip_special_tokens=True)
-        if not str(decoded).endswith(completion.text):
-            return False
-        ended_in_text = tokenizer.decode(completion.tokens[-1:], skip_special_tokens=True) != ""
-        if not completion.truncated and not ended_in_text and completion.tokens[-1] not in specials:
-            return False
-    return True
+def usable_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    completions: Sequence[CompletionLike],
+    *,
+    same: bool | None = None,
+) -> list[bool]:
+    """[S] whether a model can take the ids that were sampled as they are.
+
+    Args:
+        tokenizer: The model's.
+        prompts: [S].
+        completions: [S].
+        same: Whether the policy's tokenizer has the same ids. None where it is not known: then those samples whose ids this tokenizer
+            reads as the texts they stand for, and none where it reads most of them otherwise.
+    """
+    known = [bool(completion.tokens) for completion in completions]  # of some only the text is known
+    if same is not None:
+        return [same and there for there in known]
+    asked = zip(known, prompts, completions, strict=True)
+    read = [there and _reads_the_same(tokenizer, prompt, completion) for there, prompt, completion in asked]
+    return read if 2 * sum(read) > sum(known) else [False] * len(read)
+
+
+def _reads_the_same(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completion: CompletionLike) -> bool:
+    """Whether a tokenizer reads from the ids the text they stand for, and a special token where they end."""
+    decoded = str(tokenizer.decode([*prompt.ids, *completion.tokens], skip_special_tokens=True))
+    if not decoded.endswith(completion.text):
+        return False
+    if not completion.text and str(tokenizer.decode(completion.tokens, skip_special_tokens=True)).strip():
+        return False
+    ended_in_text = tokenizer.decode(completion.tokens[-1:], skip_special_tokens=True) != ""
+    return completion.truncated or ended_in_text or completion.tokens[-1] in tokenizer.all_special_ids
 
 
 def groups_of_texts(
@@ -184,24 +197,21 @@ def groups_of_texts(
     return [groups[i] for i in range(len(completions))]
 
 
-def check_lengths(
-    limit: int | None,
-    groups: Sequence[Group],
+def groups_of_samples(
+    tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     completions: Sequence[CompletionLike],
     *,
+    as_ids: Sequence[bool],
     who: str,
-) -> None:
-    """Refuse a sample that is longer than a model was made for, by its name."""
-    if limit is None:
-        return
-    lengths = [len(group.prefix) + len(branch.tokens) for group in groups for branch in group.branches]
-    for place, length in enumerate(lengths):
-        if length > limit:
-            raise RewardError(
-                f"Sample {sample_name(prompts[place], completions[place])} has {length} tokens, but "
-                f"{who[0].lower()}{who[1:]} was made for {limit}; lower max_new_tokens or max_prompt_length."
-            )
+) -> list[Group]:
+    """Samples in order, each as the ids that were sampled or (``as_ids`` [S] says) as a text that is tokenised by ``tokenizer``."""
+    groups: list[Group] = []
+    for by_ids, run in groupby(range(len(completions)), key=as_ids.__getitem__):
+        places = list(run)
+        asked, said = [prompts[i] for i in places], [completions[i] for i in places]
+        groups += groups_of_ids(asked, said) if by_ids else groups_of_texts(tokenizer, asked, said, who=who)
+    return groups
 
 
 def groups_of_ids(prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:

@@ -26,7 +26,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlhf.rewards.worker import CallError, Failure, Odd
+from rlhf.errors import text_of
+from rlhf.rewards.worker import PIPE_CLOSED, CallError, Failure, Odd
 
 START_SECONDS = 120.0
 """For the interpreter and the function's own imports."""
@@ -73,7 +74,7 @@ class FunctionProcess:
         try:
             message = pickle.dumps(dict(arguments))
         except Exception as err:
-            reason = f"a column can't be sent to another process ({type(err).__name__}: {err}); use in_process"
+            reason = f"a column can't be sent to another process ({type(err).__name__}: {text_of(err)}); use in_process"
             raise CallError(Failure(reason, hopeless=True)) from err
         with self._lock:
             self._start()
@@ -193,8 +194,8 @@ class FunctionProcess:
             time.sleep(0.01)
         self.close()
         status = process.returncode
-        if not exited or status is None:
-            return "the process that ran it closed its connection to us; a function must leave open files alone"
+        if not exited or status is None or status == PIPE_CLOSED:
+            return "it closed the pipe through which its process answers; a function must close no files but those that it opened"
         if status >= 0:
             return f"the process that ran it ended with exit code {status}; a reward function must return, not exit"
         return f"the process that ran it {DEATHS.get(-status, f'was killed by {_signal_name(-status)}')}"

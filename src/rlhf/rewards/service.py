@@ -70,7 +70,7 @@ class ServiceReward:
         self._caller = Caller(
             url=url,
             name=name,
-            headers={key: _filled(value, key) for key, value in (headers or {}).items()},
+            headers={key: filled_header(value, key) for key, value in (headers or {}).items()},
             patience=patience or Patience(),
             concurrency=concurrency,
             notify=logger.warning,
@@ -191,8 +191,12 @@ class ServiceReward:
         return answer
 
 
-def _filled(value: str, header: str) -> str:
-    """A header's value with the environment's variables in it."""
+def filled_header(value: str, header: str) -> str:
+    """A header's value with the environment's variables in it.
+
+    Raises:
+        ConfigError: A variable is not set, or the value is none that a header can have.
+    """
 
     def of(match: re.Match[str]) -> str:
         variable = match[1] or match[2]

@@ -17,7 +17,8 @@ from rlhf.errors import RewardError, look_up
 from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps
 from rlhf.models.process import ProcessRewardModel, pack_steps, step_rows
 from rlhf.models.score import base_model, context_length, evaluating
-from rlhf.rewards.learned import check_lengths, groups_of_ids, groups_of_texts, reads_the_same, same_ids
+from rlhf.rewards.learned import groups_of_samples, same_ids, usable_ids
+from rlhf.rewards.lengths import LengthRule
 from rlhf.rewards.types import CompletionLike, ScoreResult
 from rlhf.rewards.verdicts import OnError, result_of_model
 
@@ -57,6 +58,7 @@ class ProcessReward:
         look_up(dict.fromkeys(STEP_AGGREGATIONS), self.aggregate, kind="aggregation of steps")
         self.max_tokens = max_tokens
         self.on_error = on_error
+        self.lengths = LengthRule(context_length(base_model(model.member)))
         self._name = name
         self._same_ids = same_ids(tokenizer, model.tokenizer) if tokenizer is not None else None
 
@@ -73,21 +75,22 @@ class ProcessReward:
             RewardError: A sample is too long for the model, or gets a score that is not finite.
         """
         who, tokenizer = f"The process reward model {self.name}", self.model.tokenizer
-        same = self._same_ids
-        if same is None:
-            same = reads_the_same(tokenizer, prompts, completions)
-        groups = (
-            groups_of_ids(prompts, completions) if same else groups_of_texts(tokenizer, prompts, completions, who=who)
-        )
+        as_ids = usable_ids(tokenizer, prompts, completions, same=self._same_ids)
         own = [getattr(completion, "scored", None) for completion in completions]
-        if not same and any(marks is not None and not all(marks) for marks in own):
+        if any(not ids and marks is not None and not all(marks) for ids, marks in zip(as_ids, own, strict=True)):
             raise RewardError(
                 f"{who} reads the texts of these episodes anew, as it has another tokenizer than the policy, and can't tell the policy's "
                 "steps from the environment's words there; train it from a model with the policy's tokenizer."
             )
-        marks_of = iter(own)
-        groups = [self._cut(group, [next(marks_of) if same else None for _ in group.branches]) for group in groups]
-        check_lengths(context_length(base_model(self.model.member)), groups, prompts, completions, who=who)
+        groups = groups_of_samples(tokenizer, prompts, completions, as_ids=as_ids, who=who)
+        if self.lengths.cuts:  # before the steps are, which may end with a separator that nobody said
+            turns = max((sum(mine for mine, _ in groupby(marks)) for marks in own if marks), default=1)
+            room = turns * len(self.model.cutter.separator_ids)
+            groups = self.lengths.applied(groups, prompts, completions, who=who, bos=tokenizer.bos_token_id, room=room)
+        marks_of = iter([marks if ids else None for ids, marks in zip(as_ids, own, strict=True)])
+        groups = [self._cut(group, [next(marks_of) for _ in group.branches]) for group in groups]
+        if not self.lengths.cuts:
+            groups = self.lengths.applied(groups, prompts, completions, who=who)
         scores: list[float] = []
         with evaluating(self.model):
             for run in split_by_tokens(groups, max_tokens=self.max_tokens):
@@ -97,7 +100,10 @@ class ProcessReward:
         return replace(result, per_component={**result.per_component, f"{self.name}_steps": counts})
 
     def _cut(self, group: Group, own: Sequence[list[bool] | None]) -> Group:
-        cut = [self._cut_turns(branch.tokens, marks) for branch, marks in zip(group.branches, own, strict=True)]
+        cut = [
+            self._cut_turns(branch.tokens, marks and marks[: len(branch.tokens)])
+            for branch, marks in zip(group.branches, own, strict=True)
+        ]
         columns = {**group.columns, "step_ends": [solution.ends for solution in cut]}
         return Group(group.prefix, [Branch(solution.tokens) for solution in cut], columns)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from rlhf.data.contracts import Prompt
-from rlhf.errors import RewardError, RLHFError
+from rlhf.errors import RewardError, RLHFError, text_of
 
 
 class CompletionLike(Protocol):
@@ -136,7 +136,7 @@ def ask_scorer(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[
         raise
     except Exception as err:
         raise RewardError(
-            f"The reward {scorer.name} raised {type(err).__name__}: {err}, while it judged {len(completions)} "
+            f"The reward {scorer.name} raised {type(err).__name__}: {text_of(err)}, while it judged {len(completions)} "
             f"completions from {sample_name(prompts[0], completions[0])} on."
         ) from err
     if not isinstance(result, ScoreResult) or len(result.scores) != len(completions):

@@ -19,9 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rlhf.errors import InterruptedRun, did_you_mean
+from rlhf.errors import InterruptedRun, did_you_mean, printable, text_of
 from rlhf.rewards.background import run_async
 
+PIPE_CLOSED = 113
+"""Exit code where the function closed the pipe: files that it did not open."""
 LONGEST_TEXT = 400
 """Characters of an exception's text that a message repeats."""
 
@@ -166,7 +168,7 @@ def _module_from_file(path: Path) -> ModuleType:
 
 def _import_failure(source: str, err: BaseException) -> Failure:
     if isinstance(err, SyntaxError):
-        failure = Failure(f"it is not valid Python: {err.msg} ({err.filename}, line {err.lineno})")
+        failure = Failure(f"it is not valid Python: {printable(err.msg)} ({err.filename}, line {err.lineno})")
     elif isinstance(err, ModuleNotFoundError) and err.name and f"{source}.".startswith(f"{err.name}."):
         failure = Failure(f"there is no module {source!r}")
     elif isinstance(err, SystemExit):
@@ -195,7 +197,8 @@ def _exception_failure(err: BaseException, source: str) -> Failure:
     else:
         text = _text(err)
         what, advice = f"it raised {type(err).__name__}{': ' if text else ''}{text}", ""
-    return Failure(f"{what}{''.join(where)}{advice}", "".join(traceback.format_exception(type(err), err, trace)))
+    lines = traceback.format_exception(type(err), err, trace)
+    return Failure(f"{what}{''.join(where)}{advice}", printable("".join(lines)))
 
 
 def _source(function: Callable[..., Any]) -> str:
@@ -208,16 +211,13 @@ def _source(function: Callable[..., Any]) -> str:
 
 def _text(err: BaseException) -> str:
     """What an exception says, on one line."""
-    try:
-        text = " ".join(str(err).split())
-    except Exception:
-        return "(its text can't be read)"
+    text = " ".join(text_of(err).split())
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ..."
 
 
 def _shown(value: Any) -> str:
     try:
-        return repr(value)[:80]
+        return printable(repr(value)[:80])
     except Exception:
         return f"a {type(value).__name__}"
 
@@ -227,7 +227,7 @@ def _hopeless(reason: str) -> CallError:
 
 
 def main(descriptor: int) -> None:
-    """Serve calls until the other end of the pipe closes."""
+    """Serve calls until the other end of the pipe closes; where the function closed our end, exit with ``PIPE_CLOSED``."""
     os.set_inheritable(descriptor, False)  # a program that the function starts must not keep the pipe open
     pipe = Connection(descriptor)
     try:
@@ -246,6 +246,8 @@ def main(descriptor: int) -> None:
                 pipe.send((None, err.failure))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
+    except OSError:  # the descriptor is closed, or something else by now
+        os._exit(PIPE_CLOSED)
 
 
 def _unpickled(message: bytes) -> Mapping[str, Any]:

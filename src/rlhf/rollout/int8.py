@@ -11,6 +11,7 @@ Sources: one scale for each output, and one for each token: Dettmers et al. 2022
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,5 +122,18 @@ def _weight(module: nn.Module) -> Tensor | None:
 
 
 def _has_kernel(weight: Tensor) -> bool:
-    """Without VNNI sums of two products would be cut to 16 bits."""
-    return weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+    return weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and _kernel_is_exact()
+
+
+@functools.cache
+def _kernel_is_exact() -> bool:
+    """Without VNNI, which ONEDNN_MAX_CPU_ISA can forbid too, oneDNN cuts sums of two products to 16 bits: tried with the largest."""
+    if not torch.cpu._is_vnni_supported():
+        return False
+    tokens, codes = torch.full((1, 16), 255, dtype=torch.uint8), torch.full((16, 16), 127, dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(codes, None)
+    scale, zeros = torch.ones(16, dtype=torch.float32), torch.zeros(16, dtype=torch.int64)
+    out: Tensor = torch.ops.onednn.qlinear_pointwise(
+        tokens, 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return bool((out == 16 * 255 * 127).all())

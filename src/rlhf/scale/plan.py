@@ -13,6 +13,7 @@ from rlhf.config.model import DType, ModelConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig
 from rlhf.config.stages import OfflineStage
+from rlhf.config.threads import check_threads
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import Group
 from rlhf.errors import ConfigError
@@ -100,10 +101,11 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
 
     Raises:
         ConfigError: No stage trains, or the one named does not.
-        ConfigError: The recipe's device is not there.
+        ConfigError: The recipe's device is not there, or it wants more threads than can be started.
         UnknownNameError: No such GPU; or this machine's is not in the table.
         ModelError: A model is not there.
     """
+    check_threads(recipe.threads)
     stages: dict[str, Any] = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, TrainConfig)}
     if not stages:
         kinds = ", ".join(dict.fromkeys(stage.kind for stage in recipe.stages.values()))

@@ -14,7 +14,8 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf.config.model import DType, LoRAConfig, ModelConfig
 from rlhf.errors import ModelError, did_you_mean
-from rlhf.models.sources import adapter_base, hub_options, is_adapter, model_source, plain_errors
+from rlhf.models.adapter_base import adapter_base
+from rlhf.models.sources import hub_options, is_adapter, model_source, plain_errors
 
 WIDTH: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""

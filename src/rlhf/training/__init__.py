@@ -15,7 +15,7 @@ ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimiser, schedule, clipping, mixed precision, weight averaging
 control       AdaptiveKLController, EarlyStopping
-checkpoint    rolling checkpoints, hashed; a damaged one is passed over
+checkpoint    rolling checkpoints, hashed; a damaged one is passed over; checkpoint_names: what their folders are called
 watch         what is done when a number goes wrong; guards, breaches: which numbers are
 interrupt     Ctrl-C and SIGTERM as requests to save and leave
 log           RunLog: events.jsonl, the console, trackers

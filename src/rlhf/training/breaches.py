@@ -21,6 +21,7 @@ from rlhf.config.guards import (
     RatioGuard,
     RepetitionGuard,
     RewardJumpGuard,
+    StepKLGuard,
 )
 
 FIRST = 5
@@ -33,6 +34,12 @@ MIN_STEPS = 20
 """Gradient norms before one is compared with them: the first ones come from warm-up."""
 MIN_CHANGES, MAX_CHANGES = 8, 20
 """Changes of the mean score before one is compared with them, and how many at most."""
+SHORT_KL = 15.0
+"""Nats per sequence that the shortest completions may drift by default."""
+FAR = 2.0
+"""Times its limit at which a single rollout's KL is an alarm."""
+MOVED = 0.25
+"""Rise of the mean score, in deviations of single scores, below which it did not move."""
 MAD_TO_DEVIATION = 1.4826
 """A normal variable's standard deviation over its median absolute deviation."""
 
@@ -86,23 +93,43 @@ class Past:
         del self.last[: -(WINDOW + RECENT)]
 
 
-Measured = Mapping[str, float]
-"""The finite metrics of a step; those of the algorithm without its name before them."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a guard may look at beside its own metric."""
+
+    now: Mapping[str, float]
+    """The finite metrics of a step; those of the algorithm without its name before them."""
+    past: Mapping[str, Past] = field(default_factory=dict)
+    """The watched ones before it."""
+
+    def start_and_recent(self, key: str) -> tuple[float, float] | None:
+        """Where another metric started and where it is now; None until both are known."""
+        if key not in self.now or key not in self.past:
+            return None
+        start, recent = self.past[key].start, self.past[key].recent(self.now[key])
+        return None if start is None or recent is None else (start, recent)
 
 
-def kl_breach(config: KLGuard, value: float, past: Past, measured: Measured) -> Breach | None:
-    """KL to the reference beyond its limit."""
-    limit = config.limit if config.limit is not None else max(15.0, 0.5 * measured.get("length_mean", 0.0))
-    if value <= limit:
+def kl_breach(config: KLGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+    """KL to the reference beyond its limit twice in a row, or far beyond it: a few completions that run away lift one mean.
+
+    Completions that grew have no more room than at first.
+    """
+    lengths = seen.start_and_recent("length_mean")
+    length = lengths[0] if lengths else seen.now.get("length_mean", 0.0)
+    limit = config.limit if config.limit is not None else max(SHORT_KL, config.per_token * length)
+    lasting = min(value, past.last[-1]) if past.last else 0.0
+    if max(lasting, value / FAR) <= limit:
         return None
+    a_token = f" ({value / seen.now['length_mean']:.2g} per token)" if seen.now.get("length_mean") else ""
     message = (
-        f"KL to the reference is {value:.3g} nats per sequence, above the limit of {limit:.3g}: so far from its start the "
-        "policy may be gaming the reward. Look at the samples; raise kl.coef, or lower the learning rate."
+        f"KL to the reference is {value:.3g} nats per sequence{a_token}, above the limit of {limit:.3g}: so far from its start "
+        "the policy may be gaming the reward. Look at the samples; raise kl.coef, or lower the learning rate."
     )
     return Breach(value, limit, message, Evidence("kl"))
 
 
-def entropy_breach(config: EntropyGuard, value: float, past: Past, measured: Measured) -> Breach | None:
+def entropy_breach(config: EntropyGuard, value: float, past: Past, seen: Seen) -> Breach | None:
     """Entropy that is used up, or that explodes."""
     start = past.start
     lowest = max(config.min_nats, config.min_frac * start) if start is not None else config.min_nats
@@ -122,7 +149,7 @@ def entropy_breach(config: EntropyGuard, value: float, past: Past, measured: Mea
     return None
 
 
-def grad_norm_breach(config: GradNormGuard, value: float, past: Past, measured: Measured) -> Breach | None:
+def grad_norm_breach(config: GradNormGuard, value: float, past: Past, seen: Seen) -> Breach | None:
     """A gradient norm many times the usual one, for one step or for several."""
     recent, earlier = past.recent(value), past.last[: 1 - RECENT]
     if recent is None or len(earlier) < MIN_STEPS or (usual := median(earlier)) <= 0:
@@ -144,13 +171,13 @@ def grad_norm_breach(config: GradNormGuard, value: float, past: Past, measured: 
     return Breach(found, times * usual, message)
 
 
-def reward_jump_breach(config: RewardJumpGuard, value: float, past: Past, measured: Measured) -> Breach | None:
+def reward_jump_breach(config: RewardJumpGuard, value: float, past: Past, seen: Seen) -> Breach | None:
     """A mean score that changed far more between two rollouts than it ever did."""
     scores = past.last[-MAX_CHANGES - 1 :]
     if len(scores) <= MIN_CHANGES:
         return None
     changes = [abs(after - before) for before, after in pairwise(scores)]
-    scale = max(MAD_TO_DEVIATION * median(changes), 0.1 * measured.get("score_std", 0.0))
+    scale = max(MAD_TO_DEVIATION * median(changes), 0.1 * seen.now.get("score_std", 0.0))
     before = scores[-1]
     if scale <= 0 or abs(value - before) <= config.deviations * scale:
         return None
@@ -169,7 +196,7 @@ def reward_jump_breach(config: RewardJumpGuard, value: float, past: Past, measur
     return Breach(value, limit, message, Evidence("score", largest=rose))
 
 
-def length_breach(config: LengthGuard, value: float, past: Past, measured: Measured) -> Breach | None:
+def length_breach(config: LengthGuard, value: float, past: Past, seen: Seen) -> Breach | None:
     """Completions much longer or shorter than at first."""
     start, recent = past.start, past.recent(value)
     if start is None or recent is None or start <= 0:
@@ -178,15 +205,41 @@ def length_breach(config: LengthGuard, value: float, past: Past, measured: Measu
     if not grew and recent >= start / config.factor:
         return None
     limit = start * config.factor if grew else start / config.factor
-    advice = "score for content, or penalise length" if grew else "the reward may favour saying little"
+    advice = "Score for content, or penalise length" if grew else "The reward may favour saying little"
     message = (
-        f"Completions {'grew' if grew else 'shrank'} to {recent:.3g} tokens from {start:.3g} at first (limit {limit:.3g}): "
-        f"{advice}; raise guards.length.factor if this is wanted."
+        f"Completions {'grew' if grew else 'shrank'} to {recent:.3g} tokens from {start:.3g} at first (limit {limit:.3g}). "
+        f"{_drift(seen) or advice}; raise guards.length.factor if this is wanted."
     )
     return Breach(recent, limit, message, Evidence("length", largest=grew))
 
 
-def repetition_breach(config: RepetitionGuard, value: float, past: Past, measured: Measured) -> Breach | None:
+def cut_breach(config: LengthGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+    """Many more completions cut by the length limit than at first; ``value`` is the share that ended by themselves."""
+    start, recent = past.start, past.recent(value)
+    if start is None or recent is None or recent >= start - config.max_cut_rise:
+        return None
+    cut, cut_at_first = 1 - recent, 1 - start
+    limit = cut_at_first + config.max_cut_rise
+    message = (
+        f"{cut:.0%} of the completions are cut by max_new_tokens, against {cut_at_first:.0%} at first (limit {limit:.0%}). "
+        f"{_drift(seen) or 'Set missing_eos_penalty or overlong, or allow more tokens'}; raise guards.length.max_cut_rise if this "
+        "is wanted."
+    )
+    return Breach(cut, limit, message, Evidence("length"))
+
+
+def _drift(seen: Seen) -> str:
+    """What to do where completions changed and the score did not rise: the reward did not ask for it. Else the empty text."""
+    scores, spread = seen.start_and_recent("score_mean"), seen.now.get("score_std")
+    if scores is None or spread is None or scores[1] - scores[0] > MOVED * spread:
+        return ""
+    return (
+        f"The mean score did not rise with it ({scores[1]:.3g}, {scores[0]:.3g} at first): the reward does not ask for this, the "
+        "policy drifts. Raise kl.coef, or lower the learning rate"
+    )
+
+
+def repetition_breach(config: RepetitionGuard, value: float, past: Past, seen: Seen) -> Breach | None:
     """Completions that repeat themselves more than at first."""
     start, recent = past.start, past.recent(value)
     if start is None or recent is None or recent <= start + config.max_rise:
@@ -198,7 +251,7 @@ def repetition_breach(config: RepetitionGuard, value: float, past: Past, measure
     return Breach(recent, start + config.max_rise, message, Evidence("repetition"))
 
 
-def clip_frac_breach(config: ClipFracGuard, value: float, past: Past, measured: Measured) -> Breach | None:
+def clip_frac_breach(config: ClipFracGuard, value: float, past: Past, seen: Seen) -> Breach | None:
     """Many tokens beyond the clipping bounds, step after step."""
     recent = past.recent(value)
     if recent is None or recent <= config.limit:
@@ -210,7 +263,20 @@ def clip_frac_breach(config: ClipFracGuard, value: float, past: Past, measured: 
     return Breach(recent, config.limit, message, Evidence("ratio"))
 
 
-def ratio_breach(config: RatioGuard, value: float, past: Past, measured: Measured) -> Breach | None:
+def step_kl_breach(config: StepKLGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+    """Updates that leave the policy far from the one that sampled what they learn from."""
+    recent = past.recent(value)
+    if recent is None or recent <= config.limit:
+        return None
+    message = (
+        f"In a typical step the policy is {recent:.2g} nats per token from the one that sampled the rollout, above the limit of "
+        f"{config.limit:.2g}: what it learns from is no longer its own. Lower the learning rate or epochs_per_rollout, or set "
+        "stop_at_kl."
+    )
+    return Breach(recent, config.limit, message, Evidence("ratio"))
+
+
+def ratio_breach(config: RatioGuard, value: float, past: Past, seen: Seen) -> Breach | None:
     """A token that became far more likely than when it was sampled."""
     if value <= config.limit:
         return None
@@ -221,7 +287,7 @@ def ratio_breach(config: RatioGuard, value: float, past: Past, measured: Measure
     return Breach(value, config.limit, message, Evidence("ratio"))
 
 
-def overflow_breach(config: RatioGuard, value: float, past: Past, measured: Measured) -> Breach | None:
+def overflow_breach(config: RatioGuard, value: float, past: Past, seen: Seen) -> Breach | None:
     """Ratios that no longer fit into a float."""
     if value <= 0:
         return None
@@ -232,16 +298,17 @@ def overflow_breach(config: RatioGuard, value: float, past: Past, measured: Meas
     return Breach(value, 0.0, message, Evidence("ratio"))
 
 
-Detector = Callable[[Any, float, Past, Measured], Breach | None]
+Detector = Callable[[Any, float, Past, Seen], Breach | None]
 
 WATCHES: dict[str, tuple[tuple[str, Detector], ...]] = {
     "kl": (("ref_kl", kl_breach),),
     "entropy": (("loss/entropy", entropy_breach),),
     "grad_norm": (("grad_norm", grad_norm_breach),),
     "reward_jump": (("score_mean", reward_jump_breach),),
-    "length": (("length_mean", length_breach),),
+    "length": (("length_mean", length_breach), ("eos_frac", cut_breach)),
     "repetition": (("repetition", repetition_breach),),
     "clip_frac": (("clip_frac", clip_frac_breach),),
+    "step_kl": (("kl_mean", step_kl_breach),),
     "ratio": (("ratio_max", ratio_breach), ("ratio_overflow_frac", overflow_breach)),
 }
 """Guard -> the metrics it looks at, each with what it looks for; keys are those of ``GuardsConfig``, less ``finite``."""
@@ -251,6 +318,7 @@ COLUMNS: dict[str, Column] = {
     "ref_kl": "kl",
     "score_mean": "score",
     "length_mean": "length",
+    "eos_frac": "length",
     "repetition": "repetition",
     "ratio_max": "ratio",
 }

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,28 +27,16 @@ from torch import Tensor, nn
 from rlhf.errors import CheckpointError, ConfigError, StorageError
 from rlhf.files import check_space, delete, fsync, make_folder, storage_errors
 from rlhf.training.checkpoint_folder import Checkpoint, Record, Snapshot
+from rlhf.training.checkpoint_names import PREFIX, step_and_number, step_of
 
-__all__ = ["ADVICE", "PREFIX", "Checkpoint", "CheckpointStore", "load_weights", "step_of"]
+__all__ = ["ADVICE", "Checkpoint", "CheckpointStore", "load_weights"]
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "checkpoint-"
 ADVICE = (
     "Free some space, keep fewer checkpoints (keep_checkpoints, keep_every), or choose another output_dir, then start the "
     "same command again: it goes on from the newest checkpoint."
 )
-_NAME = re.compile(rf"{PREFIX}(\d{{8,}})(?:-(\d+))?")
-
-
-def step_of(path: Path) -> int | None:
-    """120 of a folder called checkpoint-00000120 or checkpoint-00000120-2; None where that is no checkpoint's name."""
-    found = _step_and_number(path.name)
-    return found[0] if found else None
-
-
-def _step_and_number(name: str) -> tuple[int, int] | None:
-    found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2] or 1)) if found else None
 
 
 class CheckpointStore:
@@ -130,7 +117,7 @@ class CheckpointStore:
 
     def paths(self) -> list[Path]:
         """Finished checkpoints, oldest step first; of one step, the one written first comes first."""
-        found = sorted((key, name) for name in self._names() if (key := _step_and_number(name)))
+        found = sorted((key, name) for name in self._names() if (key := step_and_number(name)))
         return [self.folder / name for _, name in found]
 
     def load_latest(self, *, warn: Callable[[str], None] = logger.warning) -> Checkpoint | None:
@@ -218,7 +205,7 @@ class CheckpointStore:
 
     def _free_name(self, step: int) -> Path:
         """checkpoint-00000120, or with the next number behind it where the step was saved before, damaged or not."""
-        taken = [key[1] for name in self._names() if (key := _step_and_number(name)) and key[0] == step]
+        taken = [key[1] for name in self._names() if (key := step_and_number(name)) and key[0] == step]
         number = max(taken, default=0) + 1
         return self.folder / (f"{PREFIX}{step:08d}" + (f"-{number}" if number > 1 else ""))
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlhf.config.guards import GuardsConfig
-from rlhf.training.breaches import COLUMNS, WATCHED, WATCHES, Breach, Evidence, Past
+from rlhf.training.breaches import COLUMNS, WATCHED, WATCHES, Breach, Evidence, Past, Seen
 
 CLEAN_CHECKS = 10
 """Values within limits after which a guard that spoke may speak again."""
@@ -77,7 +77,7 @@ class Guards:
         """
         short = {name.removeprefix(f"{self.name}/"): name for name in metrics}
         measured = {key: metrics[name] for key, name in short.items() if math.isfinite(metrics[name])}
-        alarms = []
+        seen, alarms = Seen(measured, self.past), []
         for guard, watches in WATCHES.items():
             present = [(key, detect) for key, detect in watches if key in measured]
             if not present or self.config.action_of(guard) == "off":
@@ -85,7 +85,7 @@ class Guards:
             found = [
                 (key, breach)
                 for key, detect in present
-                if (breach := detect(getattr(self.config, guard), measured[key], self._past(key), measured))
+                if (breach := detect(getattr(self.config, guard), measured[key], self._past(key), seen))
             ]
             if self._speaks(guard, breached=bool(found)):
                 key, breach = found[0]

@@ -1,12 +1,16 @@
-"""Ctrl-C and SIGTERM: a request to save and leave, not an axe.
+"""Ctrl-C, SIGTERM and SIGHUP (the terminal was closed): a request to save and leave, not an axe.
 
 While a step is taken the request waits for its end; while models are asked or evaluated it breaks in at once, because nothing of
 that changes a weight and all of it is done again from the same seeds. A second signal leaves at once, wherever it falls.
+A run that was started with SIGHUP ignored, as ``nohup`` does, goes on ignoring it.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +19,7 @@ from typing import Any
 
 from rlhf.errors import InterruptedRun
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -35,6 +39,8 @@ class StopRequest:
             InterruptedRun: It may break in now, or it is the second signal.
         """
         self.twice, self.name = self.name is not None, signal.Signals(number).name
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
         if self.twice or self.breaks_in:
             raise InterruptedRun(f"Stopped by {self.name}.")
 
@@ -54,9 +60,26 @@ class StopRequest:
             self.breaks_in = before
 
 
+def heeded_signals() -> list[signal.Signals]:
+    """Those of ``SIGNALS`` that ask us to leave: all, but for SIGHUP where whoever started this process had it ignored."""
+    return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
+def leave_closed_terminal() -> None:
+    """Where standard output or error is a terminal that was closed, write to nowhere: each line would be an error."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as err:
+            if err.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+
+
 @contextmanager
 def signals_as_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
-    """Take over SIGINT and SIGTERM, and give them back; off the main thread, where Python hears no signals, nothing changes.
+    """Take over ``SIGNALS``, and give them back; off the main thread, where Python hears no signals, nothing changes.
 
     Args:
         at_once: Raise where the signal falls; else only where the caller allows it (``breaking_in``) or looks (``check``).
@@ -67,7 +90,7 @@ def signals_as_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
         return
     before: dict[signal.Signals, Any] = {}
     try:
-        for number in SIGNALS:
+        for number in heeded_signals():
             before[number] = signal.signal(number, request.handle)
         yield request
     finally:

@@ -33,7 +33,7 @@ from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import Optimizer, TrainedModule
-from rlhf.training.rows import MapData
+from rlhf.training.rows import MapData, Rows
 from rlhf.training.scored import ReferenceScores, completion_sums
 
 
@@ -84,7 +84,8 @@ class KTOTrainer(OfflineTrainer):
         elif config.reference_point == "running":
             self.running = RunningReferencePoint(config.reference_point_decay)
         if self.measures_point:
-            self._check_prompts()
+            held_out = [self.eval_data[i] for i in range(len(self.eval_data))] if self.eval_data else []
+            check_prompts_of_steps(self.rows, self.scored.train, held_out)
         self.reference: Reference | None = reference or (
             build_reference(policy) if self.measures_point else as_it_is_now(policy)
         )
@@ -231,26 +232,30 @@ class KTOTrainer(OfflineTrainer):
             said.append(torch.stack([completion_sums(model.logprobs(batch), batch) for model in models]))
         return kto_reference_point(*torch.cat(said, dim=1))
 
-    def _check_prompts(self) -> None:
-        """Refuse at the door what would stop the run at some step.
 
-        Raises:
-            ConfigError: A step, or all held-out rows, have one prompt, so that no completion belongs to another.
-        """
-        held_out = [self.eval_data[i] for i in range(len(self.eval_data))] if self.eval_data else []
-        sets = ((f"step {n + 1} of {self.num_phases}", self.rows.take(n)) for n in range(self.num_phases))
-        parts = itertools.chain([("the held-out set", held_out)] if held_out else [], sets)
-        for what, groups in parts:
-            if len({tuple(group.prefix) for group in groups}) > 1:
-                continue
-            way_out = "hold more rows out, or" if groups is held_out else "make steps of more rows (rows_per_step), or"
-            data = self.scored.train
-            if len({tuple(data[i].prefix) for i in range(len(data))}) < 2:
-                what, way_out = f"{what}, as all of the data,", "no larger step would have another:"
-            raise ConfigError(
-                f"kto: z0 is measured on completions of other prompts, and {what} has only one prompt "
-                f"(in {counted(len(groups), 'row')}); {way_out} set reference_point: running."
-            )
+def check_prompts_of_steps(rows: Rows, train: MapData, held_out: Sequence[Group]) -> None:
+    """Refuse at the door what would stop KTO with ``reference_point: step`` at some step.
+
+    Args:
+        rows: What the steps take.
+        train: All that they take from.
+        held_out: Evaluated as one step; may be empty.
+
+    Raises:
+        ConfigError: A step, or all held-out rows, have one prompt, so that no completion belongs to another.
+    """
+    sets = ((f"step {n + 1} of {rows.num_steps}", rows.take(n)) for n in range(rows.num_steps))
+    parts = itertools.chain([("the held-out set", held_out)] if held_out else [], sets)
+    for what, groups in parts:
+        if len({tuple(group.prefix) for group in groups}) > 1:
+            continue
+        way_out = "hold more rows out, or" if groups is held_out else "make steps of more rows (rows_per_step), or"
+        if len({tuple(train[i].prefix) for i in range(len(train))}) < 2:
+            what, way_out = f"{what}, as all of the data,", "no larger step would have another:"
+        raise ConfigError(
+            f"kto: z0 is measured on completions of other prompts, and {what} has only one prompt "
+            f"(in {counted(len(groups), 'row')}); {way_out} set reference_point: running."
+        )
 
 
 def _label(group: Group) -> bool:

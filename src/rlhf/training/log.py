@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rlhf.errors import printable
 from rlhf.files import fsync, write_text
 from rlhf.training.progress import ProgressBar
 from rlhf.training.trackers import TRACKERS, Tracker
@@ -72,13 +73,15 @@ class RunLog:
     def say(self, text: str) -> None:
         """One line for people."""
         if self.console is not None:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(printable(text), highlight=False, soft_wrap=True)
 
     def alarm(self, text: str, *, step: int | None = None, **fields: Any) -> None:
         """Something a person should see: written, printed, shown in the report."""
         self.write("alarm", step=step, message=text, **fields)
         if self.console is not None:
-            self.console.print(f"! {text}", style="bold yellow", markup=False, highlight=False, soft_wrap=True)
+            self.console.print(
+                f"! {printable(text)}", style="bold yellow", markup=False, highlight=False, soft_wrap=True
+            )
 
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[ProgressBar]:
@@ -149,7 +152,7 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 text = "\n" + text
-        file.write(text.encode("utf-8"))
+        file.write(text.encode("utf-8", "backslashreplace"))  # half of a surrogate pair: JSON's own escape for it
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -24,39 +24,25 @@ from torch import Tensor
 
 from rlhf.activity import before_phase, doing, doing_each, step_done, training_loop
 from rlhf.allocator import keep_freed_memory
-from rlhf.config.training import TrainConfig
+from rlhf.config.training import FREE_TO_CHANGE, TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import CheckpointError, ConfigError, InterruptedRun, did_you_mean
 from rlhf.native.switch import in_c
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Algorithm, Experience, Totals
-from rlhf.training.checkpoint import Checkpoint, CheckpointStore, load_weights, step_of
+from rlhf.training.checkpoint import Checkpoint, CheckpointStore, load_weights
+from rlhf.training.checkpoint_names import step_of
 from rlhf.training.control import EarlyStopping
 from rlhf.training.guards import Alarm
 from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import RunLog
+from rlhf.training.lr_find import find_learning_rate
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors, mixed_precision
 from rlhf.training.penalties import distance_from_start
 from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
 from rlhf.training.watch import Watch, rows_not_finite
-
-FREE_TO_CHANGE: dict[str, bool | set[str]] = {
-    "tokens_per_microbatch": True,
-    "save_every": True,
-    "keep_checkpoints": True,
-    "keep_every": True,
-    "save_in_background": True,
-    "log_to": True,
-    "guards": True,
-    "max_nonfinite_steps": True,
-    "cache_reference": True,
-    "engine": {"python", "env", "kv_cache_gib", "start_timeout_seconds", "timeout_seconds", "mismatch"},
-}
-"""Settings that a resumed run may change, whole sections or keys in them: where it keeps what, where helpers live, and when it asks for
-help. None of them decides what a healthy run
-results in; a guard that stopped a run must not make it begin again from the start once its limit was changed."""
 
 
 @dataclass(slots=True)
@@ -169,7 +155,7 @@ class Loop:
                 signals_as_requests() as self._signals,
                 training_loop(self.name),
                 in_c(self.config.compiled),
-                self.log.progress(self.algorithm.name, self.total_steps, done=self.at.step) as bar,
+                self.log.progress(self.name, self.total_steps, done=self.at.step) as bar,
             ):
                 try:
                     self._train(bar)
@@ -205,6 +191,7 @@ class Loop:
         if self.experience is None:
             with doing("data"):
                 self._collect(gathered)
+        find_learning_rate(self)
         # 2. Learn from them, leaving out the steps that were taken before the checkpoint that we resumed from.
         packed = doing_each("data", algorithm.steps(self.at.phase, self.experience))
         for batches in islice(packed, self.at.step_in_phase, None):

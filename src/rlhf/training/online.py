@@ -348,7 +348,7 @@ class OnlineTrainer(ABC):
         """Score and KL of the newest rollout."""
         self._shown.update(metrics)
         score, kl = self._shown.get(f"{self.name}/score_mean"), self._shown.get(f"{self.name}/ref_kl")
-        return f"reward {score:+.2f}, KL {kl:.2f}" if score is not None and kl is not None else ""
+        return f"reward {score:+.2f}, KL estimate {kl:.2f}" if score is not None and kl is not None else ""
 
     def state_dict(self) -> dict[str, Any]:
         """The KL controller and counts; prompts and samples follow from the seed and the phase."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
@@ -15,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from rlhf.errors import printable
+
 PLAIN_SECONDS = 10.0
 """Off a terminal there are no bars; a line is printed this often instead."""
 
@@ -24,9 +27,10 @@ class ProgressBar:
 
     def __init__(self, console: Console | None, title: str, total: int, done: int = 0) -> None:
         self.title, self.total, self.done = title, total, done
+        self.done_before = done
         self.console = console
         self.bar: Progress | None = None
-        self.last_line = time.monotonic()
+        self.began = self.last_line = time.monotonic()
         if console is not None and console.is_terminal:
             self.bar = Progress(
                 TextColumn("  {task.description:<10}"),
@@ -55,7 +59,19 @@ class ProgressBar:
         self.done += by
         shown = min(self.done, self.total)
         if self.bar is not None:
-            self.bar.update(self.task, completed=shown, note=note)
+            self.bar.update(self.task, completed=shown, note=printable(note))
         elif self.console is not None and time.monotonic() - self.last_line >= PLAIN_SECONDS:
             self.last_line = time.monotonic()
-            self.console.print(f"  {self.title} {shown}/{self.total} {note}", highlight=False, markup=False)
+            line = f"  {time.strftime('%H:%M:%S')} {self.title} {shown}/{self.total} {self._times(shown)} {note}"
+            self.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+
+    def _times(self, shown: int) -> str:
+        """How long it has taken so far, without what was done before a resume, and about how long it still will."""
+        seconds, now_done = self.last_line - self.began, shown - self.done_before
+        left = f", {_clock(seconds / now_done * (self.total - shown))} left" if now_done > 0 else ""
+        return f"[{_clock(seconds)}{left}]"
+
+
+def _clock(seconds: float) -> str:
+    """'0:02:05'."""
+    return str(timedelta(seconds=round(seconds)))

@@ -14,12 +14,15 @@ from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError
 from rlhf.losses import overlong_penalty, segment_count
-from rlhf.rewards.types import Scorer, ask_scorer, sample_name
+from rlhf.rewards.types import Scorer, ScoreResult, ask_scorer, sample_name
 from rlhf.rollout.types import Completion
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.guards import repetition
 from rlhf.training.metrics import Metrics
 from rlhf.training.watch import SHOWN
+
+LARGEST_SCORE = 1e15
+"""Squares of scores, summed over a rollout, must stay within float32, which ends at 3e38."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def judge_rollout(
     for component, verdicts in found.per_component.items():
         metrics.mean(f"reward/{component}", torch.tensor([v for v in verdicts if v is not None], dtype=torch.float32))
     scores = torch.tensor(found.scores, dtype=torch.float32)
-    unscored = dict.fromkeys((~scores.isfinite()).nonzero().flatten().tolist(), "its score is not finite")
+    unscored = {p: _beyond(found, p) for p in (~(scores.abs() <= LARGEST_SCORE)).nonzero().flatten().tolist()}
     unscored |= found.errors
     asked = len(rollout.experience.groups)
     if not unscored:
@@ -168,6 +171,16 @@ def shaped_scores(config: RLConfig, rollout: Rollout, scores: Tensor) -> Tensor:
     return scores if config.clip_score is None else scores.clamp(-config.clip_score, config.clip_score)
 
 
+def _beyond(found: ScoreResult, place: int) -> str:
+    """Why a score can't be trained on, with what each of several rewards gave."""
+    parts = {name: values[place] for name, values in found.per_component.items() if values[place] is not None}
+    given = f" ({', '.join(f'{name} gave {value:.3g}' for name, value in parts.items())})" if len(parts) > 1 else ""
+    return (
+        f"its score is {found.scores[place]:.3g}{given}, and training takes scores up to {LARGEST_SCORE:g} either way, because it "
+        "squares and sums them. Bring the reward to a smaller scale"
+    )
+
+
 def _sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
@@ -176,7 +189,7 @@ def rollout_rows(
     rollout: Rollout, scores: Tensor | None, ref_kl: Tensor | None, *, step: int
 ) -> Iterator[dict[str, Any]]:
     """One entry of ``rollouts.jsonl`` for each completion: scores [S] where somebody judged, and KL to the reference [S] in nats where
-    it was asked."""
+    it was asked. Texts are for people; the ids are what was sampled, bytes that are no UTF-8 included."""
     told: list[dict[str, float]] = [{} for _ in rollout.completions]
     for name, values in (("score", scores), ("kl", ref_kl)):
         if values is not None:
@@ -189,6 +202,9 @@ def rollout_rows(
             "completion": completion.text,
             "ended": not completion.truncated,
             **numbers,
+            "prompt_ids": list(prompt.ids),
+            "completion_ids": list(completion.tokens),
+            **({} if completion.scored is None else {"scored": list(completion.scored)}),
         }
 
 

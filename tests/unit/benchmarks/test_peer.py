@@ -386,6 +386,14 @@ def test_the_report_says_which_goal_is_met_and_what_the_references_pass_and_the_
     assert next(line for line in worse.splitlines() if line.startswith("| DPO |")).count("**not met**") == 1
 
 
+@pytest.mark.parametrize("name", ["RESULTS.md", "RESULTS-epyc.md"])
+def test_published_ratios_begin_with_what_the_audit_found(name, tmp_path):
+    title, caveat, _ = (Path(report.__file__).parents[1] / name).read_text(encoding="utf-8").split("\n\n", 2)
+    assert title.startswith("# ")
+    assert report.NOT_FASTEST.startswith(caveat)
+    assert caveat in written(tmp_path, MEASURED), "the command that writes the page keeps it"
+
+
 @pytest.mark.parametrize(
     ("value", "goal", "said"),
     [

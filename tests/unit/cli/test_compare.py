@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 
 import pytest
 from typer.testing import CliRunner
@@ -47,6 +48,7 @@ def test_two_models_are_compared_without_a_line_of_python(call, tmp_path):
         "6 tasks written to tasks.jsonl, the key to key.jsonl.\n"
     )
     tasks, keys = rows_in(tmp_path / "tasks.jsonl"), rows_in(tmp_path / "key.jsonl")
+    assert stat.S_IMODE((tmp_path / "key.jsonl").stat().st_mode) == 0o600, "it tells which completion is whose"
     assert "best" not in (tmp_path / "tasks.jsonl").read_text()
     # `one` wins five of six, wherever it stands
     said = []

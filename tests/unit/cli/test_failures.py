@@ -103,7 +103,42 @@ def test_debug_may_stand_anywhere_and_prints_the_trace_besides(monkeypatch, caps
     assert sys.argv == ["rlhf", "run", "recipe.yaml", "seed=1"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+class Unreadable(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "code"),
+    [
+        (RewardError("it raised ValueError: \ud800"), "error: it raised ValueError: \\ud800\n", RewardError.exit_code),
+        (DataError("there is no file \udcff.jsonl"), "error: there is no file \\udcff.jsonl\n", DataError.exit_code),
+        (ZeroDivisionError("\udfff"), "unexpected error: ZeroDivisionError: \\udfff\n", 70),
+        (Unreadable(), "unexpected error: Unreadable: (its text can't be read)\n", 70),
+    ],
+)
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_what_can_not_be_encoded_or_read_is_told_all_the_same(error, told, code, debug, monkeypatch, capfd):
+    monkeypatch.setenv(failures.DEBUG, "")
+    error.add_note("a note: \ud800")
+    streams = [os.fdopen(os.dup(number), "w", encoding="utf-8", errors="strict") for number in (1, 2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    with pytest.raises(SystemExit) as caught:
+        fail(monkeypatch, error, *debug)
+    for stream in streams:
+        stream.close()
+    assert caught.value.code == code
+    said = capfd.readouterr().err
+    assert told in said
+    assert "a note: \\ud800" in said
+    assert said.startswith("Traceback") == bool(debug)
+    for path in re.findall(r"with (\S+), which holds the trace", said):
+        assert type(error).__name__ in Path(path).read_text(encoding="utf-8")
+        Path(path).unlink()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_where_there_is_nothing_to_save(number, monkeypatch, capsys):
     before = signal.getsignal(number)
 
@@ -118,3 +153,14 @@ def test_a_signal_where_there_is_nothing_to_save(number, monkeypatch, capsys):
     assert caught.value.code == 130
     assert capsys.readouterr().err == "stopped: Interrupted, with nothing to save.\n"
     assert signal.getsignal(number) == before
+
+
+def test_a_hangup_that_nohup_has_ignored_stays_ignored(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(cli, "app", lambda: os.kill(os.getpid(), signal.SIGHUP))
+        monkeypatch.setattr(sys, "argv", ["rlhf", "data", "check", "rows.jsonl"])
+        cli.main()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

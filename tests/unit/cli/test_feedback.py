@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 
 import pytest
 from typer.testing import CliRunner
@@ -55,7 +56,9 @@ def test_from_samples_in_a_pipe_to_soft_labels_that_the_reward_stage_reads(call,
     assert "sim-good-0" in call("report")
     assert json.loads(call("report", "--json"))
     said = call("export", "pairs.jsonl", "--aggregate", "dawid-skene", "--min-judgements", 3)
-    assert said == f"{all_simulated(24)}6 rows written to pairs.jsonl.\n"
+    assert said.startswith(all_simulated(24))
+    assert "not checked" in said, "six items are too few to check probabilities on"
+    assert said.endswith("6 rows written to pairs.jsonl.\n")
     rows = list(read_rows("pairs.jsonl"))
     assert {row.kind for row in rows} == {"preference"}
     assert all(0.5 < row.columns["confidence"] < 1 and row.columns["chosen_model"] in ("one", "two") for row in rows)
@@ -68,6 +71,7 @@ def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
     call("import", "gold.jsonl", "--gold")
     call("simulate", "--good", 1, "--careless", 0, "--limit", 3)
     assert call("export", "all.jsonl", "--unjudged") == f"{all_simulated(3)}8 rows written to all.jsonl.\n"
+    assert stat.S_IMODE((tmp_path / "all.jsonl").stat().st_mode) == 0o600, "it names annotators"
     assert (
         call("import", "all.jsonl", "--store", "again.db") == "8 tasks added (read as 'rows').\n3 judgements added.\n"
     )
@@ -209,21 +213,25 @@ def test_an_export_says_what_it_leaves_out_because_nobody_judged_it(call, tmp_pa
     assert call("import", "all.jsonl", "--store", "new.db").startswith("3 tasks added"), "what is written can be read"
 
 
-def test_how_many_judgements_are_wanted_stays_with_the_store_and_an_import_of_more_says_so(call, tmp_path):
+def test_an_import_warns_of_nothing_that_is_kept_and_names_tasks_that_would_not_be_asked_again(call, tmp_path):
     from rlhf.feedback.store import AssignmentRules, PreferenceStore
 
     rows = [PAIRS[0] | {"annotator_id": who, "preference": "a"} for who in ("ann", "bob", "cem")]
+    (tmp_path / "even.jsonl").write_text(jsonl(rows))
+    assert call("import", "even.jsonl", "--store", "even.db") == "1 task added (read as 'rows').\n3 judgements added.\n"
     (tmp_path / "rows.jsonl").write_text(jsonl([*rows, PAIRS[1] | SAID]))
-    told = "! The file holds up to 3 judgements of a task, and this store wants 1 of each; --overlap 3 of `rlhf annotate` makes"
-    assert told in call("import", "rows.jsonl")
-    assert "2 have the 1 judgement wanted" in call("report")
+    told = "1 task of the file has fewer judgements than others"
+    said = call("import", "rows.jsonl")
+    assert told in said
+    assert "--overlap 3" in said
+    assert "!" not in said
     with PreferenceStore("annotations.db", rules=AssignmentRules(overlap=3)):
         pass
     call("export", "out.jsonl")
-    assert "wants" not in call("import", "out.jsonl")
+    assert told not in call("import", "out.jsonl"), "this store asks for three"
     assert "1 has the 3 judgements wanted, 1 some" in call("report")
     assert told in call("import", "out.jsonl", "--store", "again.db"), "a new store wants one"
-    assert "wants" not in call("import", "out.jsonl", "--store", "third.db", "--no-judgements")
+    assert told not in call("import", "out.jsonl", "--store", "third.db", "--no-judgements")
 
 
 def test_an_export_tells_tasks_that_nobody_judged_from_those_that_only_the_unqualified_did(call, tmp_path):
@@ -361,7 +369,8 @@ def test_a_plan_says_what_it_did_not_compute_and_how_to_measure_it(call):
     assert "Cheaper: 1 judgement of each of 2,824 pairs finds the same for 1,524.96" in text
     assert "Cheaper:" not in call("plan", "--overlap", 1)
     assert "Cheaper:" not in call("plan", "--pairs", 100), "other pairs would not find the same"
-    assert "a rule of thumb of the inventory" in text
+    assert "a rule of thumb" in text
+    assert "inventory" not in text
     asked = call("plan", "--reward-accuracy", "0.75").splitlines()
     assert (
         "  rlhf reward model=MODEL data=pairs.jsonl eval_data=held_out.jsonl limit=250 max_steps=STEPS learning_rate=RATE "

@@ -197,12 +197,14 @@ def test_a_damaged_database_is_the_disks_fault(call, store, tmp_path):
 
 def test_the_help_shows_a_value_of_each_kind_and_an_error_one_of_its_own(call, tmp_path):
     said = " ".join(call("feedback", "compare", "import", "--help").stdout.split())
-    docs = " ".join((Path(__file__).parents[3] / "docs" / "feedback.md").read_text(encoding="utf-8").split())
+    pages = (Path(__file__).parents[3] / "docs").glob("feedback*.md")
+    docs = " ".join(word for page in pages for word in page.read_text(encoding="utf-8").split())
     for kind, shape in SHAPES.items():
         value = json.loads(shape)
-        num = len(value.get("ranks", [0, 0])) if kind != "binary" else 1
+        is_single = kind in ("binary", "multiclass")  # nothing is compared by these
+        num = 1 if is_single else len(value.get("ranks", [0, 0]))
         assert check_value(kind, value, num_responses=num) == value
-        if kind != "binary":  # nothing is compared by it
+        if not is_single:
             assert " ".join(shape.split()) in said, kind
         assert shape in docs, kind
     with pytest.raises(DataError, match=r'a pairwise has `preference` alone, such as \{"preference": "a"\}'):

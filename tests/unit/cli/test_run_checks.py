@@ -38,3 +38,18 @@ def test_one_complaint_is_one_line_of_its_own_class(tmp_path):
 
 def test_stages_that_are_not_asked_for_are_not_looked_at(tmp_path):
     check_quickly(recipe_of(tmp_path, *STAGES), until="sft")
+
+
+def test_one_stage_without_a_rate_takes_what_is_usual_for_its_method_and_size(call, tmp_path):
+    data = tmp_path / "sft.jsonl"
+    data.write_text('{"prompt": "a", "completion": " b"}\n' * 4, encoding="utf-8")
+
+    def rate_of(*settings):
+        code, said, _ = call("sft", "model=embedded", f"data={data}", "-o", tmp_path / "run", "--dry-run", *settings)
+        assert code == 0
+        return next((line for line in said.splitlines() if line.startswith("learning_rate")), None)
+
+    assert "0.001" in (rate_of() or "")
+    assert "0.01" in (rate_of("model.lora.rank=4") or ""), "adapters take a larger one"
+    assert rate_of("learning_rate=2e-5") is None, "a rate that is given is kept, also where it is the default"
+    assert rate_of("lr_find=use") is None

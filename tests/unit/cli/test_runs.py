@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -204,3 +206,45 @@ def test_one_stage_is_no_stages(call, done, tmp_path):
     (tmp_path / "sft.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     _, out, _ = call("sft", "model=embedded", f"data={tmp_path / 'sft.jsonl'}", "-o", tmp_path / "one", "--dry-run")
     assert "1 stage into" in out
+
+
+HEAVY = ("torch", "transformers", "tokenizers", "peft", "datasets", "scipy", "pandas", "huggingface_hub")
+LOOK = f"""
+import json, sys
+from rlhf.cli import main
+found = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["rlhf", *words]
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    found.append([words, code or 0, sorted({set(HEAVY)!r} & sys.modules.keys())])
+print("", json.dumps(found), sep="\\n")
+"""
+
+
+def test_who_only_looks_at_a_run_waits_for_no_torch(call, done, recipe, tmp_path):
+    """Each of these reads some files of JSON; an import of torch and transformers is ten times that."""
+    call("run", recipe)
+    folder, runs, gone = tmp_path / "runs" / "loop", ["--runs", str(tmp_path / "runs")], str(tmp_path / "no-model")
+    looks = [
+        ["runs", "list", *runs],
+        ["runs", "show", "loop", *runs],
+        ["runs", "diff", "loop", "loop", *runs],
+        ["lineage", str(folder / "sft"), *runs],
+        ["report", "loop", *runs],
+    ]
+    refused = [
+        ["generate", gone],
+        ["sft", f"model={gone}", f"data={recipe}", "-o", str(tmp_path / "out")],
+        ["feedback", "prioritise", "--reward", gone, "--store", str(tmp_path / "store.db")],
+    ]
+    ran = subprocess.run([sys.executable, "-c", LOOK, json.dumps(looks + refused)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert [code == 0 for _, code, _ in found] == [True] * len(looks) + [False] * len(refused), ran.stderr
+    assert ran.stderr.count("no model folder") == len(refused)
+    for words, _, heavy in found:
+        assert not heavy, f"rlhf {' '.join(words)} loads {heavy}"

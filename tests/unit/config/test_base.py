@@ -3,8 +3,12 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+from pydantic import TypeAdapter
 
-from rlhf.config.base import apply_overrides, read_yaml
+from rlhf.config.base import SHORT_FORMS, apply_overrides, read_yaml
+from rlhf.config.engines import EngineSpec
+from rlhf.config.environment import EnvironmentSpec
+from rlhf.config.model import ModelConfig
 from rlhf.config.policy import PPOConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.sft import SFTConfig
@@ -82,6 +86,27 @@ def test_overrides_reach_through_sections_and_lists_in_order():
     changed = apply_overrides(tree, ["a.b.1.c=5", "a.b.0=x", "new.deep=[1, two]", "keep=null", "a.d=1", "a.d=2"])
     assert changed == {"a": {"b": ["x", {"c": 5}], "d": 2}, "keep": None, "new": {"deep": [1, "two"]}}
     assert tree == {"a": {"b": [{"c": 1}, {"c": 2}]}, "keep": 1}, "the tree that was given stays as it was"
+
+
+def test_an_override_reaches_into_a_section_that_was_written_as_one_text():
+    tree = {"sft": {"model": "stage:base", "engine": "local"}}
+    changed = apply_overrides(tree, ["sft.model.lora.rank=8", "sft.engine.compiled=true"])
+    assert changed == {
+        "sft": {"model": {"path": "stage:base", "lora": {"rank": 8}}, "engine": {"kind": "local", "compiled": True}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "text"),
+    [
+        ("model", ModelConfig, "m"),
+        ("engine", EngineSpec, "local"),
+        ("environment", EnvironmentSpec, "package.module:make"),
+    ],
+)
+def test_the_short_form_of_a_section_is_read_as_the_long_one_that_overrides_make_of_it(key, kind, text):
+    read = TypeAdapter(kind).validate_python
+    assert read(text) == read({SHORT_FORMS[key]: text})
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from rlhf.config.engines import LocalEngineConfig, VLLMEngineConfig
 from rlhf.config.groups import GRPOConfig
+from rlhf.config.training import FREE_TO_CHANGE
 from rlhf.errors import ConfigError
-from rlhf.training.loop import FREE_TO_CHANGE
 
 
 def test_a_word_stands_for_an_engine_with_defaults():

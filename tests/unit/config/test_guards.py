@@ -34,7 +34,7 @@ def test_every_setting_is_explained_where_it_is_declared(cls):
 def test_guards_only_speak_unless_they_are_told_to_act():
     assert set(actions(SFTConfig().guards).values()) == {"warn"}
     assert list(actions(GuardsConfig())) == [
-        "kl", "entropy", "grad_norm", "reward_jump", "length", "repetition", "clip_frac", "ratio", "finite",
+        "kl", "entropy", "grad_norm", "reward_jump", "length", "repetition", "clip_frac", "step_kl", "ratio", "finite",
     ]  # fmt: skip
 
 

@@ -17,6 +17,17 @@ def test_the_seed_of_the_recipe_goes_into_every_stage_without_its_own():
     assert [stage.seed for stage in stages.values()] == [7, 3, 7]
 
 
+def test_a_seed_that_is_text_as_an_environment_variable_is_goes_into_every_stage_too():
+    stages = RecipeConfig.of({"name": "mine", "seed": "5", "stages": {"first": SFT}}).stages
+    assert stages["first"].seed == 5
+
+
+def test_a_wrong_seed_is_one_complaint():
+    with pytest.raises(ConfigError) as caught:
+        RecipeConfig.of({"name": "mine", "seed": True, "stages": {"first": SFT, "second": SFT}})
+    assert [line.strip().partition(":")[0] for line in str(caught.value).splitlines()[1:]] == ["seed"]
+
+
 def test_references_are_found_wherever_they_stand():
     ppo = {
         "kind": "ppo",

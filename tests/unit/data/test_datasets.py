@@ -157,8 +157,20 @@ def test_rows_of_one_prompt_stay_on_one_side(tokenizer):
     assert (len(train), len(test)) == (32, 8)
 
 
+def test_rows_of_one_prompt_are_parted_by_row(tokenizer):
+    rows = [{"prompt": "p", "chosen": f"good {n % 10}", "rejected": f"bad {n % 10}"} for n in range(20)]
+    train, test = KTODataset(rows, tokenizer).split(0.2, seed=0, by="row")
+    assert (len(train), len(test)) == (32, 8)
+    kept, held_out = ({row.completion.split()[1] for row in part.rows} for part in (train, test))
+    assert not kept & held_out, "both sides of a pair, and rows that say the same, stay together"
+    backward = KTODataset(rows[::-1], tokenizer).split(0.2, seed=0, by="row")[1]
+    assert {row.completion for row in backward.rows} == {row.completion for row in test.rows}
+    with pytest.raises(DataError, match="have the same texts"):
+        KTODataset(rows[:1] * 3, tokenizer).split(0.2, seed=0, by="row")
+
+
 def test_a_split_that_leaves_one_side_empty_is_refused(tokenizer):
-    with pytest.raises(DataError, match="have the same prompt; a split needs at least two"):
+    with pytest.raises(DataError, match="have the same prompt, so none can be held out; split by row"):
         SFTDataset([{"prompt": "p", "completion": f"{n}"} for n in range(3)], tokenizer).split(0.5, seed=0)
     train, test = SFTDataset(SFT[:2], tokenizer).split(0.99, seed=0)
     assert (len(train), len(test)) == (1, 1)

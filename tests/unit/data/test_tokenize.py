@@ -114,6 +114,19 @@ def test_without_bos_the_first_token_is_the_prefix():
         one({"prompt": "", "chosen": "the fox", "rejected": "a cow"}, tokenizer, preference_texts)
 
 
+def test_a_prompt_that_merges_with_its_completions_is_not_called_empty():
+    tokenizer = build_tokenizer(merges=("ab", "ac"), eos_token="<eos>")
+    with pytest.raises(RowError, match="one token of the prompt 'a' and the beginning of a completion") as caught:
+        one({"prompt": "a", "chosen": "bo", "rejected": "co"}, tokenizer, preference_texts)
+    assert "empty" not in str(caught.value)
+    with pytest.raises(RowError, match="one token of the prompt 'a' and a whole completion") as caught:
+        one({"prompt": "a", "completion": "b"}, tokenizer, add_eos=False)
+    assert "empty" not in str(caught.value)
+    with_bos = build_tokenizer(merges=("ab", "ac"), eos_token="<eos>", bos_token="<bos>")
+    pair = one({"prompt": "a", "chosen": "bo", "rejected": "co"}, with_bos, preference_texts)
+    assert [with_bos.decode(branch.tokens) for branch in pair.branches] == ["abo<eos>", "aco<eos>"]
+
+
 def test_bos_that_stands_in_the_text_is_not_doubled(tokenizer):
     group = one({"prompt": "<bos>the", "completion": " fox"}, tokenizer)
     assert group.prefix == [tokenizer.bos_token_id, *ids(tokenizer, "the")]

@@ -7,7 +7,7 @@ import torch
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
-from rlhf.evaluation.measures import distinct_n, token_measures, why_no_kl
+from rlhf.evaluation.measures import KnownTexts, distinct_n, effective_pairs, token_measures, why_no_kl
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.types import Completion
 from tests.fixtures import tiny
@@ -104,3 +104,19 @@ def test_distinct_n_by_hand():
     # words a b a b a: 2 of 5; pairs (a b)(b a)(b a): 2 of 3; triples (a b a): 1 of 1
     assert [distinct_n(texts, n) for n in (1, 2, 3)] == [0.4, pytest.approx(2 / 3), 1.0]
     assert math.isnan(distinct_n(texts, 4))
+
+
+def test_variety_counts_pairs_of_letters_by_how_often_they_come():
+    assert effective_pairs(["abcabc"]) == pytest.approx(2.87, abs=0.01)  # ab 2, bc 2, ca 1
+    assert effective_pairs(["rrrrrrrr"]) == 1
+    junk, prose = ["rrrrnrrr", "rrnrrrrr"], ["the film is a delight", "a dull and endless thing"]
+    assert effective_pairs(junk) < 3 < effective_pairs(prose) / 5
+    assert math.isnan(effective_pairs(["", "a"]))
+
+
+def test_what_a_judge_knows_are_words_and_their_order():
+    known = KnownTexts(["A fine film.", "a dull plot"])
+    assert known.unseen_frac("a fine film.") == 0
+    assert known.unseen_frac("dull film") == pytest.approx(1 / 3)  # both words are known, not side by side
+    assert known.unseen_frac("") == 0
+    assert KnownTexts(["電影很好"]).unseen_frac("電影") == 0, "scripts without spaces go by letters"

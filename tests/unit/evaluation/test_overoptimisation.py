@@ -190,3 +190,32 @@ def test_a_bad_rollout_line_is_named(tmp_path):
     path.write_text('{"step": 1, "prompt": "p"}\n')
     with pytest.raises(DataError, match=r"rollouts\.jsonl:1 has no completion"):
         read_rollouts(path)
+
+
+def test_no_sign_is_only_said_where_the_loss_of_half_the_gain_would_have_been_seen():
+    """At this noise a fall as large as the whole gain could hide."""
+    small = overoptimisation(curve(noisy(0.25 * SATURATING, 5), noisy(X, 6)))
+    assert small.verdict is HackingVerdict.UNDECIDED
+    assert "could not be told" in small.sentence
+    large = overoptimisation(curve(noisy(2 * SATURATING, 5), noisy(X, 6)))
+    assert large.verdict is HackingVerdict.NONE
+    for found in (small, large):
+        assert f"{found.detectable_fall:.2f}" in found.sentence
+        assert f"{found.gold_end:.2f}" in found.sentence
+    assert large.detectable_fall > large.noise_fall
+
+
+def test_peak_and_end_are_both_printed():
+    found = overoptimisation(curve(noisy(SATURATING - 0.15 * (X > 0.8), 7, 0.08), noisy(X, 8)))
+    for number in (found.gold_peak, found.gold_end):
+        assert f"{number:.2f}" in found.sentence
+
+
+def test_a_fall_of_the_detectable_size_is_seen_in_nine_of_ten_runs():
+    flat = np.minimum(1.0, 4 * X)
+    seen = 0
+    for seed in range(200):
+        fall = overoptimisation(curve(noisy(flat, seed), noisy(X, 999 + seed))).detectable_fall
+        fell = flat - fall * np.clip((np.arange(50) - 30) / 10, 0, 1)
+        seen += overoptimisation(curve(noisy(fell, seed), noisy(3 * X, 999 + seed))).verdict is HackingVerdict.HACKING
+    assert seen >= 170

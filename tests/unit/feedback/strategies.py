@@ -22,7 +22,9 @@ COLUMNS = st.dictionaries(
 )
 FLAGS = ("unsafe", "unclear", "broken", "personal_data", "all_bad")
 PEOPLE = ("ann", "bob", "Çem ☺")
-NUM = {TaskKind.RANKING: (2, 4), TaskKind.RATING: (1, 3), TaskKind.BINARY: (1, 1)}
+NUM = {TaskKind.RANKING: (2, 4), TaskKind.RATING: (1, 3), TaskKind.BINARY: (1, 1), TaskKind.MULTICLASS: (1, 1)}
+ASKED = tuple(kind for kind in TaskKind if kind is not TaskKind.MULTICLASS)
+"""Kinds that the page asks for, and that rows of ours and other tools hold."""
 
 
 def turns(role):
@@ -46,6 +48,8 @@ def values(draw, kind, count):
             return {"ranks": [rank - min(ranks) + 1 for rank in ranks]}
         case TaskKind.BINARY:
             return {"label": draw(st.booleans())}
+        case TaskKind.MULTICLASS:
+            return {"class": draw(TEXT.map(str.strip).filter(lambda name: name and name.isprintable()))}
     ratings = st.lists(st.integers(1, 5), min_size=count, max_size=count)
     return {
         "ratings": draw(
@@ -62,11 +66,12 @@ def saids(draw, kind, count, who):
         spans=tuple(draw(st.lists(st.fixed_dictionaries({"start": st.integers(0, 9), "reason": TEXT}), max_size=1))),
         confidence=draw(st.none() | st.floats(0, 1)), seconds=draw(st.none() | st.floats(0, 100)),
         made_at=draw(st.none() | st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC))),
+        diff_viewed=draw(st.none() | st.booleans()),
     )  # fmt: skip
 
 
 @st.composite
-def items(draw, *, kinds=tuple(TaskKind), judged=False, chat=True, columns=COLUMNS, count=None):
+def items(draw, *, kinds=ASKED, judged=False, chat=True, columns=COLUMNS, count=None):
     kind = draw(st.sampled_from(kinds))
     low, high = NUM.get(kind, (2, 2))
     number = count or draw(st.integers(low, high))

@@ -74,3 +74,24 @@ def test_single_judgements_are_believed_by_who_believes_in_people_and_by_nobody_
     assert max(believed.confidences) < 0.99
     with pytest.raises(ConfigError, match="right_prior -1"):
         dawid_skene(labels, right_prior=-1)
+
+
+def test_dawid_skene_of_four_classes_finds_who_takes_one_for_another():
+    rng = random.Random(0)
+    scale = ("w", "x", "y", "z")
+    truth = {item: rng.choice(scale) for item in range(400)}
+
+    def said(who, right):
+        if who == "swaps" and right in "yz":  # takes y for z and z for y, always
+            return {"y": "z", "z": "y"}[right]
+        return right if rng.random() < 0.8 else rng.choice(scale)
+
+    people = ("one", "two", "three", "swaps")
+    labels = Labels.of([(i, who, said(who, t)) for i, t in truth.items() for who in people], scale=scale)
+    found = dawid_skene(labels, smoothing=0.375, right_prior=4.0)
+    table = found.confusion[found.annotators.index("swaps")]
+    assert table[2, 3] > 0.9
+    assert table[3, 2] > 0.9
+    assert found.confusion.sum(2) == pytest.approx(1)
+    assert found.prior.sum() == pytest.approx(1)
+    assert accuracy(truth, found) > accuracy(truth, majority_vote(labels)) + 0.05

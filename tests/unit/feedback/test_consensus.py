@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rlhf.errors import ConfigError, DataError, UnknownNameError
-from rlhf.feedback.consensus import METHODS, consensus_rows
+from rlhf.feedback import consensus
+from rlhf.feedback.consensus import METHODS
 from rlhf.feedback.items import Item, Said
 from rlhf.feedback.simulate import crowd
 from rlhf.feedback.store.values import Response, Task, TaskKind
@@ -18,6 +19,10 @@ def item(name, answers, kind=TaskKind.PAIRWISE, texts=("x", "y"), **how):
         id=name, kind=kind, prompt=f"{name}?", responses=[Response(text=t, model=f"m{t}") for t in texts], **how
     )
     return Item(task=task, said=[Said(annotator=who, value=value) for who, value in answers.items()])
+
+
+def consensus_rows(items, **how):
+    return consensus.consensus_rows(items, **how).rows
 
 
 def sides(letters):

@@ -103,7 +103,7 @@ def test_people_who_disagree_in_rows_without_ids_judge_one_task_and_no_pair_is_e
     ((texts, said),) = kept(store).values()
     assert texts == ["x", "y"]
     assert [value["preference"] for value in said.values()] == ["a", "a", "b"]
-    (row,) = consensus_rows(items_of(store), aggregate="dawid-skene")
+    (row,) = consensus_rows(items_of(store), aggregate="dawid-skene").rows
     assert (row["chosen"], row["rejected"], row["votes"]) == ("x", "y", {"chosen": 2, "tie": 0, "rejected": 1})
 
 

@@ -142,5 +142,13 @@ def plain_task(task):
 
 def plain_said(said):
     order = None if said.order is None else list(said.order)
-    beside = (said.comment, list(said.flags), list(said.spans), said.confidence, said.seconds, said.made_at)
+    beside = (
+        said.comment,
+        list(said.flags),
+        list(said.spans),
+        said.confidence,
+        said.seconds,
+        said.made_at,
+        said.diff_viewed,
+    )
     return (said.annotator, said.value, order, *beside)

@@ -18,6 +18,8 @@ from rlhf.models.attention import (
 from rlhf.models.buckets import BUCKET_WASTE_FRAC, SMALL_BUCKET_WASTE
 from tests.unit.models.families import build, family
 
+pytestmark = pytest.mark.numeric
+
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 
 

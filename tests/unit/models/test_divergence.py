@@ -27,6 +27,8 @@ from rlhf.models.score import padded_rows
 from tests.fixtures import tiny, toy
 from tests.unit.models.families import build, family, some_groups
 
+pytestmark = pytest.mark.numeric
+
 BATCH = pack([Group([5, 9, 10], [Branch([12, 13, 1]), Branch([14, 1])]), Group([7], [Branch([20, 21, 22, 23])])])
 
 

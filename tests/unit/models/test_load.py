@@ -2,20 +2,23 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
 from rlhf.config.model import ModelConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import MissingExtraError, ModelError
+from rlhf.models.adapter_base import adapter_base
 from rlhf.models.load import load_causal_lm
 from rlhf.models.policy import PolicyModel
+from rlhf.models.reward import RewardModel
 from rlhf.models.score import score
-from rlhf.models.sources import adapter_base
 from rlhf.models.tokens import load_tokenizer
 from tests.fixtures import tiny
 
@@ -132,6 +135,23 @@ def test_an_end_of_text_that_only_the_model_knows_is_taken_with_a_warning(tiny_m
     _, tokenizer = load_causal_lm(str(tiny_model_folder), seed=0)
     assert tokenizer.eos_token_id == 1
     assert "names no end-of-text token" in caplog.text
+    assert "from the model's generation_config.json" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("left_in", "told"),
+    [("config.json", "from the model's config.json"), (None, "from transformers' default for LlamaConfig, as the model's config.json has no")],
+)  # fmt: skip
+def test_the_true_source_of_an_end_token_is_told(tiny_model_folder, caplog, left_in, told):
+    edit_json(tiny_model_folder / "tokenizer_config.json", eos_token=None)
+    (tiny_model_folder / "generation_config.json").unlink()
+    if left_in is None:
+        config = json.loads((tiny_model_folder / "config.json").read_text())
+        del config["eos_token_id"]
+        (tiny_model_folder / "config.json").write_text(json.dumps(config))
+    _model, tokenizer = load_causal_lm(str(tiny_model_folder), seed=0)
+    assert tokenizer.eos_token_id == (1 if left_in else 2)
+    assert told in caplog.text
 
 
 def test_without_any_end_of_text_nothing_loads(tiny_model_folder):
@@ -250,6 +270,7 @@ def test_four_bits_without_bitsandbytes_name_the_extra(tiny_model_folder, monkey
         ({"hiden_size": 16}, r"llama config has no key 'hiden_size'. Did you mean 'hidden_size'"),
         ({"model_type": "lama"}, r"no model_type 'lama'. Did you mean 'llama'"),
         ({"model_type": None}, "needs `model_type`"),
+        ({"hidden_size": True}, "config's 'hidden_size' should be a number, such as 4096, and is true"),
         (
             {"hidden_size": 17, "num_attention_heads": 4},
             r"config of the new llama model is not valid: .*hidden size \(17\) is not a multiple",
@@ -305,6 +326,73 @@ def test_an_adapter_folder_loads_on_its_base_and_goes_on_training(tmp_path, tiny
     model, _ = load_causal_lm(str(folder), seed=0)
     assert same_weights(model, policy.model)
     assert [n for n, p in model.named_parameters() if p.requires_grad] == list(policy.trainable_parameters())
+
+
+@pytest.fixture
+def lora_run(tmp_path, tiny_model_folder):
+    """A run whose second stage trained an adapter on the first's model."""
+    run = tmp_path / "runs" / "mine"
+    shutil.copytree(tiny_model_folder, run / "sft" / "model")
+    teach(PolicyModel.from_pretrained(with_lora(run / "sft" / "model"))).save_pretrained(run / "dpo" / "model")
+    return run
+
+
+def other_weights(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file({n: w * 2 for n, w in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_run_that_is_moved_or_copied_loads_the_base_that_moved_with_it(tmp_path, lora_run):
+    expected = score(load_causal_lm(str(lora_run / "dpo" / "model"), seed=0)[0], BATCH).logprobs
+    copy = shutil.copytree(lora_run, tmp_path / "copy")
+    other_weights(lora_run / "sft" / "model")
+    assert adapter_base(str(copy / "dpo" / "model")) == str(copy / "sft" / "model")
+    model, _ = load_causal_lm(str(copy / "dpo" / "model"), seed=0)
+    assert torch.equal(score(model, BATCH).logprobs, expected)
+    again = teach(PolicyModel.from_pretrained(str(copy / "dpo" / "model"))).save_pretrained(
+        copy / "more" / "best" / "model"
+    )
+    assert adapter_base(str(again)) == str(copy / "sft" / "model"), "trained on from another depth"
+    with pytest.raises(
+        ModelError,
+        match=r"dpo/model is an adapter of other weights than .*sft/model.*\b[0-9a-f]{16}\b.* expects [0-9a-f]{16}",
+    ):
+        load_causal_lm(str(lora_run / "dpo" / "model"), seed=0)
+    shutil.rmtree(copy / "sft")
+    with pytest.raises(ModelError, match=r"base model can't be found: There is no model folder .*copy/sft/model"):
+        load_causal_lm(str(copy / "dpo" / "model"), seed=0)
+
+
+def test_a_base_outside_of_the_run_is_named_by_its_place_and_held_to_its_hash(tmp_path, tiny_model_folder):
+    base = shutil.copytree(tiny_model_folder, tmp_path / "models" / "tiny")
+    folder = PolicyModel.from_pretrained(with_lora(base)).save_pretrained(tmp_path / "runs" / "mine" / "sft" / "model")
+    copy = shutil.copytree(folder, tmp_path / "elsewhere" / "far" / "adapter")
+    assert adapter_base(str(copy)) == str(base)
+    other_weights(base)
+    with pytest.raises(ModelError, match="other weights than"):
+        adapter_base(str(copy))
+
+
+def test_the_base_of_a_reward_model_moves_with_its_run(tmp_path, tiny_model_folder):
+    run = tmp_path / "runs" / "mine"
+    base = shutil.copytree(tiny_model_folder, run / "sft" / "model")
+    RewardModel.from_policy(with_lora(base), num_models=2).save_pretrained(run / "reward" / "model")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    other_weights(base)
+    for member in (copy / "reward" / "model").glob("member-*"):
+        assert adapter_base(str(member)) == str(copy / "sft" / "model")
+    RewardModel.from_pretrained(str(copy / "reward" / "model"))
+
+
+def test_peft_alone_loads_an_adapter_of_ours(lora_run, monkeypatch):
+    """As docs/models.md says: with the base given, or from the adapter's own folder."""
+    expected = score(load_causal_lm(str(lora_run / "dpo" / "model"), seed=0)[0], BATCH).logprobs
+    base = LlamaForCausalLM.from_pretrained(lora_run / "sft" / "model")
+    given = PeftModel.from_pretrained(base, str(lora_run / "dpo" / "model")).eval()
+    assert torch.equal(score(given, BATCH).logprobs, expected)
+    monkeypatch.chdir(lora_run / "dpo" / "model")
+    found = AutoPeftModelForCausalLM.from_pretrained(".").eval()
+    torch.testing.assert_close(score(found, BATCH).logprobs, expected)
 
 
 def test_a_new_adapter_on_an_adapter_folder_starts_from_both_merged(tmp_path, tiny_model_folder):

@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlhf.models import logprobs as module
 from rlhf.models.logprobs import LogitTransform, token_logprobs
 
+pytestmark = pytest.mark.numeric
+
 ROWS, WIDTH, VOCABULARY = 5, 3, 7
 FORMS = {
     "plain": {},

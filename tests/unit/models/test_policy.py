@@ -13,6 +13,8 @@ from rlhf.errors import ModelError
 from rlhf.models.policy import PolicyModel, evaluating, merged
 from tests.unit.models.families import row_by_row
 
+pytestmark = pytest.mark.numeric
+
 GROUPS = [Group([0, 10, 11], [Branch([12, 13, 1]), Branch([14, 1])]), Group([0], [Branch([20, 21, 22, 23])])]
 BATCH = pack(GROUPS)
 
@@ -144,7 +146,7 @@ def test_the_same_adapter_is_the_same_bytes_in_every_process(tmp_path, lora_poli
     assert list(settings) == sorted(settings)
 
 
-def test_an_adapter_is_saved_as_an_adapter_and_comes_back_bit_for_bit(tmp_path, lora_policy):
+def test_an_adapter_is_saved_as_an_adapter_and_comes_back_bit_for_bit(tmp_path, lora_policy, monkeypatch):
     folder = lora_policy.save_pretrained(tmp_path / "adapter")
     assert (folder / "adapter_config.json").is_file()
     assert not (folder / "model.safetensors").exists()
@@ -152,6 +154,7 @@ def test_an_adapter_is_saved_as_an_adapter_and_comes_back_bit_for_bit(tmp_path, 
     assert again.has_adapter
     assert again.fingerprint() == lora_policy.fingerprint()
     assert torch.equal(again.logprobs(BATCH), lora_policy.logprobs(BATCH))
+    monkeypatch.chdir(folder)  # peft takes a relative base relative to the working directory
     theirs = AutoPeftModelForCausalLM.from_pretrained(folder)
     assert torch.equal(PolicyModel(theirs, again.tokenizer).logprobs(BATCH), lora_policy.logprobs(BATCH))
 

@@ -18,6 +18,8 @@ from rlhf.models.reward import PROCESS_SETTINGS_FILE, RewardModel
 from rlhf.models.score import evaluating
 from tests.fixtures import tiny, toy
 
+pytestmark = pytest.mark.numeric
+
 ROWS = [
     {"prompt": "Question: 1+2*3\nAnswer: ", "completions": ["2*3=6", "1+6=8", "so 8"], "labels": [True, False, False]},
     {"prompt": "Question: 4\nAnswer: ", "completions": ["4"], "labels": [True]},

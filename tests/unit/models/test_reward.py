@@ -14,6 +14,8 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from tests.unit.models.families import build, family
 
+pytestmark = pytest.mark.numeric
+
 EOS = 1
 GROUPS = [
     Group([0, 10, 11], [Branch([12, 13, EOS]), Branch([14, EOS])]),
@@ -162,11 +164,12 @@ def test_transformers_gives_the_raw_score_of_a_linear_head(tmp_path, policy):
     assert "transformers and other tools give the raw score" in " ".join((folder / "README.md").read_text().split())
 
 
-def test_peft_gives_the_raw_score_of_a_saved_adapter(tmp_path, tiny_model_folder):
+def test_peft_gives_the_raw_score_of_a_saved_adapter(tmp_path, tiny_model_folder, monkeypatch):
     reward = RewardModel.from_policy(str(tiny_model_folder), lora=LoRAConfig(rank=2))
     learn(reward)
     folder = reward.save_pretrained(tmp_path / "reward")
     assert (folder / "adapter_config.json").is_file()
+    monkeypatch.chdir(folder)  # peft takes a relative base relative to the working directory
     theirs = AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=1)
     torch.testing.assert_close(alone(theirs), reward.raw_scores(BATCH)[0].detach(), rtol=0, atol=1e-5)
 

@@ -18,7 +18,10 @@ from rlhf.native import library
 from rlhf.native.library import compiler
 from rlhf.native.switch import in_c
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.skipif(compiler() is None, reason="there is no C compiler"),
+]
 HALF = {torch.float32: False, torch.bfloat16: True}
 
 

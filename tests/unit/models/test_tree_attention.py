@@ -10,6 +10,8 @@ import rlhf.models.tree_attention as module
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.models.attention import AttentionSettings, PackedLayout, differentiable_twice
 
+pytestmark = pytest.mark.numeric
+
 HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 4, 2, 8, 6
 SHAPES = {
     "a pair": [(3, 2, 4)],

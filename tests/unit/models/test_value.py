@@ -10,6 +10,8 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.models.value import ValueModel
 
+pytestmark = pytest.mark.numeric
+
 GROUPS = [Group([0, 10, 11], [Branch([12, 13, 1]), Branch([14, 1])]), Group([0], [Branch([20, 21, 22, 23])])]
 BATCH = pack(GROUPS)
 

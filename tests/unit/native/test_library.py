@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import subprocess
 from pathlib import Path
 
@@ -165,6 +166,15 @@ def test_a_compiler_may_come_with_arguments(compilations, monkeypatch):
     monkeypatch.setenv("CC", f"{plain} -pipe '-DNOTE=two words'")
     load("decode", **MACROS)
     assert compilations[0][:3] == [plain, "-pipe", "-DNOTE=two words"]
+    assert "-march=native" in compilations[0]
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor")
+def test_the_processor_that_a_compiler_s_arguments_name_is_kept_to(compilations, monkeypatch):
+    monkeypatch.setenv("CC", f"{compiler()[0]} -march=x86-64-v3")
+    load("softmax", HALF=1)
+    assert [word for word in compilations[0] if word.startswith("-march")] == ["-march=x86-64-v3"]
 
 
 VARIANTS = [

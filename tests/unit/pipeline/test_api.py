@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ from tests.fixtures.cheap_stages import install
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     build_world(5, folder, num_documents=0)
-    rows = [json.loads(line) for line in (folder / "sft.jsonl").read_text(encoding="utf-8").splitlines()[:60]]
+    found = [json.loads(line) for line in (folder / "sft.jsonl").read_text(encoding="utf-8").splitlines()]
+    distinct = list({row["prompt"]: row for row in found}.values())
+    rows, others = distinct[:60], distinct[60:120]
     (folder / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     pairs = []
-    for row in rows:
+    for row in others:
         texts = [row["completion"], " I do not know. The weather is fine today."]
         [choice] = annotate([row["prompt"]], [texts], ended=[[True, True]], noise=0.0, seed=1)
         if choice is not None:
@@ -61,8 +64,8 @@ def test_three_calls_train_three_models_in_one_run_folder(files, tmp_path):
     assert 0 <= reward.metrics["eval/accuracy"] <= 1
     evaluation = trainer.evaluate(limit=4)
     assert 0 <= evaluation.metrics["win_rate"] <= 1
-    assert evaluation.headline.startswith("win rate ")
-    assert {type(value) for value in evaluation.metrics.values()} <= {int, float, type(None), str, bool}
+    assert ", win rate " in evaluation.headline
+    assert {type(value) for value in evaluation.metrics.values()} <= {int, float, type(None), str, bool, list}
     assert (tmp_path / "mine" / "ppo" / "model" / "model.safetensors").exists()
     assert (tmp_path / "mine" / "report.html").exists()
     before = sft.finished
@@ -168,7 +171,9 @@ def test_the_prompts_of_evaluate_are_kept_from_the_stages_that_train_the_policy(
     assert asked.isdisjoint(prompts_in(stages["ppo"]["prompts"]))
     assert stages["dpo"]["data"] == stages["ppo"]["prompts"], "else DPO would learn from what it is measured on"
     assert asked | prompts_in(stages["ppo"]["prompts"]) == prompts_in(files / "pairs.jsonl")
-    assert "! The" not in told(capsys), "an independent judge and new prompts need no warning"
+    text = told(capsys)
+    assert "! The" not in text, "an independent judge needs no warning"
+    assert "trained on" not in text, "and new prompts neither"
 
 
 def test_evaluate_says_beside_its_result_what_training_saw_of_it(files, tmp_path, monkeypatch, capsys):
@@ -181,7 +186,7 @@ def test_evaluate_says_beside_its_result_what_training_saw_of_it(files, tmp_path
     trainer.evaluate(prompts=str(files / "pairs.jsonl"))
     text = told(capsys)
     assert "! The judge is the reward that stage ppo trained against" in text
-    assert "! The prompts are those that stage ppo learned from" in text
+    assert re.search(r"! All \d+ prompts were trained on, by stage ppo", text)
     alarms = json.loads((tmp_path / "mine" / "summary.json").read_text(encoding="utf-8"))["alarms"]
     assert [alarm["stage"] for alarm in alarms] == ["evaluate", "evaluate"]
 
@@ -193,7 +198,7 @@ def test_a_file_that_training_had_most_of_is_known_again(files, tmp_path, monkey
     trainer.train_ppo(reward="rules")
     told(capsys)
     trainer.evaluate(judge="mine.judges:strict", prompts=str(files / "pairs.jsonl"))
-    assert "! The prompts are those that stage ppo learned from" in told(capsys)
+    assert re.search(r"! \d+ of \d+ prompts were trained on, by stage ppo", told(capsys))
 
 
 def test_prompts_of_one_s_own_are_used_as_they_are(files, tmp_path, monkeypatch):

@@ -6,10 +6,13 @@ import json
 import sys
 
 import pytest
+import torch
 
 from rlhf.config.stages import EvaluateStage, PassAtKStage
+from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, RewardError
 from rlhf.evaluation.judges import judge_completions, judge_name, run_judge
+from rlhf.evaluation.overoptimisation import judge_rollouts
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process import ProcessRewardModel
 from rlhf.models.reward import RewardModel
@@ -18,6 +21,7 @@ from rlhf.pipeline.stages.evaluate import run_evaluate
 from rlhf.pipeline.stages.judging import open_judge
 from rlhf.pipeline.stages.pass_at_k import run_pass_at_k
 from rlhf.rewards.factory import REWARDS
+from rlhf.rewards.learned import LearnedReward
 from rlhf.training.log import RunLog
 from tests.fixtures import tiny
 from tests.unit.rewards.helpers import HERE, samples
@@ -119,3 +123,56 @@ def test_a_judge_that_shifts_every_policy_to_the_same_mean_is_refused():
     }
     with pytest.raises(ConfigError, match="normalize gives the scores of every policy the same mean"):
         EvaluateStage.of(tree)
+
+
+def rollout_rows(tokenizer, *, prompt_tokens=4):
+    """Rows of which one holds bytes that are no UTF-8."""
+    broken = [tokenizer.convert_tokens_to_ids(token) for token in ("\u00c3", "a", "\u00c3", "\u00c3")]
+    assert "\ufffd" in tokenizer.decode(broken)
+    prompt = tokenizer("What is 1?")["input_ids"]
+    prompt = (prompt * prompt_tokens)[:prompt_tokens]
+    plain = tokenizer(" The fox")["input_ids"]
+    return [
+        {"step": step, "prompt": tokenizer.decode(prompt), "completion": tokenizer.decode(said, skip_special_tokens=True),
+         "ended": True, "score": 0.0, "kl": 0.0, "prompt_ids": prompt, "completion_ids": [*said, tokenizer.eos_token_id]}
+        for step, said in enumerate((broken, plain, plain[:1]), 1)
+    ]  # fmt: skip
+
+
+def test_rollouts_are_judged_by_the_ids_that_were_sampled(folder, tiny_tokenizer):
+    model = RewardModel.from_pretrained(str(folder / "rm"))
+    with torch.no_grad():  # a fresh head may be all zeros
+        for name, parameter in model.named_parameters():
+            if "score" in name:
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+    rows = rollout_rows(tiny_tokenizer)
+    with torch.no_grad():
+        groups = [Group(row["prompt_ids"], [Branch(row["completion_ids"])]) for row in rows]
+        expected = [float(model.member_scores(pack([group])).mean()) for group in groups]
+    judge = LearnedReward(model)
+    assert [point["gold"] for point in judge_rollouts(rows, judge)] == pytest.approx(expected, abs=1e-5)
+    old = [{k: v for k, v in row.items() if not k.endswith("_ids")} for row in rows]
+    by_text = [point["gold"] for point in judge_rollouts(old, judge)]
+    assert by_text[1:] == pytest.approx(expected[1:], abs=1e-5)
+    assert by_text[0] != pytest.approx(expected[0], abs=1e-5), "what is lost as text; the test shows something"
+
+
+def test_rollouts_that_are_too_long_for_the_judge_are_cut_counted_and_said(folder, tmp_path, tiny_tokenizer):
+    rows = [*rollout_rows(tiny_tokenizer), *rollout_rows(tiny_tokenizer, prompt_tokens=600)]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    at = StageContext("z", tmp_path, RunLog())
+    (tmp_path / "z").mkdir()
+    run_evaluate(
+        EvaluateStage.of(
+            {
+                "kind": "evaluate", "policy": str(folder / "policy"), "baseline": str(folder / "policy"),
+                "prompts": str(folder / "problems.jsonl"), "judge": judge_of("learned", folder, ""), "limit": 2,
+                "reward_model": str(folder / "rm"), "rollouts": str(tmp_path / "rollouts.jsonl"),
+                "sampling": {"max_new_tokens": 4},
+            }
+        ),
+        at,
+    )  # fmt: skip
+    told = [event["message"] for event in at.log.events if event["event"] == "note"]
+    assert any(text.startswith("3 of 10 samples are longer than the 512 tokens that the judge") for text in told)
+    assert json.loads((tmp_path / "z" / "evaluation.json").read_text())["hacking"]["num_steps"] == 3

@@ -249,4 +249,4 @@ def test_validate_knows_what_the_stages_write_and_what_a_labeller_takes(tmp_path
     assert "has no parameter 'cut_fraction'. Did you mean 'cut_frac'?" in wrong["samples.arguments"]
     assert "will write no file 'outcome.jsonl'. To have it, set its outcomes." in wrong["more.data"]
     assert "holds rows of kind stepwise; this stage wants demonstrations" in wrong["steps.data"]
-    assert "is also what stages.policy.prompts learns from" in wrong["solved.prompts"]
+    assert "those that stage policy learned from" in wrong["solved.prompts"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,12 +17,14 @@ import yaml
 from markupsafe import Markup
 
 from rlhf.evaluation.intervals import mean_interval
+from rlhf.evaluation.numbers import percentage
 from rlhf.evaluation.records import KL
+from rlhf.pipeline.lock import locked
 from rlhf.pipeline.report import render, write_report
 from rlhf.pipeline.report_data import StageRecord, read_run, sorted_points
 from rlhf.pipeline.report_plots import Panel
 from rlhf.pipeline.report_views import stage_curves
-from rlhf.pipeline.report_words import codes, headline, percentage, plain_number
+from rlhf.pipeline.report_words import codes, headline
 from rlhf.training.log import RunLog
 from tests.fixtures.run_folder import AFTER, made_up_evaluation, write_run
 
@@ -398,11 +402,66 @@ def test_the_report_of_two_policies_says_so_where_the_other_one_was_gamed(plain,
     shutil.copytree(folder / "evaluation", folder / "other_evaluation")
     (folder / "other_evaluation" / "evaluation.json").write_text(json.dumps(gamed))
     found = headline(read_run(folder))
-    assert (found.title, found.tone) == ("The model became better; another one was gamed", "mixed")
-    assert "other_evaluation: It was gamed." in found.sentences
+    assert found.tone == "mixed"
+    assert found.title == (
+        "Better than before, but past its best (other_evaluation); the model became better (evaluation)"
+    )
+    assert [(stage.name, verdict.tone) for stage, verdict in found.verdicts] == [
+        ("other_evaluation", "mixed"),
+        ("evaluation", "good"),
+    ]
     text = text_of(report_of(folder))
-    assert "All is well." in text
-    assert text.count("It was gamed.") == 2, "in the verdict, and beside its own curves"
+    for sentence in ("All is well.", "It was gamed."):
+        assert text.count(sentence) == 2, "in the verdict on its own evaluation, and beside its own curves"
+
+
+def test_of_several_evaluations_each_names_its_policy_baseline_and_judge_and_keeps_what_is_its_own(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    document = json.loads((folder / "evaluation" / "evaluation.json").read_text())
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    evaluate = recipe["stages"].pop("evaluation")
+    judges = {
+        "first": "rlhf.evaluation.judges:world_judge",
+        "second": {"kind": "learned", "source": "stage:reward"},
+    }
+    shutil.rmtree(folder / "evaluation")
+    for number, (name, judge) in enumerate(judges.items()):
+        recipe["stages"][name] = {**evaluate, "judge": judge}
+        named = {"policy": f"policy-{name}", "baseline": f"baseline-{name}", "judge": f"judge-{name}"}
+        own = {**document, "settings": document["settings"] | named}
+        own["samples"] = [{**document["samples"][0], "prompt": f"Asked in {name}?"}]
+        own["win_rate"] = {**document["win_rate"], "wins": 80 + number}
+        (folder / name).mkdir()
+        (folder / name / "evaluation.json").write_text(json.dumps(own))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    text = text_of(report_of(folder))
+    for name in judges:
+        for role in ("policy", "baseline", "judge"):
+            assert text.count(f"{role}-{name}") >= 3, "in the verdict, in the table, above the changes"
+        assert f"Asked in {name}?" in text
+    assert text.count("which is what stage ppo trained against") >= 2
+    second = text.index("by judge-second, which is what stage ppo trained against")
+    assert text.index("by judge-first, which no policy was trained against") < second
+    assert "Win rate over the baseline" not in text, "a tile would have to be of one of them"
+    found = {stage.name: verdict.tone for stage, verdict in headline(read_run(folder)).verdicts}
+    assert found == {"first": "good", "second": "mixed"}
+
+
+def test_printed_shares_add_up(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    path = folder / "evaluation" / "evaluation.json"
+    document = json.loads(path.read_text())
+    document["win_rate"] |= {"wins": 40, "losses": 40, "ties": 40}
+    path.write_text(json.dumps(document))
+    text = text_of(report_of(folder)).replace("\u202f", " ")
+    assert "better 40 (34 %)" in text
+    assert "equal 40 (33 %)" in text
+    assert "worse 40 (33 %)" in text
+
+
+@pytest.mark.parametrize("which", ["page", "hacked_page"])
+def test_there_is_one_minus_sign(which, request):
+    assert "\N{MINUS SIGN}" not in request.getfixturevalue(which)
 
 
 def test_a_failed_stage_stands_in_the_verdict(plain, tmp_path):
@@ -493,7 +552,8 @@ def test_a_success_measured_with_what_training_saw_is_told_as_that(plain, tmp_pa
     recipe["stages"]["evaluation"] |= {"judge": judge, "prompts": prompts}
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     text = text_of(report_of(run))
-    assert "The model became better" not in text
+    found = headline(read_run(run))
+    assert (found.title, found.tone) == (title, "mixed")
     assert title in text
     for phrase in words:
         assert phrase in text
@@ -511,7 +571,7 @@ def test_without_a_recipe_nothing_is_claimed_of_judge_and_prompts(plain, tmp_pat
     run = copied(plain, tmp_path)
     (run / "recipe.yaml").unlink()
     text = text_of(report_of(run))
-    assert "120 prompts, the trained model's answer" in text
+    assert "Asked the same 120 prompts, ppo was judged better" in text
     assert "learned from" not in text
     assert "trained against" not in text
     assert "The model became better" in text
@@ -524,12 +584,59 @@ def test_counts_of_one_and_zeros_read_well(plain, tmp_path):
     found["win_rate"] |= {"wins": 118, "losses": 1, "ties": 1}
     path.write_text(json.dumps(found))
     assert "judged better 118 times, worse once and equal once" in text_of(report_of(run))
-    kl = found["kl"] | {"k1": mean_interval([-0.0011, 0.0007])}
+    kl = replace(KL.missing("not asked"), k1=mean_interval([-0.0011, 0.0007]))
     evaluation = made_up_evaluation(Random(0), AFTER, kind="healthy", num_prompts=30)
-    assert "KL 0.00 nats/sequence" in replace(evaluation, kl=KL(**kl)).headline()
-    assert [plain_number(-0.0), percentage(-0.0001)] == ["0.00", "0.0\u202f%"]
+    assert "KL estimate 0.00 nats/sequence" in replace(evaluation, kl=kl).headline()
 
 
 @pytest.mark.parametrize(("won", "of"), [(397, 400), (381, 400), (1, 400), (2, 3)])
 def test_a_share_is_rounded_on_the_page_as_on_the_console(won, of):
     assert percentage(won / of) == f"{float(f'{won / of:.3f}') * 100:.1f}\u202f%"
+
+
+# While a run runs, and after it failed --------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from rlhf.pipeline.lock import locked
+with locked(Path(sys.argv[1])):
+    print("have it", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_runs_is_said_to_run_and_how_far_it_is(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    shutil.rmtree(folder / "evaluation")
+    log = RunLog(folder).for_stage("ppo")
+    log.write("stage_start", kind="ppo", key="another")
+    for step in (1, 2, 33):
+        log.metrics(step, {"loss/policy": 1.0})
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "have it\n"
+        text = text_of(report_of(folder))
+        child.stdin.close()
+    assert "still running" in text
+    assert "The stage ppo is running, step 33." in text
+    assert "never finished" not in text
+    assert "started and never finished" in text_of(report_of(folder)), "nobody works there any more"
+    with locked(folder):
+        assert not read_run(folder).running, "whoever writes the page at the end of a run has the lock itself"
+
+
+def test_a_new_attempt_clears_what_the_one_before_failed_with(plain, tmp_path):
+    folder = copied(plain, tmp_path)
+    log = RunLog(folder).for_stage("ppo")
+    log.write("stage_failed", message="The cow ate the reward.")
+    assert read_run(folder).stages["ppo"].status == "failed"
+    log.write("stage_start", kind="ppo", key="key-ppo")
+    assert read_run(folder).stages["ppo"].headline == ""
+    log.write("stage_end", seconds=3.0, message="50 rollouts")
+    stage = read_run(folder).stages["ppo"]
+    assert (stage.status, stage.headline) == ("done", "50 rollouts")
+    log.write("stage_start", kind="ppo", key="key-ppo")
+    log.write("stage_interrupted", message="Stopped by SIGTERM.")
+    assert "The stage ppo was stopped: Stopped by SIGTERM." in headline(read_run(folder)).sentences

@@ -41,13 +41,13 @@ def words(html: str) -> str:
 def test_what_a_guard_writes_is_what_the_page_shows(tmp_path):
     log = log_of(tmp_path / "run")
     guards = Guards(GuardsConfig(kl="stop"), name="ppo")
-    for step, kl in [(1, 2.0), (9, 21.0)]:
+    for step, kl in [(1, 2.0), (9, 31.0)]:
         log.metrics(step, {"ppo/ref_kl": kl})
         for alarm in guards.check(step, {"ppo/ref_kl": kl}):
             log.alarm(alarm.message, step=step, samples=[SAMPLE], **alarm.fields())
     html = page(tmp_path / "run")
     text = words(alarms_of(html))
-    for part in ("ppo, step 9 · KL", "stopped", "KL to the reference is 21 nats per sequence", "limit of 15"):
+    for part in ("ppo, step 9 · KL", "stopped", "KL to the reference is 31 nats per sequence", "limit of 15"):
         assert part in text
     for part in (
         "The sample that raised it",

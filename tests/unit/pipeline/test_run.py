@@ -21,6 +21,7 @@ from rlhf.errors import (
 )
 from rlhf.pipeline.artifacts import RECORD, STARTED
 from rlhf.pipeline.lock import locked
+from rlhf.pipeline.report import write_report
 from rlhf.training.log import read_jsonl
 from tests.fixtures.cheap_stages import install, make, pipeline_of
 
@@ -73,6 +74,34 @@ def test_however_a_stage_ends_the_log_says_so_and_the_rest_is_kept(tmp_path, mon
     install(monkeypatch)
     pipeline_of(tmp_path).run()
     assert (run / "evaluation" / RECORD).exists()
+
+
+def test_a_failed_run_has_a_report_that_names_the_failure_and_a_later_success_has_no_trace_of_it(tmp_path, monkeypatch):
+    def half(stage, at):
+        at.log.metrics(7, {"loss/train": 1.0})
+        raise RewardError("The cow ate the reward.")
+
+    install(monkeypatch, reward=half)
+    monkeypatch.setattr("rlhf.pipeline.run.write_report", write_report)
+    with pytest.raises(RewardError):
+        pipeline_of(tmp_path).run()
+    page = (tmp_path / "runs" / "loop" / "report.html").read_text()
+    assert "This run did not finish" in page
+    assert "The stage reward failed: The cow ate the reward.<" in page
+    install(monkeypatch)
+    monkeypatch.setattr("rlhf.pipeline.run.write_report", write_report)
+    pipeline_of(tmp_path).run()
+    assert "The cow ate" not in (tmp_path / "runs" / "loop" / "report.html").read_text()
+
+
+def test_a_page_that_can_t_be_written_does_not_hide_why_the_run_failed(tmp_path, monkeypatch):
+    def breaks(run_dir):
+        raise ValueError("no page")
+
+    install(monkeypatch, reward=raising(RewardError("The reward failed.")))
+    monkeypatch.setattr("rlhf.pipeline.run.write_report", breaks)
+    with pytest.raises(RewardError, match="The reward failed"):
+        pipeline_of(tmp_path).run()
 
 
 def test_a_full_disk_in_a_stage_is_one_message_with_path_and_what_to_do(tmp_path, monkeypatch):
@@ -131,7 +160,7 @@ def test_a_data_file_that_can_t_be_read_is_named_with_its_setting(tmp_path, monk
     def refused(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("rlhf.pipeline.artifacts.sha256", refused)
+    monkeypatch.setattr("rlhf.pipeline.artifacts.sha256_once", refused)
     with pytest.raises(
         DataError, match=r"stages\.sft\.data names .*sft\.jsonl can't be read: Permission denied\. Give"
     ):

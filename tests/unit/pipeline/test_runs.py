@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlhf.errors import ConfigError
 from rlhf.files import write_text
-from rlhf.pipeline.artifacts import RECORD
+from rlhf.models.adapter_base import record_base
+from rlhf.pipeline.artifacts import RECORD, Artifact
 from rlhf.pipeline.lineage import State, lineage
 from rlhf.pipeline.lock import locked
+from rlhf.pipeline.manifest import summary
 from rlhf.pipeline.previous import FOLDER, GONE, previous_of
-from rlhf.pipeline.runs import LEFT, difference, find_run, look_at, prune, run_folders, size_of
-from tests.fixtures.cheap_stages import install, pipeline_of
+from rlhf.pipeline.runs import LEFT, difference, find_run, look_at, prune, run_folders, size_of, words_for
+from tests.fixtures.cheap_stages import install, make, pipeline_of
 
 
 @pytest.fixture
@@ -59,11 +62,43 @@ def test_a_run_is_told_stage_by_stage(runs):
     assert json.loads(json.dumps(found.to_dict()))["stages"][0]["name"] == "world"
 
 
-def test_the_win_rate_speaks_for_a_run(runs):
+def evaluated(policy: str, judge: str, title: str, rate: float) -> dict:
+    return {
+        "policy": policy, "baseline": "sft", "judge": judge, "verdict": "good", "verdict_title": title,
+        "win_rate": rate, "win_rate_low": rate - 0.03, "win_rate_high": rate + 0.03, "kl": 1.0,
+    }  # fmt: skip
+
+
+def test_every_evaluation_speaks_for_a_run_and_says_of_what_it_speaks(runs):
     path = runs / "loop" / "summary.json"
-    summary = json.loads(path.read_text()) | {"win_rate": 0.91, "win_rate_low": 0.88, "win_rate_high": 0.94}
-    path.write_text(json.dumps(summary))
-    assert look_at(runs / "loop").result == "win rate 0.910 [0.880, 0.940]"
+    told = {
+        "one": evaluated("ppo", "a:judge", "The model became better", 0.91),
+        "two": evaluated("dpo", "b:judge", "No difference could be shown", 0.51),
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"evaluations": told, "win_rate": 0.91}))
+    assert look_at(runs / "loop").result == (
+        "ppo against sft by a:judge: The model became better, win rate 0.910 [0.880, 0.940]; "
+        "dpo against sft by b:judge: No difference could be shown, win rate 0.510 [0.480, 0.540]"
+    )
+    shown = {name: a for name, a, _ in difference(runs / "loop", runs / "other").headlines}
+    assert (shown["one: win_rate"], shown["two: win_rate"]) == (0.91, 0.51)
+    assert shown["two: verdict_title"] == "No difference could be shown"
+    assert shown["one: compared"] == "ppo / sft / a:judge"
+    assert words_for("two: win_rate") == "two: win rate"
+    assert "win_rate" not in shown, "it would stand twice"
+
+
+def test_what_several_evaluations_measured_is_nobodys_at_the_top_of_a_summary(runs):
+    def evaluation(policy, rate):
+        metrics = evaluated(policy, "a:judge", "The model became better", rate)
+        return replace(Artifact.read(runs / "loop" / "evaluation"), kind="evaluate", metrics=metrics)
+
+    one = summary(runs / "loop", {"evaluation": evaluation("ppo", 0.9)})
+    assert (one["win_rate"], one["evaluations"]["evaluation"]["policy"]) == (0.9, "ppo")
+    two = summary(runs / "loop", {"evaluation": evaluation("ppo", 0.9), "last": evaluation("dpo", 0.6)})
+    assert [two[name] for name in ("win_rate", "win_rate_low", "kl", "gold_after")] == [None] * 4
+    assert {name: each["win_rate"] for name, each in two["evaluations"].items()} == {"evaluation": 0.9, "last": 0.6}
+    assert two["evaluations"]["last"]["verdict_title"] == "The model became better"
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "summary.json", "events.jsonl", f"sft/{RECORD}"])
@@ -186,6 +221,31 @@ def test_what_changed_since_is_said(runs, tmp_path):
     assert "changed: model/model.safetensors" in found.made_from[0].about
     (tmp_path / "sft.jsonl").unlink()
     assert "NOT THERE any more" in lineage(weights).to_text()
+
+
+def test_an_adapter_s_base_is_held_against_the_hash_beside_the_adapter(tmp_path, monkeypatch):
+    def make_adapter(stage, at):
+        outcome = make(stage, at)
+        write_text(at.folder / "model" / "adapter_config.json", '{"base_model_name_or_path": "somewhere"}')
+        record_base(at.folder / "model", str(at.path("stage:sft")))
+        return outcome
+
+    install(monkeypatch, ppo=make_adapter)
+    pipeline_of(tmp_path).run()
+    copy = shutil.copytree(tmp_path / "runs" / "loop", tmp_path / "moved" / "loop")
+    shutil.rmtree(tmp_path / "runs")
+    found = lineage(copy / "ppo" / "model")
+    assert f"base {copy / 'sft' / 'model'}" in found.to_text(), "the one that moved with it"
+    assert found.is_whole
+    write_text(copy / "sft" / "model" / "model.safetensors", "other weights")
+    [base] = [origin for origin in lineage(copy / "ppo" / "model").made_from[0].made_from if origin.what == "base"]
+    assert base.state is State.CHANGED
+    shutil.rmtree(copy / "sft" / "model")
+    [base] = [origin for origin in lineage(copy / "ppo" / "model").made_from[0].made_from if origin.what == "base"]
+    assert base.state is State.GONE
+    (copy / "ppo" / "model" / "rlhf_base.json").unlink()
+    [base] = [origin for origin in lineage(copy / "ppo" / "model").made_from[0].made_from if origin.what == "base"]
+    assert base.state is State.UNKNOWN
 
 
 def test_what_was_moved_aside_has_its_own_lineage(runs, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.world import build_world
+from rlhf.errors import DataError
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.run import Pipeline
 from rlhf.training.log import EVENTS, read_jsonl
@@ -114,6 +116,22 @@ def test_held_out_rows_that_are_learned_from_are_an_alarm_and_notes_count_both_s
     assert len(same) == 1
     assert "sft: 3 of 8 rows of eval_data are in data too and learned from" in same[0]
     assert "eval_data: 3 of these held out (eval_frac 0.1), 27 learned from" in told("split", "note", eval_frac=0.1)
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward", "dpo"])
+def test_rows_of_one_prompt_are_held_out_by_row(files, tmp_path, kind):
+    name = "few.jsonl" if kind == "sft" else "pairs.jsonl"
+    rows = [
+        json.loads(line) | {"prompt": "Say it."} for line in (files / name).read_text(encoding="utf-8").splitlines()
+    ]
+    (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = {"kind": kind, "model": "embedded", "data": str(tmp_path / name), "max_steps": 1, "eval_frac": 0.2}
+    with pytest.raises(DataError, match=rf"stages\.{kind}\.eval_frac: .*`eval_split: row`"):
+        run_stage(tmp_path / "prompt", **settings)
+    artifact, folder = run_stage(tmp_path / "row", **settings, eval_split="row")
+    assert math.isfinite(artifact.metrics["eval/loss"])
+    notes = [event["message"] for event in read_jsonl(folder.parent / EVENTS) if event["event"] == "note"]
+    assert any("of these held out (eval_frac 0.2)" in note for note in notes)
 
 
 @pytest.mark.slow

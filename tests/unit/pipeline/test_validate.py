@@ -15,18 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from rlhf.config.recipe import RecipeConfig
+from rlhf.config.recipe import RecipeConfig, load_recipe
 from rlhf.config.stages import GRPOStage, PreferencesStage
+from rlhf.config.threads import usable_cores
 from rlhf.data.contracts import Kind
 from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError, ModelError, RewardError, RunBusyError, StorageError
 from rlhf.pipeline.doctor import probes
+from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.stages import STAGES
 from rlhf.pipeline.validate import Problem, find_problems, validate_file, validate_recipe
 from rlhf.pipeline.validate.inputs import ROWS_TAKEN, outputs
 from rlhf.pipeline.validate.places import BUILT_IN
 from rlhf.pipeline.validate.settings import MEASURED, MEASURED_BY_LOSS
+from rlhf.scale.plan import plan_recipe
 from tests.fixtures import tiny
 
 WORDS = "The cow eats grass . The fox lives in a den as far as I know".split()
@@ -43,6 +48,7 @@ def annotate(prompts, completions, *, ended, noise, seed):
     raise AssertionError("validating calls nothing")
 """
 Tree = dict[str, Any]
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +80,7 @@ def tree(place, tmp_path, monkeypatch) -> Tree:
         "output_dir": str(tmp_path / "runs"),
         "stages": {
             "sft": {"kind": "sft", "model": "model", "data": "demos.jsonl", "rows_per_step": 8, "learning_rate": 1e-3},
-            "reward": {"kind": "reward", "model": "stage:sft", "data": "pairs.jsonl", "learning_rate": 1e-3},
+            "reward": {"kind": "reward", "model": "model", "data": "pairs.jsonl", "learning_rate": 1e-3},
             "grpo": {
                 "kind": "grpo",
                 "model": "stage:sft",
@@ -133,6 +139,20 @@ def test_a_recipe_without_a_mistake_gets_no_complaint(tree):
     assert review.to_text().splitlines()[-1] == "recipe.yaml: nothing wrong found (4 stages)"
 
 
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_as_a_run_writes_it_gets_no_more_complaints_than_the_original(path):
+    recipe = load_recipe(path)
+    written = RecipeConfig.of(recipe.model_dump(mode="json"))
+    assert find_problems(written, deep=False) == find_problems(recipe, deep=False)
+
+
+def test_nobody_is_told_about_the_size_of_a_step_that_nobody_chose(tree, tmp_path):
+    few = write(tmp_path / "few.jsonl", [{"prompt": f"q{n}", "completion": "a"} for n in range(4)])
+    small = changed(changed(tree, "sft", data=str(few)), "grpo", prompts_per_rollout=2)
+    del small["stages"]["sft"]["rows_per_step"], small["stages"]["grpo"]["sequences_per_step"]
+    assert found(small) == []
+
+
 def test_the_quick_form_says_what_it_left_out_and_imports_nothing_heavy(tree, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(tree), encoding="utf-8")
@@ -172,6 +192,14 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         "warning",
         0,
         ("1e-05 is 1/100 of what is usual for reward", "about 0.001"),
+    ),
+    (
+        "dpo",
+        {**DPO, "learning_rate": 5e-3},
+        "learning_rate",
+        "warning",
+        0,
+        ("25 times", "learning-rates.md", "diverge", "lr_find"),
     ),
     ("dpo", {**DPO, "beta": 300.0}, "beta", "warning", 0, ("300 is 3,000 times the usual 0.1", "hardly leave")),
     ("dpo", {**DPO, "beta": 300.0, "length_normalised": True}, "beta", "warning", 0, ("300 times the usual 1",)),
@@ -330,7 +358,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ("grpo", {"kind": "dapo", "sequences_per_step": 8}, "clip_high", "warning", 0, ("does nothing", "is one step")),
     ("grpo", {"importance": {"high": 3.0}}, "importance", "warning", 0, ("does nothing", "every ratio is 1")),
     ("grpo", {"kl": {"horizon": 9}}, "kl.horizon", "warning", 0, ("nothing without kl.target",)),
-    ("evaluate", {"judge": "functions.py:polite"}, "judge", "warning", 0, ("stages.grpo trains against",)),
+    ("evaluate", {"judge": "functions.py:polite"}, "judge", "warning", 0, ("stage grpo trained against",)),
     ("evaluate", {"baseline": "stage:grpo"}, "baseline", "warning", 0, ("the policy itself", "one half")),
     ("evaluate", {"pairs": "pairs.jsonl"}, "pairs", "warning", 0, ("nothing without reward_model",)),
     ("evaluate", {"reward_model": "stage:sft"}, "reward_model", "error", 4, ("trains a policy", "stage:reward")),
@@ -429,6 +457,18 @@ def test_a_weight_file_that_was_cut_short_is_found_by_its_header(tree, own_model
     assert "opy or download" in problem.message
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_weights_that_are_whole_numbers_are_found_by_their_header(tree, own_model, deep):
+    weights = load_file(own_model / "model.safetensors")
+    name = min(weights)
+    save_file(
+        {**weights, name: weights[name].to(torch.int8)}, own_model / "model.safetensors", metadata={"format": "pt"}
+    )
+    problem = only(changed(tree, "sft", model=str(own_model)), deep=deep)
+    assert (problem.key, problem.kind) == ("model", ModelError)
+    assert all(word in problem.message for word in (str(own_model / "model.safetensors"), name, "I8"))
+
+
 def test_a_folder_without_weights_or_with_pickles_only_is_told_apart(tree, own_model):
     (own_model / "model.safetensors").unlink()
     assert "holds no weights" in only(changed(tree, "sft", model=str(own_model))).message
@@ -473,6 +513,13 @@ def test_a_tokenizer_without_an_end_is_told(tree, own_model):
     problems = found(changed(tree, "sft", model=str(own_model)))
     assert {problem.key for problem in problems} <= {"model", "policy", "baseline"}
     assert "set `eos_token` in tokenizer_config.json" in problems[0].message
+    (own_model / "generation_config.json").unlink()
+    config = json.loads((own_model / "config.json").read_text())
+    del config["eos_token_id"]  # now transformers fills in Llama's
+    (own_model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    problem = only(changed(tree, "sft", model=str(own_model)), deep=True)
+    assert (problem.key, problem.level) == ("model", "warning")
+    assert "(number 2), transformers' default for llama" in problem.message
 
 
 def test_a_hub_name_is_not_checked_and_said_so(tree, monkeypatch):
@@ -616,14 +663,13 @@ def test_dialogues_want_a_chat_template(tree, tmp_path, own_model):
 
 
 def test_held_out_prompts_that_are_learned_from_are_counted(tree, tmp_path):
-    path = write(tmp_path / "test.jsonl", [{"prompt": "Say 1"}, {"prompt": "Question 3"}, {"prompt": "New"}])
-    by_where = {
-        problem.message.split(" learns")[0][-20:]: problem
-        for problem in found(changed(tree, "evaluate", prompts=str(path)))
-    }
-    assert [problem.key for problem in by_where.values()] == ["prompts", "prompts"]
-    assert all("1 of 3 rows have a prompt" in problem.message for problem in by_where.values())
-    assert {message.rpartition(" ")[2] for message in by_where} == {"stages.grpo.prompts", "stages.sft.data"}
+    rows = [{"prompt": "Say 1"}, {"prompt": "Question 3"}, {"prompt": "New"}, {"prompt": "New"}]
+    path = write(tmp_path / "test.jsonl", rows)
+    told = found(changed(tree, "evaluate", prompts=str(path)))
+    assert {(problem.stage, problem.key) for problem in told} == {("evaluate", "prompts")}
+    seen, repeated = (problem.message for problem in told)
+    assert seen.startswith("2 of 4 prompts were trained on, by stages grpo and sft")
+    assert repeated.startswith("1 of 4 prompts repeats")
     problem = only(changed(tree, "grpo", eval_prompts=str(path)), deep=True)
     assert (problem.key, problem.level) == ("eval_prompts", "warning")
 
@@ -637,7 +683,7 @@ def test_evaluating_on_the_file_that_was_trained_on_is_told_before_it_exists(tre
     }
     problem = only({**tree, "stages": stages}, deep=True)
     assert (problem.stage, problem.key) == ("evaluate", "prompts")
-    assert "also what stages.grpo.prompts learns from" in problem.message
+    assert "The prompts are those that stage grpo learned from" in problem.message
 
 
 def test_evaluating_on_the_prompts_that_pairs_were_sampled_from_is_told(tree):
@@ -661,7 +707,7 @@ def test_evaluating_on_the_prompts_that_pairs_were_sampled_from_is_told(tree):
         return [problem.message for problem in found({**tree, "stages": stages}) if problem.key == "prompts"]
 
     (told,) = complaints("prompts.jsonl")
-    assert "have a prompt that stages.dpo, from the rows of stages.pairs.prompts, learns from, word for word" in told
+    assert "All 12 prompts were trained on, by stage dpo" in told
     assert complaints("test_prompts.jsonl") == []
 
 
@@ -674,6 +720,16 @@ def test_a_reward_function_that_wants_a_column_is_told_which_there_are(tree):
     assert "wants answer, which the prompt rows don't have (they have fact)" in problem.message
     given = {"kind": "function", "function": "functions.py:wants_answer", "arguments": {"answer": "42"}}
     assert found(changed(tree, "grpo", reward=given)) == []
+
+
+def test_a_schema_whose_reference_leads_nowhere_is_told_before_the_run(tree):
+    pytest.importorskip("jsonschema")
+    wrong = {"kind": "json", "json_schema": {"$ref": "#/$defs/answer"}}
+    problem = only(changed(tree, "grpo", reward=[{"kind": "rules"}, wrong]), deep=True)
+    assert (problem.key, problem.kind) == ("reward.1.json_schema", ConfigError)
+    assert "$ref '#/$defs/answer' leads nowhere" in problem.message
+    right = {"kind": "json", "json_schema": {"$defs": {"answer": {}}, "$ref": "#/$defs/answer"}}
+    assert found(changed(tree, "grpo", reward=right)) == []
 
 
 def test_arguments_that_a_function_does_not_take_are_told(tree):
@@ -722,8 +778,16 @@ def test_an_annotator_must_take_what_it_is_given(tree):
 
 
 def test_more_threads_than_cores_are_told(tree):
-    problem = only({**tree, "threads": probes.usable_cores() + 1})
+    problem = only({**tree, "threads": usable_cores() + 1})
     assert (problem.stage, problem.key, problem.level) == (None, "threads", "warning")
+    problem = only({**tree, "threads": 4 * usable_cores() + 1})
+    assert (problem.stage, problem.key, problem.level, problem.exit_code) == (None, "threads", "error", 2)
+
+
+@pytest.mark.parametrize("start", [lambda recipe: Pipeline(recipe).run(), plan_recipe])
+def test_threads_that_can_not_be_started_are_refused_by_whoever_would_start_them(tree, start):
+    with pytest.raises(ConfigError, match="1,000,000 threads"):
+        start(RecipeConfig.of({**tree, "threads": 1_000_000}))
 
 
 def test_an_output_folder_that_can_not_be_made_is_told(tree, place):
@@ -766,9 +830,7 @@ def test_a_disk_that_is_too_small_is_told_with_what_is_needed(tree, monkeypatch)
 def test_a_machine_without_the_memory_is_warned_about(tree, monkeypatch):
     monkeypatch.setattr(probes, "memory_bytes", lambda: 1_000)
     problems = found(tree, deep=False)
-    assert [(problem.stage, problem.level) for problem in problems] == [
-        (name, "warning") for name in ("sft", "reward", "grpo")
-    ]
+    assert [(p.stage, p.also, p.level) for p in problems] == [("sft", ("reward",), "warning"), ("grpo", (), "warning")]
     assert "use lora" in problems[0].message
 
 
@@ -915,6 +977,19 @@ def test_every_wrong_reference_is_told_and_not_only_the_first(tree, tmp_path):
     assert [(problem.stage, problem.key) for problem in problems] == [("reward", "model"), ("grpo", "model")]
     assert "does not come before it" in problems[0].message
     assert "Did you mean 'sft'" in problems[1].message
+
+
+def test_what_is_true_of_several_stages_is_said_once(tree, tmp_path):
+    path = write(
+        tmp_path / "bad.jsonl", [{"prompt": "q", "chosen": "a"}, {"prompt": "q", "chosen": "a", "rejected": "b"}]
+    )
+    twice = changed(changed(tree, "reward", data=str(path)), "dpo", **{**DPO, "data": str(path)})
+    review = validate_recipe(RecipeConfig.of(twice))
+    (problem,) = review.errors
+    assert (problem.stage, problem.also, problem.key) == ("reward", ("dpo",), "data")
+    assert review.to_text().count("1 of 2 rows is bad") == 1
+    assert "stage dpo" in problem.line
+    assert problem.to_dict()["also"] == ["dpo"]
 
 
 def test_text_and_json_say_the_same(tree):

@@ -13,7 +13,8 @@ from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import RewardError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
-from rlhf.rewards.learned import LearnedReward, same_ids
+from rlhf.rewards.learned import LearnedReward, same_ids, usable_ids
+from rlhf.rewards.lengths import LengthRule, cuts_told
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.stopping import completion_texts
 from tests.fixtures import tiny
@@ -159,6 +160,45 @@ def test_a_sample_too_long_for_the_model_is_named(reward_model, rollout, tiny_to
     long = replace(completions[3], tokens=[5] * 520)
     with pytest.raises(RewardError, match=r"Sample 'p1' \(completion 1\) has \d+ tokens, but .* made for 512"):
         LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(prompts, [*completions[:3], long, *completions[4:]])
+
+
+def test_a_sample_too_long_for_a_judge_loses_the_beginning_of_its_prompt_and_is_counted(
+    reward_model, rollout, tiny_tokenizer
+):
+    prompts, completions = rollout
+    scorer = LearnedReward(reward_model, tokenizer=tiny_tokenizer)
+    scorer.lengths.cuts = True
+    long = replace(prompts[3], ids=[1, *range(5, 250)] * 3)
+    endless = replace(completions[4], tokens=[7] * 600)
+    asked = [*prompts[:3], long, *prompts[4:]]
+    said = [*completions[:4], endless, *completions[5:]]
+    found = scorer.score(asked, said).scores
+    plain = LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(prompts, completions).scores
+    others = [n for n in range(12) if n not in (3, 4)]
+    assert [found[n] for n in others] == pytest.approx([plain[n] for n in others], abs=1e-5)
+    kept = 512 - len(said[3].tokens)
+    bos = tiny_tokenizer.bos_token_id
+    assert found[3] == pytest.approx(alone(reward_model, long.ids[-kept:], said[3].tokens), abs=1e-5)
+    assert found[4] == pytest.approx(alone(reward_model, asked[4].ids[-1:], [7] * 511), abs=1e-5)
+    (told,) = cuts_told(scorer, whom="the judge")
+    assert told.startswith("2 of 12 samples are longer than the 512 tokens that the judge")
+    first = LengthRule(8, cuts=True).applied(
+        [Group([bos, *range(20)], [Branch([3, 4])])], [long], [said[3]], who="", bos=bos
+    )
+    assert (first[0].prefix, first[0].branches[0].tokens) == ([bos, 15, 16, 17, 18, 19], [3, 4])
+
+
+def test_a_sample_of_which_only_the_text_is_known_does_not_turn_the_others_into_texts(reward_model, rollout):
+    prompts, completions = rollout
+    scorer = LearnedReward(reward_model)
+    known = scorer.score(prompts, completions).scores
+    old = [replace(c, tokens=[]) if n == 3 else c for n, c in enumerate(completions)]
+    found = scorer.score(prompts, old).scores
+    assert [s for n, s in enumerate(found) if n != 3] == pytest.approx(
+        [s for n, s in enumerate(known) if n != 3], abs=1e-5
+    )
+    other = tiny.build_tokenizer(("different words",), vocab_size=270)
+    assert usable_ids(other, prompts, completions) == [False] * 12
 
 
 def test_a_score_that_is_no_number_is_named(reward_model, rollout, tiny_tokenizer):

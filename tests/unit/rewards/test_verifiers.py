@@ -162,6 +162,31 @@ def test_a_schema_is_kept():
         build_reward({"kind": "json", "json_schema": {"type": "objekt"}})
 
 
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        ({"$ref": "#/$defs/answer"}, "#/$defs/answer"),
+        ({"properties": {"a": {"$ref": "https://example.org/a.json"}}}, "https://example.org/a.json"),
+        ({"items": {"$ref": "#/mine/a"}, "mine": {"a": {"$ref": "#/mine/b"}}}, "#/mine/b"),
+    ],
+)
+def test_a_reference_of_a_schema_that_leads_nowhere_is_named_by_setting_or_sample(schema, reference):
+    pytest.importorskip("jsonschema")
+    with pytest.raises(ConfigError, match=r"`json_schema`.*\$ref") as caught:
+        build_reward({"kind": "json", "json_schema": schema})
+    assert repr(reference) in str(caught.value)
+    with build_reward({"kind": "json", "column": "wanted"}) as scorer, pytest.raises(RewardError) as refused:
+        scorer.score(*samples("1", "2", wanted=[True, schema]))
+    assert all(part in str(refused.value) for part in ("sample 'p1'", "column 'wanted'", "$ref", repr(reference)))
+
+
+def test_references_inside_a_schema_are_followed():
+    pytest.importorskip("jsonschema")
+    tree = {"$defs": {"node": {"type": "array", "items": {"$ref": "#/$defs/node"}}}, "$ref": "#/$defs/node"}
+    with build_reward({"kind": "json", "json_schema": tree}) as scorer:
+        assert scorer.score(*samples("[[], [[]]]", "[[], 1]")).scores == [1.0, 0.0]
+
+
 def test_math_verify_judges_expressions_and_can_be_stopped():
     pytest.importorskip("math_verify")
     texts = ["\\boxed{\\frac{1}{2}}", "$0.25$", "$9^{9^{9^{9}}}$"]

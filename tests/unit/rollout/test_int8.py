@@ -13,6 +13,8 @@ from rlhf.rollout import int8
 from rlhf.rollout.int8 import Int8Projection, int8_linears, quantise
 from tests.unit.rollout.helpers import build_family
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(params=["kernel", "codes"])
 def way(request, monkeypatch) -> str:

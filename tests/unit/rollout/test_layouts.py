@@ -9,6 +9,8 @@ from rlhf.models.attention import AttentionSettings
 from rlhf.rollout.cache import Buffer, KVCache
 from rlhf.rollout.layouts import DecodeLayout, PrefillLayout, _filled
 
+pytestmark = pytest.mark.numeric
+
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 CPU = torch.device("cpu")
 

@@ -20,6 +20,7 @@ from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.run import SamplingRun
 from rlhf.rollout.types import Completion, RolloutEngine
+from tests.fixtures.rounding import assert_same_but_for_rounding, rounding_noise
 from tests.unit.rollout.helpers import (
     EOS_IDS,
     FAMILIES,
@@ -29,6 +30,8 @@ from tests.unit.rollout.helpers import (
     build_prompts,
     continued_by_transformers,
 )
+
+pytestmark = pytest.mark.numeric
 
 GREEDY = SamplingConfig(max_new_tokens=20, temperature=0.0)
 SAMPLED = SamplingConfig(max_new_tokens=20)
@@ -60,6 +63,16 @@ def scored(policy: PolicyModel, prompts: list[Prompt], groups: list[list[Complet
     return policy.logprobs(batch, temperature=temperature)
 
 
+def assert_the_trainers(policy, prompts, groups, **how):
+    """What the engine reported is what the trainer computes, as near as rounding allows."""
+
+    def trainers():
+        return {"logprobs": scored(policy, prompts, groups, **how)}
+
+    noise = rounding_noise(policy.model, trainers)
+    assert_same_but_for_rounding({"logprobs": reported(groups)}, trainers(), noise)
+
+
 def reported(groups: list[list[Completion]]) -> torch.Tensor:
     return torch.tensor([x for group in groups for c in group for x in c.logprobs], dtype=torch.float64)
 
@@ -83,13 +96,13 @@ def test_greedy_completions_are_transformers_own(family, fused, word_tokenizer, 
 def test_log_probabilities_are_the_trainers(family, fused, word_tokenizer, prompts):
     policy = PolicyModel(build_family(family), word_tokenizer)
     groups = ask(LocalEngine(policy, fused=fused), prompts)
-    assert torch.allclose(reported(groups), scored(policy, prompts, groups).double(), atol=1e-5)
+    assert_the_trainers(policy, prompts, groups)
 
 
 def test_log_probabilities_are_the_trainers_at_another_temperature_and_under_filters(policy, prompts):
     settings = SAMPLED.updated(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3)
     groups = ask(LocalEngine(policy), prompts, settings)
-    assert torch.allclose(reported(groups), scored(policy, prompts, groups, temperature=0.7).double(), atol=1e-5)
+    assert_the_trainers(policy, prompts, groups, temperature=0.7)
     for completion in (c for group in groups for c in group):
         assert completion.sampling_logprobs is not None
         assert len(completion.sampling_logprobs) == len(completion.tokens)
@@ -142,7 +155,7 @@ def test_completions_longer_than_a_block_of_the_cache_are_whole(word_tokenizer, 
     policy = PolicyModel(model, word_tokenizer)  # its one EOS is the tokenizer's
     groups = ask(LocalEngine(policy), prompts[:3], SAMPLED.updated(max_new_tokens=100), num_samples=4)
     assert max(len(c.tokens) for group in groups for c in group) == 100
-    assert torch.allclose(reported(groups), scored(policy, prompts[:3], groups).double(), atol=1e-5)
+    assert_the_trainers(policy, prompts[:3], groups)
 
 
 def test_an_end_token_ends_a_completion_and_stays_in_it(policy, prompts):
@@ -212,7 +225,7 @@ def test_an_adapter_that_was_changed_reaches_the_sampler(word_tokenizer, prompts
                 parameter.fill_(0.2)
     groups = ask(engine, prompts)
     assert tokens_of(groups) != before
-    assert torch.allclose(reported(groups), scored(policy, prompts, groups).double(), atol=1e-5)
+    assert_the_trainers(policy, prompts, groups)
 
 
 def test_sampling_leaves_the_model_as_it_was(policy, prompts):
@@ -323,7 +336,7 @@ def test_log_probabilities_of_rows_that_came_late_are_the_trainers(family, word_
     policy = PolicyModel(build_family(family), word_tokenizer)
     sampling = SAMPLED.updated(max_new_tokens=90)
     groups = ask(LocalEngine(policy, max_rows=3), prompts, sampling, num_samples=3)
-    assert torch.allclose(reported(groups), scored(policy, prompts, groups).double(), atol=1e-5)
+    assert_the_trainers(policy, prompts, groups)
 
 
 def test_a_repetition_penalty_follows_rows_that_came_late(policy, prompts):

@@ -18,6 +18,8 @@ from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.snapshot import Job, Request, SnapshotSampler, Start
 from tests.unit.rollout.helpers import build_family, build_prompts
 
+pytestmark = pytest.mark.numeric
+
 SAMPLED = SamplingConfig(max_new_tokens=12)
 
 

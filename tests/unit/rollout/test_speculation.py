@@ -21,6 +21,8 @@ from rlhf.rollout.lookup import GroupLookup
 from rlhf.rollout.types import Completion
 from tests.unit.rollout.helpers import EOS_IDS, build_family, build_prompts
 
+pytestmark = pytest.mark.numeric
+
 GUESSING = PromptLookupConfig(ngram_tokens=1, draft_tokens=3, max_rows=100)
 REPEATING = SamplingConfig(max_new_tokens=80, temperature=0.3)
 """So cold that random weights say the same again; longer than a block of the cache, so that it grows."""

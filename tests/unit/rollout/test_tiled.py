@@ -20,7 +20,10 @@ from rlhf.rollout.tiled import TiledProjection, fits
 from tests.unit.rollout.helpers import FUSED_FAMILIES, build_family, build_prompts
 from tests.unit.rollout.test_compiled import ask, logits
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH"),
+]
 IDS = [prompt.ids for prompt in build_prompts()]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlhf.allocator import CAPACITIES
 from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.model import LoRAConfig
 from rlhf.config.policy import SamplingConfig
@@ -18,6 +19,7 @@ from rlhf.models.adapters import add_lora
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.vllm import VLLMEngine
+from rlhf.rollout.vllm_process import WorkerProcess
 from rlhf.rollout.vllm_weights import untie
 from rlhf.rollout.vllm_worker import memory_digest
 from rlhf.testing import ENGINE_CHECKS
@@ -244,3 +246,21 @@ def test_the_worker_needs_none_of_our_packages():
     names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in top if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in names} <= set(sys.stdlib_module_names)
+
+
+def test_what_is_set_for_packed_batches_is_not_for_vllm_and_what_engine_env_says_is(monkeypatch, tmp_path):
+    for name in (*CAPACITIES, "KEPT"):
+        monkeypatch.setenv(name, "5")
+    script = tmp_path / "tells.py"
+    script.write_text(
+        "import json, os\nrequest = json.loads(input())\nprint(json.dumps({'id': request['id'], 'answer': dict(os.environ)}), flush=True)\n",
+        encoding="utf-8",
+    )
+    process = WorkerProcess(sys.executable, script, env={CAPACITIES[0]: "7"}, log=tmp_path / "log")
+    try:
+        seen = process.ask("tell", {}, timeout_seconds=60)
+    finally:
+        process.close()
+    assert {name: seen.get(name) for name in (*CAPACITIES, "KEPT")} == {
+        CAPACITIES[0]: "7", CAPACITIES[1]: None, CAPACITIES[2]: None, "KEPT": "5"
+    }  # fmt: skip

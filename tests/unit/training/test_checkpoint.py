@@ -16,8 +16,9 @@ from torch import nn
 
 from rlhf.errors import CheckpointError, ConfigError, StorageError
 from rlhf.training import checkpoint_folder
-from rlhf.training.checkpoint import CheckpointStore, load_weights, step_of
+from rlhf.training.checkpoint import CheckpointStore, load_weights
 from rlhf.training.checkpoint_folder import Snapshot
+from rlhf.training.checkpoint_names import step_of
 
 
 def modules(value: float = 1.0) -> dict[str, nn.Module]:

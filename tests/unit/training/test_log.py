@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from rlhf.errors import MissingExtraError
+from rlhf.files import write_json, write_jsonl
 from rlhf.training.log import RunLog, append_jsonl, read_jsonl
 from rlhf.training.progress import ProgressBar
 
@@ -93,15 +94,39 @@ def test_people_see_alarms_and_progress_without_markup_getting_in_the_way(tmp_pa
     assert out.getvalue() == "! accuracy [0.9, 1.0] of [red]\nsft done\n"
 
 
+def test_half_a_character_is_written_as_jsons_escape_and_read_back(tmp_path):
+    half = "\ud800 of a pair"
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    log = RunLog(tmp_path, console=Console(file=out, width=200), stage="ppo")
+    log.alarm(half, samples=[{"completion": half}])
+    log.say(half)
+    log.rollouts([{"step": 1, "completion": half}, {"step": 2, "completion": half}])
+    log.write("stage_failed", message=half)
+    log.go_back_to(1)
+    assert log.read("alarm")[0]["samples"] == [{"completion": half}]
+    assert [row["completion"] for row in lines(tmp_path / "ppo" / "rollouts.jsonl")] == [half]
+    out.seek(0)
+    assert out.read() == "! \\ud800 of a pair\n\\ud800 of a pair\n"
+    write_json(tmp_path / "a.json", {half: half})
+    write_jsonl(tmp_path / "b.jsonl", [half])
+    assert json.loads((tmp_path / "a.json").read_text()) == {half: half}
+    assert json.loads((tmp_path / "b.jsonl").read_text()) == half
+
+
 def test_off_a_terminal_progress_is_a_line_now_and_then(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("rlhf.training.progress.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("rlhf.training.progress.time.strftime", lambda form: f"12:00:{clock.now:02.0f}")
     out = io.StringIO()
-    with ProgressBar(Console(file=out, width=80), "sft", 40, done=4) as bar:
+    with ProgressBar(Console(file=out, width=80), "sft_small", 40, done=4) as bar:
         for _ in range(36):
             clock.now += 1.0
             bar.advance("loss 0.5 [x]")
-    assert out.getvalue().splitlines() == [f"  sft {n}/40 loss 0.5 [x]" for n in (14, 24, 34)]
+    assert out.getvalue().splitlines() == [
+        "  12:00:10 sft_small 14/40 [0:00:10, 0:00:26 left] loss 0.5 [x]",
+        "  12:00:20 sft_small 24/40 [0:00:20, 0:00:16 left] loss 0.5 [x]",
+        "  12:00:30 sft_small 34/40 [0:00:30, 0:00:06 left] loss 0.5 [x]",
+    ]
 
 
 def test_on_a_terminal_progress_is_a_bar():

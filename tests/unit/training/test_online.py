@@ -15,6 +15,7 @@ from rlhf.errors import ConfigError, DataError, RewardError, TrainingError
 from rlhf.losses import segment_sum
 from rlhf.rewards.types import ScoreResult
 from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.stopping import completion_texts
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
 from rlhf.training.online import OnlineTrainer
@@ -124,6 +125,8 @@ def test_samples_beside_an_alarm_about_the_kl_say_how_far_they_are(autocast, tmp
     assert found
     assert all("kl" in sample for sample in found)
     rows = [json.loads(line) for line in (tmp_path / "grpo" / "rollouts.jsonl").read_text().splitlines()]
+    read = [completion_texts(toy.TOKENIZER, row["prompt_ids"], [row["completion_ids"]])[0] for row in rows]
+    assert read == [row["completion"] for row in rows]
     assert all(any(row["completion"] == s["completion"] and row["kl"] == s["kl"] for row in rows) for s in found)
 
 
@@ -439,8 +442,8 @@ def test_prompts_are_needed():
 def test_the_headline_keeps_the_newest_rollout_in_sight():
     trainer = toy.build_trainer("ppo")
     assert trainer.headline({"loss/train": 1.0}) == ""
-    assert trainer.headline({"ppo/score_mean": 0.5, "ppo/ref_kl": 1.25}) == "reward +0.50, KL 1.25"
-    assert trainer.headline({"loss/train": 1.0}) == "reward +0.50, KL 1.25"
+    assert trainer.headline({"ppo/score_mean": 0.5, "ppo/ref_kl": 1.25}) == "reward +0.50, KL estimate 1.25"
+    assert trainer.headline({"loss/train": 1.0}) == "reward +0.50, KL estimate 1.25"
 
 
 def test_a_completion_near_the_limit_loses_a_part_of_its_score():

@@ -19,12 +19,12 @@ from rlhf.data.read import OnBadRow
 from rlhf.data.words import counted, listed
 from rlhf.data.write import write_rows
 from rlhf.errors import DataError, did_you_mean, look_up
-from rlhf.feedback.exchange import argilla, dialogues, label_studio, published
+from rlhf.feedback.exchange import argilla, dialogues, label_studio, labels, published
 from rlhf.feedback.exchange.lines import Line, Reader, lines_of
 from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.identity import merged
 from rlhf.feedback.items import Item, check_item, laid_out_as
-from rlhf.feedback.layouts import OURS, SAVED
+from rlhf.feedback.layouts import LABELS, OURS, SAVED
 from rlhf.feedback.tasks import STDIN, Found
 
 ItemWriter = Callable[[Path, Sequence[Item], Sequence[AnnotationGuideline]], int]
@@ -86,6 +86,9 @@ FORMATS: Mapping[str, Format] = {
     ),
     "pku-saferlhf": Format(
         columns=("prompt", "response_0", "response_1", "better_response_id", "safer_response_id"), read=published.pku_saferlhf,
+    ),
+    LABELS: Format(
+        columns=("|".join(labels.LABEL), "|".join((*labels.ANNOTATOR, "gold"))), is_it=labels.is_labels, read=labels.from_labels
     ),
     "openai": Format(
         columns=("input", "preferred_output|preferred_completion"),
@@ -149,12 +152,12 @@ def _unknown(row: Mapping[str, Any], err: RowError) -> str:
     return f"{err.reason}{hint} Or name the layout with --format: {', '.join(FORMATS)}."
 
 
-def read_as(name: str, source: str | Path, *, on_bad_row: OnBadRow = "error") -> Found:
+def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> Found:
     """Tasks and judgements of a file in one of the formats that have a reader of their own.
 
     Args:
         name: In ``FORMATS``.
-        source: A file; of Argilla also the folder.
+        sources: Files, read one after the other; of Argilla also the folder.
         on_bad_row: ``error`` stops at the first; ``skip`` lists them.
 
     Raises:
@@ -164,11 +167,12 @@ def read_as(name: str, source: str | Path, *, on_bad_row: OnBadRow = "error") ->
     known = look_up(FORMATS, name, kind="format")
     if known.read is None:
         raise DataError(f"{name!r} has no reader of its own; its rows are read as {OURS!r}.")
-    if source == STDIN:
+    if STDIN in sources:
         raise DataError(f"Rows of the format {name!r} are read from a file; standard input takes {OURS!r} alone.")
     found = Found()
     made: list[tuple[str, Item]] = []
-    for group in _groups(lines_of(_file_of(source)), known.key, found, on_bad_row):
+    lines = (line for source in sources for line in lines_of(_file_of(source)))
+    for group in _groups(lines, known.key, found, on_bad_row):
         try:
             with laid_out_as(f"a row of {name!r}", group[0].where):
                 made += [(group[0].where, check_item(item, group[0].where)) for item in known.read(group)]
@@ -177,7 +181,9 @@ def read_as(name: str, source: str | Path, *, on_bad_row: OnBadRow = "error") ->
     found.items = merged(made)
     if not found.items:
         first = f" The first: {found.left_out[0].where}: {found.left_out[0].reason}" if found.left_out else ""
-        raise DataError(f"{source}: no row can be used as {name!r}; {counted(len(found.left_out), 'bad row')}.{first}")
+        raise DataError(
+            f"{', '.join(map(str, sources))}: no row can be used as {name!r}; {counted(len(found.left_out), 'bad row')}.{first}"
+        )
     return found
 
 

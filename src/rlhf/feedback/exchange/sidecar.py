@@ -83,7 +83,7 @@ def said_to_dict(said: Said) -> dict[str, Any]:
     return {
         "annotator": said.annotator, "value": dict(said.value), "order": None if said.order is None else list(said.order),
         "comment": said.comment, "flags": list(said.flags), "spans": [dict(span) for span in said.spans],
-        "confidence": said.confidence, "seconds": said.seconds,
+        "confidence": said.confidence, "seconds": said.seconds, "diff_viewed": said.diff_viewed,
         "made_at": None if said.made_at is None else said.made_at.isoformat(),
     }  # fmt: skip
 
@@ -102,7 +102,7 @@ def said_from_dict(
         annotator=str(kept.get("annotator") or annotator), value=value, comment=comment,
         order=None if order is None else tuple(order), flags=tuple(kept.get("flags") or ()),
         spans=tuple(kept.get("spans") or ()), confidence=kept.get("confidence"), seconds=kept.get("seconds"),
-        made_at=moment_of(kept.get("made_at"), where),
+        made_at=moment_of(kept.get("made_at"), where), diff_viewed=kept.get("diff_viewed"),
     )  # fmt: skip
 
 

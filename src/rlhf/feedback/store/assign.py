@@ -28,6 +28,7 @@ from rlhf.feedback.store.tables import (
     AssignmentRow,
     TaskRow,
 )
+from rlhf.feedback.store.values import TaskKind
 from rlhf.seeds import derive_seed
 
 
@@ -241,7 +242,8 @@ def _unseen(annotator: int, rules: AssignmentRules) -> sa.Select[TaskRow]:
     One whose time ran out under their hands may come to them again: in a small team nobody else is left to judge it.
     """
     seen = sa.select(AssignmentRow.task).where(AssignmentRow.annotator == annotator, AssignmentRow.state != EXPIRED)
-    query = sa.select(TaskRow).where(TaskRow.number.not_in(seen)).order_by(TaskRow.priority.desc(), TaskRow.number)
+    query = sa.select(TaskRow).where(TaskRow.number.not_in(seen), TaskRow.kind != TaskKind.MULTICLASS)
+    query = query.order_by(TaskRow.priority.desc(), TaskRow.number)
     return query if rules.batch is None else query.where(TaskRow.batch == rules.batch)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,13 +20,17 @@ from sqlalchemy.orm import Session
 from rlhf.data.words import counted
 from rlhf.errors import ConfigError, MissingExtraError, StorageError, pip_line
 from rlhf.feedback.store.tables import JudgementRow
+from rlhf.files import make_private
 
+log = logging.getLogger("rlhf.feedback.store")
 READ_ONLY = "rlhf_read_only"
 BUSY_SECONDS = 30
 """How long a writer waits for another before it gives up."""
 SCHEME = re.compile(r"^[a-z][a-z0-9+]*://")
 NUM_SHOWN_BYTES = 16
 """Of a file that is no database, in the sentence that says so."""
+BESIDE = ("-wal", "-shm", "-journal")
+"""Ends of the files that SQLite keeps beside the database; it gives them the rights that the database has."""
 VERSION_TABLE = "alembic_version"
 """Where alembic keeps which tables a database has."""
 MAX_TRIES = 50
@@ -56,6 +61,7 @@ def open_engine(place: str | Path) -> Engine:
             url = url.set(drivername="postgresql+psycopg")
         if url.drivername.startswith("sqlite") and url.database and not url.database.startswith((":memory:", "file:")):
             _check_is_store(Path(url.database))
+            close_to_others(*_files_of(Path(url.database)))
     else:
         path = Path(text)
         try:
@@ -63,6 +69,7 @@ def open_engine(place: str | Path) -> Engine:
         except OSError as err:
             raise StorageError(f"The folder {path.parent} can't be made ({err.strerror}); name another file.") from None
         _check_is_store(path)
+        close_to_others(*_files_of(path))
         url = URL.create("sqlite", database=str(path.absolute()))  # no text is parsed: a file may be called `what?.db`
     try:
         engine = sa.create_engine(url, pool_pre_ping=True)
@@ -90,6 +97,10 @@ def check_own_tables(place: str, tables: Iterable[str]) -> None:
         )
 
 
+def _files_of(path: Path) -> list[Path]:
+    return [path, *(path.with_name(path.name + end) for end in BESIDE)]
+
+
 def _check_is_store(path: Path) -> None:
     """Whoever names a file of rows, or another program's database, is told so before a byte of it is changed.
 
@@ -113,6 +124,24 @@ def _check_is_store(path: Path) -> None:
     check_own_tables(str(path), names)
 
 
+def close_to_others(*files: Path) -> None:
+    """Take the rights of the machine's other users from files that they could read, and say so: there are names, comments and
+    hashes of passwords in a store, and whoever has its key can let people in."""
+    closed = []
+    for file in files:
+        try:
+            rights = make_private(file)
+        except OSError as err:
+            log.warning(
+                "! Other users of this machine can read %s, and its rights can't be changed (%s); its owner can: chmod 600 %s",
+                file, err.strerror, file,
+            )  # fmt: skip
+        else:
+            closed += [] if rights is None else [f"{file} ({rights:03o})"]
+    if closed:
+        log.warning("! Other users of this machine could read %s; now only the owner can.", ", ".join(closed))
+
+
 def _no_database(path: Path) -> ConfigError:
     with path.open("rb") as file:
         start = file.read(NUM_SHOWN_BYTES)
@@ -122,6 +151,13 @@ def _no_database(path: Path) -> ConfigError:
 
 def _make_safe(engine: Engine) -> None:
     """SQLite as a server would be: readers beside one writer, commits synced, foreign keys kept."""
+
+    @event.listens_for(engine, "do_connect")
+    def before_connect(_dialect: Any, _record: Any, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """SQLite would make the file with the rights that the umask leaves, and those beside it with the same."""
+        if args[0] != ":memory:" and not named.get("uri"):
+            with contextlib.suppress(OSError):  # it is there already, or SQLite says what is wrong with the place
+                os.close(os.open(args[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: Any) -> None:

@@ -15,16 +15,12 @@ from rlhf.errors import DataError
 from rlhf.feedback.store.engine import write
 from rlhf.feedback.store.rows import as_json
 from rlhf.feedback.store.tables import EventRow
-from rlhf.feedback.store.values import check_id
+from rlhf.feedback.store.values import KeyTakenError, check_id
 
 EVENT_KINDS = ("thumbs", "edit", "regenerate", "vote")
 """What users of a served model do."""
 OF_THE_ARRIVAL = frozenset({"arrived_at"})
 """Content that differs when the same event is sent again."""
-
-
-class KeyTakenError(DataError):
-    """A program used one key for two events: one of them would be lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

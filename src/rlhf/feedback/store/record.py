@@ -114,13 +114,14 @@ def _write_down(
         new: In order; a correction behind what it corrects.
         last: Assignment -> its newest judgement before these.
     """
+    now = datetime.now(UTC)  # one for all: their order in a file is no order in time
     written: dict[int, JudgementRow] = {}
     for held, said, value, extras in new:
         earlier = last.get(held.number)
         if held.number in written:
             session.flush()  # numbers the one that is corrected
             earlier = written[held.number].number
-        row = written[held.number] = _row_of(held, said, value, extras, earlier)
+        row = written[held.number] = _row_of(held, said, value, extras, earlier, now)
         session.add(row)
 
 
@@ -189,11 +190,11 @@ class _Shelf:
 
 
 def _row_of(
-    held: AssignmentRow, said: Said, value: dict[str, Any], extras: dict[str, Any], earlier: int | None
+    held: AssignmentRow, said: Said, value: dict[str, Any], extras: dict[str, Any], earlier: int | None, now: datetime
 ) -> JudgementRow:
     return JudgementRow(
         assignment=held.number, task=held.task, annotator=held.annotator, key=_key(held.number, earlier, said, value),
-        value=value, replaces=earlier, made_at=said.made_at or datetime.now(UTC), **extras,
+        value=value, replaces=earlier, made_at=said.made_at or now, **extras,
     )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from rlhf.data.expand import text_key
 from rlhf.errors import DataError
-from rlhf.feedback.store.tables import ResponseRow, TaskRow
-from rlhf.feedback.store.values import MAX_TEXT, Response, Submission, Task, TaskKind
+from rlhf.feedback.store.tables import JudgementRow, ResponseRow, TaskRow
+from rlhf.feedback.store.values import MAX_TEXT, KeyTakenError, Response, Submission, Task, TaskKind
 
 FLAGS = ("unsafe", "unclear", "broken", "personal_data", "all_good", "all_bad")
 """What an annotator can say of an item beside judging it. Which completion is better, or that neither is, is one question;
@@ -128,6 +128,24 @@ def check_key(key: str) -> None:
         )
 
 
+def check_same(known: JudgementRow, sent: Mapping[str, Any]) -> None:
+    """Refuse a judgement under the key of another one: whoever sends it would take it for kept.
+
+    Args:
+        known: What is kept under the key.
+        sent: Columns of what comes under it now.
+
+    Raises:
+        KeyTakenError: They differ.
+    """
+    differs = next((name for name, value in sent.items() if getattr(known, name) != value), None)
+    if differs is not None:
+        raise KeyTakenError(
+            f"The key of this judgement was used for another one ({differs} differs), which is kept; this one is not. Make a key "
+            "of its own for each judgement."
+        )
+
+
 def check_undo_key(key: str) -> None:
     """Refuse an undo's key that could be taken for one that the store makes, which are numbers.
 
@@ -158,9 +176,11 @@ def extras_of(sent: Submission) -> dict[str, Any]:
         raise DataError(f"confidence is {sent.confidence}; it lies between 0 and 1.")
     if sent.seconds is not None and not (math.isfinite(sent.seconds) and sent.seconds >= 0):
         raise DataError(f"seconds is {sent.seconds}; a time is at least 0.")
+    if not (sent.diff_viewed is None or isinstance(sent.diff_viewed, bool)):
+        raise DataError(f"diff_viewed is {sent.diff_viewed!r}; wanted true, false or null.")
     return {
         "comment": _storable(sent.comment), "flags": list(sent.flags), "spans": [_span(span) for span in sent.spans],
-        "confidence": sent.confidence, "seconds": sent.seconds,
+        "confidence": sent.confidence, "seconds": sent.seconds, "diff_viewed": sent.diff_viewed,
     }  # fmt: skip
 
 

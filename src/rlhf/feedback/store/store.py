@@ -28,11 +28,13 @@ from rlhf.feedback.store.assign import (
 from rlhf.feedback.store.engine import open_engine, reading, write, writing
 from rlhf.feedback.store.events import Event, keep_events
 from rlhf.feedback.store.migrate import upgrade
+from rlhf.feedback.store.progress import progress_of
 from rlhf.feedback.store.rows import (
     MAX_NUMBER,
     UNDO_PREFIX,
     as_json,
     check_key,
+    check_same,
     check_undo_key,
     extras_of,
     keep_tasks,
@@ -52,9 +54,11 @@ from rlhf.feedback.store.tables import (
 from rlhf.feedback.store.values import (
     Assignment,
     Judgement,
+    KeyTakenError,
     Progress,
     Submission,
     Task,
+    TaskKind,
     check_value,
     is_name,
     shortened,
@@ -164,6 +168,12 @@ class PreferenceStore:
             query = sa.select(TaskRow.batch, sa.func.count()).group_by(TaskRow.batch).order_by(TaskRow.batch)
             return {str(name): int(number) for name, number in session.execute(query)}
 
+    def num_never_asked(self) -> int:
+        """Tasks of kind ``multiclass``: their labels are imported, and the page does not ask for them."""
+        with reading(self.engine) as session:
+            query = sa.select(sa.func.count()).select_from(TaskRow).where(TaskRow.kind == TaskKind.MULTICLASS)
+            return session.scalar(query) or 0
+
     def set_priorities(self, priorities: Mapping[str, float]) -> None:
         """Ask some tasks sooner: ``rlhf.feedback`` sets these from a reward ensemble's disagreement.
 
@@ -235,8 +245,8 @@ class PreferenceStore:
     def submit(self, annotator: str, sent: Submission, *, now: datetime | None = None) -> int:
         """Keep a judgement; when this returns, it is on disk.
 
-        Sending the same key again changes nothing and returns the same number. A second judgement of an assignment
-        replaces the first, which stays in the table.
+        The same judgement sent again under its key changes nothing and returns the same number. A second judgement of an
+        assignment, under a key of its own, replaces the first, which stays in the table.
 
         Returns:
             The judgement's number.
@@ -244,6 +254,7 @@ class PreferenceStore:
         Raises:
             DataError: The value is not one of the task's kind, or the assignment is somebody else's, or its time was over and
                 others have all of the task's slots since.
+            KeyTakenError: The key was used for another judgement.
         """
         check_key(sent.key)
         extras, made_at = extras_of(sent), now or _now()
@@ -251,11 +262,11 @@ class PreferenceStore:
         def keep(session: Session) -> int:
             row = self._own_assignment(session, annotator, sent.assignment)
             known = session.scalar(sa.select(JudgementRow).where(JudgementRow.key == sent.key))
-            if known is not None:
-                if known.assignment != sent.assignment:
-                    raise DataError("A key names one submission; this one was used for another assignment.")
-                return known.number
             task = session.get_one(TaskRow, row.task)
+            if known is not None:
+                value = check_value(task.kind, sent.value, num_responses=len(task.responses))
+                check_same(known, {"assignment": row.number, "value": value, **extras})
+                return known.number
             value = check_value(
                 task.kind, sent.value, num_responses=len(task.responses), dimensions=self._dimensions(session)
             )
@@ -281,7 +292,8 @@ class PreferenceStore:
             now: For tests.
 
         Raises:
-            DataError: The key is none, or somebody else's.
+            DataError: The key is none.
+            KeyTakenError: Somebody else used the key.
         """
         if key is not None:
             check_undo_key(key)
@@ -292,12 +304,14 @@ class PreferenceStore:
             hold_annotator(session, who)  # two clicks take back two judgements, in turn
             if key is not None and (known := _undone_by(session, key)) is not None:
                 if known.annotator != who:
-                    raise DataError("A key names one undo; this one was used by somebody else.")
+                    raise KeyTakenError("A key names one undo; this one was used by somebody else.")
                 assignment = session.get_one(AssignmentRow, known.assignment)
                 return assignment.number if assignment.state == OPEN else None
             row = session.scalar(
                 sa.select(JudgementRow)
+                .join(TaskRow, TaskRow.number == JudgementRow.task)
                 .where(JudgementRow.annotator == who, JudgementRow.value.is_not(None), _is_current())
+                .where(TaskRow.kind != TaskKind.MULTICLASS)  # which no page could show
                 .order_by(JudgementRow.number.desc())
                 .limit(1)
             )
@@ -353,27 +367,7 @@ class PreferenceStore:
 
     def progress(self, annotator: str | None = None) -> Progress:
         """How far the set is (the batch that is handed out, or all), and one annotator in the whole store."""
-        with reading(self.engine) as session:
-            plain = TaskRow.gold.is_(None)
-            wanted = sa.true() if self.rules.batch is None else TaskRow.batch == self.rules.batch
-            num_tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(plain, wanted)) or 0
-            num_gold = session.scalar(sa.select(sa.func.count()).select_from(TaskRow).where(~plain, wanted)) or 0
-            done = (
-                sa.select(sa.func.count()).select_from(AssignmentRow).join(TaskRow, TaskRow.number == AssignmentRow.task)
-                .where(AssignmentRow.state == DONE)
-            )  # fmt: skip
-            num_done = session.scalar(done.where(plain, wanted)) or 0
-            num_mine = 0
-            if annotator is not None:
-                who = session.scalar(sa.select(AnnotatorRow.number).where(AnnotatorRow.name == annotator))
-                num_mine = session.scalar(done.where(AssignmentRow.annotator == who)) or 0
-        return Progress(
-            num_tasks=num_tasks,
-            num_wanted=num_tasks * self.rules.overlap,
-            num_done=num_done,
-            num_mine=num_mine,
-            num_gold=num_gold,
-        )
+        return progress_of(self.engine, self.rules, annotator)
 
     def judgements(self, annotator: str | None = None) -> list[Judgement]:
         """Those that count: not replaced, not taken back; in the order they were made."""
@@ -398,7 +392,7 @@ class PreferenceStore:
                 Judgement(
                     number=row.number, task=tasks[row.task], annotator=row.name, value=row.value or {}, order=row.order,
                     comment=row.comment, flags=row.flags, spans=row.spans, confidence=row.confidence,
-                    seconds=row.seconds, made_at=row.made_at,
+                    seconds=row.seconds, made_at=row.made_at, diff_viewed=row.diff_viewed,
                 )
                 for row in session.execute(query).all()
             ]  # fmt: skip

@@ -140,6 +140,8 @@ class JudgementRow(Base):
     spans: Mapped[Any] = mapped_column(JSON, default=list)
     confidence: Mapped[float | None]
     seconds: Mapped[float | None]
+    diff_viewed: Mapped[bool | None]
+    """Whether the view with the differences marked was open before; None where that is not known."""
     replaces: Mapped[int | None] = mapped_column(ForeignKey("judgements.number"), unique=True)
     made_at: Mapped[datetime] = mapped_column(Moment)
 

@@ -23,6 +23,10 @@ MAX_NAME = 64
 """Characters of an annotator's or a program's name."""
 
 
+class KeyTakenError(DataError):
+    """One key was used for two judgements, undos or events: one of them would be lost."""
+
+
 class TaskKind(StrEnum):
     """How a person is asked."""
 
@@ -38,6 +42,8 @@ class TaskKind(StrEnum):
     """Each completion alone, from 1 to 5, on every dimension of the guidelines."""
     BINARY = "binary"
     """One completion, good or bad."""
+    MULTICLASS = "multiclass"
+    """One text, one of several classes that have no order. Labels of this kind are imported; the page does not ask for them."""
 
 
 NUM_RESPONSES: Mapping[TaskKind, tuple[int, int]] = {
@@ -47,6 +53,7 @@ NUM_RESPONSES: Mapping[TaskKind, tuple[int, int]] = {
     TaskKind.RANKING: (2, MAX_RANKED),
     TaskKind.RATING: (1, MAX_RANKED),
     TaskKind.BINARY: (1, 1),
+    TaskKind.MULTICLASS: (1, 1),
 }
 
 
@@ -126,6 +133,8 @@ class Judgement:
     confidence: float | None
     seconds: float | None
     made_at: datetime
+    diff_viewed: bool | None = None
+    """Whether the view with the differences marked was open at any time before; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +149,10 @@ class Progress:
     """Of one annotator, gold items and all."""
     num_gold: int = 0
     """Gold items, which are not among the tasks."""
+    num_done_with_gold: int = 0
+    num_wanted_with_gold: int = 0
+    """What annotators may see beside ``num_mine``. Every judgement of anybody's, gold or not, makes all of these grow alike:
+    the last is an estimate from ``gold_frac``, which no judgement of a gold item changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +168,7 @@ class Submission:
     spans: Sequence[Mapping[str, Any]] = ()
     confidence: float | None = None
     seconds: float | None = None
+    diff_viewed: bool | None = None
 
 
 def is_name(name: str) -> bool:
@@ -189,6 +203,7 @@ def check_value(
         ranking    {"ranks": [1, 2, 2, ...]}            one for each completion
         rating     {"ratings": {dimension: [1 ... 5, ...]}}
         binary     {"label": true | false}
+        multiclass {"class": name}
 
     Args:
         kind: Of the task.
@@ -258,6 +273,10 @@ def _label(value: Any, _n: int) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
+def _class(value: Any, _n: int) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable() else None
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -269,6 +288,7 @@ _CHECKS: Mapping[TaskKind, tuple[str, Any]] = {
     TaskKind.RANKING: ("ranks", _ranks),
     TaskKind.RATING: ("ratings", _ratings),
     TaskKind.BINARY: ("label", _label),
+    TaskKind.MULTICLASS: ("class", _class),
 }
 SHAPES: Mapping[TaskKind, str] = {
     TaskKind.PAIRWISE: '{"preference": "a"}',
@@ -277,6 +297,7 @@ SHAPES: Mapping[TaskKind, str] = {
     TaskKind.RANKING: '{"ranks": [1, 3, 2]}',
     TaskKind.RATING: '{"ratings": {"accuracy": [4, 2]}}',
     TaskKind.BINARY: '{"label": true}',
+    TaskKind.MULTICLASS: '{"class": "toxic"}',
 }
 """A value of each kind, as JSON."""
 _WANTED: Mapping[TaskKind, str] = {
@@ -286,4 +307,5 @@ _WANTED: Mapping[TaskKind, str] = {
     TaskKind.RANKING: "a list of {n} ranks, 1 for the best",
     TaskKind.RATING: "for each dimension of the guidelines a list of {n} whole numbers from 1 to 5",
     TaskKind.BINARY: "true or false",
+    TaskKind.MULTICLASS: f"the name of a class, 1 to {MAX_NAME} printable characters",
 }

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from rlhf.errors import RLHFError, StorageError
 from rlhf.feedback.store import PreferenceStore
-from rlhf.feedback.store.events import KeyTakenError
+from rlhf.feedback.store.values import KeyTakenError
 from rlhf.feedback.web import dashboard, doors, events, pages, people
 from rlhf.feedback.web.auth import Gate, NotSignedIn, guard
 from rlhf.feedback.web.doors import error_page
@@ -27,6 +27,9 @@ def create_annotation_app(
     store: PreferenceStore, settings: WebSettings | None = None, *, key: bytes | None = None
 ) -> FastAPI:
     """The server of a store.
+
+    `rlhf annotate` runs it by ``rlhf.feedback.web.connections.serve``, which gives requests a time to arrive in and limits
+    connections; whoever runs it otherwise needs something before it that does.
 
     Args:
         store: Of tasks, people and judgements.

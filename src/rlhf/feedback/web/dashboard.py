@@ -149,7 +149,7 @@ def judged(task: Task, part: Sequence[Hashable]) -> list[tuple[str, str]]:
     """
     texts = [snippet(response.text) for response in task.responses]
     match task.kind:
-        case TaskKind.RATING | TaskKind.BINARY:
+        case TaskKind.RATING | TaskKind.BINARY | TaskKind.MULTICLASS:
             return [("", texts[int(str(part[1])) if part else 0])]
         case TaskKind.GRADED5 | TaskKind.GRADED7:
             return [("above 0", texts[0]), ("below 0", texts[1])]

@@ -15,7 +15,7 @@ a template gets is a ``TaskView``, which holds no model's name, no column and no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +35,8 @@ from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, T
 from rlhf.feedback.store.rows import FLAGS, MAX_NUMBER, OPPOSITES
 from rlhf.feedback.store.values import MAX_TEXT
 from rlhf.feedback.web.auth import Visitor, counted_apart, signed_in, the_store, the_visitor
-from rlhf.feedback.web.text import Turn, turns_of, word_diff
+from rlhf.feedback.web.differences import marked_turns
+from rlhf.feedback.web.text import Turn, turns_of
 
 HERE = Path(__file__).parent
 LETTERS = "ABCDEF"
@@ -135,6 +136,7 @@ class JudgementBody(Body):
     spans: list[SpanBody] = Field(default_factory=list, max_length=MAX_SPANS)
     confidence: float | None = Field(None, ge=0, le=1)
     seconds: float | None = Field(None, ge=0, le=MAX_SECONDS, allow_inf_nan=False)
+    diff_viewed: bool | None = None
 
 
 class AssignmentBody(Body):
@@ -212,13 +214,13 @@ async def next_task(request: Request, store: Store, annotator: Annotator, body: 
 
 @router.post("/api/judgements")
 def judge(store: Store, annotator: Annotator, body: JudgementBody) -> dict[str, Any]:
-    """Keep an answer. The same key is kept once, however often it is sent."""
+    """Keep an answer. The same answer under its key is kept once, however often it is sent; another one under it is a 409."""
     assignment = store.assignment(body.assignment, annotator=annotator)
     sent = Submission(
         assignment=body.assignment, key=body.key,
         value=in_task_order(assignment.task.kind, body.answer, assignment.order), comment=body.comment.strip(),
         flags=body.flags, spans=[_span(assignment, span) for span in body.spans], confidence=body.confidence,
-        seconds=body.seconds,
+        seconds=body.seconds, diff_viewed=body.diff_viewed,
     )  # fmt: skip
     return {"judgement": store.submit(annotator, sent), "progress": _progress(store, annotator)}
 
@@ -248,13 +250,14 @@ def undo(store: Store, annotator: Annotator, body: UndoBody) -> dict[str, Any]:
 
 @router.post("/api/diff")
 def diff(store: Store, annotator: Annotator, body: AssignmentBody) -> dict[str, Any]:
-    """The completions with the words marked in which they differ: A from B, and each later one from A."""
+    """The completions with the words and lines of code marked in which they differ: A from B, and each later one from A."""
     assignment = store.assignment(body.assignment, annotator=annotator)
-    texts = ["\n\n".join(turn.source for turn in turns) for turns in _completions(assignment)]
-    if len(texts) < 2:
+    first, *others = _completions(assignment)
+    if not others:
         raise DataError("This task has one completion; there is nothing to compare it with.")
-    pairs = [word_diff(texts[0], text) for text in texts[1:]]
-    return {"html": [pairs[0][0], *(marked for _, marked in pairs)]}
+    pairs = [marked_turns(first, other) for other in others]
+    turns = templates.get_template("turns.html").module.turns  # type: ignore[attr-defined]
+    return {"html": [str(turns(marked)) for marked in (pairs[0][0], *(right for _, right in pairs))]}
 
 
 def page(request: Request, visitor: Visitor, template: str, **names: Any) -> HTMLResponse:
@@ -288,7 +291,7 @@ def in_task_order(kind: TaskKind, answer: Mapping[str, Any], order: Sequence[int
             return {"ranks": _unshuffled(seen["ranks"], order)}
         case TaskKind.RATING:
             return {"ratings": {name: _unshuffled(numbers, order) for name, numbers in seen["ratings"].items()}}
-        case TaskKind.BINARY:
+        case TaskKind.BINARY | TaskKind.MULTICLASS:
             return seen
 
 
@@ -359,5 +362,8 @@ def _task_and_progress(store: PreferenceStore, annotator: str, assignment: Assig
 
 
 def _progress(store: PreferenceStore, annotator: str) -> dict[str, int]:
-    known = asdict(store.progress(annotator))
-    return {name: known[name] for name in ("num_mine", "num_done", "num_wanted")}
+    """In numbers that grow alike with every judgement: one that stays behind would tell which task was a gold item."""
+    found = store.progress(annotator)
+    return {
+        "num_mine": found.num_mine, "num_done": found.num_done_with_gold, "num_wanted": found.num_wanted_with_gold,
+    }  # fmt: skip

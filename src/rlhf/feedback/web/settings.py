@@ -16,7 +16,7 @@ from sqlalchemy.engine import Engine
 from rlhf.config.base import Config
 from rlhf.errors import ConfigError, StorageError
 from rlhf.feedback.store import access
-from rlhf.feedback.store.engine import place_of
+from rlhf.feedback.store.engine import close_to_others, place_of
 from rlhf.files import fsync, storage_errors
 
 ADDRESS = "address"
@@ -137,6 +137,7 @@ def signing_key(engine: Engine, file: Path | None = None) -> bytes:
     with storage_errors(path):
         if not path.exists():
             _make_key(path)
+        close_to_others(path)
         try:
             key = path.read_bytes()
         except OSError as err:

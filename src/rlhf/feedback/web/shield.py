@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -80,6 +80,8 @@ class Shield:
             return
         try:
             await self.app(scope, self._counted(receive), send_with_headers)
+        except ClientDisconnect:
+            return  # half a request, whose sender is gone or was too slow
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if started:

@@ -1,4 +1,4 @@
-"""Safe HTML from texts that nobody vouches for: markdown, code, conversations, and the words in which two texts differ.
+"""Safe HTML from texts that nobody vouches for: markdown, code and conversations.
 
 Two fences, each enough alone. Markdown is read with HTML off, so ``<script>`` is text; then everything is cleaned by a
 list of what may stay. Nothing that stays can load, link or style: an image would tell its host who read which task when.
@@ -7,13 +7,10 @@ list of what may stay. Nothing that stays can load, link or style: an image woul
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import nh3
@@ -28,10 +25,7 @@ from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
 
 from rlhf.data.contracts import Text
-from rlhf.errors import DataError
 
-MAX_DIFF_WORDS = 20_000
-"""Of both texts together: so many take a tenth of a second."""
 MAX_MARKDOWN = 50_000
 """Characters; a longer text is shown as it is, since some that are made for it take the reader time by the square."""
 MAX_BRACKETS = 2_000
@@ -45,18 +39,6 @@ ATTRIBUTES: Mapping[str, set[str]] = {"ol": {"start"}, "pre": {"tabindex"}}
 CLASSES: Mapping[str, set[str]] = {"span": {"address", "language"}}
 NO_BREAK_SPACE = "\u00a0"
 ROLES = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool", "developer": "Developer"}
-WITHOUT_SPACES = (
-    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF),  # Thai and Lao, Burmese, Khmer
-    (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF), (0x31F0, 0x31FF),  # radicals and marks, kana
-    (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF),  # Han
-)  # fmt: skip
-"""Blocks of scripts that put no spaces between words: there a character is what a word is elsewhere."""
-MARKS = "".join(
-    letter for letter in map(chr, (*range(0x10000), *range(0xE0100, 0xE01F0))) if unicodedata.category(letter)[0] == "M"
-)
-"""Vowel signs, tones and variants: they stay with the character that they stand on."""
-_UNSPACED = "".join(f"{chr(first)}-{chr(last)}" for first, last in WITHOUT_SPACES)
-WORD = re.compile(rf"[{_UNSPACED}][{MARKS}]*\s*|(?:(?![{_UNSPACED}])[\w{MARKS}])+\s*|[^\w\s]\s*|\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +96,20 @@ def markdown_html(text: str) -> Markup:
     """
     if not _is_read_quickly(text):
         return Markup('<pre tabindex="0">{}</pre>').format(text)
-    dirty = _MARKDOWN.render(text)
+    return cleaned(_MARKDOWN.render(text))
+
+
+def cleaned(dirty: str, *, more_tags: Collection[str] = ()) -> Markup:
+    """HTML with what may stay; the one place where text becomes HTML."""
     clean = nh3.clean(
         dirty,
-        tags=set(TAGS),
+        tags={*TAGS, *more_tags},
         attributes={tag: set(names) for tag, names in ATTRIBUTES.items()},
         allowed_classes={tag: set(names) for tag, names in CLASSES.items()},
         url_schemes=set(),
         link_rel=None,
     )
-    return Markup(clean)  # cleaned just now: this is the one place where text becomes HTML
+    return Markup(clean)
 
 
 def _is_read_quickly(text: str) -> bool:
@@ -208,62 +194,3 @@ def _reader() -> MarkdownIt:
 
 
 _MARKDOWN = _reader()
-
-
-def word_diff(first: str, second: str) -> tuple[Markup, Markup]:
-    """Two texts with the words marked that the other one has not: ``<del>`` in the first, ``<ins>`` in the second.
-
-    White space is shown and not compared, so that a moved line break is no difference. Where a script has no spaces between
-    words, characters are compared.
-
-    Raises:
-        DataError: They are too long to be compared while somebody waits.
-    """
-    left, right = WORD.findall(first), WORD.findall(second)
-    if len(left) + len(right) > MAX_DIFF_WORDS:
-        raise DataError(
-            f"These completions have {len(left) + len(right):,} words and marks together (a Chinese, Japanese or Thai character counts as a "
-            f"word); at most {MAX_DIFF_WORDS:,} are compared."
-        )
-    in_left, in_right = _common([word.strip() for word in left], [word.strip() for word in right])
-    return _marked(left, in_left, "del"), _marked(right, in_right, "ins")
-
-
-def _common(first: Sequence[str], second: Sequence[str]) -> tuple[set[int], set[int]]:
-    """Places of a longest common subsequence, in each.
-
-    Row i of the usual table of lengths is kept as one whole number: bit j is 0 where the length grows from j to j + 1. A row
-    then costs a few operations on that number, whatever the texts are; ``difflib`` takes eight seconds for a thousand
-    times the same word, which is just what a broken model writes.
-
-    Sources: Hyyro 2004, "Bit-parallel LCS-length computation revisited", algorithm of figure 2 in the form with one addition.
-    """
-    where: dict[str, int] = defaultdict(int)
-    for place, word in enumerate(first):
-        where[word] |= 1 << place
-    every = (1 << len(first)) - 1
-    rows = [every]
-    for word in second:
-        matches = rows[-1] & where.get(word, 0)
-        rows.append(((rows[-1] + matches) | (rows[-1] - matches)) & every)
-    in_first, in_second = set(), set()
-    i, j = len(second), len(first)
-    while i and j:
-        if second[i - 1] == first[j - 1]:
-            i, j = i - 1, j - 1
-            in_second.add(i)
-            in_first.add(j)
-        elif rows[i] >> (j - 1) & 1:
-            j -= 1
-        else:
-            i -= 1
-    return in_first, in_second
-
-
-def _marked(words: Sequence[str], common: set[int], tag: str) -> Markup:
-    """The words, runs of those that are not common in a tag."""
-    parts = []
-    for is_common, run in groupby(range(len(words)), key=common.__contains__):
-        text = escape("".join(words[place] for place in run))
-        parts.append(text if is_common else Markup("<{0}>{1}</{0}>").format(Markup(tag), text))
-    return Markup("").join(parts)

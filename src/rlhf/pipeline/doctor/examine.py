@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rlhf
+from rlhf.config.threads import usable_cores
 from rlhf.errors import RLHFError
 from rlhf.native.library import compiler, why_no_compiler
 from rlhf.pipeline.doctor import probes
@@ -191,7 +192,7 @@ def _torch() -> Iterator[Finding]:
     quota = probes.cpu_quota()
     yield judge_threads(
         threads=torch.get_num_threads(),
-        cores=probes.usable_cores(),
+        cores=usable_cores(),
         quota=quota,
         omp=os.environ.get("OMP_NUM_THREADS"),
     )

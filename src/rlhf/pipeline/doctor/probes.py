@@ -50,11 +50,6 @@ def c_compiler() -> str | None:
     return shlex.join(found) + (f" ({said[0]})" if said else "")
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on: taskset and cpusets counted, a quota not."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
     """Cores' worth of time that the control group allows; None where it limits nothing."""
     found = []

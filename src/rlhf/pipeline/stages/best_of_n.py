@@ -57,7 +57,7 @@ def run_best_of_n(stage: BestOfNStage, at: StageContext) -> StageOutcome:
     best: list[Candidate] = []
     unscored: list[str] = []
     at_once = max(1, SAMPLES_AT_ONCE // stage.num_samples)
-    with at.log.progress("best_of_n", len(prompts)) as bar:
+    with at.log.progress(at.name, len(prompts)) as bar:
         for first in range(0, len(prompts), at_once):
             part = prompts[first : first + at_once]
             groups = engine.generate(part, num_samples=stage.num_samples, sampling=stage.sampling, seed=seed, step=0)

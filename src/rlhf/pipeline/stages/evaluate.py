@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from rlhf.config.base import read_yaml
 from rlhf.config.stages import EvaluateStage
 from rlhf.data.datasets import PreferenceDataset
+from rlhf.errors import RLHFError
 from rlhf.evaluation.evaluator import evaluate_policies
 from rlhf.evaluation.overoptimisation import judge_rollouts
 from rlhf.models.reward import RewardModel
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
-from rlhf.pipeline.stages.inputs import load_policy, read_prompts
-from rlhf.pipeline.stages.judging import open_judge
+from rlhf.pipeline.evidence import called, judge_called, judge_texts, training_between
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
+from rlhf.pipeline.stages.inputs import load_policy, longest_row, read_prompts
+from rlhf.pipeline.stages.judging import open_judge, tell_cuts
+from rlhf.pipeline.validate.independence import Seen, recorded_seen, seen_in_recipe
+from rlhf.pipeline.verdicts import independence_of
+from rlhf.rollout.engines import build_engine
 
 
 def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
@@ -23,15 +32,39 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
         stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
     )
     reward_model = RewardModel.from_pretrained(at.path(stage.reward_model)) if stage.reward_model else None
-    pairs = PreferenceDataset(at.path(stage.pairs), policy.tokenizer) if stage.pairs else None
-    judge = open_judge(stage.judge, at)
-    with at.log.progress("evaluate", 2 * len(prompts) * stage.samples_per_prompt) as bar:
+    pairs = None
+    if stage.pairs and reward_model:  # it reads its own tokens, not the policy's, and no more than it was made for
+        limits: Any = {"max_length": longest_row(None, reward_model), "truncation": "drop"}
+        pairs = PreferenceDataset(at.path(stage.pairs), reward_model.tokenizer, **limits)
+        at.log.write("note", message=f"pairs: {pairs.report.to_text()}")
+    judge, knows = open_judge(stage.judge, at), judge_texts(resolved_reward(stage.judge, at))
+    with at.log.progress(at.name, 2 * len(prompts) * stage.samples_per_prompt) as bar:
         evaluation = evaluate_policies(
             policy, baseline, prompts, judge,
             reward_model=reward_model, pairs=pairs, sampling=stage.sampling,
             samples_per_prompt=stage.samples_per_prompt, seed=seed, progress=bar.advance,
+            build_engine=functools.partial(build_engine, settings=stage.engine),
+            names=(called(stage.policy.path), called(stage.baseline.path)),
+            judge_called=judge_called(stage.judge), judge_knows=None if isinstance(knows, str) else knows,
         )  # fmt: skip
     if stage.rollouts is not None:
         evaluation = evaluation.with_curve(judge_rollouts(Path(at.path(stage.rollouts)), judge))
+    tell_cuts(judge, at, *evaluation.settings["proxy_cuts"])
+    evaluation = replace(
+        evaluation,
+        training=training_between(at.model(stage.policy).path or "", at.model(stage.baseline).path or ""),
+        independence=independence_of(_seen(at)),
+        missing={**evaluation.missing, **({"judge_unseen_frac": knows} if isinstance(knows, str) else {})},
+    )
     evaluation.write(at.folder / "evaluation.json")
     return StageOutcome(evaluation.headline(), evaluation.summary())
+
+
+def _seen(at: StageContext) -> Seen | None:
+    """What training saw of judge and prompts; None where nothing says."""
+    if (recorded := recorded_seen(at.folder)) is not None:
+        return recorded
+    try:
+        return seen_in_recipe(read_yaml(at.run_dir / "recipe.yaml"), at.name)
+    except RLHFError:
+        return None

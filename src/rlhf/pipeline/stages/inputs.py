@@ -14,7 +14,7 @@ from rlhf.data.datasets import GRPODataset, SFTDataset
 from rlhf.data.pack import Group
 from rlhf.data.report import left_out
 from rlhf.data.words import counted
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, DataError
 from rlhf.files import check_space
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model, context_length
@@ -70,7 +70,10 @@ def open_datasets(
         at.log.write("note", message=f"eval_data: {held_out.report.to_text()}")
         _tell_rows_in_both(train, held_out, at)
     elif stage.eval_frac:
-        train, held_out = train.split(stage.eval_frac, seed=derive_seed(seed_of(stage.seed), "split"))
+        try:
+            train, held_out = train.split(stage.eval_frac, seed=stage.split_seed, by=stage.eval_split)
+        except DataError as err:
+            raise DataError(f"stages.{at.name}.eval_frac: {err}") from None
         parts = f"{len(held_out):,} of these held out (eval_frac {stage.eval_frac:g}), {len(train):,} learned from"
         at.log.write("note", message=f"eval_data: {parts}")
     return train, held_out

@@ -6,11 +6,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
+
 from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
 from rlhf.evaluation.judges import Judge, load_judge
 from rlhf.pipeline.stages.context import StageContext, resolved_reward
 from rlhf.rewards.factory import build_reward
-from rlhf.rewards.types import listen
+from rlhf.rewards.lengths import cut_too_long, cuts_told
+from rlhf.rewards.types import Scorer, listen
 
 
 def open_judge(spec: RewardSpec, at: StageContext) -> Judge:
@@ -21,7 +24,15 @@ def open_judge(spec: RewardSpec, at: StageContext) -> Judge:
         return judge if spec.weight == 1 else weighted(judge, spec.weight)
     scorer = build_reward(spec)
     listen(scorer, at.log.alarm)
+    cut_too_long(scorer)
     return scorer
+
+
+def tell_cuts(judge: Judge, at: StageContext, *others: str) -> None:
+    """Say how many samples were too long for a judge, where any was, and what ``others`` there is to say of that."""
+    for told in (*(cuts_told(judge, whom="the judge") if isinstance(judge, Scorer) else ()), *others):
+        at.log.write("note", message=told)
+        at.log.say(f"  {escape(told)}")
 
 
 def weighted(judge: Callable[..., Sequence[Any]], weight: float) -> Callable[..., Sequence[Any]]:

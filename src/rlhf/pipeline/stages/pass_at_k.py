@@ -6,7 +6,7 @@ from rlhf.config.problems import PassAtKStage
 from rlhf.evaluation.solving import evaluate_solving
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
-from rlhf.pipeline.stages.judging import open_judge
+from rlhf.pipeline.stages.judging import open_judge, tell_cuts
 
 
 def run_pass_at_k(stage: PassAtKStage, at: StageContext) -> StageOutcome:
@@ -18,11 +18,13 @@ def run_pass_at_k(stage: PassAtKStage, at: StageContext) -> StageOutcome:
         stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
     )
     asks = (stage.num_samples + stage.greedy) * (1 if baseline is None else 2)
-    with at.log.progress("solve", len(prompts) * asks) as bar:
+    judge = open_judge(stage.judge, at)
+    with at.log.progress(at.name, len(prompts) * asks) as bar:
         found = evaluate_solving(
-            policy, prompts, open_judge(stage.judge, at),
+            policy, prompts, judge,
             baseline=baseline, num_samples=stage.num_samples, ks=stage.ks, solved_at=stage.solved_at, greedy=stage.greedy,
             sampling=stage.sampling, seed=seed, progress=bar.advance,
         )  # fmt: skip
+    tell_cuts(judge, at)
     found.write(at.folder / "evaluation.json")
     return StageOutcome(found.headline(), found.summary())

@@ -50,7 +50,7 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
         random.Random(derive_seed(seed_of(stage.seed), "preferences", name)).shuffle(prompts)
         rows: list[Any] = []
         asked = 0
-        with at.log.progress(name, count) as bar:
+        with at.log.progress(f"{at.name} {name}", count) as bar:
             while len(rows) < count and asked < len(prompts):
                 batch = prompts[asked : asked + SAMPLES_AT_ONCE]
                 asked += len(batch)

@@ -106,7 +106,7 @@ def finish_rl(name: str, policy: PolicyModel, result: TrainResult, stage: Any, a
     first, last = (curve[place][f"{name}/score_mean"] for place in (0, -1))
     metrics |= {f"{name}/score_first": first, f"{name}/score_last": last}
     kls = [e[f"{name}/ref_kl"] for e in curve if f"{name}/ref_kl" in e]
-    kl = f", KL {rounded(kls[-1])} nats/sequence" if kls else ""
+    kl = f", KL estimate {rounded(kls[-1])} nats/sequence" if kls else ""
     return StageOutcome(
         f"{counted(len(curve), 'rollout')}, {counted(result.steps, 'step')}, reward {rounded(first, sign=True)} -> "
         f"{rounded(last, sign=True)}{kl}",

@@ -37,7 +37,7 @@ def run_step_labels(stage: StepLabelsStage, at: StageContext) -> StageOutcome:
     arguments = resolved_arguments(stage.arguments, at)
     engine = LocalEngine(policy)
     rows: list[dict[str, Any]] = []
-    with at.log.progress("samples", len(prompts) * stage.completions_per_prompt) as bar:
+    with at.log.progress(at.name, len(prompts) * stage.completions_per_prompt) as bar:
         for start in range(0, len(prompts), PROMPTS_AT_ONCE):
             batch = prompts[start : start + PROMPTS_AT_ONCE]
             samples = engine.generate(

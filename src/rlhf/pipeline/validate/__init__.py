@@ -10,6 +10,7 @@ settings      settings that contradict each other, do nothing, or are far from w
 resources     packages, run folder, disk, memory, GPU
 reading       (deep) the beginning of every file of rows
 rows          (deep) bad rows, how many there are, steps, prompts that leak
+splits        (deep) what a stage does with its rows before the first step: the held-out share, KTO's reference point
 lengths       (deep) rows tokenised: what is cut, left out, or longer than the model was made for; tokenizers
 functions     (deep) reward functions imported, their arguments compared with the columns
 check         all of the above in order

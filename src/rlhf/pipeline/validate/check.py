@@ -112,8 +112,10 @@ def _look(review: Review) -> None:
         # Here, because they import torch and transformers.
         from rlhf.pipeline.validate.functions import check_functions
         from rlhf.pipeline.validate.rows import check_rows
+        from rlhf.pipeline.validate.splits import check_splits
 
         check_rows(review)
+        check_splits(review)
         check_functions(review)
     else:
         review.leave("rows, tokenizers and functions")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, model_validator
 
-from rlhf.config.recipe import RecipeConfig
+from rlhf.config.recipe import RecipeConfig, seed_of_stages
 from rlhf.config.stages import Stage
 from rlhf.errors import ConfigError
 
@@ -32,7 +32,7 @@ def draft_of(tree: Mapping[str, Any]) -> Draft | None:
     Returns:
         None where nothing can be made of the rest.
     """
-    seed = tree.get("seed", 0)
+    seed = seed_of_stages(tree) or 0
     stages = tree.get("stages")
     kept = {
         name: known

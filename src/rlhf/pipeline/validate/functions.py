@@ -1,6 +1,6 @@
 """Reward functions and annotators imported, and their arguments compared with what they will be given; none is called.
 
-They are imported in another process: a user's module may hang, print, or end the interpreter.
+They are imported in another process: a user's module may hang, print, or end the interpreter. A JSON schema is checked here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.config.environment import EnvironmentConfig
 from rlhf.config.problems import PassAtKStage, StepLabelsStage
-from rlhf.config.rewards import FunctionRewardConfig
+from rlhf.config.rewards import FunctionRewardConfig, JSONRewardConfig
 from rlhf.config.stages import BestOfNStage, EvaluateStage, PolicyStage, PreferencesStage, Stage
 from rlhf.data.expand import prompt_of
 from rlhf.errors import ConfigError, RewardError, did_you_mean
@@ -22,6 +22,7 @@ from rlhf.pipeline.validate.inputs import functions, rewards, rows_inputs
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import read_once
 from rlhf.rewards.functions import RESERVED
+from rlhf.rewards.verifiers.scorer import VerifierReward
 
 IMPORT_SECONDS = 60.0
 ALWAYS_GIVEN = frozenset(RESERVED)
@@ -67,8 +68,12 @@ class Parameters:
 
 
 def check_functions(review: Review) -> None:
-    """Import every function that the recipe names."""
+    """Import every function that the recipe names; check the schema of rewards that have one."""
     for _, stage in review.each_stage():
+        for key, spec in rewards(stage):
+            if isinstance(spec, JSONRewardConfig) and not review.is_wrong(f"{key}.json_schema"):
+                with review.at(f"{key}.json_schema"):
+                    VerifierReward(spec.kind, column=spec.column, options={"schema": spec.json_schema}, name=spec.name)
         specs = {f"{key}.function": spec for key, spec in rewards(stage) if isinstance(spec, FunctionRewardConfig)}
         for key, name in functions(stage):
             if review.is_wrong(key):
@@ -153,9 +158,22 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
     if unknown and not found.takes_any:
         review.warn(f"{place}.arguments", f"{spec.function} has no parameter {unknown[0]!r}, so it will not be given.")
     wanted = [name for name in found.required if name not in ALWAYS_GIVEN | spec.arguments.keys()]
+    prompts = rows_inputs(stage)[0]
+    rows = read_once(review, prompts)
+    own = (
+        sorted(ALWAYS_GIVEN & {name for row in rows.rows for name in prompt_of(row).columns})
+        if rows is not None
+        else []
+    )
+    if own:
+        review.error(
+            prompts.key,
+            f"The column {own[0]!r} can't be given to {spec.function}: every reward function gets something else under that name; "
+            "rename it.",
+            RewardError,
+        )
     if not wanted:
         return
-    rows = read_once(review, rows_inputs(stage)[0])
     if rows is None:
         review.leave(f"columns that {spec.function} wants ({', '.join(wanted)})")
         return

@@ -208,16 +208,6 @@ def root_model(stages: Mapping[str, Stage], config: ModelConfig) -> ModelConfig 
     return config
 
 
-def trained_prompts(stages: Mapping[str, Stage], config: ModelConfig) -> Iterator[tuple[str, Stage, RowsInput]]:
-    """Training rows of every stage that a model went through, newest first."""
-    while config.path is not None and (match := STAGE.match(config.path)):
-        parent = stages.get(match["name"])
-        if parent is None or parent.kind not in MODEL_STAGES:
-            return
-        yield match["name"], parent, rows_inputs(parent)[0]
-        config = parent.model  # type: ignore[union-attr]
-
-
 def prompts_behind(stages: Mapping[str, Stage], rows: RowsInput) -> Iterator[tuple[str, RowsInput]]:
     """What the stages were asked that make these rows, with their names; held-out pairs are of other prompts."""
     for source in rows.sources:

@@ -25,6 +25,7 @@ from rlhf.data.tokenization import tokenization
 from rlhf.data.tokenize import TokenizedRow
 from rlhf.data.words import counted
 from rlhf.errors import DataError, ModelError
+from rlhf.models.sources import EMBEDDED
 from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, policies, root_model, rows_inputs
 from rlhf.pipeline.validate.places import facts_of, local_folder
 from rlhf.pipeline.validate.problems import Review
@@ -71,8 +72,11 @@ def check_models(review: Review) -> None:
     """Tokenizers load, and agree with their models; what is sampled fits into the context."""
     for _, stage in review.each_stage():
         for key, config in policies(stage):
+            root = root_model(review.recipe.stages, config)
+            if root is not None and root.path == EMBEDDED and root.tokenizer is config.tokenizer is None:
+                continue  # they belong together, and loading one takes seconds
             facts = facts_of(review, config)
-            tokenizer = _tokenizer(review, key, config)
+            tokenizer = tokenizer_of(review, key, config)
             made_before = config.path is not None and is_of_stage(config.path) and config.tokenizer is None
             if tokenizer is None or facts is None or made_before:
                 continue
@@ -205,7 +209,7 @@ def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) ->
         known: Lengths | None = review.shared[place]
         return known
     review.shared[place] = None
-    tokenizer = _tokenizer(review, key, config)
+    tokenizer = tokenizer_of(review, key, config)
     if tokenizer is None or tokenizer.eos_token_id is None:
         return None
     sample = found.rows[:: max(1, math.ceil(len(found.rows) / SAMPLE))]
@@ -233,7 +237,7 @@ def _is_dialogue(row: Row) -> bool:
     return any(isinstance(getattr(row, name, None), list) for name in ("prompt", "messages", "chosen"))
 
 
-def _tokenizer(review: Review, key: str, config: ModelConfig) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(review: Review, key: str, config: ModelConfig) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model as its stage will have it; None where it is not there yet, or can't be loaded (which is said)."""
     root = root_model(review.recipe.stages, config)
     if root is None:
@@ -250,16 +254,32 @@ def _tokenizer(review: Review, key: str, config: ModelConfig) -> PreTrainedToken
             folder = local_folder(source, root.revision, "tokenizer_config.json")
             if folder is None or not folder.is_dir():
                 return None  # said already, of the place
-            from rlhf.models import load_tokenizer
+            from rlhf.models.tokens import load_tokenizer
 
             loaded = load_tokenizer(ModelConfig(path=str(folder), chat_template=template))
-            _settle_end(loaded, facts_of(review, config))
+            _settle_end(review, key, loaded, facts_of(review, config))
             review.shared[place] = loaded
     found: PreTrainedTokenizerBase | None = review.shared[place]
     return found
 
 
-def _settle_end(tokenizer: PreTrainedTokenizerBase, facts: ModelFacts | None) -> None:
-    """As ``rlhf.models.load.settle_tokens`` does where only the model's config knows which token ends a text."""
-    if tokenizer.eos_token_id is None and facts is not None and facts.end_tokens:
+def _settle_end(review: Review, key: str, tokenizer: PreTrainedTokenizerBase, facts: ModelFacts | None) -> None:
+    """As ``rlhf.models.tokens.settle_tokens`` does where the tokenizer does not know which token ends a text."""
+    if tokenizer.eos_token_id is not None or facts is None:
+        return
+    if facts.end_tokens:
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(facts.end_tokens[0])
+        return
+    from rlhf.models.tokens import family_end_token
+
+    number = family_end_token(facts.family) if not facts.names_end else None
+    token = tokenizer.convert_ids_to_tokens(number) if number is not None else None
+    if token is not None:
+        tokenizer.eos_token = token
+        review.warn(
+            key,
+            f"Neither the tokenizer {tokenizer.name_or_path} nor the files of the model {facts.folder} name a token that ends a text; "
+            f"it will be {token!r} (number {number}), transformers' default for {facts.family}. Set `eos_token` in "
+            "tokenizer_config.json if texts end otherwise.",
+            ModelError,
+        )

@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import get_args
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.rewards import LexiconRewardConfig, RewardSpec
+from rlhf.config.rewards import (
+    JSONRewardConfig,
+    LexiconRewardConfig,
+    ProcessRewardConfig,
+    RewardSpec,
+    ServiceRewardConfig,
+)
 from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.data.sources import open_source
 from rlhf.errors import ConfigError, DataError, ModelError, RLHFError, did_you_mean, did_you_mean_file
+from rlhf.models.sources import EMBEDDED
 from rlhf.pipeline.doctor.probes import is_hub_offline
 from rlhf.pipeline.validate.inputs import (
     embedded_model,
@@ -27,7 +34,7 @@ from rlhf.pipeline.validate.inputs import (
     rows_inputs,
 )
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.weights import ModelFacts, read_model_folder, tokenizer_problem
+from rlhf.pipeline.validate.weights import PROCESS_SETTINGS, ModelFacts, read_model_folder, tokenizer_problem
 
 
 def check_places(review: Review) -> None:
@@ -39,7 +46,7 @@ def check_places(review: Review) -> None:
         for key, config in policies(stage):
             _check_model(review, key, config)
         for key, source in reward_models(stage):
-            _check_reward_model(review, key, source)
+            _check_reward_model(review, stage, key, source)
         for key, function in functions(stage):
             with review.at(key, otherwise=ConfigError):
                 find_in_source(function)
@@ -142,7 +149,7 @@ def _check_model(review: Review, key: str, config: ModelConfig) -> None:
                 review.error(f"{key}.tokenizer" if config.tokenizer else key, problem, ModelError)
 
 
-def _check_reward_model(review: Review, key: str, source: str) -> None:
+def _check_reward_model(review: Review, stage: Stage, key: str, source: str) -> None:
     if is_of_stage(source):
         return
     if key.endswith(".source") and "/" not in source and is_hub_name(source):
@@ -151,6 +158,12 @@ def _check_reward_model(review: Review, key: str, source: str) -> None:
                 review.error(key, _no_reward(source), ConfigError)
                 return
     facts = _check_folder(review, key, ModelConfig(path=source))
+    wants_steps = any(f"{name}.source" == key for name, spec in rewards(stage) if isinstance(spec, ProcessRewardConfig))
+    if facts is not None and (facts.folder / PROCESS_SETTINGS).is_file() != wants_steps:
+        what = "judges whole completions or nothing: it has no" if wants_steps else "judges steps: it has an"
+        other = "`rlhf prm` trains a judge of steps" if wants_steps else f"write {{kind: process, source: {source}}}"
+        review.error(key, f"{source} {what} {PROCESS_SETTINGS}; {other}.", ModelError)
+        return
     if facts is not None and not facts.is_reward and not _classifies(facts):
         review.error(
             key,
@@ -183,7 +196,7 @@ def _check_folder(review: Review, key: str, config: ModelConfig) -> ModelFacts |
         if folder is None:
             _not_cached(review, key, config.path, "model")
             return None
-        if review.deep and (folder / "config.json").is_file():
+        if review.deep and config.path != EMBEDDED and (folder / "config.json").is_file():
             from rlhf.models.checks import check_model_folder  # imports torch
 
             check_model_folder(folder, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle)
@@ -204,6 +217,20 @@ def _check_other_files(review: Review, stage: Stage) -> None:
 
             with review.at(f"{key}.path"):
                 read_lexicon(Path(spec.path).expanduser())
+        if isinstance(spec, ServiceRewardConfig) and spec.headers:
+            from rlhf.rewards.service import filled_header
+
+            with review.at(f"{key}.headers"):
+                for header, value in spec.headers.items():
+                    filled_header(value, header)
+        if isinstance(spec, JSONRewardConfig) and spec.json_schema is not None:
+            from rlhf.rewards.verifiers.answers import BadReferenceError
+            from rlhf.rewards.verifiers.json_answer import check_reference
+
+            try:
+                check_reference(spec.json_schema)
+            except BadReferenceError as err:
+                review.error(f"{key}.json_schema", f"It {err}.")
     if isinstance(stage, EvaluateStage) and stage.rollouts is not None and not is_of_stage(stage.rollouts):
         path = Path(stage.rollouts).expanduser()
         if not path.is_file():
@@ -221,10 +248,6 @@ def _read_once(review: Review, folder: Path) -> ModelFacts | None:
             review.shared[place] = None
     found: ModelFacts | None = review.shared[place]
     return found
-
-
-EMBEDDED = "embedded"
-"""As ``rlhf.models.sources`` has it, without an import of torch."""
 
 
 def _not_cached(review: Review, key: str, name: str, what: str) -> None:

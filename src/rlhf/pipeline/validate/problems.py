@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import Stage
 from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError, RLHFError
+from rlhf.pipeline.validate.independence import named
 
 Level = Literal["error", "warning"]
 
@@ -27,6 +28,8 @@ class Problem:
     message: str
     kind: type[RLHFError] = ConfigError
     """The class that the run would have raised; of a warning, what it is about."""
+    also: tuple[str, ...] = ()
+    """Later stages of which the same is true."""
 
     @property
     def exit_code(self) -> int:
@@ -37,12 +40,18 @@ class Problem:
     def line(self) -> str:
         """Place and message."""
         place = ".".join(part for part in (f"stages.{self.stage}" if self.stage else "", self.key) if part)
-        return f"{place}: {self.message}" if place else self.message
+        return f"{place}: {self.message}{self.elsewhere}" if place else self.message
+
+    @property
+    def elsewhere(self) -> str:
+        """The other stages, behind the message."""
+        return f" (The same in {named(self.also)}.)" if self.also else ""
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
             "stage": self.stage,
+            "also": list(self.also),
             "key": self.key,
             "level": self.level,
             "message": self.message,
@@ -97,7 +106,7 @@ class Validation:
                 stage = problem.stage
                 lines.append(f"{stage}:" if stage is not None else "recipe:")
             key = f"{problem.key}: " if problem.key else ""
-            lines.append(f"  {problem.level:<7}  {key}{problem.message}")
+            lines.append(f"  {problem.level:<7}  {key}{problem.message}{problem.elsewhere}")
         lines += self.notes
         return "\n".join([*lines, self._summary()])
 
@@ -174,9 +183,15 @@ class Review:
             self.error(key, "The text holds a null character, which no file's name can.", otherwise)
 
     def sorted_problems(self) -> list[Problem]:
-        """In order of stages; within one, errors first."""
+        """In order of stages; within one, errors first. What is true of several stages is said once, of the first."""
         order = {name: place for place, name in enumerate(self.order or self.recipe.stages)}
-        return sorted(self.problems, key=lambda p: (-1 if p.stage is None else order[p.stage], p.level))
+        found: dict[Problem, Problem] = {}
+        for problem in sorted(self.problems, key=lambda p: (-1 if p.stage is None else order[p.stage], p.level)):
+            what = replace(problem, stage=None)
+            first = found.setdefault(what, problem)
+            if first is not problem and problem.stage is not None:
+                found[what] = replace(first, also=(*first.also, problem.stage))
+        return list(found.values())
 
     def _add(self, problem: Problem) -> None:
         if problem not in self.problems:

@@ -61,21 +61,28 @@ def _place(rows: RowsInput) -> tuple[Any, ...]:
     return ("rows", rows.sources, rows.wanted, tuple(sorted((rows.columns or {}).items())), rows.limit)
 
 
-def _read(rows: RowsInput) -> RowsFound:
+def open_rows(rows: RowsInput, *, most: int | None, unread: list[bool] | None = None) -> RowStream:
+    """The rows of files that are there, bad ones skipped.
+
+    Args:
+        rows: What a stage reads.
+        most: Rows read in all; None for every one.
+        unread: Gets for each file whether something was left.
+    """
     plan = PLANS[rows.wanted]
     parts = open_source(rows.sources[0] if len(rows.sources) == 1 else list(rows.sources))
-    most = max(1, MAX_ROWS // len(parts))
-    unread: list[bool] = []
+    each = max(1, most // len(parts)) if most is not None else None
 
     def beginning(part: Part) -> Part:
         def read(start: int) -> Iterator[RawRow]:
             raw = part.read(start)
-            yield from islice(raw, most)
-            unread.append(next(iter(raw), None) is not None)
+            yield from islice(raw, each)
+            if unread is not None:
+                unread.append(next(iter(raw), None) is not None)
 
         return replace(part, read=read)
 
-    stream = RowStream(
+    return RowStream(
         parts=[beginning(part) for part in parts],
         on_bad_row="skip",
         columns=rows.columns,
@@ -83,4 +90,9 @@ def _read(rows: RowsInput) -> RowsFound:
         accepts=plan.accepts,
         strings_are=plan.strings_are,
     )
+
+
+def _read(rows: RowsInput) -> RowsFound:
+    unread: list[bool] = []
+    stream = open_rows(rows, most=MAX_ROWS, unread=unread)
     return RowsFound(list(stream), list(stream.bad_rows), complete=not any(unread))

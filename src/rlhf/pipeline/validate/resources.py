@@ -12,7 +12,17 @@ from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.model import AUTO, ModelConfig
 from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
-from rlhf.config.stages import DistillStage, DPOStage, KTOStage, PolicyStage, PolicyTraining, RewardStage, Stage
+from rlhf.config.stages import (
+    DistillStage,
+    DPOStage,
+    EvaluateStage,
+    KTOStage,
+    PolicyStage,
+    PolicyTraining,
+    RewardStage,
+    Stage,
+)
+from rlhf.config.threads import check_threads, usable_cores
 from rlhf.config.training import TrainConfig
 from rlhf.errors import (
     ConfigError,
@@ -42,8 +52,10 @@ RECORD = "artifact.json"
 def check_resources(review: Review) -> None:
     """Compare what the recipe needs with what is here."""
     recipe = review.recipe
-    cores = probes.usable_cores()
-    if recipe.threads is not None and recipe.threads > cores:
+    cores = usable_cores()
+    with review.at("threads"):
+        check_threads(recipe.threads)
+    if recipe.threads is not None and recipe.threads > cores and not review.is_wrong("threads"):
         review.warn(
             "threads", f"{recipe.threads} threads on {cores} usable cores slow each other down; give at most {cores}."
         )
@@ -54,7 +66,7 @@ def check_resources(review: Review) -> None:
             _check_quantisation(review, key, config)
         if isinstance(stage, TrainConfig):
             _check_trackers(review, stage)
-        if isinstance(stage, RLConfig):
+        if isinstance(stage, RLConfig | EvaluateStage):
             _check_engine(review, stage)
     _check_sizes(review)
 
@@ -174,7 +186,7 @@ def _check_trackers(review: Review, stage: TrainConfig) -> None:
             review.error("log_to", _pip_line(name, TRACKERS[name]), MissingExtraError)
 
 
-def _check_engine(review: Review, stage: RLConfig) -> None:
+def _check_engine(review: Review, stage: RLConfig | EvaluateStage) -> None:
     """An interpreter that is not there is better known now than when the stage before has trained for a day."""
     engine = stage.engine
     if not isinstance(engine, VLLMEngineConfig):

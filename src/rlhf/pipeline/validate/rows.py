@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 
 from rlhf.config.problems import PassAtKStage
 from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, RewardStage, Stage
@@ -10,10 +12,12 @@ from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, Str
 from rlhf.data.expand import prompt_key, prompt_of
 from rlhf.data.words import counted
 from rlhf.errors import DataError, RewardError, did_you_mean
-from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, prompts_behind, rewards, rows_inputs, trained_prompts
+from rlhf.pipeline.validate.independence import seen_by_training
+from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rewards, rows_inputs
 from rlhf.pipeline.validate.lengths import MANY, check_lengths, check_models
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.reading import RowsFound, read_once, why_unread
+from rlhf.pipeline.validate.reading import MAX_ROWS, RowsFound, read_once, why_unread
+from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 
 SHOWN = 3
 """Bad rows that a complaint names."""
@@ -94,7 +98,7 @@ def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
     steps = stage.max_steps if stage.max_steps is not None else max(1, math.ceil((stage.epochs or 0) * per_epoch))
     passes = steps / per_epoch
     review.note(f"{counted(count, 'row')}, {counted(steps, 'step')}, {passes:.3g} pass{'es' if passes != 1 else ''}")
-    if count < stage.rows_per_step:
+    if count < stage.rows_per_step and stage.differs("rows_per_step"):
         review.warn(
             "rows_per_step",
             f"A step takes {counted(stage.rows_per_step, 'row')}, more than the {count:,} here; every step is smaller than asked for.",
@@ -192,13 +196,19 @@ def _check_leaks(review: Review, stage: Stage) -> None:
     """Held-out rows whose prompt is learned from."""
     inputs = rows_inputs(stage)
     if isinstance(stage, EvaluateStage | PassAtKStage):
-        for name, _, trained in trained_prompts(review.recipe.stages, stage.policy):
-            _check_leak(review, inputs[0], trained, f"stages.{name}.{trained.key}")
-            for maker, asked in prompts_behind(review.recipe.stages, trained):
-                _check_leak(review, inputs[0], asked, f"stages.{name}, from the rows of stages.{maker}.{asked.key},")
+        _check_seen_prompts(review, stage)
     for held_out in inputs[1:]:
         if held_out.key in ("eval_data", "eval_prompts"):
             _check_leak(review, held_out, inputs[0], inputs[0].key)
+
+
+def _check_seen_prompts(review: Review, stage: EvaluateStage | PassAtKStage) -> None:
+    count = partial(count_seen_prompts, most=MAX_ROWS)
+    seen = seen_by_training(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), count=count)
+    for warning in seen.about_rows:
+        review.warn("prompts", warning, DataError)
+    for note in seen.notes:
+        review.note(note)
 
 
 def _check_leak(review: Review, held_out: RowsInput, trained: RowsInput, where: str) -> None:

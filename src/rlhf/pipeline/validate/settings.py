@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
+from rlhf.config.recipe import RecipeConfig
 from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig
 from rlhf.config.stages import (
     DataInputs,
@@ -16,15 +19,16 @@ from rlhf.config.stages import (
     OnlineDPOStage,
     PolicyStage,
     PPOStage,
+    Stage,
     TRPOStage,
     VAPOStage,
 )
 from rlhf.config.training import TrainConfig
-from rlhf.config.usual_rates import far_from_usual
-from rlhf.errors import RewardError, did_you_mean
+from rlhf.config.usual_rates import far_from_usual, method_and_size, usual_rates
+from rlhf.errors import ModelError, RewardError, did_you_mean
 from rlhf.native.library import compiler, why_no_compiler
-from rlhf.pipeline.validate.independence import trains_against
-from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards, trained_prompts
+from rlhf.pipeline.validate.independence import seen_by_training
+from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards
 from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
 
@@ -98,13 +102,39 @@ def check_settings(review: Review) -> None:
             _check_policy_stage(review, stage)
         if isinstance(stage, EvaluateStage):
             _check_evaluate(review, stage)
+            _check_compiled(review, stage)
         for key, config in policies(stage):
+            _check_adapter(review, key, config)
+            if config.dtype == "float16" and config.lora is None and key == "model" and _scales_gradients(stage):
+                review.error(
+                    "autocast", "It is float16, and so are the weights; train float32 weights (`model.dtype: float32`)."
+                )
+                continue
             if config.dtype != "float32" and config.lora is None and key == "model" and isinstance(stage, TrainConfig):
                 review.warn(
                     f"{key}.dtype",
                     f"Weights in {config.dtype} round small steps away; to train all of them use dtype: float32 with "
                     "autocast: bfloat16.",
                 )
+
+
+def _check_adapter(review: Review, key: str, config: ModelConfig) -> None:
+    """Whether there is a layer to put it on, by the names of the weights in the files; in memory a few families have others."""
+    facts = facts_of(review, config) if config.lora is not None else None
+    if config.lora is None or facts is None or isinstance(targets := config.lora.target_modules, str):
+        return
+    if not any(f".{layer}".endswith(f".{name}") for layer in facts.layers for name in targets):
+        known = sorted({layer.rpartition(".")[2] for layer in facts.layers})
+        review.warn(
+            f"{key}.lora.target_modules",
+            f"No layer of {facts.folder} is called {' or '.join(targets) or 'anything here'}, so the stage would stop at its start."
+            f"{did_you_mean(targets[0], known) if targets else ''} Its layers: {', '.join(known)}.",
+            ModelError,
+        )
+
+
+def _scales_gradients(stage: Stage) -> bool:
+    return isinstance(stage, TrainConfig) and stage.autocast == "float16"
 
 
 def _check_evaluation(review: Review, stage: TrainConfig) -> None:
@@ -137,17 +167,40 @@ def _check_evaluation(review: Review, stage: TrainConfig) -> None:
         review.warn("early_stopping.mode", f"mode is {mode!r}, but a {better} {metric} is better.")
 
 
+def usual_learning_rate(recipe: RecipeConfig, name: str) -> tuple[float, str] | None:
+    """The rate that is usual for a stage, and in words for what.
+
+    Args:
+        recipe: A valid one.
+        name: The stage's, in it.
+
+    Returns:
+        None where nothing is trained at one rate, or the model's size is not known before it is loaded.
+    """
+    stage = recipe.stages[name]
+    if not isinstance(stage, TrainConfig) or isinstance(stage, TRPOStage) or stage.lr_find == "use":
+        return None
+    model = stage.model
+    facts = facts_of(Review(recipe, deep=False), model)
+    if facts is None:
+        return None
+    rates = usual_rates(stage.kind, facts.num_parameters, is_lora=model.lora is not None)
+    return rates.usual, method_and_size(stage.kind, facts.num_parameters)
+
+
 def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
     kind: str = stage.kind  # type: ignore[attr-defined]
     model = stage.model  # type: ignore[attr-defined]
     facts = facts_of(review, model)
-    if facts is None:
+    if facts is None or stage.lr_find == "use":
         return
     far = far_from_usual(stage.learning_rate, kind, facts.num_parameters, is_lora=model.lora is not None)
     if far is not None:
         usual, told = far
         likely = "it will probably diverge" if stage.learning_rate > usual else "it will hardly learn"
-        review.warn("learning_rate", f"{told}; {likely}.")
+        review.warn(
+            "learning_rate", f"{told}; {likely}. Try {usual:g}, or let `lr_find: suggest` measure this model's own."
+        )
 
 
 def _check_beta(review: Review, stage: TrainConfig) -> None:
@@ -169,7 +222,6 @@ def _check_beta(review: Review, stage: TrainConfig) -> None:
 
 
 def _check_rows(review: Review, stage: DataInputs) -> None:
-    given = stage.model_fields_set
     assert isinstance(stage, OfflineStage)
     if stage.streaming:
         if isinstance(stage, KTOStage) or (isinstance(stage, DPOStage) and not stage.reference_free):
@@ -181,19 +233,21 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
             review.error("eval_frac", "A stream has no length to take a share of; give eval_data.")
         if stage.max_steps is None:
             review.error("streaming", "A stream has no known length: give max_steps.")
-    elif "shuffle_buffer" in given:
+    elif stage.differs("shuffle_buffer"):
         review.warn("shuffle_buffer", "It does nothing without streaming: true; all rows are shuffled anyway.")
     if stage.eval_data is not None and stage.eval_frac:
         review.warn("eval_frac", "It does nothing beside eval_data.")
-    if stage.max_steps is not None and "epochs" in given and stage.epochs is not None:
+    if stage.differs("eval_split") and (stage.eval_data is not None or not stage.eval_frac):
+        review.warn("eval_split", "It does nothing without eval_frac, whose share of the rows it chooses.")
+    if stage.max_steps is not None and stage.differs("epochs") and stage.epochs is not None:
         review.warn("epochs", f"It does nothing: max_steps ({stage.max_steps}) decides the length.")
-    if stage.tokens_per_step is not None and "rows_per_step" in given:
+    if stage.tokens_per_step is not None and stage.differs("rows_per_step"):
         review.warn("rows_per_step", f"It does nothing: tokens_per_step ({stage.tokens_per_step}) decides the size.")
 
 
 def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> None:
     per_rollout = stage.prompts_per_rollout * stage.group_size
-    if stage.sequences_per_step > per_rollout:
+    if stage.sequences_per_step > per_rollout and stage.differs("sequences_per_step"):
         review.warn(
             "sequences_per_step",
             f"A step takes {stage.sequences_per_step} completions, and a rollout has only {per_rollout} "
@@ -227,16 +281,17 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
     if stage.kl.where == "none" and stage.kl.target is not None:
         review.warn("kl.target", "It does nothing where kl.where is `none`: there is no penalty to adapt.")
     if stage.kl.where == "none":
-        for key in sorted({"coef", "estimator"} & stage.kl.model_fields_set):
-            if getattr(stage.kl, key) not in (0, getattr(type(stage).model_fields["kl"].default, key)):
+        for key in ("coef", "estimator"):
+            of_kind = getattr(type(stage).model_fields["kl"].default, key)
+            if stage.kl.differs(key) and getattr(stage.kl, key) not in (0, of_kind):
                 review.warn(f"kl.{key}", "It does nothing where kl.where is `none`: there is no penalty.")
-    if stage.kl.target is None and "horizon" in stage.kl.model_fields_set:
+    if stage.kl.target is None and stage.kl.differs("horizon"):
         review.warn("kl.horizon", "It does nothing without kl.target.")
-    if "truncation" in stage.model_fields_set and stage.max_prompt_length is None:
+    if stage.differs("truncation") and stage.max_prompt_length is None:
         review.warn("truncation", "It does nothing without max_prompt_length.")
     if isinstance(stage, PPOStage | VAPOStage | TRPOStage):
         _check_critic(review, stage)
-    if stage.eval_prompts is None and "evaluation" in stage.model_fields_set:
+    if stage.eval_prompts is None and stage.differs("evaluation"):
         review.warn("evaluation", "It does nothing without eval_prompts.")
     reason = _why_constant(stage) if isinstance(stage, PolicyStage) else None
     if reason:
@@ -244,14 +299,14 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         review.error("reward", f"The score can't vary between completions: {reason}; {what}.", RewardError)
 
 
-def _check_compiled(review: Review, stage: TrainConfig) -> None:
-    asked = {"compiled": stage.compiled}
-    if isinstance(stage, RLConfig) and stage.engine.kind == "local":
+def _check_compiled(review: Review, stage: TrainConfig | EvaluateStage) -> None:
+    asked = {"compiled": stage.compiled} if isinstance(stage, TrainConfig) else {}
+    if isinstance(stage, RLConfig | EvaluateStage) and stage.engine.kind == "local":
         asked["engine.compiled"] = stage.engine.compiled
     for key in (key for key, on in asked.items() if on):
         if compiler() is None:
             review.error(key, f"It wants a C compiler, and {why_no_compiler()}; or leave it out.")
-        if stage.autocast == "float16":
+        if isinstance(stage, TrainConfig) and stage.autocast == "float16":
             review.warn(key, "It does nothing: C computes in float32 or bfloat16, and autocast is float16.")
 
 
@@ -264,7 +319,7 @@ def _check_single_step(review: Review, stage: PolicyStage) -> None:
             f"A rollout is one step, before which every ratio is 1: `{stage.policy_loss}` is the plain policy gradient there; {more}.",
         )
         return
-    chosen = stage.model_fields_set & {"clip_low", "clip_high", "dual_clip", "stop_at_kl"}
+    chosen = {key for key in ("clip_low", "clip_high", "dual_clip", "stop_at_kl") if stage.differs(key)}
     if stage.clip_high != RLConfig.model_fields["clip_high"].default:  # of the kind, such as DAPO's
         chosen |= {"clip_high"}
     for key in sorted(chosen):
@@ -273,10 +328,9 @@ def _check_single_step(review: Review, stage: PolicyStage) -> None:
 
 
 def _check_critic(review: Review, stage: PPOStage | VAPOStage | TRPOStage) -> None:
-    given = stage.model_fields_set
     if stage.value_model == "shared":
         for key in ("value_init", "value_learning_rate"):
-            if key in given:
+            if stage.differs(key):
                 review.warn(key, "It does nothing for a critic that shares the policy's weights (value_model: shared).")
     elif stage.value_init == "reward" and not any(isinstance(spec, LearnedRewardConfig) for spec in stage.reward):
         review.error(
@@ -313,10 +367,6 @@ def _check_evaluate(review: Review, stage: EvaluateStage) -> None:
         review.warn("pairs", "It does nothing without reward_model, whose accuracy it is for.")
     if stage.sampling.temperature == 0 and stage.samples_per_prompt > 1:
         review.warn("samples_per_prompt", "At sampling.temperature 0 all samples of a prompt are the same.")
-    for name, trained, _ in trained_prompts(review.recipe.stages, stage.policy):
-        if trains_against(trained, stage.judge, review.recipe.stages):
-            review.warn(
-                "judge",
-                f"It is what stages.{name} trains against, so it can't tell gaming it from getting better; judge by "
-                "something that no stage has seen.",
-            )
+    seen = seen_by_training(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), reads_records=review.deep)
+    for warning in seen.about_origin:
+        review.warn("judge", warning)

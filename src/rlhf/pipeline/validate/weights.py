@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.errors import ModelError, did_you_mean_file
+from rlhf.models.adapter_base import base_folder
+from rlhf.models.checks import check_float_weights, check_not_quantized
 from rlhf.pipeline.models import where_models_are
 from rlhf.pipeline.validate.inputs import embedded_model, is_hub_name
 
@@ -24,6 +26,7 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embe
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
 """As ``rlhf.models.score.context_length`` reads it; the second is GPT-2's name for the first."""
 REWARD_SETTINGS = "rlhf_reward.json"
+PROCESS_SETTINGS = "rlhf_process.json"
 ADAPTER_SETTINGS = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 
@@ -54,7 +57,11 @@ class ModelFacts:
     is_reward: bool
     end_tokens: tuple[int, ...] = ()
     """Numbers that end a text, by the model's own settings."""
+    names_end: bool = True
+    """Whether these settings say what ends a text, if only that nothing does; else transformers has a number for the family."""
     architectures: tuple[str, ...] = field(default_factory=tuple)
+    layers: frozenset[str] = frozenset()
+    """Names of what has a matrix of weights, as files have them."""
 
 
 def read_model_folder(folder: Path) -> ModelFacts | None:
@@ -86,7 +93,11 @@ def read_model_folder(folder: Path) -> ModelFacts | None:
         context=next((text[key] for key in CONTEXT_KEYS if isinstance(text.get(key), int)), None),
         is_reward=(folder / REWARD_SETTINGS).is_file() or any(name.startswith("score.") for name, _ in tensors),
         end_tokens=_end_tokens(folder, text),
+        names_end="eos_token_id" in text,
         architectures=tuple(config.get("architectures") or ()),
+        layers=frozenset(
+            name.removesuffix(".weight") for name, e in tensors if name.endswith(".weight") and len(e.shape) == 2
+        ),
     )
 
 
@@ -94,7 +105,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file, by name.
 
     Raises:
-        ModelError: It is no such file, or was cut short.
+        ModelError: It is no such file, was cut short, or holds whole numbers.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -114,6 +125,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     wanted = 8 + length + max((entry.end for entry in found.values()), default=0)
     if size < wanted:
         raise ModelError(f"{path} was cut short: it has {size:,} bytes and its header describes {wanted:,}. {AGAIN}")
+    check_float_weights(path, {name: entry.dtype for name, entry in found.items()})
     return found
 
 
@@ -147,7 +159,7 @@ def _read_adapter(folder: Path) -> ModelFacts | None:
     read_header(weights)
     if is_hub_name(name) and name != "embedded":
         return None
-    base = Path(name).expanduser()
+    base = base_folder(folder, str(name)) or Path(name).expanduser()
     if name == "embedded" or (not base.exists() and base.parts[-3:] == ("rlhf", "assets", "base")):
         base = embedded_model()  # named by its folder in another installation of this package
     if not base.exists():
@@ -157,7 +169,7 @@ def _read_adapter(folder: Path) -> ModelFacts | None:
     is_reward = settings.get("task_type") == "SEQ_CLS" or (folder / REWARD_SETTINGS).is_file()
     return ModelFacts(
         folder, found.family, found.num_parameters, found.num_bytes, found.num_embeddings, found.context,
-        is_reward, found.end_tokens, found.architectures,
+        is_reward, found.end_tokens, found.names_end, found.architectures, found.layers,
     )  # fmt: skip
 
 
@@ -166,7 +178,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         where = where_models_are(folder) or "Give the folder that transformers saved."
         raise ModelError(f"{folder} is no model folder: it has no config.json. {where}")
-    return _read_json(path)
+    config = _read_json(path)
+    check_not_quantized(path, config)
+    return config
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -35,28 +35,30 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _DENIED_ANYWHERE = {
     "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
-    "pidfd_getfd": 438, "mount_setattr": 442, "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466,
+    "pidfd_getfd": 438, "mount_setattr": 442, "memfd_secret": 447, "fchmodat2": 452, "setxattrat": 463,
+    "removexattrat": 466,
 }  # fmt: skip
 _DENIED = {
     "x86_64": {
-        "socket": 41, "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "utime": 132,
-        "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "setxattr": 188, "lsetxattr": 189,
-        "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "utimes": 235,
-        "kexec_load": 246, "add_key": 248, "request_key": 249, "keyctl": 250, "fchownat": 260, "futimesat": 261,
-        "fchmodat": 268, "unshare": 272, "utimensat": 280, "perf_event_open": 298, "open_by_handle_at": 304,
-        "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "finit_module": 313, "bpf": 321,
-        "userfaultfd": 323,
+        "shmget": 29, "socket": 41, "semget": 64, "msgget": 68, "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93,
+        "lchown": 94, "ptrace": 101, "utime": 132, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166,
+        "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198,
+        "fremovexattr": 199, "utimes": 235, "mq_open": 240, "kexec_load": 246, "add_key": 248, "request_key": 249,
+        "keyctl": 250, "fchownat": 260, "futimesat": 261, "fchmodat": 268, "unshare": 272, "utimensat": 280,
+        "perf_event_open": 298, "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310,
+        "process_vm_writev": 311, "finit_module": 313, "memfd_create": 319, "bpf": 321, "userfaultfd": 323,
     },
     "aarch64": {
         "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16,
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "fchmod": 52, "fchmodat": 53, "fchownat": 54,
-        "fchown": 55, "utimensat": 88, "unshare": 97, "kexec_load": 104, "ptrace": 117, "socket": 198, "add_key": 217,
-        "request_key": 218, "keyctl": 219, "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268,
-        "process_vm_readv": 270, "process_vm_writev": 271, "finit_module": 273, "bpf": 280, "userfaultfd": 282,
+        "fchown": 55, "utimensat": 88, "unshare": 97, "kexec_load": 104, "ptrace": 117, "mq_open": 180, "msgget": 186,
+        "semget": 190, "shmget": 194, "socket": 198, "add_key": 217, "request_key": 218, "keyctl": 219,
+        "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270,
+        "process_vm_writev": 271, "finit_module": 273, "memfd_create": 279, "bpf": 280, "userfaultfd": 282,
     },
 }  # fmt: skip
-"""Sockets; other processes; files' owners, modes and times, which Landlock leaves alone; and corners of the kernel that no
-test needs."""
+"""Sockets; memory that no limit of a process counts (System V's, message queues, files without a name); other processes;
+files' owners, modes and times, which Landlock leaves alone; and corners of the kernel that no test needs."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -6,12 +6,10 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Literal
 
 import rlhf
 from rlhf.errors import RewardError
+from rlhf.rewards.code.scratch import remove_abandoned, scratch_folder
 
 Isolation = Literal["full", "available"]
 START_SECONDS = 30.0
@@ -85,7 +84,7 @@ class Sandbox:
         self.isolation = isolation
 
     def check(self) -> None:
-        """Run nothing, in order to see whether it would be safe.
+        """Run nothing, in order to see whether it would be safe; folders that killed processes left are removed.
 
         Raises:
             RewardError: The interpreter does not start, or isolation is to be full and is not.
@@ -94,6 +93,7 @@ class Sandbox:
             if self.isolation == "full":
                 raise _refusal({"everything": f"{sys.platform} has none of what Linux offers"})
             return
+        remove_abandoned()
         run = self.run("", [{"setup": "", "value": "1"}])
         if run.outcomes[0] != Outcome("done", "1") and (not run.missing or self.isolation == "available"):
             raise RewardError(
@@ -116,18 +116,16 @@ class Sandbox:
         Raises:
             RewardError: The sandbox itself could not be started.
         """
-        scratch = tempfile.mkdtemp(prefix="rlhf-code-")
         try:
-            if os.geteuid() == 0:
-                os.chown(scratch, 65534, 65534)  # whom the jail becomes
-            request = self._request(program, tests, os.path.realpath(scratch))
-            said, error, status = _talk(request, self._seconds(len(tests)), scratch)
+            with scratch_folder() as scratch:
+                if os.geteuid() == 0:
+                    os.chown(scratch, 65534, 65534)  # whom the jail becomes
+                request = self._request(program, tests, os.path.realpath(scratch))
+                said, error, status = _talk(request, self._seconds(len(tests)), scratch)
         except OSError as err:
             raise RewardError(
                 f"No sandbox could be started: {err}. Check the temporary folder and free memory."
             ) from err
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         lines = [json.loads(line) for line in said.split(b"\n")[:-1]]
         if not lines:
             reason = error.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {status}"]

@@ -11,6 +11,8 @@ from typing import Any
 
 from rlhf.rewards.verifiers.answers import BadReferenceError, Verdict
 
+REFERENCES = frozenset(("$ref", "$dynamicRef"))
+"""Keywords of a schema that lead to another."""
 _FENCED = re.compile(r"^[ \t]*```(?:json)?[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 
 
@@ -28,6 +30,38 @@ def check_reference(reference: Any) -> None:
     except jsonschema.SchemaError as err:
         place = ".".join(map(str, err.absolute_path)) or "the top"
         raise BadReferenceError(f"holds no valid JSON schema: at {place}, {err.message[:200]}") from err
+    if isinstance(reference, Mapping):
+        _check_references(reference)
+
+
+def _check_references(schema: Mapping[str, Any]) -> None:
+    """Refuse a schema with a ``$ref`` to something that is not in it: nothing is fetched.
+
+    Raises:
+        BadReferenceError: Names the reference.
+    """
+    referencing: Any = importlib.import_module("referencing")
+    specifications: Any = importlib.import_module("referencing.jsonschema")
+    draft = specifications.specification_with(schema.get("$schema", ""), default=specifications.DRAFT202012)
+    resource = draft.create_resource(schema)
+    left = [(resource, referencing.Registry().resolver_with_root(resource))]
+    seen: set[int] = set()
+    while left:
+        resource, resolver = left.pop()
+        contents = resource.contents
+        if id(contents) in seen or not isinstance(contents, Mapping):
+            continue
+        seen.add(id(contents))
+        left += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
+        for key in REFERENCES & contents.keys():
+            try:
+                found = resolver.lookup(contents[key])
+            except referencing.exceptions.Unresolvable as err:
+                raise BadReferenceError(
+                    f"holds a JSON schema whose {key} {contents[key]!r} leads nowhere: it must point into the schema itself, such as "
+                    "'#/$defs/NAME', as nothing is fetched"
+                ) from err
+            left.append((draft.create_resource(found.contents), found.resolver))
 
 
 def prepare() -> None:

@@ -31,7 +31,22 @@ FLAT = {
     "id": "1", "prompt": "q", "response_a": "x", "response_b": "y", "status": "completed", "pref.responses": ["a"],
     "pref.responses.users": ["u"], "pref.responses.status": ["submitted"],
 }  # fmt: skip
-PUBLIC = {**ROWS, "openai": [OPENAI], "hh": [HH], "argilla-flat": [FLAT]}
+LABEL = {
+    "item": "s1",
+    "annotator": "ann",
+    "label": "pos",
+    "text": "Good.",
+    "gold": True,
+    "confidence": 0.5,
+    "flags": ["unsafe"],
+}
+PUBLIC = {
+    **ROWS,
+    "labels": [LABEL, {**LABEL, "annotator": "bob"}],
+    "openai": [OPENAI],
+    "hh": [HH],
+    "argilla-flat": [FLAT],
+}
 
 
 def places(value, path=()):

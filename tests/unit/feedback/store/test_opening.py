@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -13,7 +16,7 @@ import sqlalchemy as sa
 from alembic import command
 
 from rlhf.errors import ConfigError, StorageError
-from rlhf.feedback.store import PreferenceStore
+from rlhf.feedback.store import PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.store.assign import AssignmentRules
 from rlhf.feedback.store.engine import open_engine, writing
 from rlhf.feedback.store.migrate import alembic_config
@@ -68,6 +71,20 @@ def test_events_of_an_older_store_belong_to_the_program_they_name(place):
         assert [row.program for row in store.events()] == ["chat", "search"]
 
 
+def test_of_a_judgement_in_an_older_store_it_is_not_known_whether_the_differences_were_seen(place):
+    with PreferenceStore(place) as store:
+        store.add_annotator("ann")
+        response = [Response(text="good"), Response(text="bad")]
+        store.add_tasks([Task(id="t", kind=TaskKind.PAIRWISE, prompt="q", responses=response)])
+        number = store.next_task("ann").number
+        store.submit("ann", Submission(assignment=number, key="k", value={"preference": "a"}, diff_viewed=True))
+        assert [judgement.diff_viewed for judgement in store.judgements()] == [True]
+        with store.engine.begin() as connection:
+            command.downgrade(alembic_config(connection), "0003")
+            command.upgrade(alembic_config(connection), "head")
+        assert [judgement.diff_viewed for judgement in store.judgements()] == [None]
+
+
 def test_a_store_of_a_newer_version_is_not_touched(place):
     with PreferenceStore(place) as store, writing(store.engine) as session:
         session.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
@@ -111,3 +128,48 @@ def test_looking_at_a_file_ends_no_lock_of_a_store_that_is_open_on_it(tmp_path):
             [sys.executable, "-c", textwrap.dedent(asks)], capture_output=True, text=True, check=False
         )
     assert "database is locked" in done.stderr, "another process had the file for itself"
+
+
+def rights_in(folder):
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("as_url", [False, True])
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_store_and_what_sqlite_keeps_beside_it_are_their_owners_alone(tmp_path, umask, as_url):
+    before = os.umask(umask)
+    try:
+        with PreferenceStore(f"sqlite:///{tmp_path}/s.db" if as_url else tmp_path / "s.db") as store:
+            store.add_annotator("ann")
+            found = rights_in(tmp_path)
+    finally:
+        os.umask(before)
+    assert found == {"s.db": 0o600, "s.db-wal": 0o600, "s.db-shm": 0o600}
+
+
+def test_a_store_that_others_could_read_is_closed_to_them_and_that_is_said(tmp_path, caplog):
+    place = tmp_path / "s.db"
+    with PreferenceStore(place) as store:
+        store.add_annotator("ann")
+        for file in tmp_path.iterdir():
+            file.chmod(0o664)
+        with caplog.at_level(logging.WARNING), PreferenceStore(place):
+            assert rights_in(tmp_path) == {"s.db": 0o600, "s.db-wal": 0o600, "s.db-shm": 0o600}
+        assert f"{place} (664)" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING), PreferenceStore(place):
+        assert caplog.text == "", "said once"
+
+
+def test_a_store_of_somebody_elses_that_others_can_read_is_warned_of(tmp_path, caplog, monkeypatch):
+    place = tmp_path / "s.db"
+    PreferenceStore(place).close()
+    place.chmod(0o644)
+
+    def refuse(path, mode):
+        raise PermissionError(1, "Operation not permitted", path)
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    with caplog.at_level(logging.WARNING):
+        PreferenceStore(place).close()
+    assert f"chmod 600 {place}" in caplog.text

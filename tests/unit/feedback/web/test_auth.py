@@ -344,6 +344,9 @@ def test_the_signing_key_is_its_owners_alone_and_the_same_next_time(tmp_path):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert len(key) == KEY_BYTES
         assert not list(tmp_path.glob(".*tmp"))
+        file.chmod(0o644)  # a copy, say
+        assert signing_key(store.engine) == key
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
         file.write_bytes(b"short")
         with pytest.raises(StorageError, match="has 5 bytes and is no signing key"):
             signing_key(store.engine)

@@ -231,6 +231,7 @@ def test_what_divides_people_is_shown_with_what_they_chose_from(store):
         (TaskKind.RANKING, (0, 2), [("a", "one"), ("b", "three")]),
         (TaskKind.RATING, ("truth", 1), [("", "two")]),
         (TaskKind.BINARY, (), [("", "one")]),
+        (TaskKind.MULTICLASS, (), [("", "one")]),
         (TaskKind.GRADED5, (), [("above 0", "one"), ("below 0", "two")]),
         (TaskKind.GRADED7, (), [("above 0", "one"), ("below 0", "two")]),
         (TaskKind.PAIRWISE, (), [("a", "one"), ("b", "two")]),

@@ -150,6 +150,46 @@ def test_the_same_submission_sent_twice_is_kept_once(store, ann):
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        {"answer": {"preference": "b"}}, {"comment": "because"}, {"flags": ["unsafe"]}, {"confidence": 1}, {"seconds": 9},
+        {"diff_viewed": False}, {"spans": [{"completion": 0, "start": 0, "end": 1, "text": "t"}]}, {"assignment": "another"},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_another_judgement_under_the_key_of_one_is_refused_as_a_conflict_and_not_kept(store, ann, other):
+    number = ann.post("next")["task"]["assignment"]
+    first = {
+        "assignment": number, "key": next(KEYS), "answer": {"preference": "a"}, "seconds": 2.5, "diff_viewed": True
+    }  # fmt: skip
+    kept = ann.post("judgements", **first)["judgement"]
+    if other.get("assignment"):
+        other = {"assignment": ann.post("next")["task"]["assignment"]}
+    error = ann.post("judgements", status=409, **{**first, **other})["error"]
+    wanted = {"answer": "value"}
+    assert f"({wanted.get(next(iter(other)), next(iter(other)))} differs)" in error
+    (judgement,) = store.judgements()
+    assert (judgement.number, judgement.comment, judgement.flags, judgement.diff_viewed) == (kept, "", [], True)
+    assert ann.post("judgements", **first)["judgement"] == kept, "the same one still has its answer"
+
+
+def test_no_number_that_an_annotator_sees_tells_a_gold_item_from_another_task(tmp_path):
+    rules = AssignmentRules(gold_frac=0.5, overlap=2)
+    with PreferenceStore(tmp_path / "gold.db", rules=rules, seed=3) as store:
+        store.add_tasks([pair(f"t{n}") for n in range(6)])
+        store.add_tasks([pair(f"g{n}", gold={"preference": "a"}) for n in range(6)])
+        ann = Person(store, "ann")
+        seen = [{"num_mine": 0, "num_done": 0, "num_wanted": 18}]  # 12 wanted, and the 6 gold items once
+        assert "0 by you · 0 of 18 in all" in ann.page
+        while task := ann.post("next")["task"]:
+            seen.append(ann.judge(task["assignment"], {"preference": "a"})["progress"])
+        kinds = [judgement.task.gold is not None for judgement in store.judgements()]
+        assert set(kinds) == {True, False}, "else the test would prove nothing"
+        assert seen == [{"num_mine": n, "num_done": n, "num_wanted": 18} for n in range(len(kinds) + 1)]
+        assert store.progress().num_done == 6, "the owner still knows"
+
+
+@pytest.mark.parametrize(
     ("how", "said"),
     [
         ({"answer": {"preference": "c"}}, "wanted `a`, `b` or `tie`"),

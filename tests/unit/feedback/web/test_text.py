@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import itertools
 import random
 import re
 import time
 
 import pytest
 
-from rlhf.errors import DataError
 from rlhf.feedback.web import text as web_text
-from rlhf.feedback.web.text import MAX_DIFF_WORDS, MAX_MARKDOWN, TAGS, markdown_html, turns_of, word_diff
+from rlhf.feedback.web.text import MAX_MARKDOWN, TAGS, markdown_html, turns_of
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -110,68 +108,6 @@ def test_a_conversation_becomes_turns_and_calls_of_tools_are_seen():
     assert '"name": "search"' in turns[1].source
     assert turns[2].source.startswith("found\n\n```json")
     assert [(turn.speaker, turn.source) for turn in turns_of("plain")] == [("", "plain")]
-
-
-def test_the_words_that_differ_are_marked_and_the_rest_is_as_it_was():
-    first, second = word_diff("the red <cat> sat", "the blue <cat> sat down")
-    assert first == "the <del>red </del>&lt;cat&gt; sat"
-    assert second == "the <ins>blue </ins>&lt;cat&gt; sat<ins>down</ins>".replace("sat<ins>", "sat <ins>")
-
-
-def unmarked(html: str, tag: str) -> str:
-    return re.sub(f"<{tag}>.*?</{tag}>", "", html, flags=re.DOTALL)
-
-
-def test_what_is_not_marked_is_the_longest_text_that_both_share():
-    rng = random.Random(3)
-    for _ in range(60):
-        first, second = ([rng.choice("abc") for _ in range(rng.randrange(9))] for _ in range(2))
-        left, right = word_diff(" ".join(first), " ".join(second))
-        shared = unmarked(left, "del").split()
-        assert shared == unmarked(right, "ins").split()
-        assert len(shared) == longest_shared(first, second)
-
-
-def longest_shared(first: list[str], second: list[str]) -> int:
-    """By trying all subsequences, longest first."""
-    for length in range(min(len(first), len(second)), 0, -1):
-        if set(itertools.combinations(first, length)) & set(itertools.combinations(second, length)):
-            return length
-    return 0
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "marked"),
-    [
-        ("我喜欢猫。", "我喜欢大狗。", ("我喜欢<del>猫</del>。", "我喜欢<ins>大狗</ins>。")),
-        (
-            "GPT-4は強いです",
-            "GPT-5は強いね",
-            ("GPT-<del>4</del>は強い<del>です</del>", "GPT-<ins>5</ins>は強い<ins>ね</ins>"),
-        ),
-        ("ฉันชอบกินข้าว", "ฉันไม่ชอบกินข้าว", ("ฉันชอบกินข้าว", "ฉัน<ins>ไม่</ins>ชอบกินข้าว")),
-        ("กิน", "กัน", ("<del>กิ</del>น", "<ins>กั</ins>น")),  # a vowel sign stays with what it stands on
-        ("राम घर गया", "राम घर आया", ("राम घर <del>गया</del>", "राम घर <ins>आया</ins>")),  # words, by their spaces
-    ],
-)
-def test_where_a_script_has_no_spaces_characters_are_compared(first, second, marked):
-    assert word_diff(first, second) == marked
-
-
-def test_a_moved_line_break_is_no_difference():
-    left, right = word_diff("one two\nthree", "one\ntwo three")
-    assert (left, right) == ("one two\nthree", "one\ntwo three")
-
-
-def test_the_same_word_a_thousand_times_is_compared_at_once():
-    start = time.process_time()
-    word_diff("a " * 9_000, "b a " * 4_500)
-    assert time.process_time() - start < 2
-
-
-def test_texts_too_long_to_compare_are_refused():
-    with pytest.raises(DataError, match=f"at most {MAX_DIFF_WORDS:,}"):
-        word_diff("a " * MAX_DIFF_WORDS, "b")
 
 
 def shown(text):

@@ -1,6 +1,8 @@
 // The labelling page: shows a task, hands the answer to the outbox and goes on with the next task, which is there already.
 
 import { DONE, Drawer, LATER, Outbox, SIGNED_OUT, newKey, post, sendLast } from "./keeping.js";
+import { Notices } from "./notices.js";
+import { QueuedKeys } from "./queued_keys.js";
 import { Refused } from "./refused.js";
 import { TaskView } from "./task.js";
 
@@ -24,21 +26,37 @@ let leaving = new AbortController(); // what was asked for must not come after t
 let isGoingOn = false;
 let isAtWork = false;
 let isUndoing = false;
+let isPainted = false; // whether the task in `current` has been on the screen: no key acts on one that nobody could see
+let kind = ""; // of the newest task
 const answered = new Set(); // left behind on this page: the server may not know yet
 
 // ---------------------------------------------------------------------------------------------------------------- sending
 
+const notices = new Notices();
+const notice = (text) => notices.show(text);
 const refused = new Refused(drawer);
 const outbox = new Outbox(drawer, call, {
   changed: tellOutbox,
   done: (_body, data) => showProgress(data.progress),
   refused: (answer, error) => {
     refused.keep(answer);
-    notice(`One answer was not taken: ${error}`);
+    notices.keep(`One answer was not taken: ${error}`);
     answered.delete(answer.body.assignment);
   },
   retry: goOn,
 });
+
+const queued = new QueuedKeys({
+  isReady: () => !isUndoing && (current ? isPainted : !byId("nothing-left").hidden) && !document.querySelector("dialog[open]"),
+  kind: () => kind,
+  notice,
+  changed: showQueued,
+});
+
+function showQueued() {
+  byId("queued").hidden = queued.keys.length === 0;
+  byId("queued-keys").textContent = queued.keys.map(({ key }) => key).join(" ");
+}
 
 function tellOutbox() {
   const waiting = outbox.names.length;
@@ -177,6 +195,7 @@ function show(task) {
   if (task === null) {
     current = null;
     stage.replaceChildren();
+    queued.drop("nothing is left for you");
     say("Nothing is left for you.");
     return;
   }
@@ -191,12 +210,22 @@ function show(task) {
 function setUp(html) {
   const assignment = Number(stage.querySelector(".task").dataset.assignment);
   answered.delete(assignment);
+  isPainted = false;
   current = new TaskView(stage, html, drawer.get(`draft:${assignment}`), { changed: keepDraft, chosen: sendIfAtOnce, say, notice, call });
+  kind = current.kind;
   current.element.addEventListener("click", clicked);
   byId("answer").addEventListener("submit", (event) => {
     event.preventDefault();
     submit();
   });
+  const task = current;
+  requestAnimationFrame(() =>
+    setTimeout(() => {
+      if (current !== task) return;
+      isPainted = true;
+      queued.press();
+    }),
+  );
 }
 
 function keepDraft() {
@@ -213,11 +242,6 @@ function say(text) {
   byId("said").textContent = text;
 }
 
-function notice(text) {
-  byId("notice-text").textContent = text;
-  byId("notice").hidden = !text;
-}
-
 // -------------------------------------------------------------------------------------------------------------- answering
 
 function submit() {
@@ -226,6 +250,7 @@ function submit() {
   notice(missing);
   if (missing) {
     current.goToMissing();
+    queued.drop("the answer before them could not be sent");
     return;
   }
   keepDraft(); // an undo brings it back
@@ -244,13 +269,16 @@ async function undo() {
   if (isUndoing) return;
   isUndoing = true;
   try {
-    if (await outbox.flush()) await takeBack();
-    else notice(NOT_REACHED);
+    const problem = (await outbox.flush()) ? await takeBack() : NOT_REACHED;
+    notice(problem);
+    if (problem) queued.drop("nothing was taken back");
   } finally {
     isUndoing = false;
   }
+  queued.press();
 }
 
+/** Returns what is in the way, or "". */
 async function takeBack() {
   const last = actions().at(-1);
   const isSkip = last?.what === "skipped";
@@ -261,21 +289,17 @@ async function takeBack() {
   if (result.outcome !== LATER) drawer.remove("undo");
   if (result.outcome !== DONE) {
     if (isSkip && result.outcome !== LATER) drawer.set("actions", actions().slice(0, -1)); // gone for good: the next undo goes further back
-    notice(result.error ?? NOT_REACHED);
-    return;
+    return result.error ?? NOT_REACHED;
   }
-  if (result.data.task === null) {
-    notice("There is nothing to take back.");
-    return;
-  }
+  if (result.data.task === null) return "There is nothing to take back.";
   drawer.set("actions", actions().slice(0, -1));
   const displaced = following;
   following = current && { assignment: current.assignment, until: current.until, fresh: current.fresh, html: current.html };
   giveBack([displaced]); // a page holds two
-  notice("");
   showProgress(result.data.progress);
   show(result.data.task);
   say("Your last answer is taken back; change it and send it again.");
+  return "";
 }
 
 // -------------------------------------------------------------------------------------------------------- keys and clicks
@@ -324,22 +348,25 @@ const WITHOUT_TASK = new Set(["u", "g", "?"]);
 
 function keyed(event) {
   if (event.defaultPrevented || event.isComposing || document.querySelector("dialog[open]")) return;
-  const { target, key } = event;
-  const isWriting = target.matches("textarea:not([readonly]), input[type=text]");
-  if (key === "Escape" && isWriting) target.blur();
-  if (key === "Enter" && !event.repeat) {
-    const isOwn = target.closest("button:not(.chip), a, summary, textarea[readonly]");
-    if (isOwn || (isWriting && !event.ctrlKey && !event.metaKey)) return;
-    event.preventDefault();
-    submit();
-    return;
-  }
-  if (isWriting || event.ctrlKey || event.metaKey || event.altKey || !byId("single-keys").checked) return;
-  if (current === null && !WITHOUT_TASK.has(key)) return;
-  const doIt = KEYS[key] ?? (/^[1-7]$/.test(key) ? () => current.digit(Number(key)) : undefined);
+  const isWriting = event.target.matches("textarea:not([readonly]), input[type=text]");
+  if (event.key === "Escape" && isWriting) event.target.blur();
+  if (event.key === "Escape") queued.drop("Escape was pressed");
+  const doIt = actionOf(event, isWriting);
   if (!doIt) return;
   event.preventDefault();
-  if (!event.repeat) doIt();
+  if (!queued.takes(event) && !event.repeat) doIt();
+}
+
+/** What a key does; undefined where it is none of ours. */
+function actionOf({ target, key, ctrlKey, metaKey, altKey }, isWriting) {
+  if (key === "Enter") {
+    const isOwn = target.closest("button:not(.chip), a, summary, textarea[readonly]");
+    return isOwn || (isWriting && !ctrlKey && !metaKey) ? undefined : submit;
+  }
+  if (isWriting || ctrlKey || metaKey || altKey || !byId("single-keys").checked) return undefined;
+  if (queued.wants(key)) return () => {};
+  if (!byId("nothing-left").hidden && !WITHOUT_TASK.has(key)) return undefined;
+  return KEYS[key] ?? (/^[1-7]$/.test(key) ? () => current.digit(Number(key)) : undefined);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ start
@@ -374,7 +401,11 @@ function remember(id, standard) {
 
 function listen() {
   document.addEventListener("keydown", keyed);
-  document.addEventListener("visibilitychange", () => current?.countTime());
+  document.addEventListener("visibilitychange", () => {
+    current?.countTime();
+    if (document.visibilityState === "hidden") queued.drop("the page was left");
+  });
+  for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("close", () => queued.press());
   for (const sign of ["input", "keydown", "pointermove", "scroll"]) {
     document.addEventListener(sign, () => (isAtWork = true), { passive: true });
   }
@@ -391,7 +422,6 @@ function listen() {
     "open-guidelines": () => open("guidelines"),
     "open-keys": () => open("keys"),
     "switch-theme": switchTheme,
-    "notice-close": () => notice(""),
     "outbox-now": () => (outbox.trouble?.outcome === SIGNED_OUT ? location.reload() : goOn()),
     "look-again": goOn,
     "undo-last": undo,

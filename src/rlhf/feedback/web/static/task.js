@@ -28,6 +28,7 @@ export class TaskView {
     this.ms = 0;
     this.since = now();
     this.spans = [];
+    this.diffViewed = false; // whether the differences were ever marked before the answer
     const list = this.element.querySelector("#ranks");
     this.ranking = list && new Ranking(list, () => this.changed());
     if (draft) this.#restore(draft);
@@ -83,6 +84,7 @@ export class TaskView {
       confidence: this.#value('input[name="confidence"]'),
       flags: this.#all('input[name="flag"]:checked').map((each) => each.value),
       spans: this.spans,
+      diffViewed: this.diffViewed,
       ms: Math.round(this.ms),
     };
   }
@@ -98,6 +100,7 @@ export class TaskView {
     if (this.ranking && draft.ranking) this.ranking.state = draft.ranking;
     byId("comment").value = draft.comment;
     this.spans = draft.spans;
+    this.diffViewed = draft.diffViewed ?? false;
     this.ms = draft.ms;
     this.#showSpans();
   }
@@ -152,6 +155,7 @@ export class TaskView {
       spans,
       confidence: confidence === null ? null : Number(confidence),
       seconds: Math.min(ms / 1000, MOST_SECONDS),
+      diff_viewed: this.#all(".completion").length > 1 ? this.diffViewed : null,
     };
   }
 
@@ -259,6 +263,10 @@ export class TaskView {
     if (mode === "diff" && !(await this.#compare())) return;
     for (const view of this.#all(".view")) view.hidden = !view.classList.contains(mode);
     for (const button of this.#all("[data-look]")) button.setAttribute("aria-pressed", String(button.dataset.look === mode));
+    if (mode === "diff" && !this.diffViewed) {
+      this.diffViewed = true;
+      this.changed();
+    }
     if (mode !== "source") return;
     for (const each of this.#all(".exact")) {
       each.style.height = "auto";
@@ -268,7 +276,7 @@ export class TaskView {
   }
 
   async #compare() {
-    const places = this.#all(".diff .plain-text");
+    const places = this.#all(".view.diff");
     if (places.length < 2) return false;
     if (this.element.dataset.compared) return true;
     const result = await this.tell.call("/api/diff", { assignment: this.assignment });
@@ -277,7 +285,7 @@ export class TaskView {
       return false;
     }
     places.forEach((each, place) => {
-      each.innerHTML = result.data.html[place]; // words escaped by the server, and <ins> and <del>
+      each.innerHTML = result.data.html[place]; // made safe by the server, as the task itself
     });
     this.element.dataset.compared = "yes";
     return true;

@@ -1,0 +1,281 @@
+"""`rlhf feedback export`: judgements as training data. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.cli.stores import (
+    STORE,
+    BatchOption,
+    ClassesOption,
+    KindOption,
+    RightPriorOption,
+    SmoothingOption,
+    StoreOption,
+    opened_store,
+)
+from rlhf.errors import ConfigError
+from rlhf.files import private_files
+
+if TYPE_CHECKING:
+    from rlhf.feedback.exchange import Format
+    from rlhf.feedback.exports import Selection
+    from rlhf.feedback.store import PreferenceStore
+
+
+def export(
+    output: Annotated[
+        Path,
+        typer.Argument(
+            help="File to write; its ending names the file format (.jsonl, .parquet, .csv, .json). A folder for datasets."
+        ),
+    ],
+    store: StoreOption = STORE,
+    layout: Annotated[str, typer.Option("--format", help="Layout of the rows; see `rlhf feedback formats`.")] = "rows",
+    aggregate: Annotated[
+        str | None,
+        typer.Option(help="One row for each item instead of each judgement: majority, dawid-skene or bradley-terry."),
+    ] = None,
+    ties: Annotated[
+        str | None,
+        typer.Option(help="With --aggregate: drop what nobody wins (drop), or keep it (rows are then comparisons)."),
+    ] = None,
+    min_judgements: Annotated[
+        int | None, typer.Option(help="With --aggregate: leave out items that fewer people judged (1).", min=1)
+    ] = None,
+    qualified: Annotated[
+        bool,
+        typer.Option("--qualified", help="Only judgements of annotators who meet the rules of `rlhf feedback report`."),
+    ] = False,
+    min_items: Annotated[
+        int | None, typer.Option(help="With --qualified: judgements an annotator has made at least (50).", min=0)
+    ] = None,
+    min_agreement: Annotated[
+        float | None, typer.Option(help="With --qualified: least agreement with the others (0.7).", min=0, max=1)
+    ] = None,
+    min_gold_accuracy: Annotated[
+        float | None, typer.Option(help="With --qualified: least share of gold items right (0.8).", min=0, max=1)
+    ] = None,
+    smoothing: SmoothingOption = None,
+    right_prior: RightPriorOption = None,
+    kind: KindOption = None,
+    classes: ClassesOption = None,
+    batch: BatchOption = None,
+    unjudged: Annotated[
+        bool, typer.Option("--unjudged", help="Also tasks that nobody has judged yet (JSONL or JSON).")
+    ] = False,
+    events: Annotated[
+        bool,
+        typer.Option("--events", help="What users of a served model did (thumbs, edits, votes) instead of judgements."),
+    ] = False,
+    regenerate_confidence: Annotated[
+        float | None,
+        typer.Option(help="With --events: also take regenerations, as preferences this sure (0 to 1).", min=0, max=1),
+    ] = None,
+) -> None:
+    """Write judgements as training data, each with where it came from.
+
+    For a reward model: `rlhf feedback export pairs.jsonl --aggregate dawid-skene`, then `rlhf reward ... use_confidence=true`.
+    """
+    known = _writable(layout)
+    bars: dict[str, Any] = {
+        "min_judgements": min_items, "min_agreement": min_agreement, "min_gold_accuracy": min_gold_accuracy,
+    }  # fmt: skip
+    _refuse_idle(
+        {
+            "--ties": ties, "--min-judgements": min_judgements, "--min-items": min_items, "--min-agreement": min_agreement,
+            "--min-gold-accuracy": min_gold_accuracy, "--regenerate-confidence": regenerate_confidence, "--aggregate": aggregate,
+            "--qualified": qualified or None, "--kind": kind, "--batch": batch, "--unjudged": unjudged or None,
+            "--events": events or None, "--classes": classes, "--smoothing": smoothing, "--right-prior": right_prior,
+        }
+    )  # fmt: skip
+    if aggregate == "majority" and not (smoothing is None and right_prior is None):
+        raise ConfigError(
+            "--smoothing and --right-prior are Dawid-Skene's, and --aggregate majority has neither; leave them out."
+        )
+    if aggregate is not None and known.write_items is not None:
+        raise ConfigError(
+            f"{layout!r} holds single judgements; leave --aggregate out, or write --format rows, trl or openai."
+        )
+    if events and known.write_items is not None:
+        raise ConfigError(
+            f"{layout!r} holds tasks and judgements of them, and what users did is rows; leave --events out, or write --format rows, "
+            "trl or openai."
+        )
+    with opened_store(store) as opened, private_files():  # they name annotators and users
+        if events:
+            _write_events(opened, output, layout, kind, regenerate_confidence)
+            return
+        from rlhf.data.words import counted, printable
+        from rlhf.feedback.classes import parsed_classes
+        from rlhf.feedback.consensus import Belief
+        from rlhf.feedback.exports import select
+        from rlhf.feedback.quality import QualityRules
+
+        rules = QualityRules(**{name: bar for name, bar in bars.items() if bar is not None})
+        names = parsed_classes(classes) if classes is not None else None
+        selection = select(opened, kind=kind, batch=batch, only_qualified=qualified, rules=rules, classes=names)
+        _check_layout(selection, layout)
+        for name, why in selection.unqualified.items():
+            print(printable(f"left out: {name}: {why}"))
+        if selection.simulated:
+            print(f"! {selection.simulated}")
+        if known.write_items is not None:
+            number = known.write_items(output, selection.items, selection.guidelines)
+            said = counted(selection.num_judgements, "judgement")
+            print(f"{counted(number, 'task')} with {said} written to {output}.")
+            return
+        notes = selection.notes(with_unjudged=unjudged, aggregated=aggregate is not None)
+        if aggregate is None:
+            _write(output, layout, _rows(selection, output, layout, unjudged), notes)
+            return
+        from rlhf.feedback.consensus import consensus_rows
+
+        found = consensus_rows(
+            selection.items,
+            aggregate=aggregate,
+            ties=ties or "drop",
+            min_judgements=min_judgements or 1,
+            guidelines=selection.guidelines,
+            classes=selection.classes,
+            belief=Belief(smoothing=smoothing, right_prior=right_prior),
+        )
+        if found.num_undecided and ties is None:
+            notes.append(f"left out: {counted(found.num_undecided, 'tie')} (--ties keep writes them, too).")
+        several = len(found.learned) > 1
+        notes += [f"{f'{learned.what}: ' if several else ''}{learned.tempering}" for learned in found.learned]
+        _write(output, layout, found.rows, notes)
+
+
+IDLE_WITHOUT = {
+    "--aggregate": ("--ties", "--min-judgements", "--smoothing", "--right-prior"),
+    "--qualified": ("--min-items", "--min-agreement", "--min-gold-accuracy"),
+    "--events": ("--regenerate-confidence",),
+}
+"""Options of `export` that do nothing unless another one is given."""
+IDLE_WITH = {
+    "--events": ("--aggregate", "--qualified", "--batch", "--unjudged", "--classes"),
+    "--aggregate": ("--unjudged",),
+}
+"""And those that do nothing beside another one."""
+
+
+def _refuse_idle(given: Mapping[str, object]) -> None:
+    """Refuse options that were given and would do nothing: whoever gave them expects something of it.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    said = {name for name, value in given.items() if value is not None}
+    for table, word, mend in ((IDLE_WITHOUT, "without", "add"), (IDLE_WITH, "with", "leave out")):
+        for other, options in table.items():
+            idle = [name for name in options if name in said]
+            if idle and (other in said) == (word == "with"):
+                does, it = ("does", "it") if len(idle) == 1 else ("do", "them")
+                raise ConfigError(
+                    f"{' and '.join(idle)} {does} nothing {word} {other}; leave {it} out, or {mend} {other}."
+                )
+
+
+def _writable(layout: str) -> Format:
+    from rlhf.errors import look_up
+    from rlhf.feedback.exchange import FORMATS, OURS, SAVED
+
+    known = look_up(FORMATS, layout, kind="format")
+    if layout not in (OURS, SAVED) and known.write_items is None and known.row_of is None:
+        can = ", ".join(name for name, one in FORMATS.items() if name in (OURS, SAVED) or one.write_items or one.row_of)
+        raise ConfigError(f"{layout!r} is only read; what can be written: {can}.")
+    return known
+
+
+def _check_layout(selection: Selection, layout: str) -> None:
+    """Refuse labels of several classes where there is no place for them.
+
+    Raises:
+        ConfigError: The layout holds none, or the file would hold other tasks besides.
+    """
+    from rlhf.feedback.exchange import OURS, SAVED
+    from rlhf.feedback.store.values import TaskKind
+
+    if TaskKind.MULTICLASS not in selection.kinds:
+        return
+    if layout not in (OURS, SAVED):
+        raise ConfigError(
+            f"{layout!r} has no place for labels of several classes; write --format rows, or choose other tasks with --kind."
+        )
+    if len(selection.kinds) > 1:
+        raise ConfigError(
+            f"The tasks are of {', '.join(sorted(selection.kinds))}, and rows of kind multiclass need a file of their own; choose one "
+            "with --kind."
+        )
+
+
+def _rows(selection: Selection, output: Path, layout: str, unjudged: bool) -> list[dict[str, Any]]:
+    from rlhf.data.readers import FileFormat
+    from rlhf.data.sources import file_format
+    from rlhf.feedback.exchange import OURS, SAVED
+    from rlhf.feedback.rows import rows_of
+
+    is_ours = layout in (OURS, SAVED)
+    if unjudged and not is_ours:
+        raise ConfigError(
+            f"{layout!r} has no row for a task that nobody judged; leave --unjudged out, or write --format rows."
+        )
+    flat = layout == SAVED or file_format(output) in (FileFormat.CSV, FileFormat.PARQUET)
+    if flat and unjudged and is_ours:
+        raise ConfigError(
+            f"{output} would be a table, which gives every row every column, and a task that nobody judged has others; write .jsonl "
+            "or .json for --unjudged."
+        )
+    if flat and is_ours and len(selection.kinds) > 1:
+        raise ConfigError(
+            f"{output} is a table, and the tasks are of {', '.join(sorted(selection.kinds))}, which have other columns; write .jsonl, "
+            "or choose one with --kind."
+        )
+    return list(
+        rows_of(selection.items, guidelines=selection.guidelines, flat=flat, with_unjudged=unjudged and is_ours)
+    )
+
+
+def _write_events(
+    store: PreferenceStore, output: Path, layout: str, kind: str | None, regenerate_confidence: float | None
+) -> None:
+    from rlhf.data.words import counted
+    from rlhf.feedback.exports import files_of_events
+    from rlhf.feedback.production import rows_of_events
+
+    found = rows_of_events(store.events(), regenerate_confidence=regenerate_confidence)
+    notes = [f"left out: {counted(number, 'event')}: {reason}" for reason, number in found.left_out.items()]
+    files = files_of_events(output, found.rows, kind=kind) or {output: []}
+    for path, rows in files.items():
+        _write(path, layout, rows, notes if path == next(iter(files)) else [])
+    if len(files) > 1:
+        print(
+            "Rows of different kinds train different models, so each kind has a file; --kind pairwise or binary writes one."
+        )
+
+
+def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[str]) -> None:
+    from rlhf.data.words import counted
+    from rlhf.data.write import write_rows
+    from rlhf.errors import DataError
+    from rlhf.feedback.exchange import OURS, SAVED, write_dataset, write_pairs
+
+    for note in notes:
+        print(note)
+    if not rows:
+        raise DataError(f"There is nothing to export yet, so {output} was not written.")
+    if layout in (OURS, SAVED):
+        number = write_rows(output, rows) if layout == OURS else write_dataset(output, rows)
+        print(f"{counted(number, 'row')} written to {output}.")
+        return
+    number, left_out = write_pairs(layout, output, rows)
+    if not number:
+        raise DataError(f"No row has a winner, and {layout!r} holds pairs, so {output} was not written.")
+    print(
+        f"{counted(number, 'row')} written to {output}{f', {left_out:,} without a winner left out' if left_out else ''}."
+    )

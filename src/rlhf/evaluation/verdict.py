@@ -1,0 +1,460 @@
+"""The verdict on one evaluation: a pure function of what is known of it. Console, ``summary.json``, ``rlhf runs`` and the report say
+what this says and nothing else.
+
+A win over the baseline is green only where nothing that the run knows speaks against it. A judge can be fooled, a learned one by the
+same answers that fooled the reward, so what needs no judge is looked at as well: alarms of the guards that still held in the last
+fifth of training, distance from the baseline, answers that are cut, empty, repetitive or all alike, and answers unlike anything that
+the judge was trained on. Each comes with its numbers, those of the baseline beside those of the policy.
+
+Limits: ``RISES``, ``FALLS``, ``SURPRISE`` and ``SURPRISE_NATS``; why they are what they are stands beside them. They were set on healthy
+runs of the embedded world (PPO, GRPO, DPO; tools/verdicts.py prints the distances to each limit) and on runs that were ruined on purpose.
+Loads nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rlhf.evaluation.numbers import (
+    formatted,
+    interval,
+    mapping,
+    number,
+    percentage,
+    plain_number,
+    times,
+    told_apart,
+)
+
+NO_SIGN = "No sign of reward hacking"
+"""How a finding of ``rlhf.evaluation.overoptimisation`` begins that found nothing."""
+GAMED = ("reward_hacking", "collapse")
+"""Verdicts of ``rlhf.evaluation.overoptimisation`` on a training run whose judge's score fell."""
+
+
+class Tone(StrEnum):
+    """What colour a verdict has."""
+
+    GOOD = "good"
+    """Better than the baseline, and nothing known speaks against it."""
+    MIXED = "mixed"
+    """Better by this judge, but."""
+    BAD = "bad"
+    """Worse, or better only by a judge that the rest contradicts."""
+    UNKNOWN = "unknown"
+    """Could not be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A quantity of ``evaluation.json`` (``changes``) that must not move too far."""
+
+    code: str
+    """Among a verdict's reasons."""
+    quantity: str
+    limit: float
+    title: str
+    """In the verdict's title."""
+    sentence: str
+    """With the numbers of both as {after} and {before}, their names as {policy} and {baseline}."""
+
+
+RISES = (
+    Rule(
+        "cut", "unended_frac", 0.05, "cut answers",
+        "{after} of the answers of {policy} ran into the length limit, {before} of those of {baseline}.",
+    ),
+    Rule("empty", "empty_frac", 0.05, "empty answers", "{after} of the answers of {policy} are empty, {before} of those of {baseline}."),
+    Rule(
+        "repetition", "repetition", 0.1, "repetition",
+        "{policy} repeats itself: {after} of the runs of three tokens in an answer stood in it before, {before} with {baseline}.",
+    ),
+    Rule(
+        "unfamiliar", "judge_unseen_frac", 0.15, "words that the judge does not know",
+        "{after} of the words and word pairs of {policy} stand nowhere in what the judge was trained on, {before} of those of "
+        "{baseline}: there it guesses.",
+    ),
+    Rule(
+        "overlong", "judge_overlong_frac", 0.1, "answers longer than the judge knows",
+        "{after} of the answers of {policy} are longer than 99 of 100 that the judge was trained on, {before} of those of {baseline}.",
+    ),
+)  # fmt: skip
+"""Largest rise of a share over the baseline on the same prompts, once its interval lies above 0. Healthy runs of the embedded world
+move by less than a fifth of each: cut answers up by 0.00, empty ones by 0.00, repetition by 0.01. The smallest change that a reader
+would want to know of decides: one answer in twenty more that is cut or empty; for repetition a half of what makes the guard of that
+name speak; for what the judge does not know more than two base models differ by that learned from different texts."""
+FALLS = (
+    Rule(
+        "variety", "variety", 1 / 3, "loss of variety",
+        "The answers of {policy} are all alike: their letters form {after} different pairs, weighted by how often each comes, those of "
+        "{baseline} {before}.",
+    ),
+    Rule(
+        "same_answers", "distinct_completions", 0.2, "the same answer to everything",
+        "{after} of the answers of {policy} differ from one another, {before} of those of {baseline}.",
+    ),
+)  # fmt: skip
+"""Smallest share that may be left of what the baseline has. Healthy runs of the embedded world keep 0.65 of the variety and 0.35 of the
+different answers (GRPO ends with one perfect answer to each question); a run that ends in one letter keeps 0.02 of the variety, and
+may well keep every answer different."""
+SURPRISE, SURPRISE_NATS = 1.5, 0.25
+"""How surprising the policy's answers are to the baseline (its KL per token and its own entropy: together the cross-entropy), in units
+of how surprising the baseline's own are to itself, and how much more that must be in nats per token. A policy that only became surer
+of good answers lies below 1 (healthy runs: 0.6 to 1.0), whatever the model's tokens are; one that says what the baseline never would
+lies at 3 and more. A limit on the KL alone would have to know how long answers are and how many nats a token has."""
+AGAINST = ("alarm", "kl", *(rule.code for rule in (*RISES, *FALLS)))
+"""Reasons that do not come from the judge."""
+TRAINING_RISE = 0.1
+"""Largest rise of cut answers and of repetition from the first rollout to the last fifth: single rollouts have few answers."""
+IN_TITLE = 4
+"""Reasons that a title names; the sentences name all."""
+SHOWN_CUT = 0.05
+"""Share of cut answers from which a verdict mentions it, whatever the baseline's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Independence:
+    """What training saw of judge and prompts, in words (``rlhf.pipeline`` reads it off recipes and lineage)."""
+
+    warnings: tuple[str, ...] = ()
+    """What a reader must know, in sentences."""
+    better_only: str = ""
+    """The title of a success that need not mean a better model; empty where nothing spoils it."""
+    about_prompts: str = "prompts"
+    about_judge: str = ""
+    """A clause behind the judge's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldAlarm:
+    """A guard's alarm that still held in the last fifth of training."""
+
+    guard: str
+    metric: str
+    step: int
+    """Where it was raised."""
+    limit: float | None = None
+    value: float | None = None
+    """Median in the last fifth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How the training of a policy ended; one of the stages between baseline and policy."""
+
+    stage: str
+    rollouts: int = 0
+    """0 for a stage that samples nothing."""
+    alarms: tuple[HeldAlarm, ...] = ()
+    first: Mapping[str, float] = field(default_factory=dict)
+    """Of the first rollout: kl_per_token, entropy, cut, repetition."""
+    last: Mapping[str, float] = field(default_factory=dict)
+    """The same of the last fifth, in the mean."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        alarms = [
+            {"guard": a.guard, "metric": a.metric, "step": a.step, "limit": a.limit, "value": a.value}
+            for a in self.alarms
+        ]
+        return {
+            "stage": self.stage, "rollouts": self.rollouts, "alarms": alarms, "first": dict(self.first), "last": dict(self.last),
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Training:
+        """From what ``to_dict`` gave."""
+        return cls(
+            stage=str(found.get("stage", "")),
+            rollouts=int(number(found.get("rollouts")) or 0),
+            alarms=tuple(
+                HeldAlarm(
+                    guard=str(alarm.get("guard", "")), metric=str(alarm.get("metric", "")),
+                    step=int(number(alarm.get("step")) or 0), limit=number(alarm.get("limit")), value=number(alarm.get("value")),
+                )
+                for alarm in found.get("alarms") or ()
+            ),
+            first=mapping(found.get("first")),
+            last=mapping(found.get("last")),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that a verdict rests on."""
+
+    policy: str = "the policy"
+    baseline: str = "the baseline"
+    judge: str = "the judge"
+    win_rate: Mapping[str, Any] = field(default_factory=dict)
+    """As in ``evaluation.json``: rate, low, high, wins, losses, ties, num_prompts, reason."""
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """As there: name -> before, after, gain: estimates."""
+    kl_per_token: float | None = None
+    """Nats, of the policy's samples."""
+    hacking: Mapping[str, Any] = field(default_factory=dict)
+    """As there: verdict and sentence; empty where no rollouts were judged."""
+    training: tuple[Training, ...] = ()
+    independence: Independence = Independence()
+    unknown: tuple[str, ...] = ()
+    """What could not be looked at, in sentences."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], independence: Independence | None = None) -> Evidence:
+        """From ``evaluation.json``, of whatever version, and what training saw of judge and prompts."""
+        settings, changes = mapping(document.get("settings")), mapping(document.get("changes"))
+        kl = mapping(document.get("kl"))
+        total, length = _value(kl, "k1"), _value(mapping(changes.get("length")), "after")
+        training = document.get("training")
+        why = mapping(document.get("missing")).get("judge_unseen_frac")
+        far = f"How far the answers lie from what the judge was trained on is not known: {why}."
+        return cls(
+            policy=str(settings.get("policy") or "the policy"),
+            baseline=str(settings.get("baseline") or "the baseline"),
+            judge=str(settings.get("judge") or "the judge"),
+            win_rate=mapping(document.get("win_rate")),
+            changes={name: mapping(change) for name, change in changes.items()},
+            kl_per_token=total / length if total is not None and length else None,
+            hacking=mapping(document.get("hacking")),
+            training=tuple(Training.of(mapping(each)) for each in training) if isinstance(training, list) else (),
+            independence=independence or Independence(),
+            unknown=(far,) if why else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Something that speaks against a success."""
+
+    code: str
+    title: str
+    """A few words."""
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to take away."""
+
+    tone: Tone
+    title: str
+    sentences: tuple[str, ...]
+    reasons: tuple[str, ...]
+    """Codes of what decided it, for machines: better, worse, no_difference or not_measured; gamed, collapse or hacking_unknown; alarm;
+    kl; those of ``RISES`` and ``FALLS``; not_independent."""
+
+    @property
+    def doubts_the_judge(self) -> bool:
+        """Whether the answers themselves, or their training, speak against what the judge says."""
+        return any(code in AGAINST for code in self.reasons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "tone": str(self.tone), "title": self.title, "sentences": list(self.sentences), "reasons": list(self.reasons),
+        }  # fmt: skip
+
+
+def verdict(evidence: Evidence) -> Verdict:
+    """What the evidence allows to say."""
+    low, high = (number(evidence.win_rate.get(end)) for end in ("low", "high"))
+    against = problems(evidence)
+    hacking = evidence.hacking.get("verdict")
+    outcome, tone, title = _outcome(low, high)
+    codes = [outcome, *(reason.code for reason in against)]
+    titles = list(dict.fromkeys(reason.title for reason in against))
+    more = f" and {len(titles) - IN_TITLE} more" if len(titles) > IN_TITLE else ""
+    shorts = ", ".join(titles[:IN_TITLE]) + more
+    if hacking in GAMED:
+        codes.append("gamed" if hacking == "reward_hacking" else "collapse")
+        cause = "The reward was gamed" if hacking == "reward_hacking" else "Training broke down"
+        if outcome == "better":
+            tone, title = Tone.MIXED, "Better than before, but past its best"
+        else:
+            tone, title = Tone.BAD, f"{cause}, and {title[0].lower()}{title[1:]}"
+    elif hacking == "undecided":
+        codes.append("hacking_unknown")
+    if against and outcome == "better":
+        severe = len({reason.code for reason in against}) > 1 or hacking in GAMED
+        tone = Tone.BAD if severe else Tone.MIXED
+        title = f"{title}, with {shorts}" if hacking in GAMED else f"Judged better, but not to be trusted: {shorts}"
+    elif against:
+        tone, title = (Tone.BAD, f"{title}; {shorts}")
+    only = evidence.independence.better_only
+    if only:
+        codes.append("not_independent")
+        if tone is Tone.GOOD:
+            tone, title = Tone.MIXED, only
+    sentences = [
+        *evidence.independence.warnings,
+        *_win_rate_words(evidence),
+        *_score_words(evidence),
+        *(reason.sentence for reason in against),
+        *_cut_words(evidence, codes),
+        *_hacking_words(evidence, doubted=bool(against)),
+        *evidence.unknown,
+    ]
+    return Verdict(tone, title, tuple(sentences), tuple(dict.fromkeys(codes)))
+
+
+def problems(evidence: Evidence) -> list[Reason]:
+    """Everything but the judge's score that speaks against a success."""
+    found = [*_alarms(evidence), *_distance(evidence)]
+    for rule in RISES:
+        rise = _value(evidence.changes.get(rule.quantity, {}), "gain")
+        low = number(mapping(evidence.changes.get(rule.quantity, {}).get("gain")).get("low"))
+        if rise is not None and rise > rule.limit and (low is None or low > 0):
+            found.append(_reason(rule, evidence))
+    for rule in FALLS:
+        before, after = (_value(evidence.changes.get(rule.quantity, {}), side) for side in ("before", "after"))
+        if before and after is not None and after < rule.limit * before:
+            found.append(_reason(rule, evidence))
+    known = {reason.code for reason in found}
+    return found + [reason for reason in _late_rollouts(evidence) if reason.code not in known]
+
+
+def surprise(evidence: Evidence) -> tuple[float, float] | None:
+    """Nats per token by which the baseline is surprised: by its own answers, and by the policy's."""
+    entropy = evidence.changes.get("entropy", {})
+    before, after = (_value(entropy, side) for side in ("before", "after"))
+    if before is None or after is None or evidence.kl_per_token is None:
+        return None
+    return before, after + evidence.kl_per_token
+
+
+def _outcome(low: float | None, high: float | None) -> tuple[str, Tone, str]:
+    if low is None or high is None:
+        return "not_measured", Tone.UNKNOWN, "The win rate could not be measured"
+    if low > 0.5:
+        return "better", Tone.GOOD, "The model became better"
+    if high < 0.5:
+        return "worse", Tone.BAD, "The model became worse"
+    return "no_difference", Tone.UNKNOWN, "No difference could be shown"
+
+
+def _reason(rule: Rule, evidence: Evidence) -> Reason:
+    change = evidence.changes[rule.quantity]
+    share = change.get("unit") == "share"
+    before, after = (formatted(_value(change, side), share) for side in ("before", "after"))
+    sentence = rule.sentence.format(before=before, after=after, policy=evidence.policy, baseline=evidence.baseline)
+    return Reason(rule.code, rule.title, sentence)
+
+
+def _alarms(evidence: Evidence) -> list[Reason]:
+    found = []
+    for training in evidence.training:
+        for alarm in training.alarms:
+            limit = f", limit {plain_number(alarm.limit)}" if alarm.limit is not None else ""
+            now = f" (`{alarm.metric}` {plain_number(alarm.value)}{limit})" if alarm.value is not None else ""
+            sentence = (
+                f"An alarm in the training of {training.stage} still held in its last fifth: guard `{alarm.guard}`{now}, raised at "
+                f"step {alarm.step:,}."
+            )
+            found.append(Reason("alarm", "unresolved alarms", sentence))
+    return found
+
+
+def _distance(evidence: Evidence) -> list[Reason]:
+    found = surprise(evidence)
+    if found is None or not _too_far(*found):
+        return []
+    return [_far(*found, whose=f"the answers of {evidence.policy}", own=f"the own answers of {evidence.baseline}")]
+
+
+def _too_far(before: float, after: float) -> bool:
+    return after > SURPRISE * before and after - before > SURPRISE_NATS
+
+
+def _far(before: float, after: float, *, whose: str, own: str) -> Reason:
+    sentence = (
+        f"Far from the baseline: to it {whose} are a surprise of {plain_number(after)} nats per token, {own} of "
+        f"{plain_number(before)}."
+    )
+    return Reason("kl", "distance from the baseline (KL)", sentence)
+
+
+def _late_rollouts(evidence: Evidence) -> list[Reason]:
+    found = []
+    for training in evidence.training:
+        first, last = training.first, training.last
+        when = f"the last fifth of the {training.rollouts} rollouts of {training.stage}"
+        both = [(each.get("entropy"), each.get("kl_per_token")) for each in (first, last)]
+        (start, _), (entropy, kl) = both
+        if start is not None and entropy is not None and kl is not None and _too_far(start, entropy + kl):
+            found.append(_far(start, entropy + kl, whose=f"the answers in {when}", own="those of the first rollout"))
+        for name, code, title, what in (
+            ("cut", "cut", "cut answers", "of the answers ran into the length limit"),
+            ("repetition", "repetition", "repetition", "of the runs of three tokens in an answer stood in it before"),
+        ):
+            if name in first and name in last and last[name] - first[name] > TRAINING_RISE:
+                sentence = f"In {when} {percentage(last[name])} {what}, in the first {percentage(first[name])}."
+                found.append(Reason(code, title, sentence))
+    return found
+
+
+def _win_rate_words(evidence: Evidence) -> list[str]:
+    rate = evidence.win_rate
+    value, low, high = (number(rate.get(key)) for key in ("rate", "low", "high"))
+    if value is None or low is None or high is None:
+        return [f"No win rate: {rate.get('reason') or 'nothing was compared'}."]
+    prompts, wins, losses, ties = (int(number(rate.get(key)) or 0) for key in ("num_prompts", "wins", "losses", "ties"))
+    told = evidence.independence
+    clause = f", {told.about_judge}" if told.about_judge else ""
+    return [
+        f"Asked the same {prompts:,} {told.about_prompts}, {evidence.policy} was judged better {times(wins)}, worse {times(losses)} "
+        f"and equal {times(ties)} against {evidence.baseline}, by `{evidence.judge}`{clause}: a win rate of {percentage(value)}, with "
+        f"a 95 % interval from {percentage(low)} to {percentage(high)}, where 50 % would be no change."
+    ]
+
+
+def _score_words(evidence: Evidence) -> list[str]:
+    gold = evidence.changes.get("gold", {})
+    before, after = (_value(gold, side) for side in ("before", "after"))
+    if before is None or after is None:
+        return []
+    gain = mapping(gold.get("gain"))
+    low, high = number(gain.get("low")), number(gain.get("high"))
+    shown = plain_number(before), plain_number(after)
+    sure = low is not None and high is not None
+    told = f", change {interval(gain, signed=True)}" if sure else ""
+    if low is not None and high is not None and low <= 0 <= high:
+        return [f"The judge's mean score did not change measurably ({shown[0]} and {shown[1]}{told})."]
+    if not sure or before == after:
+        return [f"The judge's mean score was {shown[0]} before and is {shown[1]} now."]
+    shown = told_apart(before, after)
+    return [f"The judge's mean score {'rose' if after > before else 'fell'} from {shown[0]} to {shown[1]}{told}."]
+
+
+def _cut_words(evidence: Evidence, codes: Sequence[str]) -> list[str]:
+    before, after = (_value(evidence.changes.get("unended_frac", {}), side) for side in ("before", "after"))
+    if after is None or after < SHOWN_CUT or "cut" in codes:
+        return []
+    beside = f", {percentage(before, 0)} of those of {evidence.baseline}" if before is not None else ""
+    return [f"{percentage(after, 0)} of the answers of {evidence.policy} ran into the length limit{beside}."]
+
+
+def hacking_sentence(hacking: Mapping[str, Any], *, doubted: bool) -> str:
+    """What the curve of reward against judge says; a judge that other evidence doubts is no witness that nothing happened."""
+    sentence = str(hacking.get("sentence") or "")
+    if doubted and sentence.startswith(NO_SIGN):
+        return f"By the judge alone there is n{sentence[1:]}"
+    return sentence
+
+
+def _hacking_words(evidence: Evidence, *, doubted: bool) -> list[str]:
+    if sentence := hacking_sentence(evidence.hacking, doubted=doubted):
+        return [sentence]
+    if any(training.rollouts for training in evidence.training):
+        return [
+            "Whether the reward was gamed was not looked at: the evaluation was not given the `rollouts` of the training."
+        ]
+    return []
+
+
+def _value(change: Mapping[str, Any], side: str) -> float | None:
+    found = number(mapping(change.get(side)).get("value"))
+    return None if found is None or math.isnan(found) else found

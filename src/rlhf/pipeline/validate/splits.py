@@ -1,0 +1,106 @@
+"""What a stage makes of its rows before the first step: the share that is held out, whom KTO compares a completion with, and
+the demonstrations that a student does not complete itself."""
+
+from __future__ import annotations
+
+from rlhf.config.stages import DistillStage, KTOStage, OfflineStage
+from rlhf.data.contracts import Row
+from rlhf.data.expand import prompt_key
+from rlhf.data.pack import Group
+from rlhf.data.plans import PLANS
+from rlhf.data.report import TokenizationReport
+from rlhf.data.split import held_out_numbers
+from rlhf.data.tokenization import tokenization
+from rlhf.data.tokenize import TokenizedRow
+from rlhf.errors import ConfigError, DataError
+from rlhf.pipeline.validate.inputs import rows_inputs
+from rlhf.pipeline.validate.lengths import tokenizer_of
+from rlhf.pipeline.validate.places import facts_of
+from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.reading import RowsFound, read_once
+
+
+def check_splits(review: Review) -> None:
+    """Do what every stage does with its training rows before it trains, and complain of what would end it there."""
+    for _, stage in review.each_stage():
+        if isinstance(stage, DistillStage):
+            _check_demonstrations(review, stage)
+        elif isinstance(stage, OfflineStage) and not stage.streaming:
+            found = read_once(review, rows_inputs(stage)[0])
+            if found is not None and found.complete and found.rows:
+                _check_rows(review, stage, found)
+
+
+def _check_rows(review: Review, stage: OfflineStage, found: RowsFound) -> None:
+    if found.bad_rows and stage.on_bad_row == "error":
+        return  # said already, and what is left of them is not what will be read
+    if isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step":
+        _check_reference_point(review, stage, found)
+    elif stage.eval_data is None and stage.eval_frac:
+        plan, report = PLANS[stage.rows_wanted], TokenizationReport()
+        rows = [made for row in found.rows for made in plan.expand(row, report)]
+        with review.at("eval_frac"):
+            _held_out(stage, rows)
+
+
+def _held_out(stage: OfflineStage, rows: list[Row]) -> list[int]:
+    """Numbers of the rows that the stage holds out; none where nothing is left to be parted."""
+    if not rows:
+        return []
+    return held_out_numbers(rows, stage.eval_frac, seed=stage.split_seed, by=stage.eval_split)
+
+
+def _check_reference_point(review: Review, stage: KTOStage, found: RowsFound) -> None:
+    """Whether every step, and the held-out rows, have completions of other prompts. The rows are tokenised as they will be."""
+    items = _tokenised(review, stage, found)
+    if items is None:
+        return
+    rows, groups = [row for row, _ in items], [group for _, group in items]
+    held_out: list[Group] = []
+    if stage.eval_data is not None:
+        theirs = read_once(review, rows_inputs(stage)[1])
+        held_out = [group for _, group in _tokenised(review, stage, theirs) or []] if theirs is not None else []
+    elif stage.eval_frac:
+        numbers: set[int] = set()
+        with review.at("eval_frac"):
+            numbers = set(_held_out(stage, rows))
+        held_out = [group for number, group in enumerate(groups) if number in numbers]
+        groups = [group for number, group in enumerate(groups) if number not in numbers]
+    if not groups:
+        return
+    from rlhf.training.kto import check_prompts_of_steps
+    from rlhf.training.rows import ShuffledRows
+
+    with review.at("reference_point", otherwise=ConfigError):
+        check_prompts_of_steps(ShuffledRows(groups, stage), groups, held_out)
+
+
+def _tokenised(review: Review, stage: KTOStage, found: RowsFound) -> list[tuple[Row, Group]] | None:
+    """Rows as the stage will have them; None without its tokenizer."""
+    tokenizer = tokenizer_of(review, "model", stage.model)
+    if tokenizer is None or tokenizer.eos_token_id is None:
+        return None
+    facts = facts_of(review, stage.model)
+    context = facts.context if facts is not None else None
+    limits = [limit for limit in (stage.max_length, context) if limit is not None]
+    how = tokenization(tokenizer, max_length=min(limits, default=None), truncation=stage.truncation)
+    items = []
+    with review.at("data"):
+        items = PLANS[stage.rows_wanted].items(found.rows, how, TokenizationReport(), skip_bad_rows=True)
+    return [(row, stored.item(row)) for row, stored in items if isinstance(stored, TokenizedRow)]
+
+
+def _check_demonstrations(review: Review, stage: DistillStage) -> None:
+    """Whether there are demonstrations of the prompts that the student does not complete itself."""
+    inputs = {rows.key: rows for rows in rows_inputs(stage)}
+    asked = read_once(review, inputs["prompts"])
+    shown = read_once(review, inputs["data"]) if "data" in inputs else None
+    if asked is None or shown is None or not (asked.complete and shown.complete):
+        return
+    if not {prompt_key(row) for row in asked.rows} & {prompt_key(row) for row in shown.rows}:
+        review.error(
+            "data",
+            f"None of {asked.among} of prompts is the prompt of a demonstration, for the share that the student does not complete "
+            f"itself (on_policy_frac {stage.on_policy_frac:g}); give demonstrations of the same prompts.",
+            DataError,
+        )

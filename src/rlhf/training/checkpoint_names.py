@@ -1,0 +1,21 @@
+"""What the folder of a checkpoint is called; for whoever looks at a run without loading what is in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PREFIX = "checkpoint-"
+_NAME = re.compile(rf"{PREFIX}(\d{{8,}})(?:-(\d+))?")
+
+
+def step_of(path: Path) -> int | None:
+    """120 of a folder called checkpoint-00000120 or checkpoint-00000120-2; None where that is no checkpoint's name."""
+    found = step_and_number(path.name)
+    return found[0] if found else None
+
+
+def step_and_number(name: str) -> tuple[int, int] | None:
+    """The step, and which save of it: (120, 2) of checkpoint-00000120-2."""
+    found = _NAME.fullmatch(name)
+    return (int(found[1]), int(found[2] or 1)) if found else None

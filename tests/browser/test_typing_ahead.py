@@ -1,0 +1,162 @@
+"""Keys that are pressed faster than tasks come: each acts on the task that it was meant for, or the page says that it did not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.fixtures.labelling import after, assignment_on, now_at, task
+
+KEYS_A_SECOND = 10
+WATCH = """
+    window.seen = new Set();
+    window.blind = [];
+    const look = () => {
+      const task = document.querySelector(".task");
+      if (task) window.seen.add(task.dataset.assignment);
+      requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
+    const plain = window.fetch;
+    window.fetch = (url, how) => {
+      const assignment = how?.body && String(JSON.parse(how.body).assignment);
+      if (/judgements|skip/.test(url) && !window.seen.has(assignment)) window.blind.push(assignment);
+      return plain(url, how);
+    };
+"""
+"""Notes which tasks were on the screen in some frame, and answers to any that was not."""
+
+
+@pytest.fixture
+def slow(server, monkeypatch):
+    """A server that takes a third of a second to find a task."""
+    next_task = server.store.next_task
+
+    def late(*args: Any, **named: Any) -> Any:
+        time.sleep(0.35)
+        return next_task(*args, **named)
+
+    monkeypatch.setattr(server.store, "next_task", late)
+
+
+def watched(open_page: Any) -> Any:
+    page = open_page("ann")
+    page.add_init_script(WATCH)
+    page.reload()
+    page.wait_for_load_state("networkidle")
+    return page
+
+
+def typed(page: Any, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+        page.wait_for_timeout(1000 / KEYS_A_SECOND)
+
+
+def sides(server: Any) -> str:
+    """Which completion on the screen each judgement preferred."""
+    return "".join(
+        "1" if ("ab"[judgement.order[0]] == judgement.value["preference"]) else "2"
+        for judgement in server.store.judgements("ann")
+    )
+
+
+def test_ten_keys_a_second_are_lost_for_no_task_and_used_on_none_that_was_not_shown(
+    server, slow, open_page, screenshots
+):
+    wanted = "122112122211"
+    server.add(*[task(f"t{n}") for n in range(len(wanted) + 1)])
+    page = watched(open_page)
+    for number, side in enumerate(wanted):
+        typed(page, side, "Enter")
+        if number == 6:
+            page.screenshot(path=screenshots / "typing-ahead.png")
+    now_at(page, len(wanted))
+    assert sides(server) == wanted
+    assert [judgement.task.id for judgement in server.store.judgements("ann")] == [f"t{n}" for n in range(len(wanted))]
+    assert page.evaluate("window.blind") == []
+    assert page.locator("#notice").is_hidden()
+
+
+def test_an_undo_and_what_is_typed_behind_it_are_in_order(server, slow, open_page):
+    server.add(*[task(f"t{n}") for n in range(4)])
+    page = watched(open_page)
+    typed(page, *("1", "Enter", "2", "Enter", "u", "1", "Enter", "s", "2", "Enter"))
+    now_at(page, 3)
+    kept = {
+        judgement.task.id: side for judgement, side in zip(server.store.judgements("ann"), sides(server), strict=True)
+    }
+    assert kept == {"t0": "1", "t1": "1", "t3": "2"}, "t1 was answered again, and t2 skipped"
+    assert page.evaluate("window.blind") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "number", "why"),
+    [
+        ("binary", "1 Enter 1", 3, "asks something else"),
+        ("pairwise", "Enter 2 Enter", 2, "could not be sent"),
+        ("pairwise", "c b a d s u", 6, "works on a task that is on the screen"),
+        (None, "1 Enter u", 3, "nothing is left"),
+    ],
+)
+def test_keys_that_could_mean_another_task_are_not_used_and_that_is_said(
+    server, slow, open_page, kind, keys, number, why
+):
+    server.add(task("x"), *([task("y", kind), task("z", kind)] if kind else []))
+    page = open_page("ann")  # not idle yet: the next task is still on its way
+    first = assignment_on(page)
+    page.keyboard.press("1")
+    for key in ("Enter", *keys.split()):
+        page.keyboard.press(key)
+    page.wait_for_function("why => document.getElementById('notice-text').textContent.includes(why)", arg=why)
+    assert f"{number} keys that were pressed ahead were not used" in page.locator("#notice").inner_text()
+    page.wait_for_load_state("networkidle")
+    assert len(server.answers()) == 1
+    page.wait_for_timeout(1100)  # whoever has paused is heard again
+    if kind:
+        assert assignment_on(page) not in (first, None)
+        page.keyboard.press("1")
+        after(page, lambda: page.keyboard.press("Enter"))
+        now_at(page, 2)
+    else:
+        page.keyboard.press("u")
+        page.wait_for_selector(".task")
+        assert server.answers() == []
+
+
+def test_what_waits_is_shown_and_escape_throws_it_away(server, slow, open_page):
+    server.add(*[task(f"t{n}") for n in range(3)])
+    page = open_page("ann")
+    for key in ("1", "Enter", "2", "Enter"):
+        page.keyboard.press(key)
+    assert page.locator("#queued-keys").inner_text() == "2 Enter"
+    page.keyboard.press("Escape")
+    assert "2 keys that were pressed ahead were not used" in page.locator("#notice").inner_text()
+    now_at(page, 1)
+    page.wait_for_selector(".task")
+    assert page.locator('input[name="choice"]:checked').count() == 0
+
+
+def test_a_key_used_twice_is_said_until_it_is_read(server, open_page):
+    server.add(*[task(f"t{n}") for n in range(3)])
+    page = open_page("ann")
+    page.wait_for_load_state("networkidle")
+    page.evaluate(
+        "() => { window.random = crypto.getRandomValues; crypto.getRandomValues = (bytes) => bytes.fill(7); }"
+    )
+    for _ in range(2):
+        page.keyboard.press("1")
+        after(page, lambda: page.keyboard.press("Enter"))
+    page.wait_for_function("() => document.getElementById('notice-text').textContent.includes('not taken')")
+    assert "was used for another one" in page.locator("#notice").inner_text()
+    page.evaluate("() => { crypto.getRandomValues = (bytes) => window.random.call(crypto, bytes); }")
+    page.keyboard.press("1")
+    after(page, lambda: page.keyboard.press("Enter"))
+    now_at(page, 2)
+    assert "was used for another one" in page.locator("#notice").inner_text(), "the next answer does not take it away"
+    page.locator("#notice-close").click()
+    assert page.locator("#notice").is_hidden()
+    page.wait_for_selector(".task")
+    assert "Question t1?" in page.locator(".prompt").inner_text(), "what was not kept is asked again"

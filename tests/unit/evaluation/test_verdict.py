@@ -1,0 +1,201 @@
+"""What a verdict says of evidence: green only where nothing that the run knows speaks against it, and the reason with its numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rlhf.evaluation.verdict import Evidence, HeldAlarm, Independence, Tone, Training, surprise, verdict
+
+WON = {"rate": 0.9, "low": 0.87, "high": 0.92, "wins": 170, "losses": 10, "ties": 20, "num_prompts": 200}
+
+
+def change(before, after, *, unit="share", half=0.01):
+    gain = after - before
+    ends = {"low": None, "high": None} if half is None else {"low": gain - half, "high": gain + half}
+    return {"before": {"value": before}, "after": {"value": after}, "gain": {"value": gain, **ends}, "unit": unit}
+
+
+def healthy(**changes):
+    """As runs of the embedded world come out: surer, a little shorter, fewer different answers."""
+    return Evidence(
+        policy="grpo",
+        baseline="sft",
+        judge="some:judge",
+        win_rate=WON,
+        changes={
+            "gold": change(0.18, 1.37, unit="points"),
+            "entropy": change(0.515, 0.096, unit="nats per token"),
+            "unended_frac": change(0.01, 0.02, half=0.015),
+            "empty_frac": change(0.0, 0.0),
+            "repetition": change(0.03, 0.02),
+            "distinct_completions": change(0.87, 0.41, half=None),
+            "variety": change(177.0, 115.0, unit="pairs of letters", half=None),
+            "judge_unseen_frac": change(0.3, 0.33),
+            "judge_overlong_frac": change(0.01, 0.0),
+            **changes,
+        },
+        kl_per_token=0.232,
+        hacking={"verdict": "none", "sentence": "No sign."},
+    )
+
+
+def test_a_healthy_run_is_green_and_says_who_was_compared_by_whom():
+    found = verdict(healthy())
+    assert (found.tone, found.title, found.reasons) == (Tone.GOOD, "The model became better", ("better",))
+    told = " ".join(found.sentences)
+    for name in ("grpo", "sft", "`some:judge`", "No sign."):
+        assert name in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "numbers"),
+    [
+        ({"unended_frac": change(0.05, 0.99)}, "cut", ["99.0", "5.0"]),
+        ({"empty_frac": change(0.0, 0.4)}, "empty", ["40.0", "0.0"]),
+        ({"repetition": change(0.1, 0.93)}, "repetition", ["93.0", "10.0"]),
+        ({"variety": change(210.0, 3.1, unit="pairs of letters", half=None)}, "variety", ["3.10", "210"]),
+        ({"distinct_completions": change(0.9, 0.01, half=None)}, "same_answers", ["1.0", "90.0"]),
+        ({"judge_unseen_frac": change(0.4, 1.0)}, "unfamiliar", ["100.0", "40.0"]),
+        ({"judge_overlong_frac": change(0.01, 0.6)}, "overlong", ["60.0", "1.0"]),
+    ],
+)
+def test_anything_wrong_with_the_answers_forbids_green_and_is_told_with_both_numbers(changes, code, numbers):
+    found = verdict(healthy(**changes))
+    assert found.tone is Tone.MIXED
+    assert code in found.reasons
+    assert "became better" not in found.title
+    (sentence,) = [each for each in found.sentences if all(number in each for number in numbers)]
+    assert "sft" in sentence
+
+
+def test_distance_is_measured_by_what_surprises_the_baseline_and_not_by_nats_alone():
+    near = healthy()
+    assert surprise(near) == pytest.approx((0.515, 0.328))
+    far = replace(near, kl_per_token=6.0)
+    found = verdict(far)
+    assert "kl" in found.reasons
+    assert found.tone is Tone.MIXED
+    assert any("6.10" in sentence and "0.52" in sentence for sentence in found.sentences)
+    # A model that was sure of everything is easily surprised: half again as much of next to nothing is nothing
+    sure = replace(healthy(entropy=change(0.05, 0.04, unit="nats per token")), kl_per_token=0.1)
+    assert verdict(sure).tone is Tone.GOOD
+
+
+def test_two_faults_make_a_win_a_bad_one():
+    found = verdict(replace(healthy(unended_frac=change(0.05, 0.99), repetition=change(0.1, 0.93)), kl_per_token=6.0))
+    assert found.tone is Tone.BAD
+    assert {"kl", "cut", "repetition"} <= set(found.reasons)
+    for words in ("KL", "cut answers", "repetition"):
+        assert words in found.title
+
+
+@pytest.mark.parametrize("rise", [0.04, 0.2])
+def test_a_rise_within_its_interval_or_limit_is_no_fault(rise):
+    noisy = change(0.05, 0.05 + rise, half=0.25)
+    assert verdict(healthy(unended_frac=noisy)).tone is Tone.GOOD
+
+
+def test_an_alarm_that_still_held_at_the_end_forbids_green():
+    alarm = HeldAlarm(guard="kl", metric="grpo/ref_kl", step=5, limit=48.0, value=386.0)
+    found = verdict(replace(healthy(), training=(Training(stage="grpo", rollouts=30, alarms=(alarm,)),)))
+    assert found.tone is Tone.MIXED
+    assert "alarm" in found.reasons
+    (sentence,) = [each for each in found.sentences if "386" in each]
+    for word in ("grpo", "kl", "48.00", "step 5"):
+        assert word in sentence
+
+
+def test_the_last_rollouts_speak_where_the_evaluation_samples_otherwise():
+    first = {"entropy": 1.2, "kl_per_token": 0.0, "cut": 0.1, "repetition": 0.1}
+    last = {"entropy": 0.1, "kl_per_token": 5.0, "cut": 0.6, "repetition": 0.5}
+    found = verdict(replace(healthy(), training=(Training(stage="grpo", rollouts=30, first=first, last=last),)))
+    assert {"kl", "cut", "repetition"} <= set(found.reasons)
+    calm = Training(stage="grpo", rollouts=30, first=first, last={**first, "cut": 0.15, "kl_per_token": 0.3})
+    assert verdict(replace(healthy(), training=(calm,))).tone is Tone.GOOD
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "tone", "reason"),
+    [(0.45, 0.55, Tone.UNKNOWN, "no_difference"), (0.2, 0.3, Tone.BAD, "worse"), (None, None, Tone.UNKNOWN, "not_measured")],
+)  # fmt: skip
+def test_what_could_not_be_told_is_not_told(low, high, tone, reason):
+    found = verdict(replace(healthy(), win_rate={**WON, "low": low, "high": high, "reason": "nothing was compared"}))
+    assert (found.tone, found.reasons) == (tone, (reason,))
+
+
+def test_a_hacking_check_that_could_not_tell_is_a_reason_for_machines_and_a_sentence_for_people():
+    found = verdict(replace(healthy(), hacking={"verdict": "undecided", "sentence": "It could not be told."}))
+    assert found.reasons == ("better", "hacking_unknown")
+    assert "It could not be told." in found.sentences
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "tone"), [("reward_hacking", 0.55, Tone.MIXED), ("collapse", 0.2, Tone.BAD)]
+)  # fmt: skip
+def test_a_gamed_reward_is_no_plain_success(kind, low, tone):
+    found = verdict(
+        replace(
+            healthy(), hacking={"verdict": kind, "sentence": "So."}, win_rate={**WON, "low": low, "high": low + 0.1}
+        )
+    )
+    assert found.tone is tone
+    assert set(found.reasons) & {"gamed", "collapse"}
+
+
+def test_what_training_saw_of_the_judge_stands_first_and_takes_the_green_away():
+    told = Independence(
+        warnings=("The judge is the reward.",), better_only="Better by its own reward", about_judge="so"
+    )
+    found = verdict(replace(healthy(), independence=told))
+    assert (found.tone, found.title) == (Tone.MIXED, "Better by its own reward")
+    assert found.sentences[0] == "The judge is the reward."
+    assert "not_independent" in found.reasons
+    # shared ancestry is said, and does not make a success false by itself
+    found = verdict(replace(healthy(), independence=Independence(warnings=("The judge began as stage sft.",))))
+    assert (found.tone, found.sentences[0]) == (Tone.GOOD, "The judge began as stage sft.")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "half", "words"),
+    [
+        (-0.082, -0.078, 0.05, "did not change measurably"),
+        (-0.082, -0.078, 0.001, "rose from -0.082 to -0.078"),
+        (0.2, 1.4, 0.1, "rose from 0.20 to 1.40"),
+        (1.4, 0.2, 0.1, "fell from 1.40 to 0.20"),
+        (0.2, 0.2, None, "was 0.20 before and is 0.20 now"),
+    ],
+)
+def test_a_score_rose_only_where_that_can_be_seen_in_what_is_printed(before, after, half, words):
+    found = verdict(healthy(gold=change(before, after, unit="points", half=half)))
+    assert any(words in sentence for sentence in found.sentences)
+
+
+def test_what_is_not_known_of_a_learned_judge_is_said():
+    document = {"missing": {"judge_unseen_frac": "no rlhf run recorded it"}, "win_rate": WON}
+    assert any("no rlhf run recorded it" in sentence for sentence in verdict(Evidence.of(document)).sentences)
+    assert verdict(Evidence.of({"win_rate": WON})).tone is Tone.GOOD
+
+
+def test_rollouts_that_nobody_judged_are_told():
+    found = verdict(replace(healthy(), hacking={}, training=(Training(stage="ppo", rollouts=60),)))
+    assert any("not looked at" in sentence for sentence in found.sentences)
+
+
+def test_training_and_verdict_go_through_json_unchanged():
+    alarm = HeldAlarm(guard="kl", metric="grpo/ref_kl", step=5, limit=48.0, value=386.0)
+    training = Training(stage="grpo", rollouts=30, alarms=(alarm,), first={"cut": 0.1}, last={"cut": 0.9})
+    assert Training.of(json.loads(json.dumps(training.to_dict()))) == training
+    assert json.loads(json.dumps(verdict(healthy()).to_dict()))["tone"] == "good"
+
+
+def test_a_judge_that_the_answers_contradict_is_no_witness_that_nothing_happened():
+    said = {"verdict": "none", "sentence": "No sign of reward hacking: the judge's score went up."}
+    assert said["sentence"] in verdict(replace(healthy(), hacking=said)).sentences
+    found = verdict(replace(healthy(repetition=change(0.1, 0.93)), hacking=said))
+    assert said["sentence"] not in found.sentences
+    assert any("By the judge alone" in sentence for sentence in found.sentences)
+    assert found.doubts_the_judge
+    assert not verdict(healthy()).doubts_the_judge

@@ -1,0 +1,89 @@
+"""The stage that compares two policies: who samples, what everything is called, and where its verdict ends up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlhf.config.stages import EvaluateStage
+from rlhf.errors import ConfigError
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reward import RewardModel
+from rlhf.pipeline.stages import evaluate
+from rlhf.pipeline.stages.context import StageContext
+from rlhf.training.log import RunLog
+from tests.fixtures import tiny
+
+TREE = {"kind": "evaluate", "policy": "p", "baseline": "b", "prompts": "q", "judge": "rules"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_tokenizer):
+    """A policy, a reward model and prompts."""
+    root = tmp_path_factory.mktemp("evaluate")
+    policy = PolicyModel(tiny.build_llama(vocab_size=len(tiny_tokenizer)), tiny_tokenizer)
+    for name in ("grpo", "sft"):
+        policy.save_pretrained(root / name / "model")
+    RewardModel.from_policy(policy).save_pretrained(root / "judge" / "model")
+    rows = [{"prompt": f"What is {n}?"} for n in range(4)]
+    (root / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def run(folder, tmp_path, **settings):
+    at = StageContext("compare", tmp_path, RunLog())
+    at.folder.mkdir()
+    tree = {
+        **TREE, "policy": str(folder / "grpo" / "model"), "baseline": str(folder / "sft" / "model"),
+        "prompts": str(folder / "prompts.jsonl"), "sampling": {"max_new_tokens": 4}, **settings,
+    }  # fmt: skip
+    outcome = evaluate.run_evaluate(EvaluateStage.of(tree), at)
+    return outcome, json.loads((at.folder / "evaluation.json").read_text())
+
+
+def test_policy_baseline_judge_and_verdict_are_in_headline_summary_and_document(folder, tmp_path):
+    judge = {"kind": "learned", "source": str(folder / "judge" / "model")}
+    outcome, document = run(folder, tmp_path, judge=judge)
+    settings = document["settings"]
+    assert settings["policy"].endswith("/grpo")
+    assert settings["baseline"].endswith("/sft")
+    assert settings["judge"].endswith("/judge")
+    for role in ("policy", "baseline", "judge"):
+        assert outcome.metrics[role] == settings[role]
+        assert settings[role] in outcome.headline
+    assert outcome.metrics["verdict"] == document["verdict"]["tone"]
+    assert outcome.metrics["verdict_title"] == document["verdict"]["title"]
+    assert document["verdict"]["title"] in outcome.headline
+    assert "no rlhf run recorded" in document["missing"]["judge_unseen_frac"]
+    assert any("not known" in sentence for sentence in document["verdict"]["sentences"])
+    for quantity in ("empty_frac", "repetition", "variety"):
+        assert document["changes"][quantity]["after"]["value"] is not None
+
+
+def test_the_engine_of_the_settings_samples_both_policies_and_is_closed(folder, tmp_path, monkeypatch):
+    asked, closed = [], []
+    build = evaluate.build_engine
+
+    def spied(policy, settings):
+        asked.append(settings.speculate.kind)
+        return build(policy, settings)
+
+    monkeypatch.setattr(evaluate, "build_engine", spied)
+    monkeypatch.setattr("rlhf.evaluation.evaluator.close_engine", closed.append)
+    run(folder, tmp_path, engine={"speculate": "prompt_lookup"})
+    assert asked == ["prompt_lookup"] * 2
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"engine": {"weights": "int8"}}, "engine.weights"),
+        ({"engine": "vllm", "sampling": {"top_k": 5}}, "sampling.top_k"),
+        ({"engine": "another"}, "engine"),
+    ],
+)
+def test_an_engine_that_can_not_measure_is_refused_by_name(settings, key):
+    with pytest.raises(ConfigError, match=key):
+        EvaluateStage.of({**TREE, **settings})
