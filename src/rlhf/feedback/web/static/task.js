@@ -310,18 +310,15 @@ export class TaskView {
     };
     byId("highlight-quote").textContent = text;
     byId("highlight-reason").value = "";
-    const dialog = byId("highlight");
-    dialog.returnValue = "";
-    dialog.onclose = () => {
-      if (dialog.returnValue === "keep") {
-        this.spans.push({ ...span, reason: byId("highlight-reason").value });
-        area.selectionEnd = area.selectionStart;
-        this.#showSpans();
-        this.changed();
-      }
-      area.focus();
+    // not when the dialog says that it has closed, which comes later: keys that are typed on must find this highlight kept
+    byId("highlight-form").onsubmit = () => {
+      this.spans.push({ ...span, reason: byId("highlight-reason").value });
+      area.selectionEnd = area.selectionStart;
+      this.#showSpans();
+      this.changed();
     };
-    dialog.showModal();
+    area.focus(); // where a dialog that closes goes back to
+    byId("highlight").showModal();
   }
 
   #showSpans() {
