@@ -152,7 +152,9 @@ def test_a_key_used_twice_is_said_until_it_is_read(server, open_page):
         "() => { window.random = crypto.getRandomValues; crypto.getRandomValues = (bytes) => bytes.fill(7); }"
     )
     page.keyboard.press("1")
-    with page.expect_response(lambda answer: brings(answer, "t2")):  # else the task that is refused is the next one, too
+    with page.expect_response(
+        lambda answer: brings(answer, "t2")
+    ):  # else the task that is refused is the next one, too
         after(page, lambda: page.keyboard.press("Enter"))
     page.keyboard.press("1")
     after(page, lambda: page.keyboard.press("Enter"))
