@@ -27,6 +27,7 @@ from rlhf.evaluation.verdict import Tone
 from rlhf.files import write_text
 from rlhf.pipeline.report_alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report_data import RunRecord, StageRecord, read_run
+from rlhf.pipeline.report_plots import reuse_plots
 from rlhf.pipeline.report_views import (
     changes_view,
     hacking_view,
@@ -62,7 +63,9 @@ def write_report(run_dir: Path | str) -> Path:
     """
     run = read_run(run_dir)
     path = Path(run_dir) / FILE_NAME
-    write_text(path, render(run))
+    with reuse_plots(path):
+        page = render(run)
+    write_text(path, page)
     return path
 
 

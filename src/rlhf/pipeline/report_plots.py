@@ -1,17 +1,25 @@
 """The report's plots: small panels as inline SVG whose colours are the page's own.
 
 Matplotlib draws in stand-in colours, each of which becomes a CSS variable, so one drawing serves light, dark and
-paper. Text stays text: it can be searched, read aloud, and takes the page's font.
+paper. Text stays text: it can be searched, read aloud, and takes the page's font. A plot that stands in the page that is
+written over is not drawn again (`reuse_plots`): importing matplotlib and drawing thirty plots takes seconds.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.metadata
 import io
 import math
+import pickle
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,10 +108,10 @@ def line_panel(
         alarms: x of alarms about what is drawn; a note names them.
         note: A sentence under the panel.
     """
-    from matplotlib.ticker import MaxNLocator
 
-    with _drawing(STYLE):
-        figure, axes = _figure()
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for each in series:
             _draw(axes, each)
         for label, x in (marks or {}).items():
@@ -116,14 +124,16 @@ def line_panel(
             )
             for x in alarms:
                 axes.axvline(x, color=ALARM, linewidth=0.9, alpha=0.6)
-            note = " ".join(part for part in (note, _alarms_in_words(alarms, x_label)) if part)
         axes.set_xlabel(x_label)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label == "step"))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.ticklabel_format(axis="y", useOffset=False, scilimits=(-3, 5))
-        alt = f"{title}{f', {unit}' if unit else ''}. " + " ".join(_in_words(each, x_label) for each in series)
-        legend = [(each.label, CSS[each.colour]) for each in series] if len(series) > 1 else []
-        return Panel(title, _svg(figure, alt), unit, legend, note)
+
+    if alarms:
+        note = " ".join(part for part in (note, _alarms_in_words(alarms, x_label)) if part)
+    alt = f"{title}{f', {unit}' if unit else ''}. " + " ".join(_in_words(each, x_label) for each in series)
+    legend = [(each.label, CSS[each.colour]) for each in series] if len(series) > 1 else []
+    return Panel(title, _svg(draw, alt, series, x_label, marks, alarms), unit, legend, note)
 
 
 def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
@@ -132,8 +142,8 @@ def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
     right = [float(each["accuracy"]["value"]) for each in bins]
     low = [max(0.0, r - float(each["accuracy"]["low"])) for r, each in zip(right, bins, strict=True)]
     high = [max(0.0, float(each["accuracy"]["high"]) - r) for r, each in zip(right, bins, strict=True)]
-    with _drawing(STYLE):
-        figure, axes = _figure()
+
+    def draw(axes: Axes) -> None:
         axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.9, linestyle=(0, (3, 3)))
         axes.errorbar(sure, right, yerr=[low, high], fmt="o", color=ONE, markersize=4.5, elinewidth=1.1, capsize=0)
         axes.set_xlim(0.485, 1.015)
@@ -141,23 +151,25 @@ def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
         axes.set_xlabel("how sure the model is")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        alt = "Calibration. " + " ".join(
-            f"Where it is {s:.0%} sure it is right in {r:.0%} of {each['count']} pairs."
-            for s, r, each in zip(sure, right, bins, strict=True)
-        )
-        note = "On the dashed line the probabilities are true; below it the model is too sure. Bars are 95 % intervals."
-        return Panel("Is it as often right as it is sure?", _svg(figure, alt), "share right", note=note)
+
+    alt = "Calibration. " + " ".join(
+        f"Where it is {s:.0%} sure it is right in {r:.0%} of {each['count']} pairs."
+        for s, r, each in zip(sure, right, bins, strict=True)
+    )
+    note = "On the dashed line the probabilities are true; below it the model is too sure. Bars are 95 % intervals."
+    svg = _svg(draw, alt, sure, right, low, high)
+    return Panel("Is it as often right as it is sure?", svg, "share right", note=note)
 
 
 def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
     """How many pairs fall into each bin."""
-    from matplotlib.ticker import MaxNLocator
-
     left = [float(each["low"]) for each in bins]
     width = [float(each["high"]) - float(each["low"]) for each in bins]
     count = [int(each["count"]) for each in bins]
-    with _drawing(STYLE):
-        figure, axes = _figure()
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         axes.bar(left, count, [w * 0.9 for w in width], align="edge", color=ONE)
         for x, w, c in zip(left, width, count, strict=True):
             axes.annotate(str(c), (x + w * 0.45, c), ha="center", va="bottom", fontsize=9, color=MUTED)
@@ -165,10 +177,27 @@ def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
         axes.set_xlabel("how sure the model is")
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        alt = "Number of pairs by how sure the model is. " + " ".join(
-            f"{each['low']:.0%} to {each['high']:.0%}: {each['count']}." for each in bins
-        )
-        return Panel("How sure is it?", _svg(figure, alt), "pairs")
+
+    alt = "Number of pairs by how sure the model is. " + " ".join(
+        f"{each['low']:.0%} to {each['high']:.0%}: {each['count']}." for each in bins
+    )
+    return Panel("How sure is it?", _svg(draw, alt, left, width, count), "pairs")
+
+
+_plots: ContextVar[Mapping[str, str]] = ContextVar("plots of an earlier page", default=MappingProxyType({}))
+
+
+@contextmanager
+def reuse_plots(page: Path) -> Iterator[None]:
+    """Within this, a plot that an earlier page shows with the same data, code and matplotlib is taken from there."""
+    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+    token = _plots.set(
+        {found[1]: found[0] for found in re.finditer(r'<svg data-plot="(\w+)" .*?</svg>', text, re.DOTALL)}
+    )
+    try:
+        yield
+    finally:
+        _plots.reset(token)
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
@@ -235,10 +264,23 @@ def _alarms_in_words(alarms: Sequence[float], x_label: str) -> str:
     return f"▼ {'alarms' if len(alarms) > 1 else 'alarm'} at {x_label} {places}"
 
 
-def _svg(figure: Figure, alt: str) -> Markup:
-    """The figure as an element of the page: no ids that clash, no addresses, no fixed colours or fonts."""
+@functools.cache
+def _code() -> str:
+    """Changes where a plot may look otherwise."""
+    return Path(__file__).read_text(encoding="utf-8") + importlib.metadata.version("matplotlib")
+
+
+def _svg(draw: Callable[[Axes], None], alt: str, *data: Any) -> Markup:
+    """What ``draw`` draws of ``data``, as an element of the page: no ids that clash, no addresses, no fixed colours or fonts."""
+    key = hashlib.sha256(pickle.dumps((_code(), draw.__qualname__, alt, data))).hexdigest()[:20]
+    if (drawn := _plots.get().get(key)) is not None:
+        return Markup(drawn)
     buffer = io.StringIO()
-    with _drawing({"svg.hashsalt": alt}):  # ids must differ between the drawings of one page, and not between runs
+    with _drawing(
+        {**STYLE, "svg.hashsalt": alt}
+    ):  # ids must differ between the drawings of one page, and not between runs
+        figure, axes = _figure()
+        draw(axes)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -258,4 +300,4 @@ def _svg(figure: Figure, alt: str) -> Markup:
     head = re.search(r'viewBox="([^"]+)"', text)
     assert head is not None
     body = text[text.index(">") + 1 :]
-    return Markup(f'<svg viewBox="{head[1]}" role="img" aria-label="{escape(alt)}">{body.strip()}')
+    return Markup(f'<svg data-plot="{key}" viewBox="{head[1]}" role="img" aria-label="{escape(alt)}">{body.strip()}')

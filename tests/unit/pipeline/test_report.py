@@ -19,6 +19,7 @@ from markupsafe import Markup
 from rlhf.evaluation.intervals import mean_interval
 from rlhf.evaluation.numbers import percentage
 from rlhf.evaluation.records import KL
+from rlhf.pipeline import report_plots
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.report import render, write_report
 from rlhf.pipeline.report_data import StageRecord, read_run, sorted_points
@@ -524,11 +525,31 @@ def test_a_long_curve_is_thinned_by_means():
     assert all(0.4 < value < 0.6 for value in values)
 
 
-def test_the_report_of_the_same_folder_is_the_same(plain):
-    def without_time(html):
-        return re.sub(r"Made \d{4}.*? UTC", "", html)
+def without_time(html):
+    return re.sub(r"Made \d{4}.*? UTC", "", html)
 
+
+def test_the_report_of_the_same_folder_is_the_same(plain):
     assert without_time(report_of(plain)) == without_time(report_of(plain))
+
+
+def test_a_plot_is_drawn_again_only_where_its_data_changed(plain, tmp_path, monkeypatch):
+    run, drawn = copied(plain, tmp_path), []
+    (run / "report.html").unlink(missing_ok=True)
+    draw = report_plots._figure
+    monkeypatch.setattr(report_plots, "_figure", lambda: drawn.append(1) or draw())
+    first = without_time(write_report(run).read_text())
+    count = len(drawn)
+    assert without_time(write_report(run).read_text()) == first
+    assert len(drawn) == count > 10
+    log = run / "events.jsonl"
+    lines = log.read_text().splitlines()
+    last = max(n for n, line in enumerate(lines) if '"loss/train"' in line)
+    lines[last] = json.dumps(json.loads(lines[last]) | {"loss/train": 99.0})
+    log.write_text("\n".join(lines) + "\n")
+    changed = without_time(write_report(run).read_text())
+    assert len(drawn) == count + 1
+    assert changed != first
 
 
 @pytest.mark.parametrize(
@@ -599,6 +620,7 @@ def test_a_share_is_rounded_on_the_page_as_on_the_console(won, of):
 HOLD = """
 import sys
 from pathlib import Path
+from rlhf.pipeline import report_plots
 from rlhf.pipeline.lock import locked
 with locked(Path(sys.argv[1])):
     print("have it", flush=True)
