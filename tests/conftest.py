@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,11 @@ def tiny_model_folder(tmp_path: Path, tiny_llama: Any, tiny_tokenizer: Any) -> P
     tiny_llama.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def hangups_end_a_run() -> Iterator[None]:
+    """As in a terminal, also where these tests were started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

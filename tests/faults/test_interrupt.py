@@ -53,6 +53,9 @@ class SignallingReward(toy.ShareOfGood):
         return super().score(prompts, completions)
 
 
+pytestmark = pytest.mark.usefixtures("hangups_end_a_run")
+
+
 def build(name: str, folder: Path, log: RunLog | None = None, **settings: Any) -> Any:
     log = log or RunLog(folder, stage="run")
     return toy.build_trainer(name, log=log, checkpoint_dir=folder / "run", **{**SETTINGS, **settings})

@@ -138,6 +138,7 @@ def test_what_can_not_be_encoded_or_read_is_told_all_the_same(error, told, code,
         Path(path).unlink()
 
 
+@pytest.mark.usefixtures("hangups_end_a_run")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_where_there_is_nothing_to_save(number, monkeypatch, capsys):
     before = signal.getsignal(number)
