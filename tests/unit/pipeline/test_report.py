@@ -541,7 +541,7 @@ def test_a_plot_is_drawn_again_only_where_its_data_changed(plain, tmp_path, monk
     first = without_time(write_report(run).read_text())
     count = len(drawn)
     assert without_time(write_report(run).read_text()) == first
-    assert len(drawn) == count > 10
+    assert len(drawn) == count > 1
     log = run / "events.jsonl"
     lines = log.read_text().splitlines()
     last = max(n for n, line in enumerate(lines) if '"loss/train"' in line)
