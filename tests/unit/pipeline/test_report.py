@@ -533,15 +533,15 @@ def test_the_report_of_the_same_folder_is_the_same(plain):
     assert without_time(report_of(plain)) == without_time(report_of(plain))
 
 
-def test_a_plot_is_drawn_again_only_where_its_data_changed(plain, tmp_path, monkeypatch):
-    run, drawn = copied(plain, tmp_path), []
+def test_a_plot_is_drawn_again_only_where_its_data_changed(healthy, tmp_path, monkeypatch):
+    run, drawn = copied(healthy, tmp_path), []
     (run / "report.html").unlink(missing_ok=True)
     draw = report_plots._figure
     monkeypatch.setattr(report_plots, "_figure", lambda: drawn.append(1) or draw())
     first = without_time(write_report(run).read_text())
     count = len(drawn)
     assert without_time(write_report(run).read_text()) == first
-    assert len(drawn) == count > 1
+    assert len(drawn) == count > 10
     log = run / "events.jsonl"
     lines = log.read_text().splitlines()
     last = max(n for n, line in enumerate(lines) if '"loss/train"' in line)
