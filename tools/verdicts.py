@@ -23,11 +23,12 @@ from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.overoptimisation import overoptimisation
 from rlhf.evaluation.verdict import FALLS, RISES, SURPRISE, Evidence, Verdict, surprise, verdict
 from rlhf.pipeline.evidence import training_of
+from rlhf.pipeline.leakage import recorded_leakage
 from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.report import write_report
 from rlhf.pipeline.stages.context import StageContext
 from rlhf.pipeline.stages.evaluate import run_evaluate
-from rlhf.pipeline.validate.independence import recorded_seen, seen_in_recipe
+from rlhf.pipeline.validate.independence import leakage_in_recipe
 from rlhf.pipeline.verdicts import independence_of
 from rlhf.training.log import EVENTS, RunLog, read_jsonl
 
@@ -97,7 +98,7 @@ def read(run: Path) -> Iterator[tuple[str, Evidence, Verdict]]:
         if "training" not in document:  # of an older version
             stage = str(mapping(settings.get("policy")).get("path")).removeprefix("stage:")
             document["training"] = [training_of(events_of(read_jsonl(run / EVENTS), stage), stage).to_dict()]
-        seen = recorded_seen(run / name) or seen_in_recipe(read_yaml(run / "recipe.yaml"), name)
+        seen = recorded_leakage(run / name) or leakage_in_recipe(read_yaml(run / "recipe.yaml"), name)
         evidence = Evidence.of(document, independence_of(seen))
         yield f"{run.name}/{name}", evidence, verdict(evidence)
 

@@ -90,6 +90,13 @@ def lineage(path: Path | str, *, runs: Path | str = "runs") -> Origin:
     if not path.exists():
         raise ConfigError(f"There is no file or folder {path}; give one whose origin you want to know.")
     folder = stage_folder(path.resolve())
+    if folder is None and (
+        stages := [each for each in sorted(path.iterdir()) if stage_folder(each) == each] if path.is_dir() else []
+    ):
+        raise ConfigError(
+            f"{path} is the folder of a run, which holds the results of several stages; give one of them: "
+            f"{', '.join(str(stage) for stage in stages)}."
+        )
     if folder is not None:
         inside = path.resolve().relative_to(folder).as_posix()
     else:

@@ -17,8 +17,8 @@ import yaml
 
 from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.verdict import Evidence, Verdict, verdict
+from rlhf.pipeline.leakage import Leakage, recorded_leakage
 from rlhf.pipeline.lock import is_locked
-from rlhf.pipeline.validate.independence import Seen, recorded_seen, seen_in_recipe
 from rlhf.pipeline.verdicts import independence_of
 
 RECORD = "artifact.json"
@@ -43,7 +43,7 @@ class StageRecord:
     notes: list[Mapping[str, Any]] = field(default_factory=list)
     evaluation: Mapping[str, Any] | None = None
     """Its evaluation.json."""
-    seen: Seen | None = None
+    seen: Leakage | None = None
     """What training saw of what it measures with; None where nobody says."""
     profile: Mapping[str, Any] | None = None
     """Its profile.json: where its time went."""
@@ -165,8 +165,16 @@ def read_run(folder: Path | str) -> RunRecord:
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).profile = found or None
     for record, _ in run.evaluations:
-        record.seen = recorded_seen(folder / record.name) or seen_in_recipe(recipe, record.name)
+        record.seen = recorded_leakage(folder / record.name) or _leakage_by_names(recipe, record.name)
     return run
+
+
+def _leakage_by_names(recipe: Mapping[str, Any], name: str) -> Leakage | None:
+    from rlhf.pipeline.validate.independence import (
+        leakage_in_recipe,
+    )  # here: the settings of all stages take a second to load
+
+    return leakage_in_recipe(recipe, name)
 
 
 def _read_recipe(run: RunRecord) -> Mapping[str, Any]:

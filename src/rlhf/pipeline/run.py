@@ -24,6 +24,7 @@ from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
 from rlhf.pipeline import previous
 from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, local_inputs, plain_numbers, stage_files
+from rlhf.pipeline.leakage import INDEPENDENCE
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.manifest import machine as machine
 from rlhf.pipeline.manifest import manifest, now, summary
@@ -33,7 +34,7 @@ from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOption
 from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import STAGES, StageContext, StageOutcome
-from rlhf.pipeline.validate.independence import INDEPENDENCE, seen_by_training
+from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.training.checkpoint_names import PREFIX, step_of
 from rlhf.training.interrupt import StopRequest, signals_as_requests
@@ -259,7 +260,7 @@ class Pipeline:
         if not isinstance(stage, EvaluateStage | PassAtKStage):
             return
         said = {event.get("message") for event in events_of(read_jsonl(self.run_dir / EVENTS), name)}
-        seen = seen_by_training(
+        seen = find_leakage(
             self.recipe.stages, stage, run=self.run_dir, runs=self.run_dir.parent, count=count_seen_prompts
         )
         write_json(self.run_dir / name / INDEPENDENCE, seen.to_dict())

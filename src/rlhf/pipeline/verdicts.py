@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlhf.evaluation.verdict import Independence
-from rlhf.pipeline.validate.independence import Seen
+from rlhf.pipeline.leakage import Leakage
 
 
-def independence_of(seen: Seen | None) -> Independence:
+def independence_of(seen: Leakage | None) -> Independence:
     """In words, for ``rlhf.evaluation.verdict``; nothing where nobody says."""
     if seen is None:
         return Independence()
@@ -18,7 +18,7 @@ def independence_of(seen: Seen | None) -> Independence:
     )
 
 
-def _better_only(seen: Seen) -> str:
+def _better_only(seen: Leakage) -> str:
     """The title of a success that was measured with what training saw."""
     judge = "Better by the reward it was trained against" if seen.judge else "Better by a judge trained on its own rows"
     if not seen.prompts:

@@ -12,7 +12,7 @@ from rlhf.evaluation.measures import KnownTexts
 from rlhf.files import write_jsonl
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.evidence import called, judge_called, judge_texts, training_between, training_of
-from rlhf.pipeline.validate.independence import Seen
+from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.verdicts import independence_of
 from rlhf.training.log import RunLog
 
@@ -119,10 +119,10 @@ def test_a_learned_judge_is_called_by_its_model():
 
 
 def test_a_judge_that_shares_its_origin_is_said_so_and_a_spoilt_success_has_its_own_title():
-    told = independence_of(Seen(judge_as_policy="stage sft"))
+    told = independence_of(Leakage(judge_as_policy="stage sft"))
     assert "stage sft" in " ".join(told.warnings)
     assert told.better_only == ""
-    assert independence_of(Seen(prompts=("ppo",))).better_only == "Better on its training prompts"
+    assert independence_of(Leakage(prompts=("ppo",))).better_only == "Better on its training prompts"
     assert independence_of(None).warnings == ()
 
 

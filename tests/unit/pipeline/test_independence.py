@@ -8,10 +8,11 @@ import shutil
 import pytest
 
 from rlhf.config.recipe import RecipeConfig
+from rlhf.pipeline.leakage import Leakage, recorded_leakage
 from rlhf.pipeline.report_data import read_run
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.validate import find_problems
-from rlhf.pipeline.validate.independence import Seen, recorded_seen, seen_by_training, seen_in_recipe
+from rlhf.pipeline.validate.independence import find_leakage, leakage_in_recipe
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.training.log import read_jsonl
 from tests.fixtures.cheap_stages import install, pipeline_of
@@ -40,12 +41,12 @@ def recipe_of(**evaluation):
 
 def seen(**evaluation):
     recipe = RecipeConfig.of(recipe_of(**evaluation))
-    return seen_by_training(recipe.stages, recipe.stages["evaluate"])
+    return find_leakage(recipe.stages, recipe.stages["evaluate"])
 
 
 def test_an_independent_evaluation_has_nothing_to_confess():
     found = seen()
-    assert found == Seen()
+    assert found == Leakage()
     assert found.warnings == []
     assert found.about_prompts == "prompts of a file that no stage learned from"
     assert found.about_judge == "which no policy was trained against"
@@ -81,11 +82,11 @@ def test_a_reward_model_trained_on_the_pairs_that_the_policy_learned_from_is_no_
 
 def test_a_written_recipe_says_the_same_and_half_of_one_says_nothing():
     written = recipe_of(judge="stage:reward")
-    assert seen_in_recipe(written, "evaluate").judge == ("ppo",)
-    assert seen_in_recipe(written, "ppo") is None
-    assert seen_in_recipe({}, "evaluate") is None
+    assert leakage_in_recipe(written, "evaluate").judge == ("ppo",)
+    assert leakage_in_recipe(written, "ppo") is None
+    assert leakage_in_recipe({}, "evaluate") is None
     written["stages"]["ppo"]["of_another_version"] = 1
-    assert seen_in_recipe(written, "evaluate") is None, "what the stage that can't be read trained on is not known"
+    assert leakage_in_recipe(written, "evaluate") is None, "what the stage that can't be read trained on is not known"
 
 
 # Policies, baselines and judges that are folders ---------------------------------------------------
@@ -117,7 +118,7 @@ def measured(old, folder, *, run=True, **evaluation):
     recipe = RecipeConfig.of({"name": "later", "output_dir": str(folder / "runs"), "stages": {"evaluate": stage}})
     if run:
         Pipeline(recipe).run()
-        return recorded_seen(folder / "runs" / "later" / "evaluate")
+        return recorded_leakage(folder / "runs" / "later" / "evaluate")
     return recipe
 
 
@@ -226,5 +227,5 @@ def test_prompts_inside_dialogues_are_found(tmp_path):
         },
     }
     recipe = RecipeConfig.of({"name": "x", "stages": stages})
-    seen = seen_by_training(recipe.stages, recipe.stages["evaluate"], count=count_seen_prompts)
+    seen = find_leakage(recipe.stages, recipe.stages["evaluate"], count=count_seen_prompts)
     assert (seen.prompts, seen.num_trained, seen.num_prompts) == (("sft",), 2, 3)

@@ -15,10 +15,11 @@ from rlhf.evaluation.evaluator import evaluate_policies
 from rlhf.evaluation.overoptimisation import judge_rollouts
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.evidence import called, judge_called, judge_texts, training_between
+from rlhf.pipeline.leakage import Leakage, recorded_leakage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, longest_row, read_prompts
 from rlhf.pipeline.stages.judging import open_judge, tell_cuts
-from rlhf.pipeline.validate.independence import Seen, recorded_seen, seen_in_recipe
+from rlhf.pipeline.validate.independence import leakage_in_recipe
 from rlhf.pipeline.verdicts import independence_of
 from rlhf.rollout.engines import build_engine
 
@@ -60,11 +61,11 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     return StageOutcome(evaluation.headline(), evaluation.summary())
 
 
-def _seen(at: StageContext) -> Seen | None:
+def _seen(at: StageContext) -> Leakage | None:
     """What training saw of judge and prompts; None where nothing says."""
-    if (recorded := recorded_seen(at.folder)) is not None:
+    if (recorded := recorded_leakage(at.folder)) is not None:
         return recorded
     try:
-        return seen_in_recipe(read_yaml(at.run_dir / "recipe.yaml"), at.name)
+        return leakage_in_recipe(read_yaml(at.run_dir / "recipe.yaml"), at.name)
     except RLHFError:
         return None

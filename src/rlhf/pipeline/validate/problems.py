@@ -11,7 +11,7 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import Stage
 from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError, RLHFError
-from rlhf.pipeline.validate.independence import named
+from rlhf.pipeline.leakage import named
 
 Level = Literal["error", "warning"]
 

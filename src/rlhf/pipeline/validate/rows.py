@@ -12,7 +12,7 @@ from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, Str
 from rlhf.data.expand import prompt_key, prompt_of
 from rlhf.data.words import counted
 from rlhf.errors import DataError, RewardError, did_you_mean
-from rlhf.pipeline.validate.independence import seen_by_training
+from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rewards, rows_inputs
 from rlhf.pipeline.validate.lengths import MANY, check_lengths, check_models
 from rlhf.pipeline.validate.problems import Review
@@ -204,7 +204,7 @@ def _check_leaks(review: Review, stage: Stage) -> None:
 
 def _check_seen_prompts(review: Review, stage: EvaluateStage | PassAtKStage) -> None:
     count = partial(count_seen_prompts, most=MAX_ROWS)
-    seen = seen_by_training(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), count=count)
+    seen = find_leakage(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), count=count)
     for warning in seen.about_rows:
         review.warn("prompts", warning, DataError)
     for note in seen.notes:

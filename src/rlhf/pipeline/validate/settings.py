@@ -27,7 +27,7 @@ from rlhf.config.training import TrainConfig
 from rlhf.config.usual_rates import far_from_usual, method_and_size, usual_rates
 from rlhf.errors import ModelError, RewardError, did_you_mean
 from rlhf.native.library import compiler, why_no_compiler
-from rlhf.pipeline.validate.independence import seen_by_training
+from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards
 from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
@@ -367,6 +367,6 @@ def _check_evaluate(review: Review, stage: EvaluateStage) -> None:
         review.warn("pairs", "It does nothing without reward_model, whose accuracy it is for.")
     if stage.sampling.temperature == 0 and stage.samples_per_prompt > 1:
         review.warn("samples_per_prompt", "At sampling.temperature 0 all samples of a prompt are the same.")
-    seen = seen_by_training(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), reads_records=review.deep)
+    seen = find_leakage(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), reads_records=review.deep)
     for warning in seen.about_origin:
         review.warn("judge", warning)
