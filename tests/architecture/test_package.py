@@ -69,6 +69,11 @@ def test_all_refers_to_every_extra_that_needs_no_gpu():
     assert everything.extras == EXTRAS.keys() - NOT_IN_ALL
 
 
+def test_the_installation_page_lists_the_extras_that_there_are():
+    rows = re.findall(r"(?m)^\| (`.+?) \|", (ROOT / "docs" / "install.md").read_text(encoding="utf-8"))
+    assert sorted(name for row in rows for name in re.findall(r"`([^`]+)`", row)) == sorted(EXTRAS)
+
+
 def test_trl_is_an_oracle_and_no_dependency():
     sections = [PROJECT["dependencies"], *(EXTRAS[name] for name in EXTRAS.keys() - {"dev"})]
     assert "trl" not in {Requirement(text).name for section in sections for text in section}
