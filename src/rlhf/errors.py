@@ -196,11 +196,16 @@ def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
         ) from err
 
 
+OWN_VERSIONS = ("vllm", "deepspeed")
+"""Extras that want other versions than requirements/dev.txt names."""
+
+
 def pip_line(extra: str) -> str:
     """The command that installs an extra of this library: from its checkout, for the name `rlhf` on PyPI is somebody else's."""
     checkout = Path(__file__).resolve().parents[2]
     where = str(checkout) if (checkout / "pyproject.toml").is_file() else "PATH-OF-THE-CHECKOUT"
-    return f"pip install -e '{where}[{extra}]'"
+    versions = "" if extra in OWN_VERSIONS else f" -c '{where}/requirements/dev.txt'"
+    return f"pip install -e '{where}[{extra}]'{versions}"
 
 
 def require_all(*modules: str, extra: str, needed_for: str) -> None:

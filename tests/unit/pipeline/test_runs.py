@@ -123,6 +123,25 @@ def test_two_runs_differ_in_settings_and_results(runs):
     assert difference(runs / "loop", runs / "loop").settings == ()
 
 
+def test_the_same_settings_on_other_data_are_a_difference(runs, tmp_path):
+    (tmp_path / "b").mkdir()
+    write_text(tmp_path / "sft.jsonl", '{"prompt": "a", "completion": "other"}\n')
+    pipeline_of(tmp_path, output_dir=str(tmp_path / "b")).run()
+    found = difference(runs / "loop", tmp_path / "b" / "loop")
+    assert found.settings == ()
+    assert [place for place, *_ in found.inputs] == ["stages.alone.data", "stages.sft.data"]
+    (_, first, second), *_ = found.inputs
+    assert first == Artifact.read(runs / "loop" / "alone").parents["data"].rpartition("@")[2] != second
+    assert found.runs == (str(runs / "loop"), str(tmp_path / "b" / "loop")), "one name, so the folders tell them apart"
+    assert found.to_dict()["inputs"]["stages.sft.data"] == [first, second]
+    assert difference(runs / "loop", runs / "other").inputs == ()
+
+
+def test_scores_of_any_algorithm_have_words():
+    assert words_for("grpo: grpo/score_first") == "grpo: mean score of the first rollout"
+    assert words_for("reward: eval/accuracy") == "reward: eval/accuracy"
+
+
 def test_pruning_tells_first_and_deletes_what_nobody_needs(runs, tmp_path):
     run = runs / "loop"
     pipeline_of(tmp_path, reward__epochs=7).run()
