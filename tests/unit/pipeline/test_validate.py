@@ -458,15 +458,14 @@ def test_a_weight_file_that_was_cut_short_is_found_by_its_header(tree, own_model
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_weights_that_are_whole_numbers_are_found_by_their_header(tree, own_model, deep):
+@pytest.mark.parametrize(("dtype", "called"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_quantized_weights_are_found_by_their_header(tree, own_model, dtype, called, deep):
     weights = load_file(own_model / "model.safetensors")
     name = min(weights)
-    save_file(
-        {**weights, name: weights[name].to(torch.int8)}, own_model / "model.safetensors", metadata={"format": "pt"}
-    )
+    save_file({**weights, name: weights[name].to(dtype)}, own_model / "model.safetensors", metadata={"format": "pt"})
     problem = only(changed(tree, "sft", model=str(own_model)), deep=deep)
     assert (problem.key, problem.kind) == ("model", ModelError)
-    assert all(word in problem.message for word in (str(own_model / "model.safetensors"), name, "I8"))
+    assert all(word in problem.message for word in (str(own_model / "model.safetensors"), name, called))
 
 
 def test_a_folder_without_weights_or_with_pickles_only_is_told_apart(tree, own_model):
