@@ -153,6 +153,15 @@ def test_nobody_is_told_about_the_size_of_a_step_that_nobody_chose(tree, tmp_pat
     assert found(small) == []
 
 
+@pytest.mark.parametrize(("rate", "is_default"), [({}, True), ({"learning_rate": 1e-7}, False)])
+def test_a_rate_far_from_usual_that_nobody_set_is_called_the_default(tree, rate, is_default):
+    labels = {"kind": "kto", "model": "stage:sft", "data": "pairs.jsonl", **rate}
+    problem = only({**tree, "stages": {**tree["stages"], "kto": labels}})
+    assert (problem.stage, problem.key, problem.level) == ("kto", "learning_rate", "warning")
+    assert ("sets no other rate than the default of kto" in problem.message) is is_default
+    assert "0.0002" in problem.message
+
+
 def test_the_quick_form_says_what_it_left_out_and_imports_nothing_heavy(tree, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(tree), encoding="utf-8")
