@@ -171,6 +171,24 @@ def test_what_training_saw_of_the_judge_stands_first_and_takes_the_green_away():
 def test_a_score_rose_only_where_that_can_be_seen_in_what_is_printed(before, after, half, words):
     found = verdict(healthy(gold=change(before, after, unit="points", half=half)))
     assert any(words in sentence for sentence in found.sentences)
+    assert ("score_fell" in found.reasons) == ("fell" in words)
+    assert (found.tone is Tone.GOOD) == ("fell" not in words)
+
+
+def test_two_alarms_are_two_reasons_and_late_empty_answers_are_one():
+    alarms = [HeldAlarm(guard=guard, metric=f"grpo/{guard}", step=5) for guard in ("kl", "repetition")]
+    one, two = (
+        verdict(replace(healthy(), training=(Training(stage="grpo", rollouts=9, alarms=tuple(alarms[:count])),)))
+        for count in (1, 2)
+    )
+    assert (one.tone, two.tone) == (Tone.MIXED, Tone.BAD)
+    late = Training(stage="grpo", rollouts=9, first={"empty": 0.0}, last={"empty": 0.5})
+    assert "empty" in verdict(replace(healthy(), training=(late,))).reasons
+
+
+def test_a_training_that_nothing_recorded_is_said():
+    document = {"missing": {"training": "No run has a record of it."}, "win_rate": WON}
+    assert "No run has a record of it." in verdict(Evidence.of(document)).sentences
 
 
 def test_what_is_not_known_of_a_learned_judge_is_said():

@@ -33,7 +33,8 @@ from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
 
 POLICY_METRICS = tuple(
-    f"eval/{name}" for name in ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "repetition")
+    f"eval/{name}"
+    for name in ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "empty_frac", "repetition")
 )
 MEASURED_ON_PAIRS = ("eval/loss", "eval/accuracy", "eval/reward_margin", "eval/chosen_reward", "eval/rejected_reward")
 MEASURED: Mapping[str, tuple[str, ...]] = {
@@ -50,6 +51,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
         "eval/ref_kl",
         "eval/length_mean",
         "eval/eos_frac",
+        "eval/empty_frac",
         "eval/repetition",
     ),
     "kto": ("eval/loss", "eval/accuracy", "eval/desirable_reward", "eval/undesirable_reward", "eval/reference_point"),
