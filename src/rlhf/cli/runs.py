@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlhf.cli.options import RUN, RUNS, JsonOption, RunsOption, console
+from rlhf.errors import ConfigError, RunBusyError, printable
 
 if TYPE_CHECKING:
     from rlhf.pipeline.runs import RunLook
@@ -105,7 +106,6 @@ def runs_prune(
     as_json: JsonOption = False,
 ) -> None:
     """Delete results that were made before the present ones, checkpoints of finished stages, and leftovers of killed processes."""
-    from rlhf.errors import ConfigError, RunBusyError
     from rlhf.pipeline.runs import find_run, prune, run_folders
 
     if whole and not names:
@@ -144,7 +144,7 @@ def lineage(
     if as_json:
         _print_json(found.to_dict())
     else:
-        print(found.to_text())
+        print(printable(found.to_text()))
     if not found.is_whole:
         raise typer.Exit(1)
 

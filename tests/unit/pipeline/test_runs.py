@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.errors import ConfigError
 from rlhf.files import write_text
-from rlhf.models.adapter_base import record_base
+from rlhf.models.adapter_base import record_base, weights_hash
 from rlhf.pipeline.artifacts import RECORD, Artifact
 from rlhf.pipeline.lineage import State, lineage
 from rlhf.pipeline.lock import locked
@@ -265,6 +265,27 @@ def test_an_adapter_s_base_is_held_against_the_hash_beside_the_adapter(tmp_path,
     (copy / "ppo" / "model" / "rlhf_base.json").unlink()
     [base] = [origin for origin in lineage(copy / "ppo" / "model").made_from[0].made_from if origin.what == "base"]
     assert base.state is State.UNKNOWN
+
+
+def test_a_base_outside_the_run_that_is_gone_is_told_with_its_hash(tmp_path, monkeypatch):
+    base = tmp_path / "base"
+    write_text(base / "model.safetensors", "weights")
+    digest = weights_hash(base)
+
+    def make_adapter(stage, at):
+        outcome = make(stage, at)
+        write_text(at.folder / "model" / "adapter_config.json", "{}")
+        record_base(at.folder / "model", str(base))
+        return outcome
+
+    install(monkeypatch, ppo=make_adapter)
+    pipeline_of(tmp_path).run()
+    model = tmp_path / "runs" / "loop" / "ppo" / "model"
+    for state in (State.SAME, State.GONE):
+        [found] = [origin for origin in lineage(model).made_from[0].made_from if origin.what == "base"]
+        assert (found.name, found.state, found.sha256) == (str(base), state, digest)
+        shutil.rmtree(base, ignore_errors=True)
+    assert not lineage(model).is_whole
 
 
 def test_what_was_moved_aside_has_its_own_lineage(runs, tmp_path):

@@ -200,8 +200,11 @@ def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
     if far is not None:
         usual, told = far
         likely = "it will probably diverge" if stage.learning_rate > usual else "it will hardly learn"
+        if not stage.differs("learning_rate"):
+            told = f"The recipe sets no other rate than the default of {kind}, which is from large models: {told}"
         review.warn(
-            "learning_rate", f"{told}; {likely}. Try {usual:g}, or let `lr_find: suggest` measure this model's own."
+            "learning_rate",
+            f"{told}; {likely}. Set learning_rate to {usual:g}, or let `lr_find: suggest` measure this model's own.",
         )
 
 
