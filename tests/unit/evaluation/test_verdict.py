@@ -199,3 +199,9 @@ def test_a_judge_that_the_answers_contradict_is_no_witness_that_nothing_happened
     assert any("By the judge alone" in sentence for sentence in found.sentences)
     assert found.doubts_the_judge
     assert not verdict(healthy()).doubts_the_judge
+
+
+def test_a_change_of_the_score_is_its_size_with_an_interval():
+    gold = {"before": {"value": 1.43}, "after": {"value": 0.18}, "gain": {"value": -1.25, "low": -1.36, "high": -1.15}}
+    found = verdict(replace(healthy(), changes={"gold": gold}))
+    assert any("by 1.25 (95 % interval 1.15 to 1.36)" in sentence for sentence in found.sentences)
