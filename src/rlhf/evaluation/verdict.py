@@ -426,8 +426,8 @@ def _score_words(evidence: Evidence) -> list[str]:
         return [f"The judge's mean score was {shown[0]} before and is {shown[1]} now."]
     shown = told_apart(before, after)
     verb, by = ("rose", interval(gain)) if low > 0 else ("fell", interval({"low": -high, "high": -low}))
-    size = plain_number(abs(after - before))
-    return [f"The judge's mean score {verb} from {shown[0]} to {shown[1]}, by {size} (95 % interval {by})."]
+    told = f"by {plain_number(abs(after - before))} (95 % interval {by})"
+    return [f"The judge's mean score {verb} from {shown[0]} to {shown[1]}, {told}."]
 
 
 def _cut_words(evidence: Evidence, codes: Sequence[str]) -> list[str]:

@@ -219,6 +219,8 @@ def _draw(axes: Axes, series: Series) -> None:
         else:
             errors = [np.subtract(y, series.low), np.subtract(series.high, y)]
             axes.errorbar(x, y, yerr=np.clip(errors, 0, None), fmt="none", color=series.colour, elinewidth=1.1)
+    if series.labels:
+        axes.margins(y=0.15)
     for point, words in series.labels.items():
         above = y[point] >= max(y)
         axes.annotate(

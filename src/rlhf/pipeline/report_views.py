@@ -200,7 +200,8 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
     ]
     if by_kl:
         title, label = "Scores by distance from the reference", "KL from the reference, nats per sequence"
-        path = f"Each point is the mean of {counted(_block_size(len(points)), 'rollout')}, joined in order of training: the line turns back where the KL fell."
+        size = counted(_block_size(len(points)), "rollout")
+        path = f"Each point is the mean of {size}, joined in order of training: the line turns back where the KL fell."
         panels.append(line_panel(title, by_kl, x_label=label, unit="points", note=path))
     if (kl := _series(points, "step", "kl", "KL", ONE)) is not None:
         panels.append(line_panel("Distance over time", [kl], unit="KL, nats per sequence"))
