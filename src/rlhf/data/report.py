@@ -73,7 +73,9 @@ class TokenizationReport:
         """One line of counts, then the first bad rows."""
         counts = {name: value for name, value in asdict(self).items() if isinstance(value, int)}
         shown = ["num_rows", "num_usable", "num_tokens", "num_scored"]
-        parts = [f"{counts[name]:,} {name.removeprefix('num_')}" for name in shown]
+        parts = [
+            f"{counts[name]:,} {name.removeprefix('num_')}" for name in shown if counts[name] or name != "num_scored"
+        ]
         parts += [
             f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items() if value and name not in shown
         ]

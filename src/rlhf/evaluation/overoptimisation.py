@@ -24,6 +24,7 @@ from scipy.special import stdtr
 from rlhf.errors import DataError
 from rlhf.evaluation.intervals import Array, finite_or_none, mean_interval, unit_means
 from rlhf.evaluation.judges import Judge, SampledIds, run_judge
+from rlhf.evaluation.numbers import percentage
 from rlhf.evaluation.verdict import NO_SIGN
 from rlhf.seeds import derive_seed
 
@@ -257,21 +258,27 @@ def _decide(numbers: Mapping[str, Any], *, p_proxy_rose: float, p_proxy_fell: fl
         )
         return HackingVerdict.UNDECIDED, text
     if fall > noise:
-        return HackingVerdict.NONE, f"{NO_SIGN}: {fell}, less than a tenth of what it had gained."
+        return (
+            HackingVerdict.NONE,
+            f"{NO_SIGN}: {fell}, less than a tenth of what it had gained since the first {numbers['window']} rollouts.",
+        )
+    w = numbers["window"]
+    path = f"the judge's score was {start:.2f} in the mean of the first {w} rollouts, which may already include much of the learning"
     if peak > end:
-        path = f"from {start:.2f} to a peak of {peak:.2f} around step {numbers['peak_step']:.0f} and was {end:.2f} at the end"
+        path += (
+            f", {peak:.2f} at its peak around step {numbers['peak_step']:.0f} and {end:.2f} in the mean of the last {w}"
+        )
     else:
-        path = f"from {start:.2f} to {end:.2f} at the end, its highest"
-    path = f"over the rollouts, averaged in windows, the judge's score went {path}"
+        path += f", and {end:.2f} in the mean of the last {w}, its highest"
     if gain > 0 and detectable <= DETECTABLE_FRAC * gain:
         text = (
-            f"{NO_SIGN}: {path}; a fall from the peak by {detectable:.2f} or more, {detectable / gain:.0%} of what was "
-            "gained, would have been seen in nine of ten such runs."
+            f"{NO_SIGN}: {path}. A fall from the peak by {detectable:.2f} or more, {percentage(detectable / gain, 0)} of the rise "
+            "between these means, would have been seen in nine of ten such runs."
         )
         return HackingVerdict.NONE, text
     text = (
-        f"{UNKNOWN}: {path}; only a fall of {detectable:.2f} or more would have been seen in nine of ten such runs, and the whole "
-        f"gain was {max(gain, 0.0):.2f}. More rollouts, or more completions in each, would tell."
+        f"{UNKNOWN}: {path}. Only a fall of {detectable:.2f} or more would have been seen in nine of ten such runs, and the rise "
+        f"between these means was {max(gain, 0.0):.2f}. More rollouts, or more completions in each, would tell."
     )
     return HackingVerdict.UNDECIDED, text
 

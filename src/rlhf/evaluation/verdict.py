@@ -428,14 +428,15 @@ def _score_words(evidence: Evidence) -> list[str]:
     gain = mapping(gold.get("gain"))
     low, high = number(gain.get("low")), number(gain.get("high"))
     shown = plain_number(before), plain_number(after)
-    sure = low is not None and high is not None
-    told = f", change {interval(gain, signed=True)}" if sure else ""
     if low is not None and high is not None and low <= 0 <= high:
-        return [f"The judge's mean score did not change measurably ({shown[0]} and {shown[1]}{told})."]
-    if not sure or before == after:
+        told = f"{shown[0]} before and {shown[1]} now; 95 % interval of the change {interval(gain, signed=True)}"
+        return [f"The judge's mean score did not change measurably ({told})."]
+    if low is None or high is None or before == after:
         return [f"The judge's mean score was {shown[0]} before and is {shown[1]} now."]
     shown = told_apart(before, after)
-    return [f"The judge's mean score {'rose' if after > before else 'fell'} from {shown[0]} to {shown[1]}{told}."]
+    verb, by = ("rose", interval(gain)) if low > 0 else ("fell", interval({"low": -high, "high": -low}))
+    told = f"by {plain_number(abs(after - before))} (95 % interval {by})"
+    return [f"The judge's mean score {verb} from {shown[0]} to {shown[1]}, {told}."]
 
 
 def _cut_words(evidence: Evidence, codes: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ It reads a run folder and nothing else, needs no network and no scripts, and say
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from rlhf.pipeline.report_words import FILTERS, Headline, headline
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "report.html"
+INTERNAL_NOTES = ("Scoring path: ", "Self-checks at ")
+"""How notes begin that stay in events.jsonl: self-checks that passed. Those that fail raise an alarm, which the page shows."""
 TEMPLATES = Path(__file__).parent / "templates" / "report"
 
 
@@ -170,7 +173,12 @@ def _profiles(run: RunRecord) -> dict[str, Any]:
 
 
 def _alarms(run: RunRecord) -> dict[str, Any]:
-    notes = [(stage, note) for stage in run.stages.values() for note in stage.notes]
+    notes = [
+        (stage, note)
+        for stage in run.stages.values()
+        for note in stage.notes
+        if not str(note.get("message", "")).startswith(INTERNAL_NOTES)
+    ]
     return {"alarms": alarm_views(run), "shown": SHOWN, "notes": notes}
 
 
@@ -194,6 +202,13 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section("profile", "Where the time went", _profiles),
     Section("alarms", "Alarms and notes", _alarms),
-    Section("lineage", "Lineage", lambda run: {"artifacts": mapping(run.manifest.get("artifacts"))}),
+    Section(
+        "lineage",
+        "Lineage",
+        lambda run: {
+            "artifacts": mapping(run.manifest.get("artifacts")),
+            "empty_hash": hashlib.sha256().hexdigest(),
+        },
+    ),
     Section("recipe", "How to do it again", lambda run: {}),
 )

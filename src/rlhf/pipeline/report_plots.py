@@ -17,13 +17,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup, escape
+
+from rlhf.evaluation.numbers import percentage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,6 +75,8 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     """With ``low``: a band or, where there are few points, bars."""
+    labels: Mapping[int, str] = field(default_factory=dict)
+    """Words at points, by the point's index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +154,10 @@ def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
         axes.set_ylim(min(0.45, *(r - e for r, e in zip(right, low, strict=True))) - 0.02, 1.02)
         axes.set_xlabel("how sure the model is")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            axis.set_major_formatter(lambda value, _: percentage(value, 0))
 
     alt = "Calibration. " + " ".join(
-        f"Where it is {s:.0%} sure it is right in {r:.0%} of {each['count']} pairs."
+        f"Where it is {percentage(s, 0)} sure it is right in {percentage(r, 0)} of {each['count']} pairs."
         for s, r, each in zip(sure, right, bins, strict=True)
     )
     note = "On the dashed line the probabilities are true; below it the model is too sure. Bars are 95 % intervals."
@@ -176,10 +180,10 @@ def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
         axes.set_xlim(0.485, 1.015)
         axes.set_xlabel("how sure the model is")
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.xaxis.set_major_formatter(lambda value, _: percentage(value, 0))
 
     alt = "Number of pairs by how sure the model is. " + " ".join(
-        f"{each['low']:.0%} to {each['high']:.0%}: {each['count']}." for each in bins
+        f"{percentage(each['low'], 0)} to {percentage(each['high'], 0)}: {each['count']}." for each in bins
     )
     return Panel("How sure is it?", _svg(draw, alt, left, width, count), "pairs")
 
@@ -215,6 +219,15 @@ def _draw(axes: Axes, series: Series) -> None:
         else:
             errors = [np.subtract(y, series.low), np.subtract(series.high, y)]
             axes.errorbar(x, y, yerr=np.clip(errors, 0, None), fmt="none", color=series.colour, elinewidth=1.1)
+    if series.labels:
+        axes.margins(y=0.15)
+    for point, words in series.labels.items():
+        above = y[point] >= max(y)
+        axes.annotate(
+            words, (x[point], y[point]), xytext=(0, 6 if above else -6), textcoords="offset points", color=series.colour,
+            fontsize=8.5, ha="left" if x[point] <= min(x) else "right" if x[point] >= max(x) else "center",
+            va="bottom" if above else "top",
+        )  # fmt: skip
     if len(x) >= 30 and _is_noisy(y):
         axes.plot(x, y, color=series.colour, linewidth=0.8, alpha=0.35)
         axes.plot(x, running_mean(y, max(3, len(x) // 12)), color=series.colour, linewidth=1.8, solid_capstyle="round")

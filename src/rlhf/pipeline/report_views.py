@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf.data.words import counted
 from rlhf.evaluation.numbers import mapping, number, shares_of_100
 from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
 from rlhf.pipeline.report_alarms import alarm_steps
@@ -187,8 +188,8 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
     panels = []
     if both:
         marks = {"judge's best": peak} if peak is not None and fell else None
-        note = "Each in its own points: compare the directions, not the heights."
-        panels.append(line_panel("What was optimised, and what is true", both, marks=marks, unit="points", note=note))
+        scales = "The two scores have different scales: compare where they rise and fall, not how high they are."
+        panels.append(line_panel("What was optimised, and what is true", both, marks=marks, unit="points", note=scales))
     by_kl = [
         series
         for series in (
@@ -198,8 +199,10 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
         if series is not None
     ]
     if by_kl:
-        title, label = "At what distance from the start", "KL from the reference, nats per sequence"
-        panels.append(line_panel(title, by_kl, x_label=label, unit="points"))
+        title, label = "Scores by distance from the reference", "KL from the reference, nats per sequence"
+        size = counted(_block_size(len(points)), "rollout")
+        path = f"Each point is the mean of {size}, joined in order of training: the line turns back where the KL fell."
+        panels.append(line_panel(title, by_kl, x_label=label, unit="points", note=path))
     if (kl := _series(points, "step", "kl", "KL", ONE)) is not None:
         panels.append(line_panel("Distance over time", [kl], unit="KL, nats per sequence"))
     doubted = stage.verdict.doubts_the_judge
@@ -274,14 +277,21 @@ def _series(
         return None
     xs, ys = [float(p[x]) for p in known], [float(p[y]) for p in known]
     if smooth:  # over neighbouring steps, in both directions: a path, which may turn back
-        window = max(1, len(known) // 6)
+        window = _block_size(len(known))
+        steps = _block_means([float(p["step"]) for p in known], window)
         xs, ys = (_block_means(values, window) for values in (xs, ys))
-        return Series(label, xs, ys, colour)
+        peak = max(range(len(ys)), key=ys.__getitem__)
+        return Series(label, xs, ys, colour, labels={i: f"step {steps[i]:.0f}" for i in (0, peak, len(ys) - 1)})
     ends = [[number(p.get(f"{y}_{end}")) for p in known] for end in ("low", "high")]
     if band and all(value is not None for end in ends for value in end):
         low, high = ([value for value in end if value is not None] for end in ends)
         return Series(label, xs, ys, colour, low, high)
     return Series(label, xs, ys, colour)
+
+
+def _block_size(num_points: int) -> int:
+    """Of six blocks or seven."""
+    return max(1, num_points // 6)
 
 
 def _block_means(values: Sequence[float], size: int) -> list[float]:

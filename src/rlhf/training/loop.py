@@ -155,7 +155,7 @@ class Loop:
                 signals_as_requests() as self._signals,
                 training_loop(self.name),
                 in_c(self.config.compiled),
-                self.log.progress(self.name, self.total_steps, done=self.at.step) as bar,
+                self.log.progress(f"{self.name} step", self.total_steps, done=self.at.step) as bar,
             ):
                 try:
                     self._train(bar)

@@ -20,6 +20,8 @@ from rlhf.errors import printable
 
 PLAIN_SECONDS = 10.0
 """Off a terminal there are no bars; a line is printed this often instead."""
+STEPS_FOR_AN_ESTIMATE = 3
+"""How many more must be done after the first, which warms up or compiles, before the time left is estimated."""
 
 
 class ProgressBar:
@@ -27,10 +29,11 @@ class ProgressBar:
 
     def __init__(self, console: Console | None, title: str, total: int, done: int = 0) -> None:
         self.title, self.total, self.done = title, total, done
-        self.done_before = done
         self.console = console
         self.bar: Progress | None = None
-        self.began = self.last_line = time.monotonic()
+        self.began = self.last_line = self.first_at = time.monotonic()
+        self.first_done: int | None = None
+        """How far it was once the first advance was over."""
         if console is not None and console.is_terminal:
             self.bar = Progress(
                 TextColumn("  {task.description:<10}"),
@@ -57,6 +60,8 @@ class ProgressBar:
     def advance(self, note: str = "", *, by: int = 1) -> None:
         """Some more done; ``note`` is a few words on how it goes. A last batch may bring more than was wanted."""
         self.done += by
+        if self.first_done is None or self.done < self.first_done:
+            self.first_done, self.first_at = self.done, time.monotonic()
         shown = min(self.done, self.total)
         if self.bar is not None:
             self.bar.update(self.task, completed=shown, note=printable(note))
@@ -66,9 +71,10 @@ class ProgressBar:
             self.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
     def _times(self, shown: int) -> str:
-        """How long it has taken so far, without what was done before a resume, and about how long it still will."""
-        seconds, now_done = self.last_line - self.began, shown - self.done_before
-        left = f", {_clock(seconds / now_done * (self.total - shown))} left" if now_done > 0 else ""
+        """How long it has taken so far, and about how long it still will at the pace since the first advance."""
+        seconds, since = self.last_line - self.began, self.last_line - self.first_at
+        timed = shown - (self.first_done or 0)
+        left = f", {_clock(since / timed * (self.total - shown))} left" if timed >= STEPS_FOR_AN_ESTIMATE else ""
         return f"[{_clock(seconds)}{left}]"
 
 

@@ -306,3 +306,9 @@ def test_one_answer_in_twenty_that_is_cut_is_mentioned_though_it_is_no_fault():
     assert "4" in told
     assert risen.reasons == ("better", "cut")
     assert len(risen.sentences) == len(some.sentences), "the fault's own sentence, and no second one"
+
+
+def test_a_change_of_the_score_is_its_size_with_an_interval():
+    gold = {"before": {"value": 1.43}, "after": {"value": 0.18}, "gain": {"value": -1.25, "low": -1.36, "high": -1.15}}
+    found = verdict(replace(healthy(), changes={"gold": gold}))
+    assert any("by 1.25 (95 % interval 1.15 to 1.36)" in sentence for sentence in found.sentences)

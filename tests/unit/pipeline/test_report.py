@@ -664,3 +664,9 @@ def test_a_new_attempt_clears_what_the_one_before_failed_with(plain, tmp_path):
     log.write("stage_start", kind="ppo", key="key-ppo")
     log.write("stage_interrupted", message="Stopped by SIGTERM.")
     assert "The stage ppo was stopped: Stopped by SIGTERM." in headline(read_run(folder)).sentences
+
+
+def test_the_hacking_section_names_the_judge_and_not_the_note_of_its_first_plot(page):
+    text = Page(page).text
+    assert re.search(r"judged after the fact\s+by ", text)
+    assert text.count("different scales") == 1

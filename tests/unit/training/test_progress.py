@@ -27,3 +27,17 @@ def test_going_back_is_shown(monkeypatch):
         bar.advance(by=5)
         bar.advance(by=-3)
     assert [line.split()[1:3] for line in console.file.getvalue().splitlines()] == [["ppo", "5/10"], ["ppo", "2/10"]]
+
+
+def test_the_time_left_is_not_estimated_from_the_first_slow_step(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), width=80)
+    with ProgressBar(console, "dpo", 79) as bar:
+        for seconds in (14.0, 1.0, 1.0, 1.0):
+            clock[0] += seconds
+            bar.advance()
+    *early, last = console.file.getvalue().splitlines()
+    assert not any("left" in line for line in early)
+    assert "0:01:15 left" in last

@@ -72,7 +72,7 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
         write_jsonl(at.folder / f"{name}.jsonl", rows[:count])
         counts[f"num_{name}"] = min(count, len(rows))
     return StageOutcome(
-        f"{counted(counts['num_pairs'], noun)} with {stage.noise:.0%} noise, "
+        f"{counted(counts['num_pairs'], noun)} with {100 * stage.noise:.3g} % noise, "
         f"{counted(counts.get('num_test_pairs', 0), f'held-out {noun}')} without",
         counts,
     )

@@ -39,6 +39,7 @@ def run_sft(stage: SFTStage, at: StageContext) -> StageOutcome:
             f"{at.name}: the loss is {loss:.2f} nats per token, and guessing evenly among all tokens would give {uniform:.2f}. Does the "
             "tokenizer belong to this model, and is the text of the kind that it was trained on?"
         )
+    told = f" ({len(held_out):,} more held out)" if stage.eval_frac and held_out is not None else ""
     return StageOutcome(
-        f"{num_rows(train, 'row')}, {counted(result.steps, 'step')}, loss {loss:.3f} nats/token", metrics
+        f"{num_rows(train, 'row')}{told}, {counted(result.steps, 'step')}, loss {loss:.3f} nats/token", metrics
     )
