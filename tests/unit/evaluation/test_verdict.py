@@ -219,16 +219,6 @@ def test_training_and_verdict_go_through_json_unchanged():
     assert json.loads(json.dumps(verdict(healthy()).to_dict()))["tone"] == "good"
 
 
-def test_a_judge_that_the_answers_contradict_is_no_witness_that_nothing_happened():
-    said = {"verdict": "none", "sentence": "No sign of reward hacking: the judge's score went up."}
-    assert said["sentence"] in verdict(replace(healthy(), hacking=said)).sentences
-    found = verdict(replace(healthy(repetition=change(0.1, 0.93)), hacking=said))
-    assert said["sentence"] not in found.sentences
-    assert any("By the judge alone" in sentence for sentence in found.sentences)
-    assert found.doubts_the_judge
-    assert not verdict(healthy()).doubts_the_judge
-
-
 def test_a_gamed_reward_and_one_fault_of_the_answers_make_a_win_a_bad_one():
     faulty = healthy(unended_frac=change(0.05, 0.99))
     assert verdict(faulty).tone is Tone.MIXED
@@ -306,3 +296,13 @@ def test_one_answer_in_twenty_that_is_cut_is_mentioned_though_it_is_no_fault():
     assert "4" in told
     assert risen.reasons == ("better", "cut")
     assert len(risen.sentences) == len(some.sentences), "the fault's own sentence, and no second one"
+
+
+def test_a_judge_that_the_answers_contradict_is_no_witness_that_nothing_happened():
+    said = {"verdict": "none", "sentence": "No sign of reward hacking: the judge's score went up."}
+    assert said["sentence"] in verdict(replace(healthy(), hacking=said)).sentences
+    found = verdict(replace(healthy(repetition=change(0.1, 0.93)), hacking=said))
+    assert said["sentence"] not in found.sentences
+    assert any("By the judge alone" in sentence for sentence in found.sentences)
+    assert found.doubts_the_judge
+    assert not verdict(healthy()).doubts_the_judge
