@@ -10,6 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+ROUNDING = 1e-9
+"""What is smaller is printed as 0, without a sign."""
+
 
 def mapping(value: Any) -> Mapping[str, Any]:
     """The value if it is a mapping, else an empty one."""
@@ -25,7 +28,7 @@ def number(value: Any, otherwise: float | None = None) -> float | None:
 
 def times(count: int) -> str:
     """How often."""
-    return "once" if count == 1 else f"{count:,} times"
+    return {0: "never", 1: "once"}.get(count, f"{count:,} times")
 
 
 def plain_number(value: Any, digits: int = 2) -> str:
@@ -33,16 +36,25 @@ def plain_number(value: Any, digits: int = 2) -> str:
     found = number(value)
     if found is None:
         return "not measured"
-    found += 0.0  # no sign for a zero
-    if found == 0 or 0.01 <= abs(found) < 10_000:
-        return f"{found:,.{digits}f}" if abs(found) < 100 else f"{found:,.{max(0, digits - 1)}f}"
-    return f"{found:.2g}" if abs(found) < 1 else f"{found:.3g}"
+    found = 0.0 if abs(found) < ROUNDING else found
+    if found == 0 or 0.01 <= abs(found) < 100:
+        return f"{found:,.{digits}f}"
+    if abs(found) < 1e6:
+        return (
+            f"{found:.{digits}g}"
+            if abs(found) < 1
+            else f"{found:,.{max(0, digits - (1 if abs(found) < 10_000 else 2))}f}"
+        )
+    return f"{found:.{digits + 1}g}"
 
 
 def signed_number(value: Any, digits: int = 2) -> str:
     """With its sign, also where it is positive."""
     found = number(value)
-    return plain_number(value) if found is None else f"{'+' if found >= 0 else '-'}{plain_number(abs(found), digits)}"
+    if found is None:
+        return plain_number(value)
+    text = plain_number(abs(found), digits)
+    return f"{'-' if found < 0 and text.strip('0.') else '+'}{text}"
 
 
 def percentage(value: Any, digits: int = 1) -> str:
@@ -54,7 +66,7 @@ def percentage(value: Any, digits: int = 1) -> str:
 def percentage_points(value: Any) -> str:
     """A change of a share."""
     found = number(value)
-    return "not measured" if found is None else f"{signed_number(100 * found, 1)}\u202fpp"
+    return "not measured" if found is None else f"{100 * round(found, 3) + 0.0:+.1f}\u202fpp"
 
 
 def formatted(value: Any, share: bool = False, signed: bool = False) -> str:
@@ -83,8 +95,15 @@ def shares_of_100(counts: Sequence[int]) -> list[int]:
     return floors
 
 
-def told_apart(first: float, second: float, digits: int = 2) -> tuple[str, str]:
+def told_apart(first: float, second: float) -> tuple[str, str]:
     """Two numbers that differ, in as many digits as it takes to see it."""
-    while digits < 6 and plain_number(first, digits) == plain_number(second, digits):
-        digits += 1
+    digits = digits_for(first, second)
     return plain_number(first, digits), plain_number(second, digits)
+
+
+def digits_for(*values: float, digits: int = 2) -> int:
+    """As many digits as it takes to see that values differ which do."""
+    different = len(set(values))
+    while digits < 12 and len({plain_number(value, digits) for value in values}) < different:
+        digits += 1
+    return digits

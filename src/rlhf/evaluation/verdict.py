@@ -71,11 +71,11 @@ RISES = (
     Rule("empty", "empty_frac", 0.05, "empty answers", "{after} of the answers of {policy} are empty, {before} of those of {baseline}."),
     Rule(
         "repetition", "repetition", 0.1, "repetition",
-        "{policy} repeats itself: {after} of the runs of three tokens in an answer stood in it before, {before} with {baseline}.",
+        "{policy} repeats itself: {after} of the three-token sequences in its answers are repeats, {before} for {baseline}.",
     ),
     Rule(
         "unfamiliar", "judge_unseen_frac", 0.15, "words that the judge does not know",
-        "{after} of the words and word pairs of {policy} stand nowhere in what the judge was trained on, {before} of those of "
+        "{after} of the words and word pairs of {policy} do not occur in the judge's training data, {before} of those of "
         "{baseline}: there it guesses.",
     ),
     Rule(
@@ -364,7 +364,9 @@ def _distance(evidence: Evidence) -> list[Reason]:
     found = surprise(evidence)
     if found is None or not _too_far(*found):
         return []
-    return [_far(*found, whose=f"the answers of {evidence.policy}", own=f"the own answers of {evidence.baseline}")]
+    return [
+        _far(*found, evidence, whose=f"the answers of {evidence.policy}", own=f"those of {evidence.baseline} itself")
+    ]
 
 
 def _lower_score(evidence: Evidence) -> list[Reason]:
@@ -377,10 +379,10 @@ def _too_far(before: float, after: float) -> bool:
     return after > SURPRISE * before and after - before > SURPRISE_NATS
 
 
-def _far(before: float, after: float, *, whose: str, own: str) -> Reason:
+def _far(before: float, after: float, evidence: Evidence, *, whose: str, own: str) -> Reason:
     sentence = (
-        f"Far from the baseline: to it {whose} are a surprise of {plain_number(after)} nats per token, {own} of "
-        f"{plain_number(before)}."
+        f"Far from the baseline: {whose} have a cross-entropy of {plain_number(after)} nats per token under {evidence.baseline}, "
+        f"{own} {plain_number(before)}."
     )
     return Reason("kl", "distance from the baseline (KL)", sentence)
 
@@ -393,11 +395,13 @@ def _late_rollouts(evidence: Evidence) -> list[Reason]:
         both = [(each.get("entropy"), each.get("kl_per_token")) for each in (first, last)]
         (start, _), (entropy, kl) = both
         if start is not None and entropy is not None and kl is not None and _too_far(start, entropy + kl):
-            found.append(_far(start, entropy + kl, whose=f"the answers in {when}", own="those of the first rollout"))
+            found.append(
+                _far(start, entropy + kl, evidence, whose=f"the answers in {when}", own="those of the first rollout")
+            )
         for name, code, title, what in (
             ("cut", "cut", "cut answers", "of the answers ran into the length limit"),
             ("empty", "empty", "empty answers", "of the answers are empty"),
-            ("repetition", "repetition", "repetition", "of the runs of three tokens in an answer stood in it before"),
+            ("repetition", "repetition", "repetition", "of the three-token sequences in an answer were repeats"),
         ):
             if name in first and name in last and last[name] - first[name] > TRAINING_RISE:
                 sentence = f"In {when} {percentage(last[name])} {what}, in the first {percentage(first[name])}."
@@ -412,12 +416,20 @@ def _win_rate_words(evidence: Evidence) -> list[str]:
         return [f"No win rate: {rate.get('reason') or 'nothing was compared'}."]
     prompts, wins, losses, ties = (int(number(rate.get(key)) or 0) for key in ("num_prompts", "wins", "losses", "ties"))
     told = evidence.independence
+    about = told.about_prompts.replace("prompts", "prompt", 1) if prompts == 1 else told.about_prompts
     clause = f", {told.about_judge}" if told.about_judge else ""
+    judge = evidence.judge if " " in evidence.judge else f"`{evidence.judge}`"
     return [
-        f"Asked the same {prompts:,} {told.about_prompts}, {evidence.policy} was judged better {times(wins)}, worse {times(losses)} "
-        f"and equal {times(ties)} against {evidence.baseline}, by `{evidence.judge}`{clause}: a win rate of {percentage(value)}, with "
-        f"a 95 % interval from {percentage(low)} to {percentage(high)}, where 50 % would be no change."
+        f"Asked the same {prompts:,} {about}, {evidence.policy} was judged better {times(wins)}, worse {times(losses)} "
+        f"and equal {times(ties)} against {evidence.baseline}, by {judge}{clause}: a win rate of {percentage(value)}, with a "
+        f"95 % interval from {_unlike_half(low)} to {_unlike_half(high)}, where 50 % would be no change."
     ]
+
+
+def _unlike_half(rate: float) -> str:
+    """In as many digits as it takes to see on which side of one half it lies."""
+    digits = next((digits for digits in range(1, 6) if round(rate, digits + 2) != 0.5), 1)
+    return percentage(rate, digits)
 
 
 def _score_words(evidence: Evidence) -> list[str]:

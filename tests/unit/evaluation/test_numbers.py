@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.evaluation.numbers import percentage, plain_number, shares_of_100, signed_number, told_apart
+from rlhf.evaluation.numbers import (
+    percentage,
+    percentage_points,
+    plain_number,
+    shares_of_100,
+    signed_number,
+    told_apart,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +31,12 @@ def test_numbers_that_differ_are_printed_differently():
     assert told_apart(-0.082, -0.078) == ("-0.082", "-0.078")
     assert told_apart(1.0, 2.0) == ("1.00", "2.00")
     assert told_apart(2.0, 2.0)[0] == told_apart(2.0, 2.0)[1]
+
+
+def test_large_numbers_that_differ_are_told_apart_and_rounding_has_no_sign():
+    assert told_apart(12345.6, 12346.6) == ("12,346", "12,347")
+    assert told_apart(100_000, 100_001) == ("100,000", "100,001")
+    assert told_apart(2e7, 2e7 + 1)[0] != told_apart(2e7, 2e7 + 1)[1]
+    assert [signed_number(-5.6e-17), signed_number(-0.001)] == ["+0.00", "-0.001"]
+    assert percentage_points(-0.0004) == "+0.0\u202fpp"
+    assert percentage(0.9925).split("\u202f")[0] == percentage_points(0.9925).split("\u202f")[0].strip("+")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def test_no_sign_is_only_said_where_the_loss_of_half_the_gain_would_have_been_se
     large = overoptimisation(curve(noisy(2 * SATURATING, 5), noisy(X, 6)))
     assert large.verdict is HackingVerdict.NONE
     for found in (small, large):
-        assert f"{found.detectable_fall:.2f}" in found.sentence
+        assert any(f"{found.detectable_fall:.{digits}f}" in found.sentence for digits in (2, 3))
         assert f"{found.gold_end:.2f}" in found.sentence
     assert large.detectable_fall > large.noise_fall
 
@@ -227,3 +228,18 @@ def test_a_fall_of_the_detectable_size_is_seen_in_nine_of_ten_runs():
         fell = flat - fall * np.clip((np.arange(50) - 30) / 10, 0, 1)
         seen += overoptimisation(curve(noisy(fell, seed), noisy(3 * X, 999 + seed))).verdict is HackingVerdict.HACKING
     assert seen >= 170
+
+
+@pytest.mark.parametrize("gold", [0.1, -0.001, 1 / 3, 0.0, 1.0, 1e6])
+def test_a_judge_that_always_says_the_same_tells_nothing_whatever_its_number_is_in_binary(gold):
+    for n in (9, 10, 12, 15, 20, 60):
+        found = overoptimisation([{"step": i, "gold": gold, "proxy": i / n, "kl": 0.0} for i in range(n)])
+        assert found.verdict is HackingVerdict.UNDECIDED, n
+
+
+def test_scores_of_any_scale_are_printed_so_that_a_fall_is_seen():
+    fall = [{"step": i, "gold": 0.001 - 1e-5 * abs(i - 15), "proxy": i / 30, "kl": 0.0} for i in range(30)]
+    found = overoptimisation(fall)
+    assert found.verdict is HackingVerdict.HACKING
+    peak, end = re.search(r"fell from (\S+) around step \d+ to (\S+) at the end", found.sentence).groups()
+    assert float(peak) > float(end) > 0

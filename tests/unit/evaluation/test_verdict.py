@@ -312,3 +312,12 @@ def test_a_change_of_the_score_is_its_size_with_an_interval():
     gold = {"before": {"value": 1.43}, "after": {"value": 0.18}, "gain": {"value": -1.25, "low": -1.36, "high": -1.15}}
     found = verdict(replace(healthy(), changes={"gold": gold}))
     assert any("by 1.25 (95 % interval 1.15 to 1.36)" in sentence for sentence in found.sentences)
+
+
+def test_sentences_read_well_for_one_prompt_no_loss_and_a_rate_near_one_half():
+    win = {"rate": 0.6, "low": 0.50001, "high": 0.7, "wins": 1, "losses": 0, "ties": 0, "num_prompts": 1}
+    (sentence, *_) = verdict(replace(healthy(), win_rate=win, judge="the reward model judge")).sentences
+    assert "same 1 prompt," in sentence
+    assert "worse never" in sentence
+    assert "by the reward model judge:" in sentence
+    assert "from 50.001" in sentence
