@@ -43,7 +43,7 @@ def prompts(*, with_answer):
 def test_prompts_without_a_verifiers_column(tmp_path, with_answer, column, level, said):
     reward = [{"kind": "numeric", "column": column}, "rules"]
     stage = {"kind": "best_of_n", "reads": "prompts", "reward": reward}
-    found = told(tmp_path, prompts(with_answer=with_answer), "reward.column", **stage)
+    found = told(tmp_path, prompts(with_answer=with_answer), "reward.0.column", **stage)
     assert [each[0] for each in found] == ([level] if level else [])
     assert all(said in message for _, message in found)
 
@@ -167,10 +167,13 @@ def test_a_folder_of_the_wrong_kind_of_judge_is_told(judged_by, tmp_path):
     model = PolicyModel.from_pretrained("embedded")
     ProcessRewardModel.from_policy(model, seed=0).save_pretrained(tmp_path / "prm")
     RewardModel.from_policy(model, seed=0).save_pretrained(tmp_path / "rm")
-    wrong = [("reward.source", "error", ModelError.exit_code)]
+    wrong = {
+        "learned": [("reward", "error", ModelError.exit_code)],
+        "process": [("reward.source", "error", ModelError.exit_code)],
+    }
     for kind, right, other in (("learned", "rm", "prm"), ("process", "prm", "rm")):
         assert judged_by({"kind": kind, "source": str(tmp_path / right)}) == []
-        assert judged_by({"kind": kind, "source": str(tmp_path / other)}) == wrong
+        assert judged_by({"kind": kind, "source": str(tmp_path / other)}) == wrong[kind]
 
 
 @pytest.mark.parametrize(
