@@ -31,9 +31,9 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.words import counted
 from rlhf.data.world.judge import judge as judge_world
 from rlhf.errors import RewardError, text_of
-from rlhf.rewards.functions import RESERVED, function_arguments, load_function
+from rlhf.rewards.functions import function_arguments, load_function
 from rlhf.rewards.types import CompletionLike, Scorer, TextCompletion, ask_scorer, sample_name
-from rlhf.rewards.worker import chat_hint
+from rlhf.rewards.worker import RESERVED, chat_hint
 
 Judge = Callable[..., Sequence[Any]] | Scorer
 """See the top of this file."""
