@@ -408,9 +408,9 @@ class OnlineTrainer(ABC):
         self.equal_rollouts += 1
         if self.equal_rollouts.bit_count() == 1:  # the first, then at doubling counts
             self.log.alarm(
-                f"{self.name}: all rewards {where} are equal in rollout {phase + 1} (the first is {float(scores[0]):g}), as in "
-                f"{self.equal_rollouts} of {phase + 1} so far: nothing can be learned from them. Is the task too hard or too easy, or is "
-                f"the reward {self.scorer.name} constant?",
+                f"{self.name}: all rewards {where} are equal in rollout {phase + 1} (the first is {float(scores[0]):g}): nothing can be "
+                f"learned from them. Rollouts like this so far: {self.equal_rollouts}. Is the task too hard or too easy, or is the "
+                f"reward {self.scorer.name} constant?",
                 step=phase * self.steps_per_phase + 1, guard="equal_rewards", metric=f"{self.name}/score_mean",
                 value=float(scores.mean()), limit=None, action="warn",
             )  # fmt: skip
