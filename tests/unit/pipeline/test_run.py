@@ -112,6 +112,17 @@ def test_a_first_stage_that_fails_does_not_say_that_something_was_kept(tmp_path,
     assert "kept" not in caught.value.__notes__[0]
 
 
+def test_an_error_about_rows_names_the_key_that_they_are_read_for(tmp_path, monkeypatch):
+    def reads(stage, at):
+        with at.naming("data"):
+            raise DataError("These are no pairs.")
+
+    install(monkeypatch, reward=reads)
+    with pytest.raises(DataError) as caught:
+        pipeline_of(tmp_path).run()
+    assert any("stages.reward.data" in note for note in caught.value.__notes__)
+
+
 def test_a_full_disk_in_a_stage_is_one_message_with_path_and_what_to_do(tmp_path, monkeypatch):
     install(monkeypatch, reward=raising(full(tmp_path)))
     with pytest.raises(StorageError) as caught:
