@@ -79,7 +79,7 @@ types: $(VENV)/.dev  ## mypy, strict
 	$(RUN) mypy
 
 .PHONY: check
-check: lint types test test-lowered test-slow  ## what CI runs (there test-lowered does not block yet)
+check: lint types test test-lowered test-slow  ## what CI runs
 
 .PHONY: docs
 docs: $(VENV)/.dev  ## links, commands and code blocks of every page

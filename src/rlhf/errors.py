@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -118,9 +119,16 @@ class InterruptedRun(BaseException):
     """EX_TEMPFAIL of sysexits.h: try again."""
 
 
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 controls but tab and newline: ESC begins commands to a terminal
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction marks, which show a line in another order than it has
+    "\ud800-\udfff]"  # half of a surrogate pair: no encoding can write it
+)
+
+
 def printable(text: str) -> str:
-    """The text, with what no encoding can write (half of a surrogate pair) as an escape such as ``\\ud800``."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """The text, with what a terminal would obey or nothing can write as an escape such as ``\\x1b``; for texts of models and files."""
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def text_of(err: BaseException) -> str:
@@ -196,11 +204,16 @@ def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
         ) from err
 
 
+OWN_VERSIONS = ("vllm", "deepspeed")
+"""Extras that want other versions than requirements/dev.txt names."""
+
+
 def pip_line(extra: str) -> str:
     """The command that installs an extra of this library: from its checkout, for the name `rlhf` on PyPI is somebody else's."""
     checkout = Path(__file__).resolve().parents[2]
     where = str(checkout) if (checkout / "pyproject.toml").is_file() else "PATH-OF-THE-CHECKOUT"
-    return f"pip install -e '{where}[{extra}]'"
+    versions = "" if extra in OWN_VERSIONS else f" -c '{where}/requirements/dev.txt'"
+    return f"pip install -e '{where}[{extra}]'{versions}"
 
 
 def require_all(*modules: str, extra: str, needed_for: str) -> None:

@@ -69,6 +69,18 @@ def test_all_refers_to_every_extra_that_needs_no_gpu():
     assert everything.extras == EXTRAS.keys() - NOT_IN_ALL
 
 
+def test_the_installation_page_lists_the_extras_that_there_are():
+    rows = re.findall(r"(?m)^\| (`.+?) \|", (ROOT / "docs" / "install.md").read_text(encoding="utf-8"))
+    assert sorted(name for row in rows for name in re.findall(r"`([^`]+)`", row)) == sorted(EXTRAS)
+
+
+def test_the_pip_line_of_an_error_names_the_locked_versions():
+    from rlhf.errors import pip_line
+
+    assert f"-c '{ROOT}/requirements/dev.txt'" in pip_line("web")
+    assert "-c " not in pip_line("vllm"), "which wants versions of its own"
+
+
 def test_trl_is_an_oracle_and_no_dependency():
     sections = [PROJECT["dependencies"], *(EXTRAS[name] for name in EXTRAS.keys() - {"dev"})]
     assert "trl" not in {Requirement(text).name for section in sections for text in section}

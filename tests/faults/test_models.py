@@ -208,11 +208,17 @@ WEIGHTS = {
     "NaN": (set_one(UP, float("nan")), ("NaN or infinity in 1 of its weights", UP, "earlier checkpoint")),
     "infinity": (set_one(UP, float("-inf")), ("NaN or infinity in 1 of its weights", UP)),
     **{
-        f"whole numbers, {dtype}": (
+        f"quantized numbers, {dtype}": (
             change(lambda w, dtype=dtype: w.update({UP: (w[UP] * 100).to(dtype)})),
-            ("model.safetensors: 1 of its 21 tensors", UP, f"({name})", "floating-point"),
+            ("model.safetensors: 1 of its 21 tensors", UP, f"({name})", "F32, BF16 or F16"),
         )
-        for dtype, name in ((torch.int8, "I8"), (torch.int32, "I32"), (torch.uint8, "U8"), (torch.bool, "BOOL"))
+        for dtype, name in (
+            (torch.int8, "I8"),
+            (torch.int32, "I32"),
+            (torch.uint8, "U8"),
+            (torch.bool, "BOOL"),
+            (torch.float8_e4m3fn, "F8_E4M3"),
+        )
     },
     "a pickle": (
         make_pickle,
@@ -436,12 +442,13 @@ def test_whole_numbers_are_refused_in_every_kind_of_model(tmp_path, adapter_fold
         assert all(phrase in message for phrase in (str(file), name, "(I8)")), message
 
 
-def test_whole_numbers_in_a_pickle_are_refused_where_pickles_are_allowed(tiny_model_folder):
-    change(lambda w: w.update({UP: (w[UP] * 100).to(torch.int8)}))(tiny_model_folder)
+@pytest.mark.parametrize(("dtype", "called"), [(torch.int8, "int8"), (torch.float8_e5m2, "F8")])
+def test_quantized_numbers_in_a_pickle_are_refused_where_pickles_are_allowed(dtype, called, tiny_model_folder):
+    change(lambda w: w.update({UP: (w[UP] * 100).to(dtype)}))(tiny_model_folder)
     make_pickle(tiny_model_folder)
     config = ModelConfig.of({"path": str(tiny_model_folder), "allow_pickle": True})
     message = refusal(lambda: load_causal_lm(config, seed=0))
-    assert all(phrase in message for phrase in ("pytorch_model.bin", UP, "int8")), message
+    assert all(phrase in message for phrase in ("pytorch_model.bin", UP, f"({called})")), message
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def test_the_commands_and_their_options_are_the_promised_ones():
             ["ipo", "model=x"],
             "No such command 'ipo'. The method ipo is: rlhf dpo loss=ipo ... (rlhf methods ipo tells more)",
         ),
+        (["evaluate"], "No such command 'evaluate'. It is a kind of stage: write `kind: evaluate` in a recipe"),
         (["GRPO"], "No such command 'GRPO'. The method grpo is: rlhf grpo ..."),
         (["sft", "--model", "x"], "No such option: --model. Settings are written KEY=VALUE, without dashes: model=x"),
         (["sft", "--learning-rate=1e-3"], "without dashes: learning_rate=1e-3"),

@@ -16,7 +16,7 @@ from rlhf.cli import annotate, checks, config, data, feedback, look, methods, pe
 from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
 from rlhf.cli.options import CommandsByKind, SettingsCommand
 from rlhf.cli.run import OneStage, one_stage, run
-from rlhf.errors import InterruptedRun
+from rlhf.errors import InterruptedRun, printable
 
 app = typer.Typer(
     name="rlhf",
@@ -82,5 +82,5 @@ def main() -> None:
             app()
     except (Exception, Interrupted, InterruptedRun) as err:
         if os.environ.get(DEBUG):
-            traceback.print_exc()
+            sys.stderr.write(printable(traceback.format_exc()))
         raise SystemExit(exit_code_of(err)) from None

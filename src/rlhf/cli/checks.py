@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rlhf.cli.options import JsonOption, Overrides
+from rlhf.errors import printable
 
 
 def validate(
@@ -26,7 +27,7 @@ def validate(
     from rlhf.pipeline.validate import validate_file
 
     found = validate_file(recipe, overrides or [], deep=not quick)
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.to_text())
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(found.to_text()))
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 
@@ -40,6 +41,6 @@ def doctor(
     from rlhf.pipeline.doctor import examine
 
     found = examine(run_dir, trials=not quick)
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.to_text())
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(found.to_text()))
     if not found.is_safe:
         raise typer.Exit(1)

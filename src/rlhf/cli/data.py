@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rlhf.cli.options import JsonOption
+from rlhf.errors import printable
 
 app = typer.Typer(help="Look at data before you train.", no_args_is_help=True)
 
@@ -74,4 +75,4 @@ def data_dedup(
 
 
 def _show(found: Any, as_json: bool) -> None:
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.to_text())
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(found.to_text()))

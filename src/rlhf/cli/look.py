@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,12 +54,12 @@ def generate(
     source: Any = prompts if prompts is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
+    rows = [replace(row, id=name) for row, name in zip(rows, _names(rows), strict=True)]  # samples are drawn by the id
     groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, step=0)
-    names = _names(rows)
-    for name, prompt, group in zip(names, rows, groups, strict=True):
+    for prompt, group in zip(rows, groups, strict=True):
         for completion in group:
             row = {
-                "id": name,
+                "id": prompt.id,
                 "prompt": prompt.messages or prompt.text,
                 "completion": completion.text,
                 "model": model,

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
+
+from rlhf.errors import printable
 
 Overrides = Annotated[
     list[str] | None,
@@ -53,13 +56,22 @@ class SettingsCommand(TyperCommand):
 
 
 class CommandsByKind(TyperGroup):
-    """The commands; who asks for a method by name is told which command and which settings it is."""
+    """The commands; an error about an unknown one names the command of a method, or the stage of a recipe, that is called so."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As of any group, with a word more about a command that there is none of."""
         from rlhf.config.methods import method_behind
+        from rlhf.config.schema import stage_classes
 
-        found = method_behind(args[0], self.commands) if args and args[0] not in self.commands else None
+        if not args or args[0] in self.commands:
+            return super().resolve_command(ctx, args)
+        found = method_behind(args[0], self.commands)
+        if found is None and args[0] in stage_classes():
+            raise UsageError(
+                f"No such command '{args[0]}'. It is a kind of stage: write `kind: {args[0]}` in a recipe and start it with "
+                f"`rlhf run` (rlhf config schema {args[0]} lists its settings)",
+                ctx=ctx,
+            )
         if found is None:
             return super().resolve_command(ctx, args)
         name, method = found
@@ -82,6 +94,14 @@ def _as_setting(option: str, args: list[str]) -> str:
     return f"{key}=VALUE"
 
 
+class PrintableConsole(Console):
+    """Its texts, those in tables too, hold nothing that a terminal would obey: what a file or a model says is among them."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Every text that is printed comes through here."""
+        return super().render_str(printable(text), **how)
+
+
 def console() -> Console:
     """For people; data goes to standard output by ``print``."""
-    return Console(stderr=False)
+    return PrintableConsole()

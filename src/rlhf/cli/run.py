@@ -14,11 +14,6 @@ from rlhf.cli.options import DeviceOption, Overrides, QuietOption, console
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig
 
-StageSettings = Annotated[
-    list[str],
-    typer.Argument(help="Settings as key.sub=value; `rlhf config schema` lists them by stage.", metavar="KEY=VALUE..."),
-]
-
 ForceOption = Annotated[bool, typer.Option("--force", help="Do everything anew, whatever is there.")]
 IgnoreCodeOption = Annotated[
     bool, typer.Option("--ignore-code", help="Keep stages of which nothing but this library's code has changed.")
@@ -111,7 +106,7 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
     """The command ``rlhf KIND``: a recipe of one stage made from the command line."""
 
     def command(
-        settings: StageSettings,
+        settings: list[str],
         output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs")
         / kind.value,
         device: DeviceOption = "auto",
@@ -140,6 +135,8 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
         run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)
 
     command.__doc__ = ABOUT[kind]
+    about = f"Settings as key.sub=value; `rlhf config schema {kind.value}` lists them."
+    command.__annotations__["settings"] = Annotated[list[str], typer.Argument(help=about, metavar="KEY=VALUE...")]
     return command
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlhf.cli.options import RUN, RUNS, JsonOption, RunsOption, console
+from rlhf.errors import ConfigError, RunBusyError, printable
 
 if TYPE_CHECKING:
     from rlhf.pipeline.runs import RunLook
@@ -20,6 +21,7 @@ app = typer.Typer(help="Look at runs, and clear away what they no longer need.",
 def runs_list(runs: RunsOption = RUNS, as_json: JsonOption = False) -> None:
     """List runs: stages done, when, result, size on disk."""
     from rich.table import Table
+    from rich.text import Text
 
     from rlhf.pipeline.lock import age_in_words
     from rlhf.pipeline.runs import look_at, run_folders
@@ -31,11 +33,14 @@ def runs_list(runs: RunsOption = RUNS, as_json: JsonOption = False) -> None:
     if not found:
         console().print(f"There are no runs in {runs}.", markup=False)
         return
-    table = Table("run", "stages", "last event", "result", "size", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("run", "stages", "last event", "result", "size"):
+        table.add_column(title, no_wrap=title != "result")  # the others stay whole where the line is too short
     for run in sorted(found, key=lambda run: run.changed, reverse=True):
         done = f"{run.num_finished}/{len(run.stages)}{', running' if run.running else ''}"
+        result = Text(run.result, no_wrap=True, overflow="ellipsis")
         table.add_row(
-            run.name, done, f"{age_in_words(_seconds_since(run.changed))} ago", _plain(run.result), _size(run.bytes)
+            _plain(run.name), done, f"{age_in_words(_seconds_since(run.changed))} ago", result, _size(run.bytes)
         )
     console().print(table)
 
@@ -62,7 +67,7 @@ def runs_diff(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two runs: results side by side, settings that differ."""
+    """Compare two runs: results side by side, settings and input files that differ."""
     from rich.table import Table
 
     from rlhf.pipeline.runs import difference, find_run, words_for
@@ -71,7 +76,7 @@ def runs_diff(
     if as_json:
         _print_json(found.to_dict())
         return
-    table = Table("", *found.runs, box=None, pad_edge=False)
+    table = Table("", *map(_plain, found.runs), box=None, pad_edge=False)
     results = found.results if everything else found.headlines
     for name, a, b in results:
         table.add_row(_plain(words_for(name)), _number(a), _number(b))
@@ -80,6 +85,8 @@ def runs_diff(
     table.add_section()
     for place, a, b in found.settings:
         table.add_row(_plain(place), _plain(a), _plain(b))
+    for place, a, b in found.inputs:
+        table.add_row(f"{_plain(place)}: other content", a[:8], b[:8])
     if not found.settings:
         table.add_row("(the settings are the same)", "", "")
     console().print(table)
@@ -99,7 +106,6 @@ def runs_prune(
     as_json: JsonOption = False,
 ) -> None:
     """Delete results that were made before the present ones, checkpoints of finished stages, and leftovers of killed processes."""
-    from rlhf.errors import ConfigError, RunBusyError
     from rlhf.pipeline.runs import find_run, prune, run_folders
 
     if whole and not names:
@@ -138,7 +144,7 @@ def lineage(
     if as_json:
         _print_json(found.to_dict())
     else:
-        print(found.to_text())
+        print(printable(found.to_text()))
     if not found.is_whole:
         raise typer.Exit(1)
 
@@ -149,14 +155,17 @@ def _show(run: RunLook) -> None:
     out = console()
     running = ", running now" if run.running else ""
     out.print(f"{run.name}  {run.folder}  {_size(run.bytes)}{running}", markup=False, highlight=False, soft_wrap=True)
+    width = max([12, *(len(stage.name) for stage in run.stages)])
+    out.print(f"{'stage':<{width}} {'kind':<12} {'status':<11} {'key':<16} {'time':>8}  outcome", soft_wrap=True)
     for stage in run.stages:
         seconds = f"{stage.seconds:.0f} s" if stage.seconds is not None else ""
-        words = [stage.status, stage.key, seconds, stage.headline or stage.trouble]
+        words = [stage.headline or stage.trouble]
         words += [f"{stage.alarms} alarm{'s' * (stage.alarms > 1)}"] * (stage.alarms > 0)
         words += [f"checkpoints: {', '.join(stage.checkpoints)}"] * bool(stage.checkpoints)
         words += [f"{stage.previous} earlier result{'s' * (stage.previous > 1)} kept"] * (stage.previous > 0)
-        line = f"{stage.name:<12} {stage.kind:<12} {'  '.join(word for word in words if word)}"
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        line = f"{stage.name:<{width}} {stage.kind:<12} {stage.status:<11} {stage.key:<16} {seconds:>8}  "
+        line += "  ".join(word for word in words if word)
+        out.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
     for name, value in run.outcome.items():
         if value is not None:
             out.print(f"{words_for(name)} = {_number(value)}", markup=False, highlight=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,20 +31,18 @@ ClassesOption = Annotated[
         help="Labels of several classes: all there can be, as a,b,c; by default those in the data.", show_default=False
     ),
 ]
+
+
+def _dawid_skene(about: str) -> Any:
+    return typer.Option(help=f"Dawid-Skene: judgements added to {about}.", min=0, show_default=False)
+
+
 SmoothingOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Dawid-Skene: judgements added to every cell of each annotator's table (0.5; of k > 3 values 1.5 / k).", min=0,
-        show_default=False,
-    ),
-]  # fmt: skip
+    float | None, _dawid_skene("every cell of each annotator's table (0.5; of k > 3 values 1.5 / k)")
+]
 RightPriorOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Dawid-Skene: judgements added to the cells of right answers, the belief that people mostly are right (4).", min=0,
-        show_default=False,
-    ),
-]  # fmt: skip
+    float | None, _dawid_skene("the cells of right answers, the belief that people mostly are right (4)")
+]
 
 
 def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:

@@ -99,7 +99,7 @@ SEVEN_BILLION = Preset(
     },
 )
 SEVENTY_BILLION = Preset(
-    "70B parameters with LoRA over many GPUs: heavy accumulation, gentle steps.",
+    "70B parameters with LoRA: heavy accumulation, gentle steps. Does not fit on one GPU, and several are not supported yet.",
     model={"dtype": "bfloat16", "gradient_checkpointing": True, "lora": {"rank": 16, "alpha": 32}},
     sft={
         "learning_rate": 5e-5,

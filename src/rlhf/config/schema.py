@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,24 +45,55 @@ def settings_class(kind: str | None) -> type[Config]:
     return look_up(classes, kind, kind="stage kind")
 
 
-def describe_settings(owner: type[BaseModel], *, indent: str = "") -> str:
-    """A plain text table; settings of nested classes stand indented below theirs."""
-    lines = []
+def describe_settings(owner: type[BaseModel]) -> str:
+    """A plain text table; settings of nested classes stand indented below theirs, and of each class only once."""
+    return "\n".join(line for line in _lines(owner, "", "", {}) if line)
+
+
+def _lines(
+    owner: type[BaseModel],
+    indent: str,
+    place: str,
+    printed: dict[type[BaseModel], str],
+    first: type[BaseModel] | None = None,
+) -> Iterator[str]:
+    """The table line by line.
+
+    Args:
+        owner: The class.
+        indent: Before each line.
+        place: Where its settings stand, such as ``engine.``.
+        printed: Every class that stands above, and where; takes what is added.
+        first: The first of the kinds that the class is one of, whose settings are not repeated.
+    """
+    same = [name for name, field in owner.model_fields.items() if first and _is_the_same(first, name, field)]
+    if first and same:
+        yield _paragraph(f"{', '.join(same)}: as of {first.__name__}, above", indent)
     for name, field in owner.model_fields.items():
+        if name in same:
+            continue
         default = "required" if field.is_required() else f"default {_default(field)}"
-        lines.append(f"{indent}{name}: {_type(field.annotation)}{_range(field)}  ({default})")
-        lines.append(_paragraph(field.description or "", indent + INDENT))
+        yield f"{indent}{name}: {_type(field.annotation)}{_range(field)}  ({default})"
+        yield _paragraph(field.description or "", indent + INDENT)
         nested = [t for t in _leaves(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)]
         if owner is recipe.RecipeConfig and nested:
             known = ", ".join(stage_classes())
-            lines.append(f"{indent}{INDENT}kinds: {known}; `rlhf config schema KIND` lists a kind's settings.")
-        elif len(nested) == 1:
-            lines.append(describe_settings(nested[0], indent=indent + INDENT))
-        else:
-            for kind in nested:
-                lines.append(_paragraph(f"{kind.__name__}: {kind.__doc__ or ''}", indent + INDENT))
-                lines.append(describe_settings(kind, indent=indent + 2 * INDENT))
-    return "\n".join(line for line in lines if line)
+            yield f"{indent}{INDENT}kinds: {known}; `rlhf config schema KIND` lists a kind's settings."
+            continue
+        here = f"{place}{name}"
+        for kind in nested:
+            inside = indent + INDENT * (1 if len(nested) == 1 else 2)
+            if kind in printed:
+                yield f"{indent}{INDENT}{kind.__name__}: as under {printed[kind]}, above"
+                continue
+            printed[kind] = here
+            if len(nested) > 1:
+                yield _paragraph(f"{kind.__name__}: {kind.__doc__ or ''}", indent + INDENT)
+            yield from _lines(kind, inside, f"{here}.", printed, first=nested[0] if kind is not nested[0] else None)
+
+
+def _is_the_same(other: type[BaseModel], name: str, field: FieldInfo) -> bool:
+    return name in other.model_fields and repr(other.model_fields[name]) == repr(field)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ lies at 3 and more. A limit on the KL alone would have to know how long answers 
 AGAINST = ("alarm", "kl", *(rule.code for rule in (*RISES, *FALLS)))
 """Reasons that do not come from the judge."""
 TRAINING_RISE = 0.1
-"""Largest rise of cut answers and of repetition from the first rollout to the last fifth: single rollouts have few answers."""
+"""Largest rise of cut answers, of empty ones and of repetition from the first rollout to the last fifth: single rollouts have few answers."""
 IN_TITLE = 4
 """Reasons that a title names; the sentences name all."""
 SHOWN_CUT = 0.05
@@ -151,7 +151,7 @@ class Training:
     """0 for a stage that samples nothing."""
     alarms: tuple[HeldAlarm, ...] = ()
     first: Mapping[str, float] = field(default_factory=dict)
-    """Of the first rollout: kl_per_token, entropy, cut, repetition."""
+    """Of the first rollout: kl_per_token, entropy, cut, empty, repetition."""
     last: Mapping[str, float] = field(default_factory=dict)
     """The same of the last fifth, in the mean."""
 
@@ -210,7 +210,8 @@ class Evidence:
         kl = mapping(document.get("kl"))
         total, length = _value(kl, "k1"), _value(mapping(changes.get("length")), "after")
         training = document.get("training")
-        why = mapping(document.get("missing")).get("judge_unseen_frac")
+        missing = mapping(document.get("missing"))
+        why, untraced = missing.get("judge_unseen_frac"), missing.get("training")
         far = f"How far the answers lie from what the judge was trained on is not known: {why}."
         return cls(
             policy=str(settings.get("policy") or "the policy"),
@@ -222,7 +223,7 @@ class Evidence:
             hacking=mapping(document.get("hacking")),
             training=tuple(Training.of(mapping(each)) for each in training) if isinstance(training, list) else (),
             independence=independence or Independence(),
-            unknown=(far,) if why else (),
+            unknown=(*([far] if why else []), *([str(untraced)] if untraced else [])),
         )
 
 
@@ -234,6 +235,7 @@ class Reason:
     title: str
     """A few words."""
     sentence: str
+    """Empty where another sentence of every verdict says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ class Verdict:
     sentences: tuple[str, ...]
     reasons: tuple[str, ...]
     """Codes of what decided it, for machines: better, worse, no_difference or not_measured; gamed, collapse or hacking_unknown; alarm;
-    kl; those of ``RISES`` and ``FALLS``; not_independent."""
+    kl; score_fell; those of ``RISES`` and ``FALLS``; not_independent."""
 
     @property
     def doubts_the_judge(self) -> bool:
@@ -279,7 +281,7 @@ def verdict(evidence: Evidence) -> Verdict:
     elif hacking == "undecided":
         codes.append("hacking_unknown")
     if against and outcome == "better":
-        severe = len({reason.code for reason in against}) > 1 or hacking in GAMED
+        severe = len(against) > 1 or hacking in GAMED
         tone = Tone.BAD if severe else Tone.MIXED
         title = f"{title}, with {shorts}" if hacking in GAMED else f"Judged better, but not to be trusted: {shorts}"
     elif against:
@@ -293,7 +295,7 @@ def verdict(evidence: Evidence) -> Verdict:
         *evidence.independence.warnings,
         *_win_rate_words(evidence),
         *_score_words(evidence),
-        *(reason.sentence for reason in against),
+        *(reason.sentence for reason in against if reason.sentence),
         *_cut_words(evidence, codes),
         *_hacking_words(evidence, doubted=bool(against)),
         *evidence.unknown,
@@ -302,8 +304,8 @@ def verdict(evidence: Evidence) -> Verdict:
 
 
 def problems(evidence: Evidence) -> list[Reason]:
-    """Everything but the judge's score that speaks against a success."""
-    found = [*_alarms(evidence), *_distance(evidence)]
+    """Everything but the win rate that speaks against a success."""
+    found = [*_alarms(evidence), *_distance(evidence), *_lower_score(evidence)]
     for rule in RISES:
         rise = _value(evidence.changes.get(rule.quantity, {}), "gain")
         low = number(mapping(evidence.changes.get(rule.quantity, {}).get("gain")).get("low"))
@@ -365,6 +367,12 @@ def _distance(evidence: Evidence) -> list[Reason]:
     return [_far(*found, whose=f"the answers of {evidence.policy}", own=f"the own answers of {evidence.baseline}")]
 
 
+def _lower_score(evidence: Evidence) -> list[Reason]:
+    """More answers were judged better, and those judged worse by so much that the mean fell; the sentence on the score says so."""
+    high = number(mapping(evidence.changes.get("gold", {}).get("gain")).get("high"))
+    return [Reason("score_fell", "a lower mean score", "")] if high is not None and high < 0 else []
+
+
 def _too_far(before: float, after: float) -> bool:
     return after > SURPRISE * before and after - before > SURPRISE_NATS
 
@@ -388,6 +396,7 @@ def _late_rollouts(evidence: Evidence) -> list[Reason]:
             found.append(_far(start, entropy + kl, whose=f"the answers in {when}", own="those of the first rollout"))
         for name, code, title, what in (
             ("cut", "cut", "cut answers", "of the answers ran into the length limit"),
+            ("empty", "empty", "empty answers", "of the answers are empty"),
             ("repetition", "repetition", "repetition", "of the runs of three tokens in an answer stood in it before"),
         ):
             if name in first and name in last and last[name] - first[name] > TRAINING_RISE:

@@ -34,8 +34,8 @@ SIZES = (
 )  # fmt: skip
 """Keys of config.json that count something, in the names that families use."""
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-FLOATS = ("F", "BF")
-"""Beginnings of the names of floating-point types in a safetensors header; BOOL, I8 and U8 are among the others."""
+FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
+"""Types of weights in a safetensors header that can be trained. Among the others, whole numbers and F8_E4M3: quantized ones."""
 WHOLE_BUFFERS = re.compile(
     r"(position_ids|token_type_ids|attn\.bias|attention\.bias|num_batches_tracked|tid2eid)$|(^|[._])(vision|visual|audio)"
 )
@@ -113,18 +113,18 @@ def check_not_quantized(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_float_weights(path: Path, dtypes: Mapping[str, str]) -> None:
-    """Refuse a file of weights with whole numbers in it: read as if they were weights they give nonsense, and no error.
+    """Refuse a file of whole or 8-bit numbers: read as if they were weights they give nonsense, and no error.
 
     Args:
         path: Of the file, for the error.
         dtypes: Tensor name to type, as safetensors calls it.
     """
-    whole = {n: t for n, t in dtypes.items() if not t.startswith(FLOATS) and not WHOLE_BUFFERS.search(n)}
+    whole = {n: t for n, t in dtypes.items() if t not in FLOATS and not WHOLE_BUFFERS.search(n)}
     if whole:
         name = min(whole)
         raise ModelError(
-            f"{path}: {len(whole)} of its {len(dtypes)} tensors do not hold floating-point numbers, such as {name} ({whole[name]}); weights "
-            f"should be F32, BF16 or F16, and quantized ones mean nothing without their scales. Give {UNQUANTIZED}."
+            f"{path}: {len(whole)} of its {len(dtypes)} tensors can't be trained as they are, such as {name} ({whole[name]}); weights "
+            f"should be F64, F32, BF16 or F16, and quantized ones mean nothing without their scales. Give {UNQUANTIZED}."
         )
 
 
@@ -211,7 +211,7 @@ def safetensors_names(path: Path) -> frozenset[str]:
     """Names of the tensors in a safetensors file, which must be as long as its header says.
 
     Raises:
-        ModelError: The file is cut, is something else, can't be read, or holds whole numbers.
+        ModelError: The file is cut, is something else, can't be read, or holds whole or 8-bit numbers.
     """
     try:
         size = path.stat().st_size

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from jinja2 import TemplateSyntaxError
-from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 from rlhf.config.model import ModelConfig
@@ -18,6 +18,9 @@ from rlhf.data.chat import chat_format
 from rlhf.errors import ModelError
 from rlhf.models.checks import CONFIG_FILE, check_config, check_tokenizer_folder, read_json
 from rlhf.models.sources import hub_options, model_source, plain_errors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # seconds of imports, which who only wants a tokenizer should not wait for
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,10 @@ from rlhf.data.read import open_rows
 from rlhf.errors import RLHFError
 from rlhf.evaluation.measures import KnownTexts
 from rlhf.evaluation.verdict import HeldAlarm, Training
-from rlhf.pipeline.artifacts import Artifact
+from rlhf.pipeline.lineage import run_of
 from rlhf.pipeline.previous import events_of
+from rlhf.pipeline.validate.ancestry import Made, Root, Surroundings, ancestors
+from rlhf.training.breaches import OF_CHANGES
 from rlhf.training.log import EVENTS, read_jsonl
 
 LAST_FRAC = 0.2
@@ -26,6 +28,7 @@ JUDGE_ROWS = 50_000
 """Rows of the judge's training data that are read, the first ones."""
 MODEL = "model"
 """A stage's folder of weights."""
+NOT_TRACED = "No run has a record of how {} was trained, so whether an alarm of that training still holds is not known."
 
 
 def called(source: str | None) -> str:
@@ -51,17 +54,41 @@ def judge_called(spec: RewardBase) -> str | None:
     return None
 
 
-def training_between(policy: Path | str, baseline: Path | str) -> list[Training]:
-    """How every stage between a baseline and a policy ended, newest first; none where no run recorded it.
+def training_between(
+    policy: str | None, baseline: str | None, *, runs: Path | None = None
+) -> tuple[list[Training], str | None]:
+    """How every stage between a baseline and a policy ended, newest first.
 
     Args:
-        policy: Its folder of weights.
+        policy: Its folder of weights, of any run, or a copy of one; None for a new model.
         baseline: The same.
+        runs: Where the origin of copies is looked for.
+
+    Returns:
+        The stages, and a sentence where a stage is missing because nothing recorded it, or None.
     """
-    return [
-        training_of(events_of(read_jsonl(folder.parent / EVENTS), folder.name), folder.name)
-        for folder, _ in _stages_behind(Path(policy), until=Path(baseline))
-    ]
+    around = Surroundings(runs=runs)
+    start = around.model(baseline)
+    found: list[Training] = []
+    for model in ancestors(around.model(policy)):
+        if model.is_same(start):
+            break
+        if isinstance(model, Root):
+            is_whole = model.is_known or (
+                found and not model.name.startswith("stage ")
+            )  # the base model of somebody else
+            return found, None if is_whole else NOT_TRACED.format(model.name)
+        if model.folder is None or run_of(model.folder) != model.folder.parent or _is_checkpoint(policy, model.folder):
+            return found, NOT_TRACED.format(model.name)
+        name = model.folder.name
+        found.append(training_of(events_of(read_jsonl(model.folder.parent / EVENTS), name), name))
+    return found, None
+
+
+def _is_checkpoint(model: str | None, stage: Path) -> bool:
+    """Whether a folder of weights lies in a stage's folder and is not what the stage ended with."""
+    path = Path(model or "").resolve()
+    return path.is_relative_to(stage.resolve()) and path != (stage / MODEL).resolve()
 
 
 def training_of(events: Sequence[Mapping[str, Any]], stage: str) -> Training:
@@ -83,11 +110,12 @@ def training_of(events: Sequence[Mapping[str, Any]], stage: str) -> Training:
     )
 
 
-def judge_texts(spec: RewardBase) -> KnownTexts | str | None:
+def judge_texts(spec: RewardBase, *, runs: Path | None = None) -> KnownTexts | str | None:
     """What a judge's training completions look like; why that is not known; None for a judge that learned from none.
 
     Args:
         spec: With real folders in the place of ``stage:`` inputs.
+        runs: Where the origin of copies is looked for.
     """
     if isinstance(spec, LearnedRewardConfig):
         folders = [spec.source]
@@ -97,7 +125,7 @@ def judge_texts(spec: RewardBase) -> KnownTexts | str | None:
         return None
     texts: list[str] = []
     for folder in folders:
-        source = _training_rows(Path(folder))
+        source = _training_rows(Path(folder), runs)
         if isinstance(source, str):
             return source
         try:
@@ -108,39 +136,16 @@ def judge_texts(spec: RewardBase) -> KnownTexts | str | None:
     return KnownTexts(texts) if texts else "the rows that the judge was trained on hold no completions"
 
 
-def _stages_behind(policy: Path, *, until: Path) -> Iterator[tuple[Path, Artifact]]:
-    """Folders and records of the stages that made a model, newest first, as far as they are recorded."""
-    known: set[Path] = set()
-    model = policy.resolve()
-    while model != until.resolve() and model not in known:
-        known.add(model)
-        folder = model.parent
-        artifact = Artifact.read(folder) if model.name == MODEL else None
-        if artifact is None:
-            return
-        yield folder, artifact
-        config = (artifact.settings or {}).get("model")
-        path = config.get("path") if isinstance(config, Mapping) else config
-        if not isinstance(path, str):
-            return
-        model = _resolved(path, folder.parent).resolve()
-
-
-def _resolved(source: str, run: Path) -> Path:
-    match = STAGE.match(source)
-    return Path(source).expanduser() if match is None else run / match["name"] / (match["file"] or MODEL)
-
-
-def _training_rows(model: Path) -> list[Path] | str:
+def _training_rows(model: Path, runs: Path | None) -> list[Path] | str:
     """Files that a reward model was trained on, or why they are not known."""
-    folder = model.resolve().parent
-    artifact = Artifact.read(folder)
-    data = (artifact.settings or {}).get("data") if artifact is not None else None
-    if data is None:
+    made = Surroundings(runs=runs).model(str(model))
+    sources = [source for rows in made.rows() for source in made.files(rows)] if isinstance(made, Made) else []
+    if not sources:
         return "no rlhf run recorded what the judge was trained on"
-    paths = [_resolved(str(source), folder.parent) for source in (data if isinstance(data, list) else [data])]
-    gone = next((path for path in paths if not path.exists()), None)
-    return paths if gone is None else f"{gone}, which the judge was trained on, is not there any more"
+    gone = next((source.name for source in sources if source.path is None), None)
+    if gone is not None:
+        return f"{gone}, which the judge was trained on, is no longer there as it was"
+    return [source.path for source in sources if source.path is not None]
 
 
 def _completions(row: Any) -> Iterator[str]:
@@ -175,8 +180,8 @@ def _held_alarms(
 ) -> Iterator[HeldAlarm]:
     """Alarms of guards whose metric is, in the median of the last steps, still beyond the limit; the first of each metric.
 
-    Where there is no limit, or the metric was not a number, whether the alarm was raised among these steps decides. One that passed
-    is no news: a single token's ratio, a step's gradient.
+    Where there is no limit, the limit is one of changes, or the metric was not a number, whether the alarm was raised among these
+    steps decides. One that passed is no news: a single token's ratio, a step's gradient.
     """
     told: set[str] = set()
     for event in events:
@@ -186,8 +191,9 @@ def _held_alarms(
             continue
         value, limit = event.get("value"), event.get("limit")
         now = median(last[metric]) if last.get(metric) else None
-        if isinstance(value, int | float) and isinstance(limit, int | float) and now is not None:
-            holds = now > limit if value > limit else now < limit
+        is_level = now is not None and guard not in OF_CHANGES
+        if is_level and isinstance(value, int | float) and isinstance(limit, int | float):
+            holds = median(last[metric]) > limit if value > limit else median(last[metric]) < limit
         else:
             holds = step >= late
         if holds:
@@ -203,6 +209,8 @@ def _figures(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
         if found:
             means[name.partition("/")[2] if name != "loss/entropy" else "entropy"] = fmean(found)
     figures: dict[str, float] = {name: means[name] for name in ("entropy", "repetition") if name in means}
+    if "empty_frac" in means:
+        figures["empty"] = means["empty_frac"]
     if "eos_frac" in means:
         figures["cut"] = 1 - means["eos_frac"]
     if "ref_kl" in means and means.get("length_mean"):

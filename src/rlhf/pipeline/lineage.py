@@ -231,22 +231,23 @@ def attempts(run: Path, name: str) -> Iterator[tuple[Path, Artifact]]:
 
 def _bases(run: Path, folder: Path, artifact: Artifact) -> Iterator[Origin]:
     """The models that a stage's adapters belong to, held against the hash that was kept beside each adapter."""
-    for name in artifact.files:
-        place, _, file = name.rpartition("/")
-        if file != ADAPTER_FILE or not (folder / name).is_file():
+    for path in artifact.files:
+        place, _, file = path.rpartition("/")
+        if file != ADAPTER_FILE or not (folder / path).is_file():
             continue
         try:
             called, expected = base_name(folder / place), expected_weights(folder / place)
         except ModelError:
             continue  # the stage is told to have changed
         base = base_folder(run / artifact.stage / place, called or "")  # from where it was made, if it was moved aside
-        if base is None or expected is None:
-            yield Origin("base", called or "", State.UNKNOWN, place=place)
-        elif not base.is_dir():
-            yield Origin("base", str(base), State.GONE, expected, place=place)
+        name = str(base or called or "")
+        if expected is None:
+            yield Origin("base", name, State.UNKNOWN, place=place)
+        elif base is None or not base.is_dir():  # a hash is kept of a folder only, so there was one
+            yield Origin("base", name, State.GONE, expected, place=place)
         else:
             found = weights_hash(base)
-            yield Origin("base", str(base), State.SAME if found == expected else State.CHANGED, found, place=place)
+            yield Origin("base", name, State.SAME if found == expected else State.CHANGED, found, place=place)
 
 
 def _names_only(artifact: Artifact) -> list[Origin]:

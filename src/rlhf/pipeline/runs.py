@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.config.base import read_yaml
 from rlhf.errors import ConfigError, RLHFError, did_you_mean
-from rlhf.pipeline.artifacts import RECORD, Artifact, Started
+from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started
 from rlhf.pipeline.lock import is_locked, locked
 from rlhf.pipeline.manifest import alarms
 from rlhf.pipeline.previous import FOLDER as PREVIOUS
@@ -34,8 +34,10 @@ WORDS = {
     "compared": "policy, baseline, judge",
     "verdict": "verdict",
     "verdict_title": "verdict in words",
+    "score_first": "mean score of the first rollout",
+    "score_last": "mean score of the last rollout",
 }
-"""Names in summary.json -> what people call them."""
+"""Names in summary.json, the algorithm's prefix left out -> what people call them."""
 OF_THE_WHOLE = ("eval/", "score_first", "score_last")
 """Parts of the names of a stage's metrics that say how it came out; the others are of its last step, or stand above already."""
 
@@ -100,6 +102,9 @@ class RunDifference:
     """Two runs side by side."""
 
     runs: tuple[str, str]
+    """Names; folders where both have one name."""
+    inputs: tuple[tuple[str, str, str], ...]
+    """(place, hash in the first, hash in the second) of each file whose content differs, as the stages recorded it."""
     settings: tuple[tuple[str, str, str], ...]
     """(place, in the first, in the second) of each that differs."""
     results: tuple[tuple[str, Any, Any], ...]
@@ -117,6 +122,7 @@ class RunDifference:
         """For machines."""
         return {
             "runs": list(self.runs),
+            "inputs": {place: [a, b] for place, a, b in self.inputs},
             "settings": {place: [a, b] for place, a, b in self.settings},
             "results": {name: [a, b] for name, a, b in self.results},
         }
@@ -228,12 +234,32 @@ def _evaluation_line(found: Mapping[str, Any]) -> str:
 
 
 def difference(first: Path, second: Path) -> RunDifference:
-    """Settings that differ and results side by side."""
+    """Settings and contents of input files that differ, and results side by side."""
     was, wanted = ({k: v for k, v in _recipe(run).items() if k not in NOT_COMPARED} for run in (first, second))
     settings = tuple((place, *shown_both(a, b)) for place, a, b in changed_settings(was, wanted))
     found = [_results(run) for run in (first, second)]
     results = tuple((name, found[0].get(name), found[1].get(name)) for name in dict.fromkeys((*found[0], *found[1])))
-    return RunDifference((first.resolve().name, second.resolve().name), settings, results)
+    hashes = [_input_hashes(run) for run in (first, second)]
+    inputs = tuple(
+        (place, digest, hashes[1][place])
+        for place, digest in hashes[0].items()
+        if hashes[1].get(place, digest) != digest
+    )
+    names = first.resolve().name, second.resolve().name
+    return RunDifference((str(first), str(second)) if names[0] == names[1] else names, inputs, settings, results)
+
+
+def _input_hashes(run: Path) -> dict[str, str]:
+    """``stages.sft.data`` -> hash of what that file or folder held, of every stage that recorded it; inputs from other stages left out."""
+    found = {}
+    for folder in sorted(path for path in run.glob("*") if path.is_dir()):
+        record = Artifact.read(folder) or Started.read(folder)
+        parents = record.made_from.parents if isinstance(record, Started) else record.parents if record else {}
+        for place, parent in parents.items():
+            source, _, digest = parent.rpartition("@")
+            if not source.startswith(STAGE_INPUT):
+                found[f"stages.{folder.name}.{place}"] = digest
+    return found
 
 
 def prune(runs: Sequence[Path], *, whole: bool = False, delete: bool = False) -> Pruning:
@@ -353,7 +379,7 @@ def _trouble(events: Sequence[Mapping[str, Any]]) -> str:
 def words_for(name: str) -> str:
     """What people call a result of a run, or of one of its evaluations."""
     stage, colon, key = name.rpartition(": ")
-    return f"{stage}{colon}{WORDS.get(key, key)}"
+    return f"{stage}{colon}{WORDS.get(key.rpartition('/')[2], key)}"
 
 
 def _results(run: Path) -> dict[str, Any]:

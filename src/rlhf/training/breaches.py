@@ -218,14 +218,13 @@ def cut_breach(config: LengthGuard, value: float, past: Past, seen: Seen) -> Bre
     start, recent = past.start, past.recent(value)
     if start is None or recent is None or recent >= start - config.max_cut_rise:
         return None
-    cut, cut_at_first = 1 - recent, 1 - start
-    limit = cut_at_first + config.max_cut_rise
+    limit = start - config.max_cut_rise
     message = (
-        f"{cut:.0%} of the completions are cut by max_new_tokens, against {cut_at_first:.0%} at first (limit {limit:.0%}). "
+        f"{1 - recent:.0%} of the completions are cut by max_new_tokens, against {1 - start:.0%} at first (limit {1 - limit:.0%}). "
         f"{_drift(seen) or 'Set missing_eos_penalty or overlong, or allow more tokens'}; raise guards.length.max_cut_rise if this "
         "is wanted."
     )
-    return Breach(cut, limit, message, Evidence("length"))
+    return Breach(recent, limit, message, Evidence("length"))
 
 
 def _drift(seen: Seen) -> str:
@@ -313,6 +312,8 @@ WATCHES: dict[str, tuple[tuple[str, Detector], ...]] = {
 }
 """Guard -> the metrics it looks at, each with what it looks for; keys are those of ``GuardsConfig``, less ``finite``."""
 
+OF_CHANGES = frozenset({"reward_jump"})
+"""Guards whose limit bounds the step from one value to the next, and not the metric itself."""
 WATCHED = frozenset(key for watches in WATCHES.values() for key, _ in watches)
 COLUMNS: dict[str, Column] = {
     "ref_kl": "kl",

@@ -1,7 +1,7 @@
 """Watches the metrics of a training run and raises an alarm where one leaves what is healthy.
 
-What is healthy says ``rlhf.training.breaches``; here are memory, actions and silence: a guard that spoke is not heard
-again until its metric was within limits ten times in a row, so that a person reads one line for each excursion.
+``rlhf.training.breaches`` defines what is healthy; this module adds memory, actions and silence: a guard that raised an alarm
+about a metric raises none until the metric was within limits ten times in a row, so that a person reads one line for each excursion.
 
     ppo/ref_kl -----+                        +-> Alarm(guard, step, metric, value, limit, action, message, evidence)
     grad_norm  -----+-> Guards.check(step) --+
@@ -60,7 +60,7 @@ class Guards:
         self.name = name
         self.past: dict[str, Past] = {}
         self.clean: dict[str, int] = {}
-        """Guards that spoke, and metrics that were no number -> how many values within limits there were since."""
+        """``guard:metric`` of each alarm, and metrics that were not finite -> how many values within limits there were since."""
         self.restores = 0
         """How many times the run went back."""
 
@@ -82,14 +82,10 @@ class Guards:
             present = [(key, detect) for key, detect in watches if key in measured]
             if not present or self.config.action_of(guard) == "off":
                 continue
-            found = [
-                (key, breach)
-                for key, detect in present
-                if (breach := detect(getattr(self.config, guard), measured[key], self._past(key), seen))
-            ]
-            if self._speaks(guard, breached=bool(found)):
-                key, breach = found[0]
-                alarms.append(self._alarm(guard, step, short[key], breach))
+            for key, detect in present:
+                breach = detect(getattr(self.config, guard), measured[key], self._past(key), seen)
+                if self._speaks(f"{guard}:{key}", breached=breach is not None) and breach is not None:
+                    alarms.append(self._alarm(guard, step, short[key], breach))
         alarms += self._not_finite(step, metrics)
         for key in WATCHED & measured.keys():
             self._past(key).add(measured[key])

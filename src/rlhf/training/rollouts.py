@@ -220,6 +220,9 @@ def measure_rollout(
     lengths = torch.tensor([len(completion.logprobs) for completion in rollout.completions])
     metrics.mean(f"{name}/length_mean", lengths)
     metrics.mean(f"{name}/eos_frac", ~rollout.truncated)
+    metrics.mean(
+        f"{name}/empty_frac", torch.tensor([not completion.text.strip() for completion in rollout.completions])
+    )
     repeated = [repetition(completion.sampled_tokens) for completion in rollout.completions]
     metrics.mean(f"{name}/repetition", torch.tensor(repeated))
     if any(completion.environment_reward is not None for completion in rollout.completions):

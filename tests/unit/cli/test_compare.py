@@ -6,9 +6,7 @@ import json
 import stat
 
 import pytest
-from typer.testing import CliRunner
 
-from rlhf.cli import app
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.store import PreferenceStore
 
@@ -16,21 +14,12 @@ GUIDE = "- name: truth\n  description: Is it true?\n- name: tone\n  description:
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def call(feedback, tmp_path):
     for name in ("one", "two", "three"):
         rows = [{"id": f"q{n}", "prompt": f"Question {n}?", "completion": f"{name} says {n}"} for n in range(6)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "guide.yaml").write_text(GUIDE)
-
-    def run(*words):
-        result = CliRunner().invoke(app, ["feedback", *map(str, words)], catch_exceptions=True)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    return run
+    return feedback
 
 
 def rows_in(path):

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from rlhf import cli
 from rlhf.cli import failures
+from rlhf.cli.options import console
 from rlhf.errors import (
     CheckpointError,
     ConfigError,
@@ -27,6 +29,7 @@ from rlhf.errors import (
     StorageError,
     TrainingError,
     UnknownNameError,
+    printable,
 )
 
 CLASSES = [
@@ -57,6 +60,42 @@ def test_an_error_of_ours_is_one_line_with_its_notes(error, monkeypatch, capsys)
     title = "stopped" if error is InterruptedRun else "error"
     assert err == f"{title}: The disk is on fire; put it out.\nIn stage 'sft'.\n"
     assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x9b0m", "\\x1b[31mred\\x9b0m"),
+        ("a\rb\x00\x7f", "a\\rb\\x00\\x7f"),
+        ("abc\u202efed\u2066\u200f", "abc\\u202efed\\u2066\\u200f"),
+        ("half \ud800", "half \\ud800"),
+        ("two lines\n\tof Größe, 大小, שלום and 👩‍🚀\n", "two lines\n\tof Größe, 大小, שלום and 👩‍🚀\n"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown_as_an_escape_and_other_text_as_it_is(text, shown):
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_no_control_code_of_an_error_or_its_notes_reaches_the_terminal(debug, monkeypatch, capsys):
+    monkeypatch.setenv(failures.DEBUG, "")
+    raised = RewardError("It raised ValueError: \x1b[31mred")
+    raised.add_note("Inside the reward function: \x1b[31mred")
+    with pytest.raises(SystemExit):
+        fail(monkeypatch, raised, *debug)
+    err = capsys.readouterr().err
+    assert err.count("\\x1b[31mred") == 2 * (1 + len(debug))
+    assert "\x1b" not in err
+
+
+def test_no_control_code_in_a_line_or_a_table_reaches_the_terminal(capsys):
+    table = Table("\x1b[1mname")
+    table.add_row("\x1b[31mred")
+    for thing in ("\x1b[31mred", table):
+        console().print(thing, markup=False)
+    out = capsys.readouterr().out
+    assert out.count("\\x1b[31mred") == 2
+    assert "\x1b" not in out
 
 
 def test_exit_codes_tell_kinds_apart():

@@ -5,9 +5,7 @@ import re
 import stat
 
 import pytest
-from typer.testing import CliRunner
 
-from rlhf.cli import app
 from rlhf.data.read import read_rows
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.imports import left_out_words
@@ -17,17 +15,8 @@ GOLD = [{"id": f"g{n}", "prompt": f"g{n}", "chosen": "right", "rejected": "wrong
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words, stdin=None):
-        result = CliRunner().invoke(app, ["feedback", *map(str, words)], input=stdin, catch_exceptions=True)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    return run
+def call(feedback):
+    return feedback
 
 
 def all_simulated(number):

@@ -6,9 +6,7 @@ import json
 import random
 
 import pytest
-from typer.testing import CliRunner
 
-from rlhf.cli import app
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.store import PreferenceStore
 from rlhf.feedback.tasks import read_items
@@ -18,8 +16,7 @@ PEOPLE = ("ann", "bob", "cem", "dora")
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def call(feedback, tmp_path):
     rng = random.Random(0)
     rows = []
     for item in range(40):
@@ -33,15 +30,7 @@ def call(tmp_path, monkeypatch):
     (tmp_path / "labels.csv").write_text(
         "item,annotator,label\n" + "".join(f"{row['item']},{row['annotator']},{row['label']}\n" for row in rows)
     )
-
-    def run(*words):
-        result = CliRunner().invoke(app, ["feedback", *map(str, words)], catch_exceptions=True)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    return run
+    return feedback
 
 
 def rows_of(path):

@@ -171,6 +171,43 @@ def test_a_failed_run_says_where_and_why_in_the_list(call, monkeypatch, recipe, 
     assert "failed" not in call("runs", "list", *runs)[1]
 
 
+def test_a_long_error_takes_one_line_of_the_list(call, monkeypatch, recipe, tmp_path):
+    def breaks(stage, at):
+        raise DataError("A word. " * 100)
+
+    install(monkeypatch, reward=breaks)
+    call("run", recipe)
+    monkeypatch.setenv("COLUMNS", "100")
+    runs = ("--runs", tmp_path / "runs")
+    head, line = call("runs", "list", *runs)[1].splitlines()
+    assert head.split()[0] == "run"
+    assert line.startswith("loop  3/7")
+    assert "…" in line
+    _, heads, world, *_ = call("runs", "show", "loop", *runs)[1].splitlines()
+    assert heads.split() == ["stage", "kind", "status", "key", "time", "outcome"]
+    assert world.index("finished") == heads.index("status")
+
+
+def test_other_data_under_the_same_name_shows_in_a_comparison(call, done, recipe, tmp_path):
+    call("run", recipe, "--until", "sft")
+    (tmp_path / "sft.jsonl").write_text('{"prompt": "a", "completion": "other"}\n')
+    call("run", recipe, "--until", "sft", f"output_dir={tmp_path / 'b'}")
+    _, out, _ = call("runs", "diff", tmp_path / "runs" / "loop", tmp_path / "b" / "loop")
+    [line] = [line for line in out.splitlines() if line.startswith("stages.sft.data")]
+    assert "other content" in line
+
+
+def test_samples_depend_on_the_printed_id_and_not_on_the_file(call, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "What is"}\n{"prompt": "Who are"}\n')
+    (tmp_path / "b.jsonl").write_text('{"prompt": "Who are"}\n{"prompt": "What is"}\n')
+    options = ("--max-new-tokens", 4, "--samples", 2, "--device", "cpu")
+    one, two = (
+        call("generate", "embedded", tmp_path / name, *options)[1].splitlines() for name in ("a.jsonl", "b.jsonl")
+    )
+    assert sorted(one) == sorted(two)
+    assert len(set(one)) == 4
+
+
 def test_a_comparison_begins_with_the_results_and_keeps_the_last_step_for_all(call, done, recipe, tmp_path):
     runs = ("--runs", tmp_path / "runs")
     call("run", recipe)

@@ -12,6 +12,7 @@ from rlhf.config.model import ModelConfig
 from rlhf.config.policy import PPOConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.sft import SFTConfig
+from rlhf.config.stages import SFTStage
 from rlhf.errors import ConfigError
 
 
@@ -27,6 +28,14 @@ def test_a_number_without_a_dot_is_a_number_everywhere(tmp_path):
     assert tree == {"a": 1e-5, "b": -2000.0, "c": {"d": [1000.0]}, "e": "1e-5s", "f": "1e-5", "g": 0x1E5}
     assert apply_overrides({}, ["a=1e-5"]) == {"a": 1e-5}
     assert SFTConfig.of({"learning_rate": "1e-5"}).learning_rate == 1e-5
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("key", ["learning_rate", "max_steps", "betas", "model"])
+def test_true_and_false_are_no_numbers(key, given):
+    value = {"betas": [given, 0.99], "model": {"path": "m", "lora": {"rank": given}}}.get(key, given)
+    with pytest.raises(ConfigError, match=rf"{key}.*should be a number, and not true or false"):
+        SFTStage.of({"kind": "sft", "model": "m", "data": "d.jsonl", key: value})
 
 
 @pytest.mark.parametrize(

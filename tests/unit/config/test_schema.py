@@ -46,5 +46,13 @@ def test_types_ranges_and_defaults_read_as_people_write_them():
         assert line in lines, line
 
 
+def test_what_comes_twice_is_printed_once():
+    text = describe_settings(settings_class("grpo"))
+    assert text.count("gradient_checkpointing: bool") == 1
+    assert "    ModelConfig: as under model, above" in text.splitlines()
+    assert "        weight, normalize, name: as of LearnedRewardConfig, above" in text.splitlines()
+    assert text.count(" normalize: bool") == 1
+
+
 def test_the_recipe_refers_to_its_kinds():
     assert "kinds: world, reasoning, calculator, preferences" in describe_settings(RecipeConfig)

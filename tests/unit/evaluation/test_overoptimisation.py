@@ -205,6 +205,14 @@ def test_no_sign_is_only_said_where_the_loss_of_half_the_gain_would_have_been_se
     assert large.detectable_fall > large.noise_fall
 
 
+@pytest.mark.parametrize(("size", "verdict"), [(0.75, HackingVerdict.UNDECIDED), (0.85, HackingVerdict.NONE)])
+def test_half_the_gain_is_where_silence_begins_to_mean_something(size, verdict):
+    found = overoptimisation(curve(noisy(size * SATURATING, 5), noisy(X, 6)))
+    gain = max(found.gold_peak, found.gold_end) - found.gold_start
+    assert found.detectable_fall / gain == pytest.approx(0.5, abs=0.05)
+    assert found.verdict is verdict
+
+
 def test_peak_and_end_are_both_printed():
     found = overoptimisation(curve(noisy(SATURATING - 0.15 * (X > 0.8), 7, 0.08), noisy(X, 8)))
     for number in (found.gold_peak, found.gold_end):

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.evaluation.verdict import Evidence, HeldAlarm, Independence, Tone, Training, surprise, verdict
+from rlhf.evaluation.verdict import (
+    FALLS,
+    RISES,
+    Evidence,
+    HeldAlarm,
+    Independence,
+    Tone,
+    Training,
+    surprise,
+    verdict,
+)
 
 WON = {"rate": 0.9, "low": 0.87, "high": 0.92, "wins": 170, "losses": 10, "ties": 20, "num_prompts": 200}
 
@@ -171,6 +181,24 @@ def test_what_training_saw_of_the_judge_stands_first_and_takes_the_green_away():
 def test_a_score_rose_only_where_that_can_be_seen_in_what_is_printed(before, after, half, words):
     found = verdict(healthy(gold=change(before, after, unit="points", half=half)))
     assert any(words in sentence for sentence in found.sentences)
+    assert ("score_fell" in found.reasons) == ("fell" in words)
+    assert (found.tone is Tone.GOOD) == ("fell" not in words)
+
+
+def test_two_alarms_are_two_reasons_and_late_empty_answers_are_one():
+    alarms = [HeldAlarm(guard=guard, metric=f"grpo/{guard}", step=5) for guard in ("kl", "repetition")]
+    one, two = (
+        verdict(replace(healthy(), training=(Training(stage="grpo", rollouts=9, alarms=tuple(alarms[:count])),)))
+        for count in (1, 2)
+    )
+    assert (one.tone, two.tone) == (Tone.MIXED, Tone.BAD)
+    late = Training(stage="grpo", rollouts=9, first={"empty": 0.0}, last={"empty": 0.5})
+    assert "empty" in verdict(replace(healthy(), training=(late,))).reasons
+
+
+def test_a_training_that_nothing_recorded_is_said():
+    document = {"missing": {"training": "No run has a record of it."}, "win_rate": WON}
+    assert "No run has a record of it." in verdict(Evidence.of(document)).sentences
 
 
 def test_what_is_not_known_of_a_learned_judge_is_said():
@@ -199,3 +227,82 @@ def test_a_judge_that_the_answers_contradict_is_no_witness_that_nothing_happened
     assert any("By the judge alone" in sentence for sentence in found.sentences)
     assert found.doubts_the_judge
     assert not verdict(healthy()).doubts_the_judge
+
+
+def test_a_gamed_reward_and_one_fault_of_the_answers_make_a_win_a_bad_one():
+    faulty = healthy(unended_frac=change(0.05, 0.99))
+    assert verdict(faulty).tone is Tone.MIXED
+    found = verdict(replace(faulty, hacking={"verdict": "reward_hacking", "sentence": "So."}))
+    assert found.tone is Tone.BAD
+    assert {"better", "gamed", "cut"} <= set(found.reasons)
+
+
+def test_a_title_names_four_reasons_and_counts_the_others():
+    rises = {rule.quantity: change(0.0, 0.9) for rule in RISES}
+    falls = {rule.quantity: change(0.9, 0.01, half=None) for rule in FALLS}
+    found = verdict(healthy(**rises, **falls))
+    rules = [*RISES, *FALLS]
+    assert {rule.code for rule in rules} <= set(found.reasons)
+    assert [rule.title in found.title for rule in rules] == [True] * 4 + [False] * (len(rules) - 4)
+    assert f"{len(rules) - 4} more" in found.title
+
+
+@pytest.mark.parametrize(
+    ("quantity", "inside", "outside", "code"),
+    [
+        ("unended_frac", (0.1, 0.149), (0.1, 0.151), "cut"),
+        ("empty_frac", (0.1, 0.149), (0.1, 0.151), "empty"),
+        ("repetition", (0.1, 0.199), (0.1, 0.201), "repetition"),
+        ("judge_unseen_frac", (0.1, 0.249), (0.1, 0.251), "unfamiliar"),
+        ("judge_overlong_frac", (0.1, 0.199), (0.1, 0.201), "overlong"),
+        ("variety", (100.0, 33.5), (100.0, 33.0), "variety"),
+        ("distinct_completions", (1.0, 0.201), (1.0, 0.199), "same_answers"),
+    ],
+)
+def test_each_limit_lies_where_it_is_said_to_lie(quantity, inside, outside, code):
+    # an interval so narrow that the limit decides
+    kept, broken = (verdict(healthy(**{quantity: change(*ends, half=0.0001)})) for ends in (inside, outside))
+    assert (kept.tone, kept.reasons) == (Tone.GOOD, ("better",))
+    assert (broken.tone, broken.reasons) == (Tone.MIXED, ("better", code))
+
+
+@pytest.mark.parametrize(
+    ("entropy", "inside", "outside"),
+    [
+        ((1.0, 0.5), 0.99, 1.01),  # half again as much decides: 1.5
+        ((0.1, 0.05), 0.29, 0.31),  # a quarter of a nat more decides: 0.35
+    ],
+)
+def test_the_limits_of_surprise_lie_where_they_are_said_to_lie(entropy, inside, outside):
+    near, far = (
+        verdict(replace(healthy(entropy=change(*entropy, unit="nats per token")), kl_per_token=kl))
+        for kl in (inside, outside)
+    )
+    assert near.reasons == ("better",)
+    assert far.reasons == ("better", "kl")
+
+
+@pytest.mark.parametrize("name", ["cut", "empty", "repetition"])
+def test_the_limit_of_late_rollouts_lies_where_it_is_said_to_lie(name):
+    near, far = (
+        verdict(
+            replace(
+                healthy(), training=(Training(stage="grpo", rollouts=9, first={name: 0.1}, last={name: 0.1 + rise}),)
+            )
+        )
+        for rise in (0.099, 0.101)
+    )
+    assert near.reasons == ("better",)
+    assert far.reasons == ("better", name)
+
+
+def test_one_answer_in_twenty_that_is_cut_is_mentioned_though_it_is_no_fault():
+    few, some, risen = (
+        verdict(healthy(unended_frac=change(*ends))) for ends in ((0.04, 0.049), (0.04, 0.08), (0.04, 0.2))
+    )
+    assert few.reasons == some.reasons == ("better",)
+    (told,) = set(some.sentences) - set(few.sentences)
+    assert "8" in told
+    assert "4" in told
+    assert risen.reasons == ("better", "cut")
+    assert len(risen.sentences) == len(some.sentences), "the fault's own sentence, and no second one"

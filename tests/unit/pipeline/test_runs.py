@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.errors import ConfigError
 from rlhf.files import write_text
-from rlhf.models.adapter_base import record_base
+from rlhf.models.adapter_base import record_base, weights_hash
 from rlhf.pipeline.artifacts import RECORD, Artifact
 from rlhf.pipeline.lineage import State, lineage
 from rlhf.pipeline.lock import locked
@@ -121,6 +121,25 @@ def test_two_runs_differ_in_settings_and_results(runs):
     assert results["sft: digest"][0] != results["sft: digest"][1]
     assert found.to_dict()["settings"]["stages.sft.epochs"] == ["3.0", "9.0"]
     assert difference(runs / "loop", runs / "loop").settings == ()
+
+
+def test_the_same_settings_on_other_data_are_a_difference(runs, tmp_path):
+    (tmp_path / "b").mkdir()
+    write_text(tmp_path / "sft.jsonl", '{"prompt": "a", "completion": "other"}\n')
+    pipeline_of(tmp_path, output_dir=str(tmp_path / "b")).run()
+    found = difference(runs / "loop", tmp_path / "b" / "loop")
+    assert found.settings == ()
+    assert [place for place, *_ in found.inputs] == ["stages.alone.data", "stages.sft.data"]
+    (_, first, second), *_ = found.inputs
+    assert first == Artifact.read(runs / "loop" / "alone").parents["data"].rpartition("@")[2] != second
+    assert found.runs == (str(runs / "loop"), str(tmp_path / "b" / "loop")), "one name, so the folders tell them apart"
+    assert found.to_dict()["inputs"]["stages.sft.data"] == [first, second]
+    assert difference(runs / "loop", runs / "other").inputs == ()
+
+
+def test_scores_of_any_algorithm_have_words():
+    assert words_for("grpo: grpo/score_first") == "grpo: mean score of the first rollout"
+    assert words_for("reward: eval/accuracy") == "reward: eval/accuracy"
 
 
 def test_pruning_tells_first_and_deletes_what_nobody_needs(runs, tmp_path):
@@ -246,6 +265,27 @@ def test_an_adapter_s_base_is_held_against_the_hash_beside_the_adapter(tmp_path,
     (copy / "ppo" / "model" / "rlhf_base.json").unlink()
     [base] = [origin for origin in lineage(copy / "ppo" / "model").made_from[0].made_from if origin.what == "base"]
     assert base.state is State.UNKNOWN
+
+
+def test_a_base_outside_the_run_that_is_gone_is_told_with_its_hash(tmp_path, monkeypatch):
+    base = tmp_path / "base"
+    write_text(base / "model.safetensors", "weights")
+    digest = weights_hash(base)
+
+    def make_adapter(stage, at):
+        outcome = make(stage, at)
+        write_text(at.folder / "model" / "adapter_config.json", "{}")
+        record_base(at.folder / "model", str(base))
+        return outcome
+
+    install(monkeypatch, ppo=make_adapter)
+    pipeline_of(tmp_path).run()
+    model = tmp_path / "runs" / "loop" / "ppo" / "model"
+    for state in (State.SAME, State.GONE):
+        [found] = [origin for origin in lineage(model).made_from[0].made_from if origin.what == "base"]
+        assert (found.name, found.state, found.sha256) == (str(base), state, digest)
+        shutil.rmtree(base, ignore_errors=True)
+    assert not lineage(model).is_whole
 
 
 def test_what_was_moved_aside_has_its_own_lineage(runs, tmp_path):

@@ -153,6 +153,15 @@ def test_nobody_is_told_about_the_size_of_a_step_that_nobody_chose(tree, tmp_pat
     assert found(small) == []
 
 
+@pytest.mark.parametrize(("rate", "is_default"), [({}, True), ({"learning_rate": 1e-7}, False)])
+def test_a_rate_far_from_usual_that_nobody_set_is_called_the_default(tree, rate, is_default):
+    labels = {"kind": "kto", "model": "stage:sft", "data": "pairs.jsonl", **rate}
+    problem = only({**tree, "stages": {**tree["stages"], "kto": labels}})
+    assert (problem.stage, problem.key, problem.level) == ("kto", "learning_rate", "warning")
+    assert ("sets no other rate than the default of kto" in problem.message) is is_default
+    assert "0.0002" in problem.message
+
+
 def test_the_quick_form_says_what_it_left_out_and_imports_nothing_heavy(tree, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(tree), encoding="utf-8")
@@ -473,15 +482,14 @@ def test_a_weight_file_that_was_cut_short_is_found_by_its_header(tree, own_model
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_weights_that_are_whole_numbers_are_found_by_their_header(tree, own_model, deep):
+@pytest.mark.parametrize(("dtype", "called"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_quantized_weights_are_found_by_their_header(tree, own_model, dtype, called, deep):
     weights = load_file(own_model / "model.safetensors")
     name = min(weights)
-    save_file(
-        {**weights, name: weights[name].to(torch.int8)}, own_model / "model.safetensors", metadata={"format": "pt"}
-    )
+    save_file({**weights, name: weights[name].to(dtype)}, own_model / "model.safetensors", metadata={"format": "pt"})
     problem = only(changed(tree, "sft", model=str(own_model)), deep=deep)
     assert (problem.key, problem.kind) == ("model", ModelError)
-    assert all(word in problem.message for word in (str(own_model / "model.safetensors"), name, "I8"))
+    assert all(word in problem.message for word in (str(own_model / "model.safetensors"), name, called))
 
 
 def test_a_folder_without_weights_or_with_pickles_only_is_told_apart(tree, own_model):

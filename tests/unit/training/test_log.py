@@ -89,9 +89,9 @@ def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
 def test_people_see_alarms_and_progress_without_markup_getting_in_the_way(tmp_path):
     out = io.StringIO()
     log = RunLog(tmp_path, console=Console(file=out, width=200), stage="ppo")
-    log.alarm("accuracy [0.9, 1.0] of [red]")
+    log.alarm("accuracy [0.9, 1.0] of [red] \x1b[1m")
     log.say("[bold]sft[/] done")
-    assert out.getvalue() == "! accuracy [0.9, 1.0] of [red]\nsft done\n"
+    assert out.getvalue() == "! accuracy [0.9, 1.0] of [red] \\x1b[1m\nsft done\n"
 
 
 def test_half_a_character_is_written_as_jsons_escape_and_read_back(tmp_path):

@@ -288,7 +288,7 @@ def test_held_out_prompts_are_asked_with_the_same_seeds_each_time(name):
     trainer = toy.build_trainer(name, held_out=True)
     first = trainer.evaluate()
     assert first == trainer.evaluate()
-    measured = ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "repetition")
+    measured = ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "empty_frac", "repetition")
     assert set(first) == {f"eval/{name}" for name in measured}
     trainer.train()
     assert trainer.evaluate() != first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -38,7 +39,8 @@ class AssignmentRules(Config):
     overlap: int = Field(1, ge=1)
     """Independent judgements wanted of each task."""
     gold_frac: float = Field(0.0, ge=0, lt=1)
-    """Share of an annotator's tasks that are gold items, as long as there are gold items that they have not seen."""
+    """Share of an annotator's tasks that are gold items, as long as there are gold items that they have not seen; above 0, at
+    least one before their tasks run out."""
     timeout_minutes: float = Field(30.0, gt=0)
     """After so long without a judgement a task goes back to the queue."""
     max_judgements: int | None = Field(None, ge=1)
@@ -63,7 +65,8 @@ def take_task(
 
     An open one of their own comes first, so that a reload shows the same task; then what they were given before and left, so
     that nobody learns by leaving which items are gold. Then, with the probability of ``gold_frac``, a gold item; then the task
-    of highest priority that wants judgements and that they have not seen.
+    of highest priority that wants judgements and that they have not seen. Where few tasks are left and somebody has had no
+    gold item, its place among them is drawn with equal chances.
     With ``beside``, the one to follow that open assignment: a page asks for it early, so that nobody waits.
     """
     return write(engine, lambda session: _take(session, annotator, rules, seed, now, beside))
@@ -94,7 +97,7 @@ def _take(
     limit = row.max_judgements or rules.max_judgements
     if limit is not None and (taken or 0) >= limit:
         return None
-    task = _new_task(session, row, rules, seed)
+    task = _new_task(session, row, rules, seed, None if limit is None else limit - (taken or 0))
     if task is None:
         return None
     assignment = AssignmentRow(
@@ -247,8 +250,18 @@ def _unseen(annotator: int, rules: AssignmentRules) -> sa.Select[TaskRow]:
     return query if rules.batch is None else query.where(TaskRow.batch == rules.batch)
 
 
-def _new_task(session: Session, who: AnnotatorRow, rules: AssignmentRules, seed: int) -> TaskRow | None:
-    """What somebody who holds nothing is given. Takers come one at a time, so that each counts what the last took."""
+def _new_task(
+    session: Session, who: AnnotatorRow, rules: AssignmentRules, seed: int, most: int | None
+) -> TaskRow | None:
+    """What somebody who holds nothing is given. Takers come one at a time, so that each counts what the last took.
+
+    Args:
+        session: Of a transaction.
+        who: The taker.
+        rules: How tasks are handed out.
+        seed: Of the store.
+        most: Tasks that they may still be given; None for no limit.
+    """
     wait_for_turn(session, "slots")
     unseen = _unseen(who.number, rules)
     is_gold, is_wanted = TaskRow.gold.is_not(None), sa.and_(TaskRow.gold.is_(None), _num_live() < rules.overlap)
@@ -264,9 +277,23 @@ def _new_task(session: Session, who: AnnotatorRow, rules: AssignmentRules, seed:
     # a draw for each task that they were ever given: what they leave and take again draws nothing anew
     given = sa.select(sa.func.count(AssignmentRow.task.distinct())).where(AssignmentRow.annotator == who.number)
     number = session.scalar(given) or 0
-    if random.Random(derive_seed(seed, "assignment", who.name, number)).random() < rules.gold_frac:
+    chance = rules.gold_frac
+    if chance and not _had_gold(session, who.number):
+        enough = math.ceil(1 / chance)  # where so many are left, gold_frac is the larger chance
+        plain = unseen.where(is_wanted).order_by(None).limit(enough).with_only_columns(TaskRow.number)
+        num_left = session.scalar(sa.select(sa.func.count()).select_from(plain.subquery())) or 0
+        if number or num_left:  # who comes when all is done gets no gold item for its own sake
+            chance = max(chance, 1 / min(num_left + 1, most or num_left + 1))
+    if random.Random(derive_seed(seed, "assignment", who.name, number)).random() < chance:
         task = session.scalar(unseen.where(is_gold).limit(1))
     return task if task is not None else session.scalar(unseen.where(is_wanted).limit(1))
+
+
+def _had_gold(session: Session, annotator: int) -> bool:
+    """Whether somebody was ever given a gold item."""
+    of_gold = sa.select(AssignmentRow.number).join(TaskRow, TaskRow.number == AssignmentRow.task)
+    of_gold = of_gold.where(AssignmentRow.annotator == annotator, TaskRow.gold.is_not(None))
+    return session.scalar(of_gold.limit(1)) is not None
 
 
 def _num_live() -> sa.ScalarSelect[int]:

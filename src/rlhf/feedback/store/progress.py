@@ -40,6 +40,9 @@ def progress_of(engine: Engine, rules: AssignmentRules, annotator: str | None) -
 
 
 def _num_gold_wanted(session: Session, rules: AssignmentRules, num_wanted: int, num_gold: int) -> int:
-    """Gold items that will be asked beside the wanted judgements: their share, but each at most once of each who works here."""
+    """Gold items that will be asked beside the wanted judgements: their share, but of each who works here one at least and each at
+    most once."""
+    if not rules.gold_frac:
+        return 0
     people = session.scalar(sa.select(sa.func.count(AssignmentRow.annotator.distinct()))) or 1
-    return min(round(num_wanted * rules.gold_frac / (1 - rules.gold_frac)), num_gold * people)
+    return min(max(round(num_wanted * rules.gold_frac / (1 - rules.gold_frac)), people), num_gold * people)

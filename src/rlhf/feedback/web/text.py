@@ -52,8 +52,9 @@ class Turn:
 
     @property
     def html(self) -> Markup:
-        """The source as markdown."""
-        return markdown_html(self.source)
+        """The source as markdown, without the one space that a completion often begins with: it is no indentation."""
+        source = self.source
+        return markdown_html(source[1:] if source[:1] == " " and not source[1:2].isspace() else source)
 
 
 def turns_of(text: Text) -> list[Turn]:

@@ -38,7 +38,7 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
         limits: Any = {"max_length": longest_row(None, reward_model), "truncation": "drop"}
         pairs = PreferenceDataset(at.path(stage.pairs), reward_model.tokenizer, **limits)
         at.log.write("note", message=f"pairs: {pairs.report.to_text()}")
-    judge, knows = open_judge(stage.judge, at), judge_texts(resolved_reward(stage.judge, at))
+    judge, knows = open_judge(stage.judge, at), judge_texts(resolved_reward(stage.judge, at), runs=at.run_dir.parent)
     whose = at.naming("judge", RewardError, what="The judge is")
     with whose, at.log.progress(at.name, 2 * len(prompts) * stage.samples_per_prompt) as bar:
         evaluation = evaluate_policies(
@@ -52,11 +52,14 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     if stage.rollouts is not None:
         evaluation = evaluation.with_curve(judge_rollouts(Path(at.path(stage.rollouts)), judge))
     tell_cuts(judge, at, *evaluation.settings["proxy_cuts"])
+    models = (at.model(model).path for model in (stage.policy, stage.baseline))
+    training, untraced = training_between(*models, runs=at.run_dir.parent)
+    missing = {"judge_unseen_frac": knows if isinstance(knows, str) else None, "training": untraced}
     evaluation = replace(
         evaluation,
-        training=training_between(at.model(stage.policy).path or "", at.model(stage.baseline).path or ""),
+        training=training,
         independence=independence_of(_seen(at)),
-        missing={**evaluation.missing, **({"judge_unseen_frac": knows} if isinstance(knows, str) else {})},
+        missing={**evaluation.missing, **{name: why for name, why in missing.items() if why}},
     )
     evaluation.write(at.folder / "evaluation.json")
     return StageOutcome(evaluation.headline(), evaluation.summary())

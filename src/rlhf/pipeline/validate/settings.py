@@ -33,7 +33,8 @@ from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
 
 POLICY_METRICS = tuple(
-    f"eval/{name}" for name in ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "repetition")
+    f"eval/{name}"
+    for name in ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "empty_frac", "repetition")
 )
 MEASURED_ON_PAIRS = ("eval/loss", "eval/accuracy", "eval/reward_margin", "eval/chosen_reward", "eval/rejected_reward")
 MEASURED: Mapping[str, tuple[str, ...]] = {
@@ -50,6 +51,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
         "eval/ref_kl",
         "eval/length_mean",
         "eval/eos_frac",
+        "eval/empty_frac",
         "eval/repetition",
     ),
     "kto": ("eval/loss", "eval/accuracy", "eval/desirable_reward", "eval/undesirable_reward", "eval/reference_point"),
@@ -201,8 +203,11 @@ def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
     if far is not None:
         usual, told = far
         likely = "it will probably diverge" if stage.learning_rate > usual else "it will hardly learn"
+        if not stage.differs("learning_rate"):
+            told = f"The recipe sets no other rate than the default of {kind}, which is from large models: {told}"
         review.warn(
-            "learning_rate", f"{told}; {likely}. Try {usual:g}, or let `lr_find: suggest` measure this model's own."
+            "learning_rate",
+            f"{told}; {likely}. Set learning_rate to {usual:g}, or let `lr_find: suggest` measure this model's own.",
         )
 
 

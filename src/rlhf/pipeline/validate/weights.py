@@ -105,7 +105,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file, by name.
 
     Raises:
-        ModelError: It is no such file, was cut short, or holds whole numbers.
+        ModelError: It is no such file, was cut short, or holds whole or 8-bit numbers.
     """
     size = path.stat().st_size
     with path.open("rb") as file:

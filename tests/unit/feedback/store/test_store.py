@@ -172,6 +172,32 @@ def test_gold_items_are_mixed_in_and_everybody_gets_them(place):
         assert len(plain) == len(set(plain)), "an overlap of 1 holds for the others"
 
 
+def test_everybody_gets_a_gold_item_before_few_tasks_run_out_at_a_place_that_is_drawn(place):
+    rules = AssignmentRules(gold_frac=0.001, overlap=40)
+    with PreferenceStore(place, rules=rules) as store:
+        store.add_tasks([pair(f"t{n}") for n in range(3)])
+        store.add_tasks([pair(f"g{n}", gold={"preference": "a"}) for n in range(2)])
+        places = []
+        for number in range(40):
+            who = f"ann-{number}"
+            store.add_annotator(who)
+            asked = [answer(store, who)[0] for _ in range(4)]
+            assert sorted(asked) == ["g", "t", "t", "t"]
+            assert store.next_task(who) is None
+            assert store.progress(who).num_done_with_gold <= store.progress(who).num_wanted_with_gold
+            places.append(asked.index("g"))
+        assert {place: places.count(place) >= 4 for place in range(4)} == dict.fromkeys(range(4), True)
+        store.add_annotator("late")
+        assert store.next_task("late") is None, "nothing is left that their gold item could speak for"
+
+
+def test_a_limit_of_judgements_leaves_room_for_a_gold_item(place):
+    with PreferenceStore(place, rules=AssignmentRules(gold_frac=0.001, max_judgements=2)) as store:
+        store.add_annotator("ann")
+        store.add_tasks([*(pair(f"t{n}") for n in range(9)), pair("g", gold={"preference": "a"})])
+        assert "g" in {answer(store, "ann"), answer(store, "ann")}
+
+
 def test_who_leaves_and_comes_again_learns_nothing_of_what_is_gold(place):
     with PreferenceStore(place, rules=AssignmentRules(gold_frac=0.4)) as store:
         store.add_annotator("ann")

@@ -110,6 +110,13 @@ def test_a_conversation_becomes_turns_and_calls_of_tools_are_seen():
     assert [(turn.speaker, turn.source) for turn in turns_of("plain")] == [("", "plain")]
 
 
+def test_the_space_that_a_completion_begins_with_is_shown_in_the_exact_text_alone():
+    (turn,) = turns_of(" Grass.\n  And hay.")
+    assert turn.html == markdown_html("Grass.\n  And hay.")
+    assert turn.source == " Grass.\n  And hay.", "by whose characters highlights count"
+    assert turns_of("  two")[0].html == markdown_html("  two"), "an indentation"
+
+
 def shown(text):
     """What a reader of the page sees of a text: its lines."""
     html = re.sub(
