@@ -667,7 +667,7 @@ def test_missing_columns_are_named_with_what_was_found_and_what_is_taken(tmp_pat
         "'completion')"
     )
     assert "rows of kind preference (or comparison, ranking) are wanted" in message
-    assert "rename or drop columns with columns=" in message
+    assert "rename or drop columns with `columns`" in message
 
 
 # -- texts that are too long, or empty

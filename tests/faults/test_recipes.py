@@ -464,7 +464,7 @@ def test_every_kind_of_stage_makes_a_model_or_files():
         ("stages..seed=1", ("Override 'stages..seed=1' is not of the form", "single dots")),
         ("name =x", ("Override 'name =x' is not of the form", "without spaces")),
         ("stages.sft.x=1", ("stages.sft.x: there is no such key.",)),
-        ("stages.sfft.seed=1", ("stages.sfft.kind: this key is required", "Did you mean 'sft'?")),
+        ("stages.sfft.seed=1", ("stages.sfft: there is no stage 'sfft'", "Did you mean 'sft'?")),
         ("stages.sft.model.path.x=1", ("'path' holds the value 'base', not a section of keys", "path={...}")),
         ("stages.sft.kl.coef=1", ("stages.sft.kl: there is no such key",)),
         ("name='a", ("The value of override", "line 1, column 3 is not valid YAML")),

@@ -248,9 +248,9 @@ def test_an_error_names_the_users_own_line_and_keeps_the_whole_traceback(judge, 
         ("nothing", ["it returned None instead of a list of numbers; is a `return` missing?"]),
         ("yields", ["it returned a generator instead of a list", "return a list with a number or None for each"]),
         ("words", ["it returned a str instead of a list"]),
-        ("two_lists", ["'p0'", "2 verdicts for 1 completions; it must return one for each"]),
+        ("two_lists", ["'p0'", "2 numbers for 1 completion; it must return one for each"]),
         ("nested", ["'p0'", "it returned [1.0], which is not a finite number"]),
-        ("too_many", ["'p0'", "it returned 2 verdicts for 1 completions"]),
+        ("too_many", ["'p0'", "it returned 2 numbers for 1 completion"]),
     ],
 )
 def test_what_is_no_list_of_numbers_is_told_in_one_sentence(judge, name, parts):
@@ -268,8 +268,8 @@ def test_a_missing_column_is_told_with_those_that_are_there_and_blames_no_sample
         assert message.startswith(
             "The reward wants_more can't be used: it wants reference, scale, which the prompt rows"
         )
-        assert "they have prompts, completions, completion_ids, ended, refernce. Did you mean 'refernce'?" in message
-        assert "Add the column to the rows, a value under `arguments`, or a default" in message
+        assert "(they have refernce). Did you mean 'refernce'?" in message
+        assert "Add the column, give it in `arguments`, or give the parameter a default" in message
         assert "'p0'" not in message
 
 

@@ -17,7 +17,9 @@ def validate(
     overrides: Overrides = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Read no rows, load no tokenizer, import no function: a fraction of a second."),
+        typer.Option(
+            "--quick", help="Read the first 100 rows of each file and load no tokenizer; what `rlhf run` begins with."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -84,21 +84,21 @@ ABOUT = {
     OneStage.CPO: "Learn from pairs and from the better completions at once: rlhf cpo model=PATH data=FILE",
     OneStage.ORPO: "Fine-tune and learn from pairs in one stage: rlhf orpo model=PATH data=FILE",
     OneStage.KTO: "Learn from single completions, good or bad: rlhf kto model=PATH data=FILE",
-    OneStage.PPO: "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=PATH",
-    OneStage.VAPO: "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=PATH",
-    OneStage.TRPO: "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=PATH",
-    OneStage.GRPO: "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=PKG.MOD:FN",
-    OneStage.DR_GRPO: "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=PATH",
-    OneStage.DAPO: "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=PATH",
-    OneStage.GSPO: "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=PATH",
-    OneStage.CISPO: "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=PATH",
-    OneStage.SAPO: "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=PATH",
-    OneStage.RLOO: "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=PATH",
-    OneStage.REINFORCE_PP: "REINFORCE with advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=PATH",
-    OneStage.REMAX: "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=PATH",
-    OneStage.ONLINE_DPO: "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=PATH",
+    OneStage.PPO: "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.VAPO: "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.TRPO: "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.GRPO: "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.DR_GRPO: "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.DAPO: "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.GSPO: "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.CISPO: "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.SAPO: "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.RLOO: "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.REINFORCE_PP: "REINFORCE, advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.REMAX: "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    OneStage.ONLINE_DPO: "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
     OneStage.DISTILL: "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE",
-    OneStage.BEST_OF_N: "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=PATH",
+    OneStage.BEST_OF_N: "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=FILE.py:FUNCTION",
 }
 
 
@@ -125,11 +125,12 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
             "name": output.name, "output_dir": str(output.parent), "device": device, "stages": {kind.value: stage},
         }  # fmt: skip
         recipe = RecipeConfig.of(tree, source="The command line")
-        if "learning_rate" not in stage and (usual := usual_learning_rate(recipe, kind.value)) is not None:
-            stage["learning_rate"], what = usual
+        if "learning_rate" not in stage and (chosen_rate := usual_learning_rate(recipe, kind.value)) is not None:
+            stage["learning_rate"], why = chosen_rate
             recipe = RecipeConfig.of(tree, source="The command line")
             if not quiet:
-                console().print(f"learning_rate {usual[0]:g}: usual for {what}", highlight=False, soft_wrap=True)
+                line = f"learning_rate {chosen_rate[0]:g}: {why}"
+                console().print(line, markup=False, highlight=False, soft_wrap=True)
         chosen = {"force": force, "ignore_code": ignore_code, "profile": profile}
         run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)
 

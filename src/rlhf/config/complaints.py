@@ -27,6 +27,13 @@ MOST_BITS = 256
 """Of a whole number that is shown; Python refuses to write out a much longer one."""
 MOST_SUGGESTED = 3
 """Places that a key may have been meant for."""
+A_REWARD = (
+    "a Python function (path/to/file.py:function or package.module:function), a reward model (stage:NAME, its folder, or OWNER/NAME "
+    "on the hub), a service (http://HOST/PATH), rules, or settings with a kind"
+)
+"""What may stand where a reward or a judge is wanted."""
+EXAMPLES: Mapping[str | int, str] = {"reward": f"; give {A_REWARD}", "judge": f"; give {A_REWARD}"}
+"""What a required key may be, where its name does not say it."""
 NO_SECTION = ("model_type", "model_attributes_type", "dict_type")
 
 
@@ -61,7 +68,7 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
         case "extra_forbidden":
             return place, f"there is no such key.{_hint(root, tree, place)}", ""
         case "missing":
-            return place, "this key is required.", ""
+            return place, f"this key is required{EXAMPLES.get(place[-1] if place else '', '')}.", ""
         case "invalid_key":
             key = error["input"]
             hint = _quote_it("string_type", key).replace("write text", "write it")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.config.base import refusal
 from rlhf.config.complaints import shortened
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, did_you_mean
 
 Read = Callable[[Mapping[str, Any]], Any]
 """Makes settings of a plain mapping, or raises a ``ConfigError`` with every complaint."""
+
+NO_KIND = re.compile(r"stages\.(?P<stage>[^.:\s]+)\.kind: this key is required")
+"""What ``rlhf.config.complaints`` says of a section without its tag."""
 
 
 def blame_overrides(
@@ -26,7 +30,7 @@ def blame_overrides(
         read: Raised it.
     """
     of_file = complaints_of(read, written) if overrides else []
-    lines = complaint_lines(err)
+    lines = name_missing_stages(complaint_lines(err), written)
     num_brought = sum(line not in of_file for line in lines)
     if not overrides or not num_brought:
         return err
@@ -42,6 +46,20 @@ def blame_overrides(
 def mark_overrides(lines: Sequence[str], of_file: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Complaints, each that the file alone does not have with the override that it comes from."""
     return [line if line in of_file else f"{line} [{_culprit(line, overrides)}]" for line in lines]
+
+
+def name_missing_stages(lines: Sequence[str], written: Mapping[str, Any]) -> list[str]:
+    """Complaints, where an override into a stage that the file does not have is not a stage without a kind."""
+    stages = written.get("stages")
+    names = [str(name) for name in stages] if isinstance(stages, Mapping) else []
+    named = []
+    for line in lines:
+        match = NO_KIND.match(line)
+        if match is not None and match["stage"] not in names:
+            hint = did_you_mean(match["stage"], names) or f" The stages are {', '.join(names) or '(none)'}."
+            line = f"stages.{match['stage']}: there is no stage {match['stage']!r}.{hint}"
+        named.append(line)
+    return named
 
 
 def complaints_of(read: Read, written: Mapping[str, Any]) -> list[str]:

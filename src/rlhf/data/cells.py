@@ -147,7 +147,7 @@ class Cells:
         if isinstance(value, str):
             return self.clean(value, column)
         if isinstance(value, float) and not math.isfinite(value):
-            raise self.bad(column, f"is {value}; wanted a finite number (drop the column with columns=, or use null).")
+            raise self.bad(column, f"is {value}; wanted a finite number (drop the column with `columns`, or use null).")
         if isinstance(value, (list, tuple, dict)):
             if nesting(value) > MAX_NESTING:
                 raise self.bad(column, f"is nested more than {MAX_NESTING} deep.")

@@ -170,7 +170,8 @@ def detect_kind(
     for first, second in HALVES:
         if (first in cells) != (second in cells):
             there, lacking = (first, second) if first in cells else (second, first)
-            raise RowError(where, f"column {lacking!r} is missing; there is only {there!r}.")
+            hint = rename_hint([name for name in cells if name not in COLUMNS], [lacking])
+            raise RowError(where, f"column {lacking!r} is missing; there is only {there!r}.{hint}")
     kind = next((kind for kind, columns in SHAPES.items() if not _missing(cells, columns)), None)
     if kind is not None and (accepts is None or kind in accepts):
         return kind
@@ -183,20 +184,20 @@ def detect_kind(
         hint = did_you_mean(missing[0], [name for name in cells if name not in SHAPES[nearest]])
         raise RowError(where, f"{_are_missing(missing)} for the kind {nearest}; {found}.{hint}")
     if kind is None:
-        forgotten = " Is the header line missing?" if header else ""
+        renaming = rename_hint(theirs, COLUMNS)
+        forgotten = " Is the header line missing?" if header and not renaming else ""
         shapes = "; ".join(f"{k} ({', '.join(SHAPES[k])})" for k in wanted[:MOST_KINDS])
         others = f"; or {', '.join(wanted[MOST_KINDS:])}" if wanted[MOST_KINDS:] else ""
         raise RowError(
             where,
-            f"no known kind of row has these columns; {found}; wanted {shapes}{others}."
-            f"{rename_hint(theirs, COLUMNS) or RENAME}{forgotten}",
+            f"no known kind of row has these columns; {found}; wanted {shapes}{others}.{renaming or RENAME}{forgotten}",
         )
     others = f" (or {', '.join(k for k in wanted if k is not nearest)})" if len(wanted) > 1 else ""
     lacking = f"{_are_missing(missing)}: " if missing else ""
     raise RowError(
         where,
         f"{lacking}this is a row of kind {kind} ({found}), and rows of kind {nearest}{others} are wanted."
-        f"{rename_hint(theirs, missing) or ' Give other rows, or rename or drop columns with columns=.'}",
+        f"{rename_hint(theirs, missing) or ' Give other rows, or rename or drop columns with `columns`.'}",
     )
 
 

@@ -107,7 +107,7 @@ class CheckReport:
             (
                 self.num_prompt_repeated,
                 "row",
-                "whose completions repeat the prompt (drop the column prompt with columns=)",
+                "whose completions repeat the prompt (drop the column prompt with `columns`)",
                 "repeated",
             ),
         )

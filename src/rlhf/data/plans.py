@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rlhf.data.accepted import ACCEPTED, STRINGS_ARE
 from rlhf.data.contracts import Kind, PreferenceRow, PreferenceSample, Row
 from rlhf.data.expand import (
     comparisons_of,
@@ -102,33 +103,18 @@ def _prompts(row: Row, _report: TokenizationReport) -> Sequence[Row]:
     return [prompt_of(row)]
 
 
-SFT = Plan((Kind.COMPLETION, Kind.MESSAGES, Kind.TEXT, Kind.PREFERENCE), _as_they_are, sft_texts)
-PREFERENCE = Plan((Kind.PREFERENCE, Kind.COMPARISON, Kind.RANKING), _pairs, preference_texts)
-COMPARISON = Plan((Kind.COMPARISON, Kind.PREFERENCE, Kind.RANKING), _comparisons, preference_texts)
-RANKING = Plan((Kind.RANKING, Kind.PREFERENCE, Kind.COMPARISON), _ranking, ranking_texts)
-RATING = Plan((Kind.RATING, Kind.RANKING), _ratings, single_texts)
-KTO = Plan((Kind.UNPAIRED, Kind.PREFERENCE, Kind.COMPARISON), _unpaired, single_texts)
-PROMPT = Plan(
-    (
-        Kind.PROMPT,
-        Kind.COMPLETION,
-        Kind.PREFERENCE,
-        Kind.COMPARISON,
-        Kind.RANKING,
-        Kind.RATING,
-        Kind.UNPAIRED,
-        Kind.STEPWISE,
-        Kind.MESSAGES,
-    ),
-    _prompts,
-    None,
-    strings_are=Kind.PROMPT,
-)
+SFT = Plan(ACCEPTED["sft"], _as_they_are, sft_texts)
+PREFERENCE = Plan(ACCEPTED["preference"], _pairs, preference_texts)
+COMPARISON = Plan(ACCEPTED["comparison"], _comparisons, preference_texts)
+RANKING = Plan(ACCEPTED["ranking"], _ranking, ranking_texts)
+RATING = Plan(ACCEPTED["rating"], _ratings, single_texts)
+KTO = Plan(ACCEPTED["kto"], _unpaired, single_texts)
+PROMPT = Plan(ACCEPTED["grpo"], _prompts, None, strings_are=STRINGS_ARE["grpo"])
 
 
 def stepwise(separator: str) -> Plan:
     """Solutions in steps, each of which ends with a separator: it is written behind those that do not end with it."""
-    return Plan((Kind.STEPWISE,), lambda row, _report: [with_separator(row, separator)], stepwise_texts)
+    return Plan(ACCEPTED["stepwise"], lambda row, _report: [with_separator(row, separator)], stepwise_texts)
 
 
 PLANS: Mapping[str, Plan] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 MEANT: Mapping[str, str] = {
@@ -18,6 +19,9 @@ MEANT: Mapping[str, str] = {
 MOST_LETTERS = 20
 """Of a name that may be a misspelt one of ours."""
 
+NO_TEXTS = frozenset({"id", "ids", "len", "length", "model", "num", "rating", "score", "source", "tokens"})
+"""Words in names of columns that say something about a text and do not hold it."""
+
 RENAME = " Rename columns with columns={'THEIRS': 'OURS'}, in a recipe `columns: {THEIRS: OURS}`."
 """Where no column seems to mean one of ours."""
 
@@ -31,11 +35,18 @@ def rename_hint(theirs: Iterable[str], wanted: Sequence[str]) -> str:
     """
     renamed: dict[str, str] = {}
     for name in theirs:
-        near = difflib.get_close_matches(name.lower(), wanted, n=1) if len(name) <= MOST_LETTERS else []
-        ours = MEANT.get(name.lower()) or next(iter(near), None)
+        ours = MEANT.get(name.lower()) or _nearest(name.lower(), wanted)
         if ours is not None and ours in wanted and ours not in renamed.values():
             renamed[name] = ours
     if not renamed:
         return ""
     recipe = ", ".join(f"{name if name.isidentifier() else json.dumps(name)}: {ours}" for name, ours in renamed.items())
     return f" Rename with columns={renamed!r}, in a recipe `columns: {{{recipe}}}`."
+
+
+def _nearest(name: str, wanted: Sequence[str]) -> str | None:
+    """The column of ours that a name misspells, or has as one of its words: `chosen` of `response_chosen`."""
+    near = difflib.get_close_matches(name, wanted, n=1) if len(name) <= MOST_LETTERS else []
+    words = re.findall(r"[a-z]+", name)
+    inside = [ours for ours in wanted if ours in words] if not NO_TEXTS.intersection(words) else []
+    return next(iter([*near, *inside]), None)

@@ -28,10 +28,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf.data.contracts import Prompt
+from rlhf.data.words import counted
 from rlhf.data.world.judge import judge as judge_world
-from rlhf.errors import RewardError
-from rlhf.rewards.functions import RESERVED, function_arguments, load_function
+from rlhf.errors import RewardError, text_of
+from rlhf.rewards.functions import function_arguments, load_function
 from rlhf.rewards.types import CompletionLike, Scorer, TextCompletion, ask_scorer, sample_name
+from rlhf.rewards.worker import RESERVED, chat_hint
 
 Judge = Callable[..., Sequence[Any]] | Scorer
 """See the top of this file."""
@@ -249,27 +251,38 @@ def _ask(
     names: Sequence[str],
 ) -> list[dict[str, Any]]:
     arguments = {"prompts": list(prompts), "completions": list(completions), "ended": list(ended)}
-    arguments |= {name: list(values) for name, values in columns.items()}
+    arguments = _accepted(judge, arguments | {name: list(values) for name, values in columns.items()})
     try:
-        found = judge(**_accepted(judge, arguments))
+        found = judge(**arguments)
     except Exception as err:
-        where = names[0] if len(names) == 1 else f"one of the {len(names)} samples from {names[0]} to {names[-1]}"
-        raise RewardError(
-            f"The judge {judge_name(judge)} failed on {where}: {type(err).__name__}: {err}. Mend it, or call it alone "
-            "on that sample to see why."
-        ) from err
+        raise _refusal(judge, arguments, names, err) from err
     if hasattr(found, "tolist"):
         found = found.tolist()
     if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__len__") or len(found) != len(names):
-        got = f"{len(found)} verdicts" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+        got = counted(len(found), "verdict") if isinstance(found, list | tuple) else f"a {type(found).__name__}"
         raise RewardError(
-            f"The judge {judge_name(judge)} returned {got} for {len(names)} completions; it must return a list with a "
+            f"The judge {judge_name(judge)} returned {got} for {counted(len(names), 'completion')}; it must return a list with a "
             "number or a dict for each."
         )
     return [
         _checked(judge_name(judge), verdict, name, completion)
         for verdict, name, completion in zip(found, names, completions, strict=True)
     ]
+
+
+def _refusal(
+    judge: Callable[..., Sequence[Any]], arguments: Mapping[str, Any], names: Sequence[str], err: Exception
+) -> RewardError:
+    """What a judge raised, with the first sample that it also raises on alone."""
+    where = f"{len(names)} samples together, from {names[0]} to {names[-1]}, and on none of them alone"
+    for place, name in enumerate(names):
+        try:
+            judge(**{key: [values[place]] for key, values in arguments.items()})
+        except Exception as alone:
+            err, where = alone, f"sample {name}"
+            break
+    said = f"{type(err).__name__}: {text_of(err).rstrip('.')}{chat_hint(err, arguments)}."
+    return RewardError(f"The judge {judge_name(judge)} failed on {where}: {said}")
 
 
 def _accepted(judge: Callable[..., Sequence[Any]], arguments: dict[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def _local_source(path: str, folder: Path) -> str:
             raise ModelError(_no_model_folder(folder))
         return str(folder.resolve())
     if folder.is_file():
+        if folder.suffix == ".py":
+            raise ModelError(f"{path} is a Python file; name the function: {path}:FUNCTION.")
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights.")
     if not path or path.startswith(("/", ".", "~")) or path.count("/") > 1:
         if folder.parts[-3:] == ("rlhf", "assets", "base"):

@@ -129,8 +129,8 @@ class Pipeline:
             self._do_all(plans, options)
         except KeyboardInterrupt:  # who presses Ctrl-C twice does not wait for a page
             raise
-        except BaseException:
-            self._report_failure()
+        except BaseException as err:
+            self._report_failure(err)
             raise
         (self.run_dir / REQUEST).unlink(missing_ok=True)
         report = write_report(self.run_dir)
@@ -147,10 +147,10 @@ class Pipeline:
             planner.take(plan.name, self.artifacts[plan.name].key, self.artifacts[plan.name])
             self._tell(of=planner.stages)
 
-    def _report_failure(self) -> None:
-        """A page that names what failed, and where; whatever goes wrong with it must not hide the failure itself."""
+    def _report_failure(self, err: BaseException) -> None:
+        """A page that names what failed, and where, noted on the error; whatever goes wrong with it must not hide the failure itself."""
         try:
-            self.log.say(f"[bold]report       [/]{write_report(self.run_dir)}")
+            err.add_note(f"Report: {write_report(self.run_dir)}")
         except Exception:
             logger.debug("No report of the failed run could be written", exc_info=True)
 
@@ -288,7 +288,8 @@ class Pipeline:
                 how = "" if "the same command" in message else "; the same command goes on from there"
                 err.add_note(f"In stage {name!r} of {self.run_dir}{how}.")
             elif isinstance(err, RLHFError):
-                err.add_note(f"In stage {name!r} of {self.run_dir}; what was finished before it is kept.")
+                kept = "; the stages that were finished before it are kept" if self.artifacts else ""
+                err.add_note(f"In stage {name!r} of {self.run_dir}{kept}.")
             raise
 
     def _check_parents(self, name: str) -> None:

@@ -22,10 +22,8 @@ from rlhf.errors import ConfigError, RewardError, text_of
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.types import CompletionLike, Notify, ScoreResult, sample_name
 from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refusal, refuse, score_result
-from rlhf.rewards.worker import CallError, Failure, Odd, call, find_function
+from rlhf.rewards.worker import RESERVED, CallError, Failure, Odd, call, find_function
 
-RESERVED = ("prompts", "completions", "completion_ids", "ended")
-"""Names that a column can't have, because every reward function gets something else under them."""
 logger = logging.getLogger(__name__)
 MAX_LOST_WORKERS = 3
 """Samples that a function may die or hang on, each for the whole timeout, before the others are not tried any more."""
@@ -62,6 +60,7 @@ class FunctionReward:
             ConfigError: There is no such function, or another process could not find it.
         """
         self._name = name or _own_name(function)
+        self._spec = function if isinstance(function, str) else _own_name(function)
         self.arguments = dict(arguments or {})
         self.timeout_seconds = timeout_seconds
         self.on_error = on_error
@@ -158,6 +157,8 @@ class FunctionReward:
                 "seconds (timeout_seconds) and was killed; trying them one by one."
             )
         verdicts, failures = self._one_by_one(together, prompts, completions)
+        if not failures and together.wrong_count:
+            raise refusal(f"The reward {self.name} ({self._spec}) {together.reason.removeprefix('it ')}.", together)
         if not failures:
             raise refusal(
                 f"The reward {self.name} failed on {len(completions)} samples together, from "

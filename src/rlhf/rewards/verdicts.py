@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rlhf.data.contracts import Prompt
+from rlhf.data.words import counted
 from rlhf.errors import RewardError
 from rlhf.rewards.types import CompletionLike, ScoreResult, sample_name
 from rlhf.rewards.worker import CallError, Failure, Odd
@@ -27,7 +28,10 @@ def checked(verdicts: Sequence[float | Odd | None], count: int) -> tuple[list[fl
     """
     if len(verdicts) != count:
         raise CallError(
-            Failure(f"it returned {len(verdicts)} verdicts for {count} completions; it must return one for each")
+            Failure(
+                f"it returned {counted(len(verdicts), 'number')} for {counted(count, 'completion')}; it must return one for each",
+                wrong_count=True,
+            )
         )
     failures = {}
     for place, verdict in enumerate(verdicts):

@@ -24,6 +24,10 @@ from rlhf.rewards.background import run_async
 
 PIPE_CLOSED = 113
 """Exit code where the function closed the pipe: files that it did not open."""
+RESERVED = ("prompts", "completions", "completion_ids", "ended")
+"""Names that a column can't have, because every reward function gets something else under them."""
+OURS = ("truncated",)
+"""Columns that no row of a user has: they say what was done to it."""
 LONGEST_TEXT = 400
 """Characters of an exception's text that a message repeats."""
 
@@ -47,6 +51,8 @@ class Failure(NamedTuple):
     """It took too long."""
     worker_lost: bool = False
     """Its process died or had to be killed."""
+    wrong_count: bool = False
+    """It returned a list of another length."""
 
 
 class CallError(Exception):
@@ -104,7 +110,19 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[flo
     except (CallError, KeyboardInterrupt, InterruptedRun):
         raise
     except BaseException as err:  # SystemExit and CancelledError are not Exceptions, and would end the training
-        raise CallError(_exception_failure(err, _source(function))) from err
+        failure = _exception_failure(err, _source(function))
+        raise CallError(failure._replace(reason=f"{failure.reason}{chat_hint(err, arguments)}")) from err
+
+
+def chat_hint(err: BaseException, arguments: Mapping[str, Any]) -> str:
+    """What to add to an error of a function that was written for texts and was given messages; the empty text otherwise."""
+    is_chat = any(not isinstance(prompt, str) for prompt in arguments.get("prompts", ()))
+    if not is_chat or not isinstance(err, AttributeError | KeyError | TypeError):
+        return ""
+    return (
+        "; prompts and completions are lists of messages, [{role, content}], because the prompt rows hold messages: see "
+        "docs/rewards.md"
+    )
 
 
 def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -117,10 +135,10 @@ def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tup
     named = [p for p in parameters if p.kind in kinds]
     missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
     if missing:
+        own = sorted(name for name in arguments if name not in (*RESERVED, *OURS))
         raise _hopeless(
-            f"it wants {', '.join(missing)}, which the prompt rows don't have; they have {', '.join(arguments)}."
-            f"{did_you_mean(missing[0], arguments)} Add the column to the rows, a value under `arguments`, or a default "
-            "to the function"
+            f"it wants {', '.join(missing)}, which the prompt rows don't have (they have {', '.join(own) or 'no other columns'})."
+            f"{did_you_mean(missing[0], own)} Add the column, give it in `arguments`, or give the parameter a default"
         )
     first = [p.name for p in named if p.kind is p.POSITIONAL_ONLY and p.name in arguments]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)

@@ -117,7 +117,7 @@ class OnlineTrainer(ABC):
         self.version = 0
         """Of the weights, as the engine is told: phases that led to them."""
         self.equal_rollouts = 0
-        """Rollouts in a row whose scores taught nothing, because those that are compared were all the same."""
+        """Rollouts whose scores taught nothing, because those that are compared were all the same."""
         self.at_start: dict[str, float] = {}
         """What the first rollout found, for ``self_checks``."""
         self.held_out = HeldOut(config.evaluation)
@@ -404,13 +404,13 @@ class OnlineTrainer(ABC):
             return
         (compared, where), scores = self.compared(gathered), gathered.scores
         if compared.shape[1] == 1 or not bool((compared == compared[:, :1]).all()):
-            self.equal_rollouts = 0
             return
         self.equal_rollouts += 1
-        if self.equal_rollouts in (1, 10) or self.equal_rollouts % 100 == 0:
+        if self.equal_rollouts.bit_count() == 1:  # the first, then at doubling counts
             self.log.alarm(
-                f"{self.name}: all rewards {where} are equal ({float(scores[0]):g} for the first), for {self.equal_rollouts} "
-                f"rollout(s) in a row: nothing can be learned from them. Is the task too hard, too easy, or is {self.scorer.name} constant?",
+                f"{self.name}: all rewards {where} are equal in rollout {phase + 1} (the first is {float(scores[0]):g}): nothing can be "
+                f"learned from them. Rollouts like this so far: {self.equal_rollouts}. Is the task too hard or too easy, or is the "
+                f"reward {self.scorer.name} constant?",
                 step=phase * self.steps_per_phase + 1, guard="equal_rewards", metric=f"{self.name}/score_mean",
                 value=float(scores.mean()), limit=None, action="warn",
             )  # fmt: skip

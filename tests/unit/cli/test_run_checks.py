@@ -53,3 +53,12 @@ def test_one_stage_without_a_rate_takes_what_is_usual_for_its_method_and_size(ca
     assert "0.01" in (rate_of("model.lora.rank=4") or ""), "adapters take a larger one"
     assert rate_of("learning_rate=2e-5") is None, "a rate that is given is kept, also where it is the default"
     assert rate_of("lr_find=use") is None
+
+
+def test_one_stage_of_a_model_whose_size_is_unknown_says_which_rate_it_takes(call, tmp_path):
+    data = tmp_path / "sft.jsonl"
+    data.write_text('{"prompt": "a", "completion": " b"}\n', encoding="utf-8")
+    _, said, _ = call("sft", "model=nobody-has-this", f"data={data}", "-o", tmp_path / "run", "--dry-run")
+    (line,) = [line for line in said.splitlines() if line.startswith("learning_rate")]
+    assert "2e-05" in line
+    assert "nobody-has-this could not be read" in line

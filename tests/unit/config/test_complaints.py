@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhf.config.complaints import A_REWARD
 from rlhf.config.groups import GRPOConfig
 from rlhf.config.policy import KLConfig, PPOConfig
 from rlhf.config.preference import DPOConfig
@@ -88,7 +89,10 @@ def test_the_recipe_itself_is_fine():
             {"stages__ppo__reward": {"kind": "ensemble", "sources": ["a"]}},
             "stages.ppo.reward.sources: should have at least 2 items, and has 1",
         ),
-        ({"stages__ppo__reward": None}, "stages.ppo.reward: this key is required."),
+        (
+            {"stages__ppo__reward": None},
+            f"stages.ppo.reward: this key is required; give {A_REWARD}.",
+        ),
         ({"stages__sft__data": 3}, "stages.sft.data: should be a valid string or should be a valid list (got 3)"),
         ({"stages__sft__data": ["a", 3]}, "stages.sft.data.1: should be a valid string (got 3)"),
         ({"stages__sft__model": ["a"]}, "stages.sft.model: should hold keys and values (got a list)"),

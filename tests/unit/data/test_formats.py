@@ -218,6 +218,12 @@ def test_who_has_most_of_a_rarer_kind_is_told_what_that_lacks(row, words):
         ),
         ({"prompt": "q", "Best Answer": "a", "answer": "b"}, SFT.accepts, "`columns: {answer: completion}`"),
         ({"chosen one": "q"}, None, '`columns: {"chosen one": chosen}`'),
+        (
+            {"q": "q", "response_chosen": "a", "response_rejected": "b"},
+            None,
+            "response_chosen: chosen, response_rejected: rejected}",
+        ),
+        ({"prompt": "q", "response_chosen": "a", "rejected": "b"}, None, "`columns: {response_chosen: chosen}`"),
         ({"zzz": 1}, None, "Rename columns with columns={'THEIRS': 'OURS'}"),
     ],
 )
@@ -225,6 +231,19 @@ def test_how_to_rename_is_shown_with_the_columns_that_are_there(row, accepts, hi
     with pytest.raises(RowError) as caught:
         parse_row(row, accepts=accepts)
     assert hint in str(caught.value)
+
+
+def test_a_forgotten_header_is_suspected_only_where_no_column_is_recognized():
+    for row, suspected in (({"question": "q", "response_chosen": "a"}, False), ({"zzz": "a"}, True)):
+        with pytest.raises(RowError) as caught:
+            parse_row(row, cells_are_text=True)
+        assert ("header line" in str(caught.value)) is suspected
+
+
+def test_columns_about_a_text_are_not_taken_for_it():
+    with pytest.raises(RowError) as caught:
+        parse_row({"response_chosen_id": 3})
+    assert "response_chosen_id: chosen" not in str(caught.value)
 
 
 def test_csv_cells_are_read_as_what_they_say():

@@ -51,7 +51,7 @@ def test_check_says_what_a_file_is_and_lists_every_bad_row(messy):
     assert f"1 row with an empty completion: {messy}:5" in text
     assert f"1 duplicate of an earlier row: {messy}:2" in text
     assert f"left out of training): {messy}:3" in text
-    assert f"with columns=): {messy}:4" in text
+    assert f"with `columns`): {messy}:4" in text
     assert f"{messy}:8: not a JSON value" in text
 
 

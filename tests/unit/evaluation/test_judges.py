@@ -46,7 +46,7 @@ def test_a_verdict_that_is_no_number_is_an_error_that_names_the_sample(verdict, 
 
 
 @pytest.mark.parametrize(
-    ("found", "got"), [([1.0], "1 verdicts for 2"), (3.0, "a float for 2"), ("ab", "a str for 2"), (None, "a NoneType")]
+    ("found", "got"), [([1.0], "1 verdict for 2"), (3.0, "a float for 2"), ("ab", "a str for 2"), (None, "a NoneType")]
 )
 def test_another_number_of_verdicts_is_an_error(found, got):
     with pytest.raises(RewardError, match=got):
@@ -57,8 +57,22 @@ def test_a_judge_that_raises_is_named_with_its_samples():
     def broken(prompts, completions, **columns):
         raise ZeroDivisionError("by zero")
 
-    with pytest.raises(RewardError, match=r"broken failed on one of the 2 samples from x to y: ZeroDivisionError"):
+    with pytest.raises(RewardError, match=r"broken failed on sample x: ZeroDivisionError: by zero\.$"):
         run_judge(broken, ["p", "q"], ["a", "b"], names=["x", "y"])
+
+
+def test_of_many_samples_the_one_that_a_judge_fails_on_is_named():
+    def fails_on_b(prompts, completions):
+        return [1 / (said != "b") for said in completions]
+
+    with pytest.raises(RewardError, match="failed on sample y: ZeroDivisionError"):
+        run_judge(fails_on_b, ["p", "q"], ["a", "b"], names=["x", "y"])
+
+
+def test_a_judge_of_texts_that_gets_messages_is_told_so():
+    chat = [[{"role": "user", "content": "p"}]]
+    with pytest.raises(RewardError, match=r"lists of messages.*docs/rewards\.md"):
+        run_judge(lambda prompts, completions: [c.strip() for c in completions], chat, [[{"content": "a"}]])
 
 
 def test_a_judge_gets_what_it_takes():

@@ -61,9 +61,10 @@ def test_however_a_stage_ends_the_log_says_so_and_the_rest_is_kept(tmp_path, mon
     assert found["event"] == event
     assert says in found["message"]
     if becomes in (RewardError, MemoryLimitError):
-        assert caught.value.__notes__ == [
-            f"In stage 'reward' of {tmp_path / 'runs' / 'loop'}; what was finished before it is kept."
-        ]
+        where, report = caught.value.__notes__
+        assert where.startswith(f"In stage 'reward' of {tmp_path / 'runs' / 'loop'}")
+        assert "are kept" in where
+        assert report == f"Report: {tmp_path / 'runs' / 'loop' / 'report.html'}"
     if becomes is InterruptedRun:
         assert "the same command goes on from there" in caught.value.__notes__[0]
     run = tmp_path / "runs" / "loop"
@@ -102,6 +103,24 @@ def test_a_page_that_can_t_be_written_does_not_hide_why_the_run_failed(tmp_path,
     monkeypatch.setattr("rlhf.pipeline.run.write_report", breaks)
     with pytest.raises(RewardError, match="The reward failed"):
         pipeline_of(tmp_path).run()
+
+
+def test_a_first_stage_that_fails_does_not_say_that_something_was_kept(tmp_path, monkeypatch):
+    install(monkeypatch, world=raising(DataError("No rows.")), pairs=raising(DataError("No rows.")))
+    with pytest.raises(DataError) as caught:
+        pipeline_of(tmp_path).run()
+    assert "kept" not in caught.value.__notes__[0]
+
+
+def test_an_error_about_rows_names_the_key_that_they_are_read_for(tmp_path, monkeypatch):
+    def reads(stage, at):
+        with at.naming("data"):
+            raise DataError("These are no pairs.")
+
+    install(monkeypatch, reward=reads)
+    with pytest.raises(DataError) as caught:
+        pipeline_of(tmp_path).run()
+    assert any("stages.reward.data" in note for note in caught.value.__notes__)
 
 
 def test_a_full_disk_in_a_stage_is_one_message_with_path_and_what_to_do(tmp_path, monkeypatch):

@@ -172,7 +172,7 @@ def test_the_quick_form_says_what_it_left_out_and_imports_nothing_heavy(tree, tm
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     said, loaded = done.stdout.splitlines()
-    assert said.endswith("nothing wrong found (4 stages; not checked: rows, tokenizers and functions)")
+    assert said.endswith("nothing wrong found (4 stages; not checked: tokenizers and rows after the first 100)")
     assert loaded == "set()"
 
 
@@ -277,16 +277,16 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     (
         "grpo",
         {"reward": "stage:sft"},
-        "reward.0.source",
+        "reward",
         "error",
         4,
         ("stage:sft is a sft stage", "such as stage:reward"),
     ),
-    ("grpo", {"reward": "model/"}, "reward.0.source", "error", 4, ("LlamaForCausalLM", "no scores")),
+    ("grpo", {"reward": "model/"}, "reward", "error", 4, ("LlamaForCausalLM", "no scores")),
     (
         "grpo",
         {"reward": "function.py:polite"},
-        "reward.0.function",
+        "reward",
         "error",
         2,
         ("no file function.py", "functions.py"),
@@ -294,7 +294,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     (
         "grpo",
         {"reward": "functions.py:polit"},
-        "reward.0.function",
+        "reward",
         "error",
         2,
         ("no function 'polit'", "Did you mean 'polite'", "annotate, polite, wants_answer"),
@@ -302,7 +302,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     (
         "grpo",
         {"reward": "no.such.module:f"},
-        "reward.0.function",
+        "reward",
         "error",
         2,
         ("no module 'no.such.module'", "PYTHONPATH"),
@@ -310,13 +310,13 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     (
         "grpo",
         {"reward": "rlhf.evaluation.judge:f"},
-        "reward.0.function",
+        "reward",
         "error",
         2,
         ("no module 'rlhf.evaluation.judge'",),
     ),
-    ("grpo", {"reward": {"kind": "lexicon", "path": "words.txt"}}, "reward.0.path", "error", 3, ("words.txt",)),
-    ("grpo", {"reward": {"kind": "lexicon", "path": "demos.jsonl"}}, "reward.0.path", "error", 3, ("demos.jsonl:1",)),
+    ("grpo", {"reward": {"kind": "lexicon", "path": "words.txt"}}, "reward.path", "error", 3, ("words.txt",)),
+    ("grpo", {"reward": {"kind": "lexicon", "path": "demos.jsonl"}}, "reward.path", "error", 3, ("demos.jsonl:1",)),
     (
         "grpo",
         {"reward": {"kind": "rules", "weight": 0}},
@@ -400,6 +400,21 @@ def test_a_mistake_is_told_by_stage_and_key(tree, stage, settings, key, level, c
     assert problem.to_dict()["exit_code"] == code
     for words in says:
         assert words in problem.message
+
+
+def test_the_quick_form_compares_the_first_rows_of_files_and_signatures_of_rewards(tree):
+    dpo = {"kind": "dpo", "model": "stage:sft", "data": "prompts.jsonl", "learning_rate": 2e-4}
+    problems = found(changed(changed(tree, "dpo", **dpo), "grpo", reward="functions.py:wants_answer"), deep=False)
+    assert [(p.stage, p.key, p.level) for p in problems] == [("grpo", "reward", "error"), ("dpo", "data", "error")]
+
+
+def test_the_quick_form_reads_only_the_first_rows(tree, tmp_path):
+    rows = [{"prompt": f"q{n}", "completion": "a"} for n in range(100)]
+    late = write(tmp_path / "late.jsonl", [*rows, {"prompt": 1}])
+    assert found(changed(tree, "sft", data=str(late)), deep=False) == []
+    early = write(tmp_path / "early.jsonl", [{"prompt": n} for n in range(100)] + rows)
+    problem = only(changed(tree, "sft", data=str(early), on_bad_row="skip"))
+    assert problem.level == "warning", "usable rows may follow"
 
 
 WORLD = {"kind": "world"}
@@ -724,7 +739,7 @@ def test_evaluating_on_the_prompts_that_pairs_were_sampled_from_is_told(tree):
 
 def test_a_reward_function_that_wants_a_column_is_told_which_there_are(tree):
     problem = only(changed(tree, "grpo", reward="functions.py:wants_answer"), deep=True)
-    assert (problem.key, problem.kind) == ("reward.0.function", RewardError)
+    assert (problem.key, problem.kind) == ("reward", RewardError)
     assert "wants answer, which the prompt rows don't have (they have fact)" in problem.message
     given = {"kind": "function", "function": "functions.py:wants_answer", "arguments": {"answer": "42"}}
     assert found(changed(tree, "grpo", reward=given)) == []
@@ -743,7 +758,7 @@ def test_a_schema_whose_reference_leads_nowhere_is_told_before_the_run(tree):
 def test_arguments_that_a_function_does_not_take_are_told(tree):
     given = {"kind": "function", "function": "functions.py:wants_answer", "arguments": {"answer": "42", "hnt": 1}}
     problem = only(changed(tree, "grpo", reward=given), deep=True)
-    assert (problem.key, problem.level) == ("reward.0.arguments", "warning")
+    assert (problem.key, problem.level) == ("reward.arguments", "warning")
     assert "no parameter 'hnt'" in problem.message
 
 
@@ -758,7 +773,7 @@ def test_a_module_that_does_not_import_is_told(tree, tmp_path, code, says):
     path = tmp_path / "mine.py"
     path.write_text(code, encoding="utf-8")
     problem = only(changed(tree, "grpo", reward=f"{path}:f"), deep=True)
-    assert (problem.key, problem.level) == ("reward.0.function", "error")
+    assert (problem.key, problem.level) == ("reward", "error")
     assert says in problem.message
 
 
@@ -869,7 +884,7 @@ TEN = [
     ("reward", "data", "error"),
     ("reward", "early_stopping", "error"),
     ("grpo", "model", "error"),
-    ("grpo", "reward.0.function", "error"),
+    ("grpo", "reward", "error"),
     ("grpo", "prompts_per_rollout", "warning"),
     ("evaluate", "rollouts", "error"),
     ("evaluate", "baseline", "warning"),
@@ -909,9 +924,9 @@ def test_what_a_wrong_setting_hides_is_said_and_what_a_key_too_many_does_not_hid
     review = validate_file(path, deep=False)
     keys = {(problem.stage, problem.key) for problem in review.problems}
     assert keys == {
-        ("sft", "learning_rate"), ("grpo", "packing"), ("grpo", "kl.coff"), ("grpo", "prompts"), ("grpo", "reward.0.function"),
+        ("sft", "learning_rate"), ("grpo", "packing"), ("grpo", "kl.coff"), ("grpo", "prompts"), ("grpo", "reward"),
     }  # fmt: skip
-    assert "files, models and rewards of sft (mend the settings first, then look again)" in review.to_text()
+    assert "files, models and rewards of sft (fix the settings first, then look again)" in review.to_text()
 
 
 def test_a_complaint_about_an_override_names_it(tree, tmp_path):
@@ -958,7 +973,7 @@ def test_assets_that_are_there_hide_no_complaint_about_one_of_them(tree, tmp_pat
 
 def test_a_bare_word_is_no_reward_and_is_told_what_one_can_be(tree):
     problem = only(changed(tree, "grpo", reward="lambda"))
-    assert (problem.stage, problem.key, problem.kind) == ("grpo", "reward.0.source", ConfigError)
+    assert (problem.stage, problem.key, problem.kind) == ("grpo", "reward", ConfigError)
     for part in ("'lambda' names no reward", "stage:NAME", "package.module:function", "http://", "rules"):
         assert part in problem.message
     assert "Did you mean 'rules'?" in only(changed(tree, "grpo", reward="rule")).message

@@ -51,10 +51,10 @@ def test_prompts_without_a_verifiers_column(tmp_path, with_answer, column, level
 @pytest.mark.parametrize(
     ("models", "reward", "warned"),
     [
-        ({}, {"kind": "learned", "source": "stage:rm", "combine": "min"}, "reward.0.combine"),
+        ({}, {"kind": "learned", "source": "stage:rm", "combine": "min"}, "reward.combine"),
         ({"num_heads": 2}, {"kind": "learned", "source": "stage:rm", "combine": "min"}, None),
         ({}, {"kind": "learned", "source": "stage:rm"}, None),
-        ({}, {"kind": "ensemble", "sources": ["stage:rm", "stage:rm"]}, "reward.0.sources"),
+        ({}, {"kind": "ensemble", "sources": ["stage:rm", "stage:rm"]}, "reward.sources"),
     ],
 )
 def test_an_ensemble_of_one_is_told(models, reward, warned):
@@ -147,9 +147,9 @@ def judged_by(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("reward", "key"),
     [
-        ({"kind": "service", "url": "http://127.0.0.1:9/", "headers": {"Authorization": "Bearer $NO_SUCH_TOKEN"}}, "reward.0.headers"),
+        ({"kind": "service", "url": "http://127.0.0.1:9/", "headers": {"Authorization": "Bearer $NO_SUCH_TOKEN"}}, "reward.headers"),
         ({"kind": "service", "url": "http://127.0.0.1:9/", "headers": {"X-Trace": "x"}}, None),
-        ({"kind": "json", "json_schema": {"type": "nothing"}}, "reward.0.json_schema"),
+        ({"kind": "json", "json_schema": {"type": "nothing"}}, "reward.json_schema"),
         ({"kind": "json", "json_schema": {"type": "object"}}, None),
     ],
 )  # fmt: skip
@@ -167,10 +167,13 @@ def test_a_folder_of_the_wrong_kind_of_judge_is_told(judged_by, tmp_path):
     model = PolicyModel.from_pretrained("embedded")
     ProcessRewardModel.from_policy(model, seed=0).save_pretrained(tmp_path / "prm")
     RewardModel.from_policy(model, seed=0).save_pretrained(tmp_path / "rm")
-    wrong = [("reward.0.source", "error", ModelError.exit_code)]
+    wrong = {
+        "learned": [("reward", "error", ModelError.exit_code)],
+        "process": [("reward.source", "error", ModelError.exit_code)],
+    }
     for kind, right, other in (("learned", "rm", "prm"), ("process", "prm", "rm")):
         assert judged_by({"kind": kind, "source": str(tmp_path / right)}) == []
-        assert judged_by({"kind": kind, "source": str(tmp_path / other)}) == wrong
+        assert judged_by({"kind": kind, "source": str(tmp_path / other)}) == wrong[kind]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError
 from rlhf.rewards.functions import FunctionReward, load_function
 from tests.unit.rewards import helpers
@@ -56,7 +57,9 @@ def test_a_column_that_some_prompts_lack_is_none_there(judge_with):
 
 
 def test_a_missing_column_is_named(judge_with):
-    with pytest.raises(RewardError, match=r"it wants answer, which the prompt rows don't have; they have prompts"):
+    with pytest.raises(
+        RewardError, match=r"it wants answer, which the prompt rows don't have \(they have no other columns\)"
+    ):
         judge_with("only_what_it_names").score(*samples("4"))
 
 
@@ -118,7 +121,7 @@ def test_arrays_and_tensors_are_numbers_too(values):
             "raise_on_bad",
             r"'p1' \(completion 0\), number 2 of 3: it raised KeyError: 'no such answer' \(.*helpers.py, line \d+\)",
         ),
-        ("one_too_few", r"'p0' \(completion 0\), number 1 of 3: it returned 0 verdicts for 1 completions"),
+        ("one_too_few", r"'p0' \(completion 0\), number 1 of 3: it returned 0 numbers for 1 completion"),
         ("a_dict", r"'p0' .* it returned a dict instead of a list"),
         ("raise_on_many", r"failed on 3 samples together, from 'p0' .* but on none of them alone: .*too many"),
     ],
@@ -126,6 +129,29 @@ def test_arrays_and_tensors_are_numbers_too(values):
 def test_a_failure_names_the_function_and_the_sample(judge_with, in_process, name, message):
     with pytest.raises(RewardError, match=message):
         judge_with(name, in_process=in_process).score(*samples(*BAD))
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_wrong_number_of_values_is_not_blamed_on_samples(tmp_path, in_process):
+    file = tmp_path / "bad.py"
+    file.write_text("def short(prompts, completions):\n    return [1.0]\n", encoding="utf-8")
+    with pytest.raises(RewardError) as caught:
+        FunctionReward(f"{file}:short", in_process=in_process).score(*samples("a", "b", "c"))
+    assert f"{file}:short) returned 1 number for 3 completions" in str(caught.value)
+    assert "'p0'" not in str(caught.value)
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_function_of_texts_that_gets_messages_is_told_so(tmp_path, in_process):
+    file = tmp_path / "brief.py"
+    file.write_text(
+        "def brief(prompts, completions):\n    return [len(c.split()) for c in completions]\n", encoding="utf-8"
+    )
+    chat = Prompt("p0", [1], "Hi", messages=[{"role": "user", "content": "Hi"}])
+    reward = FunctionReward(f"{file}:brief", in_process=in_process)
+    with pytest.raises(RewardError, match=r"lists of messages.*docs/rewards\.md"):
+        reward.score([chat], [completion("a")])
+    assert reward.score(*samples("a b")).scores == [2.0]
 
 
 def test_a_hanging_function_is_killed_with_all_that_it_started(judge_with):

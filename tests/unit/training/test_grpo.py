@@ -304,7 +304,7 @@ def test_no_group_that_teaches_is_an_alarm_and_no_crash():
     result = trainer.train()
     assert toy.largest_difference(toy.weights_of(trainer), before) == 0.0
     assert result.steps == 8
-    (alarm,) = log.read("alarm")
+    alarm, *_ = log.read("alarm")
     assert "all rewards in every group are equal" in alarm["message"]
     assert alarm["guard"] == "equal_rewards"
 
@@ -329,8 +329,8 @@ def test_equal_scores_are_told_in_the_words_of_what_is_compared(name, settings, 
     trainer = toy.build_trainer(name, scorer=toy.Constant(0.5), log=log, **settings)
     before = toy.weights_of(trainer)
     trainer.train()
-    (alarm,) = [event for event in log.read("alarm") if event["guard"] != "off_policy"]
-    assert f"all rewards {words} are equal (0.5 for the first)" in alarm["message"]
+    alarm, _ = [event for event in log.read("alarm") if event["guard"] != "off_policy"]
+    assert f"all rewards {words} are equal in rollout 1" in alarm["message"]
     assert toy.largest_difference(toy.weights_of(trainer), before) == 0.0
 
 
@@ -341,7 +341,7 @@ def test_groups_that_agree_within_themselves_still_teach_where_all_are_compared(
     toy.build_trainer("reinforce_pp", scorer=judge, log=log, **settings).train()
     assert log.read("alarm") == []
     toy.build_trainer("reinforce_pp", scorer=judge, log=log, baseline="group", **settings).train()
-    assert len(log.read("alarm")) == 1
+    assert {event["guard"] for event in log.read("alarm")} == {"equal_rewards"}
 
 
 # ---- aggregation ----

@@ -63,7 +63,7 @@ def test_where_all_scores_are_equal_the_rollout_stays_and_teaches_nothing():
     assert float(loss.detach()) == 0
     trainer.train()
     assert toy.largest_difference(toy.weights_of(trainer), before) == 0
-    assert [e["guard"] for e in log.read("alarm")] == ["equal_rewards"]
+    assert {e["guard"] for e in log.read("alarm")} == {"equal_rewards"}
 
 
 def test_the_first_step_costs_log_2_and_its_ratios_are_1():

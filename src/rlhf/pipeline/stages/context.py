@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import STAGE
 from rlhf.config.rewards import EnsembleRewardConfig, FunctionRewardConfig, RewardSpec
+from rlhf.errors import DataError, RLHFError
 from rlhf.training.log import RunLog
 
 
@@ -36,6 +38,15 @@ class StageContext:
     def paths(self, source: str | list[str]) -> str | list[str]:
         """``path`` for one or several."""
         return self.path(source) if isinstance(source, str) else [self.path(item) for item in source]
+
+    @contextmanager
+    def naming(self, key: str, kind: type[RLHFError] = DataError, *, what: str = "These rows are") -> Iterator[None]:
+        """Inside, an error of a class also names the key of the recipe that it is about."""
+        try:
+            yield
+        except kind as err:
+            err.add_note(f"{what} stages.{self.name}.{key}.")
+            raise
 
     def model(self, config: ModelConfig) -> ModelConfig:
         """A model config whose folders are real."""

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf.config.base import read_yaml
 from rlhf.config.stages import EvaluateStage
 from rlhf.data.datasets import PreferenceDataset
-from rlhf.errors import RLHFError
+from rlhf.errors import RewardError, RLHFError
 from rlhf.evaluation.evaluator import evaluate_policies
 from rlhf.evaluation.overoptimisation import judge_rollouts
 from rlhf.models.reward import RewardModel
@@ -39,7 +39,8 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
         pairs = PreferenceDataset(at.path(stage.pairs), reward_model.tokenizer, **limits)
         at.log.write("note", message=f"pairs: {pairs.report.to_text()}")
     judge, knows = open_judge(stage.judge, at), judge_texts(resolved_reward(stage.judge, at), runs=at.run_dir.parent)
-    with at.log.progress(at.name, 2 * len(prompts) * stage.samples_per_prompt) as bar:
+    whose = at.naming("judge", RewardError, what="The judge is")
+    with whose, at.log.progress(at.name, 2 * len(prompts) * stage.samples_per_prompt) as bar:
         evaluation = evaluate_policies(
             policy, baseline, prompts, judge,
             reward_model=reward_model, pairs=pairs, sampling=stage.sampling,

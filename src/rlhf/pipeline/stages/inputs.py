@@ -51,7 +51,8 @@ def open_datasets(
     limit = longest_row(stage.max_length, model)
     options = {**options, "max_length": limit, "on_bad_row": stage.on_bad_row, "columns": stage.columns}
     source = at.paths(stage.data)
-    held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
+    with at.naming("eval_data"):
+        held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
     if stage.streaming:
         if streaming is None:
             raise ConfigError(
@@ -64,7 +65,8 @@ def open_datasets(
             source, model.tokenizer, limit=stage.limit, shuffle_buffer=stage.shuffle_buffer, seed=seed, **options
         )
         return stream, held_out
-    train = kind(source, model.tokenizer, limit=stage.limit, **options)
+    with at.naming("data"):
+        train = kind(source, model.tokenizer, limit=stage.limit, **options)
     at.log.write("note", message=f"data: {train.report.to_text()}")
     if held_out is not None:
         at.log.write("note", message=f"eval_data: {held_out.report.to_text()}")
@@ -113,9 +115,12 @@ def choose_path(model: PolicyModel | RewardModel | ProcessRewardModel, data: Any
         at.log.alarm(f"Scoring takes the {choice.path} path, slower than packed: {choice.reason}.")
 
 
-def read_prompts(source: str | list[str], policy: PolicyModel, at: StageContext, **options: Any) -> list[Prompt]:
-    """All prompts of a data source."""
-    data = GRPODataset(at.paths(source), policy.tokenizer, **options)
+def read_prompts(
+    source: str | list[str], policy: PolicyModel, at: StageContext, *, key: str = "prompts", **options: Any
+) -> list[Prompt]:
+    """All prompts of a data source, which stands under ``key`` of the stage."""
+    with at.naming(key):
+        data = GRPODataset(at.paths(source), policy.tokenizer, **options)
     at.log.write("note", message=f"prompts: {data.report.to_text()}")
     return list(data)
 

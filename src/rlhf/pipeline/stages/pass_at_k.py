@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlhf.config.problems import PassAtKStage
+from rlhf.errors import RewardError
 from rlhf.evaluation.solving import evaluate_solving
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
@@ -19,7 +20,8 @@ def run_pass_at_k(stage: PassAtKStage, at: StageContext) -> StageOutcome:
     )
     asks = (stage.num_samples + stage.greedy) * (1 if baseline is None else 2)
     judge = open_judge(stage.judge, at)
-    with at.log.progress(at.name, len(prompts) * asks) as bar:
+    whose = at.naming("judge", RewardError, what="The judge is")
+    with whose, at.log.progress(at.name, len(prompts) * asks) as bar:
         found = evaluate_solving(
             policy, prompts, judge,
             baseline=baseline, num_samples=stage.num_samples, ks=stage.ks, solved_at=stage.solved_at, greedy=stage.greedy,

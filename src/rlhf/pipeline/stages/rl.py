@@ -91,7 +91,7 @@ def read_eval_prompts(stage: PolicyStage | DistillStage, policy: PolicyModel, at
     if stage.eval_prompts is None:
         return []
     return read_prompts(
-        stage.eval_prompts, policy, at, columns=stage.columns,
+        stage.eval_prompts, policy, at, key="eval_prompts", columns=stage.columns,
         max_prompt_length=stage.max_prompt_length, truncation=stage.truncation,
     )  # fmt: skip
 

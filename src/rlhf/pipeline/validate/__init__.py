@@ -8,14 +8,16 @@ weights       model folders by their headers: whole, what size, what kind
 independence  whether an evaluation's judge and prompts are new to the policy
 settings      settings that contradict each other, do nothing, or are far from what is usual
 resources     packages, run folder, disk, memory, GPU
-reading       (deep) the beginning of every file of rows
-rows          (deep) bad rows, how many there are, steps, prompts that leak
+reading       the beginning of every file of rows
+first_rows    its layout and columns compared with what the stage wants, bad rows
+rows          (deep) how many there are, steps, prompts that leak
 splits        (deep) what a stage does with its rows before the first step: the held-out share, KTO's reference point
 lengths       (deep) rows tokenised: what is cut, left out, or longer than the model was made for; tokenizers
-functions     (deep) reward functions imported, their arguments compared with the columns
+functions     reward functions imported in another process, their arguments compared with the columns
 check         all of the above in order
 
-What is not marked deep imports no torch and takes a fraction of a second, so that every run can begin with it.
+What is not marked deep imports no torch and takes a moment, so that every run can begin with it; it reads the first 100 rows of a
+file.
 """
 
 from __future__ import annotations

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import apply_overrides, read_yaml
-from rlhf.config.overrides import complaint_lines, complaints_of, mark_overrides
+from rlhf.config.complaints import TAG
+from rlhf.config.overrides import complaint_lines, complaints_of, mark_overrides, name_missing_stages
 from rlhf.config.recipe import RecipeConfig, expand_variables
 from rlhf.errors import ConfigError
 from rlhf.pipeline.validate.assets import tell_missing_assets
 from rlhf.pipeline.validate.draft import draft_of
+from rlhf.pipeline.validate.first_rows import check_first_rows
+from rlhf.pipeline.validate.functions import check_functions
 from rlhf.pipeline.validate.places import check_places
 from rlhf.pipeline.validate.problems import Problem, Review, Validation
+from rlhf.pipeline.validate.reading import QUICK_ROWS
 from rlhf.pipeline.validate.references import check_references
 from rlhf.pipeline.validate.resources import check_resources
 from rlhf.pipeline.validate.settings import check_settings
@@ -23,7 +27,7 @@ from rlhf.pipeline.validate.settings import check_settings
 IN_STAGE = re.compile(r"stages\.(?P<stage>[\w-]+)(?:\.(?P<key>[^\s:]+))?:? (?P<message>.+)")
 IN_RECIPE = re.compile(r"(?P<key>[\w.]+): (?P<message>.+)")
 """How ``rlhf.config`` says where something is wrong."""
-MEND = "mend the settings first, then look again"
+FIX = "fix the settings first, then look again"
 
 
 def find_problems(recipe: RecipeConfig, *, deep: bool = True) -> list[Problem]:
@@ -31,7 +35,8 @@ def find_problems(recipe: RecipeConfig, *, deep: bool = True) -> list[Problem]:
 
     Args:
         recipe: A valid one. Its run folder must not be locked by this process.
-        deep: Also read rows, load tokenizers and import functions, which takes seconds. Without it nothing heavy is imported.
+        deep: Read more rows and tokenize them, which takes seconds. Without it only the first rows of each file are read,
+            and this process imports nothing heavy.
 
     Returns:
         Problems in the order of stages, errors before warnings.
@@ -40,7 +45,7 @@ def find_problems(recipe: RecipeConfig, *, deep: bool = True) -> list[Problem]:
 
 
 def check_quickly(recipe: RecipeConfig, *, until: str | None = None) -> list[Problem]:
-    """What every run begins with: what its last stage would fail with is told before its first one trains.
+    """What every run begins with: what its last stage would fail with is reported before its first one trains.
 
     Args:
         recipe: A valid one. Its run folder must not be locked by this process.
@@ -85,22 +90,33 @@ def validate_file(path: Path | str, overrides: Sequence[str] = (), *, deep: bool
     try:
         recipe = RecipeConfig.of(tree, source=source)
     except ConfigError as err:
-        lines = complaint_lines(err)
+        lines = name_missing_stages(complaint_lines(err), written)
         complaints = _complaints(mark_overrides(lines, complaints_of(read, written), overrides) if overrides else lines)
     else:
         return validate_recipe(recipe, deep=deep, source=source)
-    order = list(map(str, stages)) if isinstance(stages := tree.get("stages"), Mapping) else []
+    order = _stage_names(tree, written)
     draft = draft_of(tree)
     if draft is None:
-        return Validation(source, len(order), complaints, [], [f"all but the settings themselves ({MEND})"])
+        return Validation(source, len(order), complaints, [], [f"all but the settings themselves ({FIX})"])
     num_stages, unseen = len(order), [name for name in order if name not in draft.stages]
     order += [problem.stage for problem in complaints if problem.stage is not None and problem.stage not in order]
     review = Review(draft, deep=deep, problems=complaints, order=order)
     if unseen:
-        review.leave(f"files, models and rewards of {', '.join(unseen)} ({MEND})")
+        review.leave(f"files, models and rewards of {', '.join(unseen)} ({FIX})")
     _look(review)
     found = _validation(review, source)
     return replace(found, num_stages=num_stages)
+
+
+def _stage_names(tree: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:
+    """The stages of a recipe; a section that only an override made, without a kind, is none."""
+    stages, in_file = tree.get("stages"), written.get("stages")
+    if not isinstance(stages, Mapping):
+        return []
+    names = in_file if isinstance(in_file, Mapping) else {}
+    return [
+        str(name) for name, stage in stages.items() if name in names or (isinstance(stage, Mapping) and TAG in stage)
+    ]
 
 
 def _look(review: Review) -> None:
@@ -108,17 +124,17 @@ def _look(review: Review) -> None:
     check_places(review)
     check_settings(review)
     check_resources(review)
+    check_first_rows(review)
     if review.deep:
         # Here, because they import torch and transformers.
-        from rlhf.pipeline.validate.functions import check_functions
         from rlhf.pipeline.validate.rows import check_rows
         from rlhf.pipeline.validate.splits import check_splits
 
         check_rows(review)
         check_splits(review)
-        check_functions(review)
     else:
-        review.leave("rows, tokenizers and functions")
+        review.leave(f"tokenizers and rows after the first {QUICK_ROWS}")
+    check_functions(review)
     tell_missing_assets(review)
 
 

@@ -21,8 +21,8 @@ from rlhf.errors import ConfigError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import functions, rewards, rows_inputs
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import read_once
-from rlhf.rewards.functions import RESERVED
 from rlhf.rewards.verifiers.scorer import VerifierReward
+from rlhf.rewards.worker import RESERVED
 
 IMPORT_SECONDS = 60.0
 ALWAYS_GIVEN = frozenset(RESERVED)

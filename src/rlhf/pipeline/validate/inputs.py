@@ -55,6 +55,8 @@ ROWS_TAKEN: Mapping[RowsFor, frozenset[str]] = {
     ),
 }
 """Of the kinds of row that stages write, the ones that each use can take; a test compares it with ``PLANS``."""
+SHORTHAND: Mapping[str, str] = {"learned": "source", "function": "function", "service": "url"}
+"""Kinds of judge that a plain text stands for, each with the key that gets the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,18 @@ def rewards(stage: Stage | PolicyStage) -> list[tuple[str, RewardBase]]:
     if isinstance(stage, PolicyStage | BestOfNStage):
         return [(f"reward.{place}", spec) for place, spec in enumerate(stage.reward)]
     return [("judge", stage.judge)] if isinstance(stage, EvaluateStage | PassAtKStage) else []
+
+
+def written_key(stage: Stage, key: str) -> str:
+    """A key as people write it: ``reward`` for ``reward.0.source`` where there is one judge, given as a text."""
+    judges = rewards(stage)
+    for place, spec in judges:
+        if key == place or key.startswith(f"{place}."):
+            inner = key.removeprefix(place).removeprefix(".")
+            outer = place if len(judges) > 1 else place.partition(".")[0]
+            is_text = inner == SHORTHAND.get(spec.kind) and spec.model_fields_set <= {"kind", inner}  # type: ignore[attr-defined]
+            return f"{outer}.{inner}" if inner and not is_text else outer
+    return key
 
 
 def reward_models(stage: Stage) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ import importlib.util
 from pathlib import Path
 from typing import get_args
 
+from rlhf.config.complaints import A_REWARD
 from rlhf.config.model import ModelConfig
 from rlhf.config.rewards import (
     JSONRewardConfig,
@@ -152,6 +153,9 @@ def _check_model(review: Review, key: str, config: ModelConfig) -> None:
 def _check_reward_model(review: Review, stage: Stage, key: str, source: str) -> None:
     if is_of_stage(source):
         return
+    if source.endswith(".py"):
+        review.error(key, _no_function_named(Path(source).expanduser()), ConfigError)
+        return
     if key.endswith(".source") and "/" not in source and is_hub_name(source):
         with review.at(key, otherwise=ModelError):
             if local_folder(source) is None:
@@ -173,14 +177,29 @@ def _check_reward_model(review: Review, stage: Stage, key: str, source: str) -> 
         )
 
 
+def _no_function_named(path: Path) -> str:
+    """What to answer to a Python file without the name of a function."""
+    if not path.is_file():
+        near = did_you_mean_file(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
+        return f"There is no file {path}; a function is named {path}:FUNCTION.{near}"
+    try:
+        made, _, _ = _top_level_names(ast.parse(path.read_bytes()))
+    except (SyntaxError, ValueError):
+        made = set()
+    known = sorted(name for name in made if not name.startswith("_"))
+    return (
+        f"{path} is a Python file; name the function, as in {path}:{known[0] if len(known) == 1 else 'FUNCTION'}."
+        + (f" Its functions: {', '.join(known)}." if len(known) > 1 else "")
+    )
+
+
 def _no_reward(word: str) -> str:
     """What to answer to a bare word where a judge is wanted; reward models of the hub have an owner."""
     kinds = [get_args(cls.model_fields["kind"].annotation)[0] for cls in get_args(get_args(RewardSpec)[0])]
     near = f" Did you mean {{kind: {word}, ...}}?" if word in kinds else did_you_mean(word, BUILT_IN)
     return (
         f"{word!r} names no reward: there is no folder of that name, and a reward model of the hub is OWNER/NAME.{near} A "
-        "reward is stage:NAME, the folder of a reward model, package.module:function, path/to/file.py:function, "
-        f"http://HOST/PATH, {', '.join(BUILT_IN)}, or settings with a kind ({', '.join(kinds)})."
+        f"reward is {A_REWARD} ({', '.join(kinds)})."
     )
 
 

@@ -12,6 +12,7 @@ from rlhf.config.stages import Stage
 from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError, RLHFError
 from rlhf.pipeline.leakage import named
+from rlhf.pipeline.validate.inputs import written_key
 
 Level = Literal["error", "warning"]
 
@@ -137,11 +138,11 @@ class Review:
 
     def error(self, key: str, message: str, kind: type[RLHFError] = ConfigError) -> None:
         """Note what will stop the run."""
-        self._add(Problem(self.stage, key, "error", message, kind))
+        self._add(Problem(self.stage, self._written(key), "error", message, kind))
 
     def warn(self, key: str, message: str, kind: type[RLHFError] = ConfigError) -> None:
         """Note what may be meant so, and probably is not."""
-        self._add(Problem(self.stage, key, "warning", message, kind))
+        self._add(Problem(self.stage, self._written(key), "warning", message, kind))
 
     def note(self, text: str) -> None:
         """Say a number that the owner of the recipe may want to know."""
@@ -149,6 +150,7 @@ class Review:
 
     def is_wrong(self, key: str) -> bool:
         """Whether there is an error about this key of the stage already."""
+        key = self._written(key)
         return any((p.stage, p.key, p.level) == (self.stage, key, "error") for p in self.problems)
 
     def leave(self, what: str) -> None:
@@ -192,6 +194,11 @@ class Review:
             if first is not problem and problem.stage is not None:
                 found[what] = replace(first, also=(*first.also, problem.stage))
         return list(found.values())
+
+    def _written(self, key: str) -> str:
+        """A key of this stage as messages name it."""
+        stage = self.recipe.stages.get(self.stage) if self.stage is not None else None
+        return written_key(stage, key) if stage is not None else key
 
     def _add(self, problem: Problem) -> None:
         if problem not in self.problems:

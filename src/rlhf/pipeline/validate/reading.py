@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from rlhf.data.contracts import BadRow, Row
-from rlhf.data.plans import PLANS
+from rlhf.data.accepted import ACCEPTED, STRINGS_ARE
+from rlhf.data.contracts import BadRow, Kind, Row
 from rlhf.data.raw import RawRow
-from rlhf.data.read import RowStream
+from rlhf.data.read import NoUsableRowError, RowStream
 from rlhf.data.sources import Part, open_source
 from rlhf.data.words import counted
 from rlhf.errors import RLHFError
@@ -19,6 +19,8 @@ from rlhf.pipeline.validate.problems import Review
 
 MAX_ROWS = 20_000
 """Rows read of each source; of a larger one the first so many, and the review says so."""
+QUICK_ROWS = 100
+"""The same where a run begins, which should not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def read_once(review: Review, rows: RowsInput) -> RowsFound | None:
     place = _place(rows)
     if place not in review.shared:
         try:
-            review.shared[place] = _read(rows)
+            review.shared[place] = _read(rows, MAX_ROWS if review.deep else QUICK_ROWS)
         except (RLHFError, OSError) as err:
             review.shared[place] = err
     found = review.shared[place]
@@ -69,7 +71,6 @@ def open_rows(rows: RowsInput, *, most: int | None, unread: list[bool] | None = 
         most: Rows read in all; None for every one.
         unread: Gets for each file whether something was left.
     """
-    plan = PLANS[rows.wanted]
     parts = open_source(rows.sources[0] if len(rows.sources) == 1 else list(rows.sources))
     each = max(1, most // len(parts)) if most is not None else None
 
@@ -87,12 +88,18 @@ def open_rows(rows: RowsInput, *, most: int | None, unread: list[bool] | None = 
         on_bad_row="skip",
         columns=rows.columns,
         limit=rows.limit,
-        accepts=plan.accepts,
-        strings_are=plan.strings_are,
+        accepts=ACCEPTED[rows.wanted],
+        strings_are=STRINGS_ARE.get(rows.wanted, Kind.TEXT),
     )
 
 
-def _read(rows: RowsInput) -> RowsFound:
+def _read(rows: RowsInput, most: int) -> RowsFound:
     unread: list[bool] = []
-    stream = open_rows(rows, most=MAX_ROWS, unread=unread)
-    return RowsFound(list(stream), list(stream.bad_rows), complete=not any(unread))
+    stream = open_rows(rows, most=most, unread=unread)
+    try:
+        found = list(stream)
+    except NoUsableRowError:
+        if not any(unread):
+            raise
+        found = []  # there may be usable rows further down
+    return RowsFound(found, list(stream.bad_rows), complete=not any(unread))

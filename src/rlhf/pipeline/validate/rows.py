@@ -1,4 +1,4 @@
-"""Rows read as the stages will: kind, bad rows, steps, prompts that leak."""
+"""Rows read as the stages will: how many there are, steps, prompts that leak."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from rlhf.config.problems import PassAtKStage
-from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, RewardStage, Stage
-from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, Strength, UnpairedRow
-from rlhf.data.expand import prompt_key, prompt_of
+from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, Stage
+from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, UnpairedRow
+from rlhf.data.expand import prompt_key
 from rlhf.data.words import counted
-from rlhf.errors import DataError, RewardError, did_you_mean
+from rlhf.errors import DataError
 from rlhf.pipeline.validate.independence import find_leakage
-from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rewards, rows_inputs
-from rlhf.pipeline.validate.lengths import MANY, check_lengths, check_models
+from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rows_inputs
+from rlhf.pipeline.validate.lengths import check_lengths, check_models
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.reading import MAX_ROWS, RowsFound, read_once, why_unread
+from rlhf.pipeline.validate.reading import MAX_ROWS, RowsFound, read_once
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 
-SHOWN = 3
-"""Bad rows that a complaint names."""
 MANY_PASSES = 100
 """Over the same rows; more are more often a slip than a wish."""
 
@@ -33,44 +31,14 @@ def check_rows(review: Review) -> None:
         for rows in rows_inputs(stage):
             found = read_once(review, rows)
             if found is None:
-                _complain(review, rows)
                 continue
-            _check_bad_rows(review, rows, found)
             if rows.key in ("data", "prompts"):
                 _check_amount(review, stage, found)
-            if isinstance(stage, RewardStage):
-                _check_judgements(review, stage, rows, found)
             if isinstance(stage, OfflineStage) and rows.key == "data":
                 _check_verdicts(review, stage, found)
-            if rows.key == "prompts":
-                _check_references(review, stage, found)
             check_lengths(review, stage, rows, found)
         _check_leaks(review, stage)
     check_models(review)
-
-
-def _complain(review: Review, rows: RowsInput) -> None:
-    """Say why there are no rows; for the stage that reads them, not for others that compare theirs with them."""
-    if any(is_of_stage(source) for source in rows.sources):
-        review.leave("rows that stages are still to make")
-    elif (err := why_unread(review, rows)) is not None:
-        with review.at(rows.key):
-            raise err
-
-
-def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
-    bad = found.bad_rows
-    if not bad:
-        return
-    first = "; ".join(f"{row.where}: {row.reason.rstrip('.')}" for row in bad[:SHOWN])
-    more = f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
-    text = f"{len(bad):,} of {found.among} {'is' if len(bad) == 1 else 'are'} bad: {first}{more}."
-    if rows.skips_bad_rows:
-        if len(bad) > MANY * (len(bad) + len(found.rows)):
-            review.warn(rows.key, f"{text} They will be skipped.", DataError)
-        return
-    way_out = ", or set on_bad_row: skip" if rows.can_skip else ""
-    review.error(rows.key, f"{text} Mend them{way_out}; `rlhf data check` lists all of them.", DataError)
 
 
 def _note_rollouts(review: Review, stage: PolicyStage) -> None:
@@ -110,48 +78,6 @@ def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
         )
 
 
-def _check_judgements(review: Review, stage: RewardStage, rows: RowsInput, found: RowsFound) -> None:
-    """What the loss needs of each judgement beside the texts."""
-    if stage.use_margin:
-        _check_margins(review, rows, found)
-    judged = [row for row in found.rows if getattr(row, "preference", None) is not Preference.TIE]
-    wanted = [("use_confidence", "confidence", "a number from 0 to 1")] if stage.use_confidence else []
-    wanted += [("loss", "strength", " or ".join(Strength))] if stage.loss == "graded" else []
-    for key, column, what in wanted:
-        lacking = [row for row in judged if row.columns.get(column, getattr(row, column, None)) is None]
-        if lacking and rows.key == "data":
-            review.error(
-                key,
-                f"It needs {what} in the column `{column}`, and {len(lacking):,} of {found.among} have none, such as "
-                f"{lacking[0].where}.",
-                DataError,
-            )
-
-
-def _check_references(review: Review, stage: Stage, found: RowsFound) -> None:
-    """Whether prompts have the columns that verifiers compare completions with."""
-    for key, spec in rewards(stage):
-        column = getattr(spec, "column", None)
-        if column is None or not found.rows:
-            continue
-        lacking = [row for row in found.rows if column not in prompt_of(row).columns]
-        if len(lacking) == len(found.rows):
-            known = sorted({name for row in found.rows for name in prompt_of(row).columns})
-            review.error(
-                f"{key}.column",
-                f"No row has the column {column!r}, which holds the reference (they have {', '.join(known) or 'no other columns'})."
-                f"{did_you_mean(column, known)}",
-                RewardError,
-            )
-        elif lacking:
-            review.warn(
-                f"{key}.column",
-                f"{len(lacking):,} of {found.among} have no column {column!r}, such as {lacking[0].where}; their completions will have no "
-                "score. Null says that the reward does not apply to a row.",
-                RewardError,
-            )
-
-
 def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> None:
     """Rows that all say the same, of which a loss learns nothing or the wrong thing."""
     rows, wanted = found.rows, stage.rows_wanted
@@ -179,17 +105,6 @@ def _has_tie(row: Row) -> bool:
         judged = row.ranks if row.ranks is not None else row.ratings or []
         return len(set(judged)) < len(judged)
     return getattr(row, "preference", None) is Preference.TIE
-
-
-def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:
-    lacking = [row for row in found.rows if isinstance(m := row.columns.get("margin"), bool | str) or m is None]
-    if lacking and rows.key == "data":
-        review.error(
-            "use_margin",
-            f"It needs a number in the column `margin`, and {len(lacking):,} of {found.among} have none, such as "
-            f"{lacking[0].where}.",
-            DataError,
-        )
 
 
 def _check_leaks(review: Review, stage: Stage) -> None:

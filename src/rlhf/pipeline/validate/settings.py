@@ -170,14 +170,14 @@ def _check_evaluation(review: Review, stage: TrainConfig) -> None:
 
 
 def usual_learning_rate(recipe: RecipeConfig, name: str) -> tuple[float, str] | None:
-    """The rate that is usual for a stage, and in words for what.
+    """The rate for a stage that names none, and in words why: what is usual for its method and size, else its default.
 
     Args:
         recipe: A valid one.
         name: The stage's, in it.
 
     Returns:
-        None where nothing is trained at one rate, or the model's size is not known before it is loaded.
+        None where nothing is trained at one rate.
     """
     stage = recipe.stages[name]
     if not isinstance(stage, TrainConfig) or isinstance(stage, TRPOStage) or stage.lr_find == "use":
@@ -185,9 +185,12 @@ def usual_learning_rate(recipe: RecipeConfig, name: str) -> tuple[float, str] | 
     model = stage.model
     facts = facts_of(Review(recipe, deep=False), model)
     if facts is None:
-        return None
+        return stage.learning_rate, (
+            f"the default of {stage.kind}, because the size of {model.path or 'the new model'} could not be read before it is loaded; "
+            "docs/learning-rates.md says what is usual for each size"
+        )
     rates = usual_rates(stage.kind, facts.num_parameters, is_lora=model.lora is not None)
-    return rates.usual, method_and_size(stage.kind, facts.num_parameters)
+    return rates.usual, f"usual for {method_and_size(stage.kind, facts.num_parameters)}"
 
 
 def _check_learning_rate(review: Review, stage: TrainConfig) -> None:

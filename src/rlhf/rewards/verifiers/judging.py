@@ -10,13 +10,9 @@ from rlhf.data.contracts import Prompt
 from rlhf.errors import did_you_mean
 from rlhf.rewards.types import CompletionLike, ScoreResult
 from rlhf.rewards.verdicts import OnError, refuse
-from rlhf.rewards.worker import Failure
+from rlhf.rewards.worker import OURS, Failure
 
 NO_REFERENCE = Failure("its reference is null (the reward does not apply), and no other reward judges the sample")
-
-
-OURS = ("truncated",)
-"""Columns that no row of a user has: they say what was done to it."""
 
 
 class Judged(Protocol):
