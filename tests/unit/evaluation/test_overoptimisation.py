@@ -201,8 +201,8 @@ def test_no_sign_is_only_said_where_the_loss_of_half_the_gain_would_have_been_se
     large = overoptimisation(curve(noisy(2 * SATURATING, 5), noisy(X, 6)))
     assert large.verdict is HackingVerdict.NONE
     for found in (small, large):
-        assert any(f"{found.detectable_fall:.{digits}f}" in found.sentence for digits in (2, 3))
-        assert f"{found.gold_end:.2f}" in found.sentence
+        for number in (found.detectable_fall, found.gold_end):
+            assert any(f"{number:.{digits}f}" in found.sentence for digits in (2, 3))
     assert large.detectable_fall > large.noise_fall
 
 
