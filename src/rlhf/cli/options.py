@@ -53,11 +53,32 @@ class SettingsCommand(TyperCommand):
 
 
 class CommandsByKind(TyperGroup):
-    """The commands; who asks for a method by name is told which command and which settings it is."""
+    """The commands, with those of one stage; who asks for a method by name is told which command and which settings it is."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As of any group."""
+        if cmd_name not in self.commands:
+            self._load_stages()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """As of any group."""
+        self._load_stages()
+        return super().list_commands(ctx)
+
+    def _load_stages(self) -> None:
+        """Only where they are asked for: the settings of all kinds of stages take half a second to import."""
+        from rlhf.cli.run import stage_commands
+
+        run, *others = self.commands.items()
+        self.commands = dict([run, *stage_commands().items(), *others])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As of any group, with a word more about a command that there is none of."""
         from rlhf.config.methods import method_behind
+
+        if args and args[0] not in self.commands:
+            self._load_stages()
 
         found = method_behind(args[0], self.commands) if args and args[0] not in self.commands else None
         if found is None:

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from rlhf.config.problems import PassAtKStage
+from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, RewardStage, Stage
 from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, Strength, UnpairedRow
 from rlhf.data.expand import prompt_key, prompt_of
 from rlhf.data.words import counted
 from rlhf.errors import DataError, RewardError, did_you_mean
 from rlhf.pipeline.validate.independence import find_leakage
-from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rewards, rows_inputs
+from rlhf.pipeline.validate.inputs import is_of_stage, rewards, rows_inputs
 from rlhf.pipeline.validate.lengths import MANY, check_lengths, check_models
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import MAX_ROWS, RowsFound, read_once, why_unread
