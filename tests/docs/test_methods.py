@@ -15,10 +15,10 @@ import yaml
 from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.schema import settings_class
 from rlhf.evaluation.overoptimisation import HackingVerdict
 from rlhf.files import write_json
 from rlhf.pipeline.validate import check_quickly
-from rlhf.pipeline.validate.settings import MEASURED, MEASURED_BY_LOSS, POLICY_METRICS
 from rlhf.training.log import RunLog
 from tests.fixtures import toy
 from tests.fixtures.source import ROOT
@@ -121,9 +121,7 @@ def measured_of(name: str) -> frozenset[str]:
 @pytest.mark.parametrize("name", METHODS)
 def test_metrics_that_a_page_names_are_measured_by_a_stage_of_the_method(name):
     method = METHODS[name]
-    evaluated = MEASURED_BY_LOSS.get(
-        (method.kind, method.settings.get("loss")), MEASURED.get(method.kind, POLICY_METRICS)
-    )
+    evaluated = settings_class(method.kind).model_construct(**method.settings).measured
     for metric in metrics_named_on(name):
         known = evaluated if metric.startswith("eval/") else measured_of(name)
         assert metric in known, f"{page_of(name)} names {metric}; there are {sorted(known)}"

@@ -104,7 +104,8 @@ def commands_of(command, name=""):
         parts.append("/".join(parameter.opts) if is_option else parameter.name.upper())
     if parts or not getattr(command, "commands", None):
         yield name, " ".join(parts)
-    for below in getattr(command, "commands", {}).values():
+    names = command.list_commands(None) if hasattr(command, "list_commands") else ()
+    for below in (command.get_command(None, each) for each in names):
         yield from commands_of(below, f"{name} {below.name}".strip())
 
 

@@ -15,7 +15,7 @@ from rlhf.allocator import forget_kernels
 from rlhf.cli import annotate, checks, config, data, feedback, look, methods, people, plan, runs
 from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
 from rlhf.cli.options import CommandsByKind, SettingsCommand
-from rlhf.cli.run import OneStage, one_stage, run
+from rlhf.cli.run import run
 from rlhf.errors import InterruptedRun, printable
 
 app = typer.Typer(
@@ -46,8 +46,6 @@ def _main(
 
 
 app.command(cls=SettingsCommand, rich_help_panel="The loop")(run)
-for _kind in OneStage:
-    app.command(_kind.value, cls=SettingsCommand, rich_help_panel="One stage")(one_stage(_kind))
 app.command(rich_help_panel="Look")(look.report)
 app.command(rich_help_panel="Look")(runs.lineage)
 app.command(rich_help_panel="Look")(look.generate)

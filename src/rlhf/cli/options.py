@@ -56,13 +56,34 @@ class SettingsCommand(TyperCommand):
 
 
 class CommandsByKind(TyperGroup):
-    """The commands; an error about an unknown one names the command of a method, or the stage of a recipe, that is called so."""
+    """The commands, with those of one stage; an error about an unknown one names the command of a method, or the stage of a recipe, that
+    is called so."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As of any group."""
+        if cmd_name not in self.commands:
+            self._load_stages()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """As of any group."""
+        self._load_stages()
+        return super().list_commands(ctx)
+
+    def _load_stages(self) -> None:
+        """Only where they are asked for: the settings of all kinds of stages take half a second to import."""
+        from rlhf.cli.run import stage_commands
+
+        run, *others = self.commands.items()
+        self.commands = dict([run, *stage_commands().items(), *others])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As of any group, with a word more about a command that there is none of."""
         from rlhf.config.methods import method_behind
         from rlhf.config.schema import stage_classes
 
+        if args and args[0] not in self.commands:
+            self._load_stages()
         if not args or args[0] in self.commands:
             return super().resolve_command(ctx, args)
         found = method_behind(args[0], self.commands)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.options import DeviceOption, Overrides, QuietOption, console
+from rlhf.cli.options import DeviceOption, Overrides, QuietOption, SettingsCommand, console
 
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig
@@ -47,68 +46,29 @@ def run(
     run_recipe(load_recipe(recipe, overrides or []), quiet=quiet, dry_run=dry_run, **options)
 
 
-class OneStage(StrEnum):
-    """Stages that a command can run alone."""
+def stage_commands() -> dict[str, Any]:
+    """A command for each kind of stage that can be run alone."""
+    from rlhf.config.stages import BY_KIND
 
-    SFT = "sft"
-    REWARD = "reward"
-    PRM = "prm"
-    DPO = "dpo"
-    SIMPO = "simpo"
-    CPO = "cpo"
-    ORPO = "orpo"
-    KTO = "kto"
-    PPO = "ppo"
-    VAPO = "vapo"
-    TRPO = "trpo"
-    GRPO = "grpo"
-    DR_GRPO = "dr_grpo"
-    DAPO = "dapo"
-    GSPO = "gspo"
-    CISPO = "cispo"
-    SAPO = "sapo"
-    RLOO = "rloo"
-    REINFORCE_PP = "reinforce_pp"
-    REMAX = "remax"
-    ONLINE_DPO = "online_dpo"
-    DISTILL = "distill"
-    BEST_OF_N = "best_of_n"
+    app = typer.Typer(rich_markup_mode="rich")
+    for kind, stage in BY_KIND.items():
+        if stage.command:
+            app.command(kind, cls=SettingsCommand, rich_help_panel="One stage")(one_stage(kind, stage.command))
+    return dict(typer.main.get_group(app).commands)
 
 
-ABOUT = {
-    OneStage.SFT: "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE",
-    OneStage.REWARD: "Train a reward model on pairs: rlhf reward model=PATH data=FILE",
-    OneStage.PRM: "Train a judge of each step: rlhf prm model=PATH data=FILE",
-    OneStage.DPO: "Learn from pairs directly: rlhf dpo model=PATH data=FILE",
-    OneStage.SIMPO: "Learn from pairs by mean log-probabilities, without a reference: rlhf simpo model=PATH data=FILE",
-    OneStage.CPO: "Learn from pairs and from the better completions at once: rlhf cpo model=PATH data=FILE",
-    OneStage.ORPO: "Fine-tune and learn from pairs in one stage: rlhf orpo model=PATH data=FILE",
-    OneStage.KTO: "Learn from single completions, good or bad: rlhf kto model=PATH data=FILE",
-    OneStage.PPO: "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.VAPO: "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.TRPO: "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.GRPO: "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.DR_GRPO: "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.DAPO: "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.GSPO: "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.CISPO: "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.SAPO: "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.RLOO: "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.REINFORCE_PP: "REINFORCE, advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.REMAX: "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.ONLINE_DPO: "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-    OneStage.DISTILL: "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE",
-    OneStage.BEST_OF_N: "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=FILE.py:FUNCTION",
-}
+def one_stage(kind: str, about: str) -> Callable[..., None]:
+    """The command ``rlhf KIND``: a recipe of one stage made from the command line.
 
 
-def one_stage(kind: OneStage) -> Callable[..., None]:
-    """The command ``rlhf KIND``: a recipe of one stage made from the command line."""
+    Args:
+        kind: Of the stage.
+        about: Its help.
+    """
 
     def command(
         settings: list[str],
-        output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs")
-        / kind.value,
+        output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs") / kind,
         device: DeviceOption = "auto",
         force: ForceOption = False,
         ignore_code: IgnoreCodeOption = False,
@@ -120,12 +80,12 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
         from rlhf.config.recipe import RecipeConfig, expand_variables
         from rlhf.pipeline.validate.settings import usual_learning_rate
 
-        stage = expand_variables(apply_overrides({"kind": kind.value}, settings), "The command line")
+        stage = expand_variables(apply_overrides({"kind": kind}, settings), "The command line")
         tree = {
-            "name": output.name, "output_dir": str(output.parent), "device": device, "stages": {kind.value: stage},
+            "name": output.name, "output_dir": str(output.parent), "device": device, "stages": {kind: stage},
         }  # fmt: skip
         recipe = RecipeConfig.of(tree, source="The command line")
-        if "learning_rate" not in stage and (chosen_rate := usual_learning_rate(recipe, kind.value)) is not None:
+        if "learning_rate" not in stage and (chosen_rate := usual_learning_rate(recipe, kind)) is not None:
             stage["learning_rate"], why = chosen_rate
             recipe = RecipeConfig.of(tree, source="The command line")
             if not quiet:
@@ -134,9 +94,9 @@ def one_stage(kind: OneStage) -> Callable[..., None]:
         chosen = {"force": force, "ignore_code": ignore_code, "profile": profile}
         run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)
 
-    command.__doc__ = ABOUT[kind]
-    about = f"Settings as key.sub=value; `rlhf config schema {kind.value}` lists them."
-    command.__annotations__["settings"] = Annotated[list[str], typer.Argument(help=about, metavar="KEY=VALUE...")]
+    command.__doc__ = about
+    listed = f"Settings as key.sub=value; `rlhf config schema {kind}` lists them."
+    command.__annotations__["settings"] = Annotated[list[str], typer.Argument(help=listed, metavar="KEY=VALUE...")]
     return command
 
 

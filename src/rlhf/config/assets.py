@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rlhf.config.base import named_things
 from rlhf.config.recipe import ASSETS, DEFAULT_ASSETS, RecipeConfig
-from rlhf.config.training import TrainConfig
 from rlhf.errors import DataError
 
 SHOWN = 4
@@ -53,7 +52,7 @@ def check_assets(recipe: RecipeConfig, *, only: str | None = None) -> None:
     keys = [
         f"stages.{name}.{place[0]}"
         for name, stage in recipe.stages.items()
-        if isinstance(stage, TrainConfig) and only in (None, name)
+        if stage.trains and only in (None, name)
         for place, text, _ in named_things(stage)
         if place[0] in READ_BY_A_PLAN and text.startswith(f"{assets}/")
     ]

@@ -6,17 +6,19 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.base import Config, FunctionName, InputPath
+from rlhf.config.base import FunctionName, InputPath
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec, RewardSpecs
+from rlhf.config.stage_inputs import RowsInput, StageConfig, listed
 
 
-class WorldStage(Config):
+class WorldStage(StageConfig):
     """Build the embedded world: facts, demonstrations, prompts, held-out prompts."""
 
     kind: Literal["world"]
+    runs = "world:run_world"
     split_seed: int = Field(0, ge=0)
     """Seeds which prompts and facts are held out."""
     seed: int | None = Field(None, ge=0)
@@ -26,11 +28,24 @@ class WorldStage(Config):
     vocab_size: int | None = Field(None, ge=300)
     """Train a tokenizer of this many entries on the documents and write it to `tokenizer/`."""
 
+    def files_written(self) -> dict[str, str | None]:
+        """Demonstrations and prompts; documents and a tokenizer where they were asked for."""
+        written: dict[str, str | None] = {
+            "sft.jsonl": "completion",
+            "prompts.jsonl": "prompt",
+            "test_prompts.jsonl": "prompt",
+            "heldout_fact_prompts.jsonl": "prompt",
+            "world.json": None,
+        }
+        written |= {"pretrain.jsonl": "text"} if self.num_documents else {}
+        return written | ({"tokenizer/": None} if self.vocab_size is not None else {})
 
-class CalculatorStage(Config):
+
+class CalculatorStage(StageConfig):
     """Build problems for a policy with a calculator (`rlhf.rollout.calculator:Calculator`), and demonstrations of its use."""
 
     kind: Literal["calculator"]
+    runs = "calculator:run_calculator"
     seed: int | None = Field(None, ge=0)
     """Seeds problems and demonstrations; the recipe's by default."""
     num_demonstrations: int = Field(8000, ge=1)
@@ -42,11 +57,21 @@ class CalculatorStage(Config):
     tool_frac: float = Field(0.3, ge=0, le=1)
     """Share of the demonstrations that use the calculator; the others guess, and are rarely right."""
 
+    def files_written(self) -> dict[str, str | None]:
+        """Demonstrations, prompts and a tokenizer."""
+        return {
+            "sft.jsonl": "completion",
+            "prompts.jsonl": "prompt",
+            "test_prompts.jsonl": "prompt",
+            "tokenizer/": None,
+        }
 
-class PreferencesStage(Config):
+
+class PreferencesStage(StageConfig):
     """Sample completions and have an annotator compare them: preference pairs."""
 
     kind: Literal["preferences"]
+    runs = "preferences:run_preferences"
     model: ModelConfig
     """Who is asked."""
     prompts: InputPath
@@ -71,14 +96,26 @@ class PreferencesStage(Config):
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
 
+    def rows_read(self) -> list[RowsInput]:
+        """Prompts, and held-out ones."""
+        found = [RowsInput("prompts", (self.prompts,), "grpo")]
+        return found + ([RowsInput("test_prompts", (self.test_prompts,), "grpo")] if self.test_prompts else [])
 
-class BestOfNStage(Config):
+    def files_written(self) -> dict[str, str | None]:
+        """Rows of the kind that the annotator gives."""
+        written: dict[str, str | None] = {"pairs.jsonl": self.rows}
+        return written | ({"test_pairs.jsonl": self.rows} if self.test_prompts else {})
+
+
+class BestOfNStage(StageConfig):
     """Ask a policy several times and keep what the reward likes best: demonstrations for an `sft` stage.
 
     Rejection-sampling fine-tuning, also best-of-N distillation (RAFT, Dong et al. 2023, arXiv:2304.06767).
     """
 
     kind: Literal["best_of_n"]
+    runs = "best_of_n:run_best_of_n"
+    command = "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     model: ModelConfig
     """Who is asked."""
     prompts: InputPath | list[InputPath]
@@ -112,11 +149,20 @@ class BestOfNStage(Config):
             )
         return self
 
+    def rows_read(self) -> list[RowsInput]:
+        """Prompts."""
+        return [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)]
 
-class EvaluateStage(Config):
+    def files_written(self) -> dict[str, str | None]:
+        """The completions that were kept."""
+        return {"demonstrations.jsonl": "completion"}
+
+
+class EvaluateStage(StageConfig):
     """Compare a policy with where it started, on prompts nobody trained on."""
 
     kind: Literal["evaluate"]
+    runs = "evaluate:run_evaluate"
     policy: ModelConfig
     """The policy after."""
     baseline: ModelConfig
@@ -154,3 +200,12 @@ class EvaluateStage(Config):
                 "its weights in a lower precision says differently"
             )
         return self
+
+    def rows_read(self) -> list[RowsInput]:
+        """Prompts, and pairs for the reward model."""
+        found = [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)]
+        return found + ([RowsInput("pairs", (self.pairs,), "preference")] if self.pairs else [])
+
+    def files_written(self) -> dict[str, str | None]:
+        """What was measured."""
+        return {"evaluation.json": None}

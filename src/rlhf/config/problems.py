@@ -6,16 +6,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.base import Config, FunctionName, InputPath, Names
+from rlhf.config.base import FunctionName, InputPath, Names
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec
+from rlhf.config.stage_inputs import RowsInput, StageConfig, listed
 
 
-class ReasoningStage(Config):
+class ReasoningStage(StageConfig):
     """Build the reasoning world: arithmetic problems whose solutions can be checked step by step."""
 
     kind: Literal["reasoning"]
+    runs = "reasoning:run_reasoning"
     split_seed: int | None = Field(None, ge=0)
     """Seeds which problems are held out; `seed` by default, so that every seed is measured on problems of its own."""
     seed: int | None = Field(None, ge=0)
@@ -27,11 +29,25 @@ class ReasoningStage(Config):
     num_test_prompts: int = Field(300, ge=1)
     """Problems that no stage trains on."""
 
+    def files_written(self) -> dict[str, str | None]:
+        """Demonstrations, prompts, labelled steps and a tokenizer."""
+        return {
+            "sft.jsonl": "completion",
+            "prompts.jsonl": "prompt",
+            "stepwise.jsonl": "stepwise",
+            "outcome.jsonl": "unpaired",
+            "test_prompts.jsonl": "prompt",
+            "test_stepwise.jsonl": "stepwise",
+            "reasoning.json": None,
+            "tokenizer/": None,
+        }
 
-class StepLabelsStage(Config):
+
+class StepLabelsStage(StageConfig):
     """Sample solutions from a model and have a program label every step: rows for models that judge."""
 
     kind: Literal["step_labels"]
+    runs = "step_labels:run_step_labels"
     model: ModelConfig
     """Who is asked."""
     prompts: InputPath | list[InputPath]
@@ -54,11 +70,20 @@ class StepLabelsStage(Config):
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
 
+    def rows_read(self) -> list[RowsInput]:
+        """Prompts."""
+        return [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)]
 
-class PassAtKStage(Config):
+    def files_written(self) -> dict[str, str | None]:
+        """Labelled steps; whole solutions with one label where they are wanted."""
+        return {"stepwise.jsonl": "stepwise", **({"outcome.jsonl": "unpaired"} if self.outcomes else {})}
+
+
+class PassAtKStage(StageConfig):
     """Ask a policy every problem many times and count what it solves: pass@k, greedy, and what changed."""
 
     kind: Literal["pass_at_k"]
+    runs = "pass_at_k:run_pass_at_k"
     policy: ModelConfig
     """Who is asked."""
     baseline: ModelConfig | None = None
@@ -91,3 +116,11 @@ class PassAtKStage(Config):
         if self.sampling.temperature == 0 and self.num_samples > 1:
             raise ValueError("at sampling.temperature 0 all samples of a problem are the same; set num_samples: 1")
         return self
+
+    def rows_read(self) -> list[RowsInput]:
+        """Prompts."""
+        return [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)]
+
+    def files_written(self) -> dict[str, str | None]:
+        """What was measured."""
+        return {"evaluation.json": None}

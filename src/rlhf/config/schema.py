@@ -23,8 +23,7 @@ BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 def stage_classes() -> dict[str, type[Config]]:
     """Stage kind to its class."""
-    union = typing.get_args(typing.get_args(stages.Stage)[0])
-    return {typing.get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in union}
+    return dict(stages.BY_KIND)
 
 
 def settings_class(kind: str | None) -> type[Config]:

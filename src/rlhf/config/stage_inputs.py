@@ -1,8 +1,11 @@
-"""What kinds of stages have in common: rows of files, prompts, models and who judges."""
+"""What a kind of stage declares, and what kinds have in common: rows of files, prompts, models and who judges."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
@@ -18,9 +21,85 @@ from rlhf.seeds import derive_seed
 
 RowsFor = Literal["sft", "preference", "comparison", "ranking", "rating", "kto", "stepwise", "grpo"]
 """What a stage makes of rows; keys of ``rlhf.data.plans.PLANS``."""
+MEASURED_ON_PROMPTS = tuple(
+    f"eval/{name}"
+    for name in ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "empty_frac", "repetition")
+)
+MEASURED_ON_PAIRS = ("eval/loss", "eval/accuracy", "eval/reward_margin", "eval/chosen_reward", "eval/rejected_reward")
+MEASURED_ON_EPISODES = ("eval/turns_mean", "eval/done_frac")
+"""Beside ``MEASURED_ON_PROMPTS``, of a policy that talks with an environment."""
 
 
-class DataInputs(Config):
+@dataclass(frozen=True, slots=True)
+class RowsInput:
+    """Rows that a stage reads."""
+
+    key: str
+    sources: tuple[str, ...]
+    wanted: RowsFor
+    columns: Mapping[str, str | None] | None = None
+    skips_bad_rows: bool = False
+    limit: int | None = None
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether the stage has the key ``on_bad_row``."""
+        return self.key in ("data", "eval_data")
+
+
+def listed(source: str | list[str]) -> tuple[str, ...]:
+    """One source or several, as a tuple."""
+    return (source,) if isinstance(source, str) else tuple(source)
+
+
+class StageConfig(Config):
+    """A stage of a recipe: its settings, and what the library has to know of its kind.
+
+    A new kind is a class like this, its line in ``rlhf.config.stages``, and the function that ``runs`` names.
+    """
+
+    if TYPE_CHECKING:  # fields of every kind; here they would come before a kind's own
+        kind: str
+
+    runs: ClassVar[str]
+    """``module:function`` below ``rlhf.pipeline.stages``: takes the stage and a ``StageContext``, gives a ``StageOutcome``."""
+    leaves: ClassVar[Literal["policy", "judge", "files"]] = "files"
+    command: ClassVar[str] = ""
+    """Help of the command ``rlhf KIND``; empty where there is none."""
+    measures: ClassVar[tuple[str, ...]] = ()
+    """Metrics of its evaluation while it trains, which early stopping can watch."""
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """What ``kind`` says in a recipe."""
+        name: str = typing.get_args(cls.model_fields["kind"].annotation)[0]
+        return name
+
+    @property
+    def trains(self) -> bool:
+        """Whether it leaves a model."""
+        return self.leaves != "files"
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """``measures``, where no setting changes it."""
+        return self.measures
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether a stage that trains has anything to evaluate on."""
+        return False
+
+    def rows_read(self) -> list[RowsInput]:
+        """Rows that the stage reads, those that it learns from first."""
+        return []
+
+    def files_written(self) -> dict[str, str | None]:
+        """Files and folders (with ``/`` at the end) that it writes for other stages, each with its kind of row, if it has rows."""
+        return {}
+
+
+class DataInputs(StageConfig):
     """Rows to learn from and rows to look at."""
 
     data: InputPath | list[InputPath]
@@ -43,8 +122,13 @@ class DataInputs(Config):
     on_bad_row: Literal["error", "skip"] = "error"
     """Stop at a bad row, or count and list it."""
 
+    @property
+    def has_held_out(self) -> bool:
+        """Whether there are rows to evaluate on."""
+        return self.eval_data is not None or self.eval_frac > 0
 
-class PromptInputs(Config):
+
+class PromptInputs(StageConfig):
     """What a policy is asked."""
 
     model: ModelConfig
@@ -58,11 +142,28 @@ class PromptInputs(Config):
     limit: int | None = Field(None, ge=1)
     """Use only this many prompts, the first of the file or files."""
 
+    @property
+    def has_held_out(self) -> bool:
+        """Whether there are prompts to evaluate on."""
+        return self.eval_prompts is not None
+
+    def rows_read(self) -> list[RowsInput]:
+        """Prompts, and held-out ones."""
+        found = [RowsInput("prompts", listed(self.prompts), "grpo", self.columns, limit=self.limit)]
+        if self.eval_prompts is not None:
+            found.append(RowsInput("eval_prompts", listed(self.eval_prompts), "grpo", self.columns))
+        return found
+
+    def files_written(self) -> dict[str, str | None]:
+        """A model, and what it said while it learned."""
+        return {"model/": None, "rollouts.jsonl": "completion"}
+
 
 class OfflineStage(OfflineConfig, DataInputs):
     """What every stage has that learns from rows of a file."""
 
     rows_for: ClassVar[RowsFor]
+    leaves = "policy"
     kind: str
     model: ModelConfig
     """Where to start."""
@@ -77,8 +178,21 @@ class OfflineStage(OfflineConfig, DataInputs):
         """Seeds which rows `eval_frac` holds out."""
         return derive_seed(self.seed, "split")
 
+    def rows_read(self) -> list[RowsInput]:
+        """Training rows, and held-out ones."""
+        plain = RowsInput(
+            "data", listed(self.data), self.rows_wanted, self.columns, self.on_bad_row == "skip", self.limit
+        )
+        if self.eval_data is None:
+            return [plain]
+        return [plain, replace(plain, key="eval_data", sources=listed(self.eval_data), limit=None)]
 
-class PolicyTraining(Config):
+    def files_written(self) -> dict[str, str | None]:
+        """A model."""
+        return {"model/": None}
+
+
+class PolicyTraining(StageConfig):
     """What every stage has that trains a policy, from files or from rewards."""
 
     ewc: EWCConfig | None = None
@@ -88,6 +202,8 @@ class PolicyTraining(Config):
 class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     """What every stage has in which a policy learns from rewards."""
 
+    leaves = "policy"
+    measures = MEASURED_ON_PROMPTS
     kind: str
     reference: ModelConfig | None = None
     """What the KL penalty pulls towards; the starting policy by default."""
@@ -106,3 +222,9 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
             if reward == []:
                 raise ValueError("an empty list judges nothing; name a reward")
         return [] if reward is None else reward
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """With what counts solved problems, and with what an environment reports."""
+        episodes = MEASURED_ON_EPISODES if self.environment is not None else ()
+        return (*self.measures, *self.evaluation.metrics, *episodes)

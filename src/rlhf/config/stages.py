@@ -10,13 +10,23 @@ What a method's own settings are stands in ``sft``, ``reward_model``, ``preferen
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
 from rlhf.config.problems import PassAtKStage, ReasoningStage, StepLabelsStage
-from rlhf.config.stage_inputs import DataInputs, OfflineStage, PolicyStage, PolicyTraining, PromptInputs, RowsFor
+from rlhf.config.stage_inputs import (
+    DataInputs,
+    OfflineStage,
+    PolicyStage,
+    PolicyTraining,
+    PromptInputs,
+    RowsFor,
+    StageConfig,
+)
 from rlhf.config.training_stages import (
     CISPOStage,
     CPOStage,
@@ -42,74 +52,61 @@ from rlhf.config.training_stages import (
     VAPOStage,
 )
 
-Stage = Annotated[
-    WorldStage
-    | ReasoningStage
-    | CalculatorStage
-    | PreferencesStage
-    | StepLabelsStage
-    | SFTStage
-    | RewardStage
-    | ProcessRewardStage
-    | DPOStage
-    | SimPOStage
-    | CPOStage
-    | ORPOStage
-    | KTOStage
-    | PPOStage
-    | VAPOStage
-    | TRPOStage
-    | GRPOStage
-    | DrGRPOStage
-    | DAPOStage
-    | GSPOStage
-    | CISPOStage
-    | SAPOStage
-    | RLOOStage
-    | ReinforcePPStage
-    | ReMaxStage
-    | OnlineDPOStage
-    | DistillStage
-    | BestOfNStage
-    | EvaluateStage
-    | PassAtKStage,
-    Field(discriminator="kind"),
-]
-POLICY_KINDS = (
-    "sft",
-    "dpo",
-    "simpo",
-    "cpo",
-    "orpo",
-    "kto",
-    "ppo",
-    "vapo",
-    "trpo",
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "cispo",
-    "sapo",
-    "rloo",
-    "reinforce_pp",
-    "remax",
-    "online_dpo",
-    "distill",
+STAGE_KINDS: tuple[type[StageConfig], ...] = (
+    WorldStage,
+    ReasoningStage,
+    CalculatorStage,
+    PreferencesStage,
+    StepLabelsStage,
+    SFTStage,
+    RewardStage,
+    ProcessRewardStage,
+    DPOStage,
+    SimPOStage,
+    CPOStage,
+    ORPOStage,
+    KTOStage,
+    PPOStage,
+    VAPOStage,
+    TRPOStage,
+    GRPOStage,
+    DrGRPOStage,
+    DAPOStage,
+    GSPOStage,
+    CISPOStage,
+    SAPOStage,
+    RLOOStage,
+    ReinforcePPStage,
+    ReMaxStage,
+    OnlineDPOStage,
+    DistillStage,
+    BestOfNStage,
+    EvaluateStage,
+    PassAtKStage,
 )
+"""Every kind of stage; a line more is a kind more. The order is that of `rlhf config schema` and of errors."""
+BY_KIND = {kind.kind_name(): kind for kind in STAGE_KINDS}
+POLICY_KINDS = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "policy")
 """Kinds that leave a policy."""
-JUDGE_KINDS = ("reward", "prm")
+JUDGE_KINDS = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "judge")
 """Kinds that leave a model which scores."""
 MODEL_STAGES = (*POLICY_KINDS, *JUDGE_KINDS)
 """Kinds that leave a model."""
-FILE_STAGES = ("world", "calculator", "preferences", "best_of_n", "evaluate", "reasoning", "step_labels", "pass_at_k")
+FILE_STAGES = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "files")
 """Kinds that leave files."""
 
+if TYPE_CHECKING:
+    Stage = Any  # any StageConfig; mypy finds that none of them could be a TrainConfig, too
+else:
+    Stage = Annotated[reduce(or_, STAGE_KINDS), Field(discriminator="kind")]
+
 __all__ = [
+    "BY_KIND",
     "FILE_STAGES",
     "JUDGE_KINDS",
     "MODEL_STAGES",
     "POLICY_KINDS",
+    "STAGE_KINDS",
     "BestOfNStage",
     "CISPOStage",
     "CPOStage",
@@ -143,6 +140,7 @@ __all__ = [
     "SFTStage",
     "SimPOStage",
     "Stage",
+    "StageConfig",
     "StepLabelsStage",
     "TRPOStage",
     "VAPOStage",

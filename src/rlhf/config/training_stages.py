@@ -24,7 +24,16 @@ from rlhf.config.policy import PPOConfig, TRPOConfig, VAPOConfig
 from rlhf.config.preference import CPOConfig, DPOConfig, KTOConfig, ORPOConfig, SimPOConfig
 from rlhf.config.reward_model import ROWS_OF_LOSS, ProcessRewardModelConfig, RewardModelConfig
 from rlhf.config.sft import SFTConfig
-from rlhf.config.stage_inputs import OfflineStage, PolicyStage, PolicyTraining, PromptInputs, RowsFor
+from rlhf.config.stage_inputs import (
+    MEASURED_ON_PAIRS,
+    OfflineStage,
+    PolicyStage,
+    PolicyTraining,
+    PromptInputs,
+    RowsFor,
+    RowsInput,
+    listed,
+)
 
 
 class SFTStage(SFTConfig, OfflineStage, PolicyTraining):
@@ -32,6 +41,9 @@ class SFTStage(SFTConfig, OfflineStage, PolicyTraining):
 
     rows_for = "sft"
     kind: Literal["sft"]
+    runs = "sft:run_sft"
+    command = "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE"
+    measures = ("eval/loss", "eval/perplexity")
 
 
 class RewardStage(RewardModelConfig, OfflineStage):
@@ -39,6 +51,9 @@ class RewardStage(RewardModelConfig, OfflineStage):
 
     rows_for = "preference"
     kind: Literal["reward"]
+    runs = "reward:run_reward"
+    leaves = "judge"
+    command = "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
     model: ModelConfig
     """Whose backbone to start from."""
 
@@ -47,12 +62,32 @@ class RewardStage(RewardModelConfig, OfflineStage):
         """Pairs, comparisons with ties, rankings, ratings or verdicts: the loss decides."""
         return ROWS_OF_LOSS[self.loss]
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The loss decides."""
+        others = {
+            "rao_kupper": ("eval/accuracy", "eval/margin", "eval/outcome_accuracy"),
+            "davidson": ("eval/accuracy", "eval/margin", "eval/outcome_accuracy"),
+            "plackett_luce": ("eval/accuracy",),
+            "rating": ("eval/error",),
+            "binary": ("eval/accuracy",),
+        }
+        return ("eval/loss", *others.get(self.loss, ("eval/accuracy", "eval/margin")))
+
+    def files_written(self) -> dict[str, str | None]:
+        """A model, and what it is worth on held-out pairs."""
+        judges_pairs = self.has_held_out and self.rows_wanted not in ("rating", "kto")
+        return {**super().files_written(), **({"evaluation.json": None} if judges_pairs else {})}
+
 
 class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     """Train a process reward model: a judge of each step."""
 
     rows_for = "stepwise"
     kind: Literal["prm"]
+    runs = "prm:run_prm"
+    leaves = "judge"
+    command = "Train a judge of each step: rlhf prm model=PATH data=FILE"
     model: ModelConfig
     """Whose backbone to start from."""
 
@@ -60,6 +95,18 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     def rows_wanted(self) -> RowsFor:
         """Labelled steps, or pairs."""
         return "preference" if self.loss == "pairs" else "stepwise"
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The loss decides."""
+        if self.loss == "pairs":
+            return ("eval/loss", "eval/accuracy", "eval/margin")
+        return ("eval/loss", "eval/accuracy", "eval/wrong_found", "eval/first_wrong", "eval/sound", "eval/f1")
+
+    def files_written(self) -> dict[str, str | None]:
+        """A model, and what it is worth on held-out steps."""
+        judges_steps = self.has_held_out and self.loss == "steps"
+        return {**super().files_written(), **({"evaluation.json": None} if judges_steps else {})}
 
     @model_validator(mode="after")
     def _layers_or_adapter(self) -> Self:
@@ -73,6 +120,9 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "preference"
     kind: Literal["dpo"]
+    runs = "dpo:run_dpo"
+    command = "Learn from pairs directly: rlhf dpo model=PATH data=FILE"
+    measures = MEASURED_ON_PAIRS
     model: ModelConfig
     """Where to start; also the reference, unless one is named."""
     reference: ModelConfig | None = None
@@ -90,6 +140,9 @@ class SimPOStage(SimPOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "preference"
     kind: Literal["simpo"]
+    runs = "reference_free:run_simpo"
+    command = "Learn from pairs by mean log-probabilities, without a reference: rlhf simpo model=PATH data=FILE"
+    measures = MEASURED_ON_PAIRS
 
 
 class CPOStage(CPOConfig, OfflineStage, PolicyTraining):
@@ -97,6 +150,9 @@ class CPOStage(CPOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "preference"
     kind: Literal["cpo"]
+    runs = "reference_free:run_cpo"
+    command = "Learn from pairs and from the better completions at once: rlhf cpo model=PATH data=FILE"
+    measures = (*MEASURED_ON_PAIRS, "eval/sft_loss")
 
 
 class ORPOStage(ORPOConfig, OfflineStage, PolicyTraining):
@@ -104,6 +160,9 @@ class ORPOStage(ORPOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "preference"
     kind: Literal["orpo"]
+    runs = "reference_free:run_orpo"
+    command = "Fine-tune and learn from pairs in one stage: rlhf orpo model=PATH data=FILE"
+    measures = (*MEASURED_ON_PAIRS, "eval/sft_loss")
 
 
 class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
@@ -111,6 +170,15 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "kto"
     kind: Literal["kto"]
+    runs = "kto:run_kto"
+    command = "Learn from single completions, good or bad: rlhf kto model=PATH data=FILE"
+    measures = (
+        "eval/loss",
+        "eval/accuracy",
+        "eval/desirable_reward",
+        "eval/undesirable_reward",
+        "eval/reference_point",
+    )
     reference: ModelConfig | None = None
     """What the policy is measured against; the start by default."""
 
@@ -119,84 +187,130 @@ class PPOStage(PPOConfig, PolicyStage):
     """Proximal policy optimisation."""
 
     kind: Literal["ppo"]
+    runs = "ppo:run_ppo"
+    command = "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class VAPOStage(VAPOConfig, PolicyStage):
     """PPO for long reasoning."""
 
     kind: Literal["vapo"]
+    runs = "ppo:run_ppo"
+    command = (
+        "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
+    )
 
 
 class TRPOStage(TRPOConfig, PolicyStage):
     """Trust-region policy optimisation."""
 
     kind: Literal["trpo"]
+    runs = "trpo:run_trpo"
+    command = "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class GRPOStage(GRPOConfig, PolicyStage):
     """Group-relative policy optimisation."""
 
     kind: Literal["grpo"]
+    runs = "grpo:run_grpo"
+    command = "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class DrGRPOStage(DrGRPOConfig, PolicyStage):
     """GRPO without its biases."""
 
     kind: Literal["dr_grpo"]
+    runs = "grpo:run_grpo"
+    command = (
+        "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
+    )
 
 
 class DAPOStage(DAPOConfig, PolicyStage):
     """Decoupled clip and dynamic sampling."""
 
     kind: Literal["dapo"]
+    runs = "grpo:run_grpo"
+    command = "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class GSPOStage(GSPOConfig, PolicyStage):
     """Group sequence policy optimisation."""
 
     kind: Literal["gspo"]
+    runs = "grpo:run_grpo"
+    command = "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class CISPOStage(CISPOConfig, PolicyStage):
     """Clipped importance weights."""
 
     kind: Literal["cispo"]
+    runs = "grpo:run_grpo"
+    command = (
+        "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
+    )
 
 
 class SAPOStage(SAPOConfig, PolicyStage):
     """Soft adaptive policy optimisation."""
 
     kind: Literal["sapo"]
+    runs = "grpo:run_grpo"
+    command = "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class RLOOStage(RLOOConfig, PolicyStage):
     """REINFORCE, each completion against its siblings."""
 
     kind: Literal["rloo"]
+    runs = "grpo:run_grpo"
+    command = "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class ReinforcePPStage(ReinforcePPConfig, PolicyStage):
     """REINFORCE++."""
 
     kind: Literal["reinforce_pp"]
+    runs = "grpo:run_grpo"
+    command = "REINFORCE, advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=PATH"
 
 
 class ReMaxStage(ReMaxConfig, PolicyStage):
     """REINFORCE against the greedy completion."""
 
     kind: Literal["remax"]
+    runs = "grpo:run_grpo"
+    command = "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     """DPO on the policy's own completions, judged by a reward."""
 
     kind: Literal["online_dpo"]
+    runs = "online_dpo:run_online_dpo"
+    command = (
+        "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
+    )
 
 
 class DistillStage(DistillConfig, PromptInputs, PolicyTraining):
     """On-policy distillation."""
 
+    leaves = "policy"
     kind: Literal["distill"]
+    runs = "distill:run_distill"
+    command = "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE"
+    measures = (
+        "eval/teacher_kl",
+        "eval/divergence",
+        "eval/ref_kl",
+        "eval/length_mean",
+        "eval/eos_frac",
+        "eval/empty_frac",
+        "eval/repetition",
+    )
     teacher: ModelConfig
     """Whose distributions to learn; the same vocabulary as the student's."""
     data: InputPath | list[InputPath] | None = None
@@ -212,3 +326,12 @@ class DistillStage(DistillConfig, PromptInputs, PolicyTraining):
                 "below 1, or neither"
             )
         return self
+
+    def rows_read(self) -> list[RowsInput]:
+        """Prompts, and demonstrations for those that the student does not complete itself."""
+        if self.data is None:
+            return super().rows_read()
+        return [
+            *super().rows_read(),
+            RowsInput("data", listed(self.data), "sft", skips_bad_rows=self.on_bad_row == "skip"),
+        ]

@@ -11,12 +11,13 @@ import ast
 import hashlib
 import importlib.util
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import rlhf
 from rlhf.config.base import Config, Names, named_things
+from rlhf.config.stages import BY_KIND
 
 ROOT = Path(rlhf.__file__).parent
 PACKAGE = rlhf.__name__
@@ -32,12 +33,6 @@ DECIDES_NOTHING = (
     "training/trackers.py",
 )
 """Settings are in the key by their values; the others decide when a run ends or how a thing is told or written, not what it is."""
-SHARED: Mapping[str, str] = {
-    **dict.fromkeys(("simpo", "cpo", "orpo"), "reference_free"),
-    "vapo": "ppo",
-    **dict.fromkeys(("dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "reinforce_pp", "remax"), "grpo"),
-}
-"""Kinds of stages to the module, of another name, that they share; every other kind has one of its own name."""
 
 
 def code_of_stage(kind: str, stage: Config) -> dict[str, str]:
@@ -49,7 +44,7 @@ def code_of_stage(kind: str, stage: Config) -> dict[str, str]:
 
 def module_of_stage(kind: str) -> str:
     """The module that implements a kind of stage."""
-    return f"{PACKAGE}.pipeline.stages.{SHARED.get(kind, kind)}"
+    return f"{PACKAGE}.pipeline.stages.{BY_KIND[kind].runs.partition(':')[0]}"
 
 
 def is_own_function(text: str, names: Names) -> bool:

@@ -18,7 +18,6 @@ from rlhf.config.problems import PassAtKStage
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.config.threads import check_threads
-from rlhf.config.training import TrainConfig
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
@@ -33,7 +32,7 @@ from rlhf.pipeline.memory import memory_errors
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions
 from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.report import FILE_NAME, write_report
-from rlhf.pipeline.stages import STAGES, StageContext, StageOutcome
+from rlhf.pipeline.stages import StageContext, StageOutcome, runner
 from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.training.checkpoint_names import PREFIX, step_of
@@ -246,11 +245,11 @@ class Pipeline:
     def _outcome(self, stage: Stage, at: StageContext) -> StageOutcome:
         """Do the work; where that is training and somebody asked, measure where its time goes."""
         self._profile = []
-        if not self._profiles or not isinstance(stage, TrainConfig):
-            return STAGES[stage.kind](stage, at)
+        if not self._profiles or not stage.trains:
+            return runner(stage.kind)(stage, at)
         self.has_trained = True
         with profiled(at.folder) as profile:
-            outcome = STAGES[stage.kind](stage, at)
+            outcome = runner(stage.kind)(stage, at)
         self._profile = profile_table(profile.as_dict())
         return outcome
 

@@ -14,7 +14,6 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig
 from rlhf.config.stages import OfflineStage
 from rlhf.config.threads import check_threads
-from rlhf.config.training import TrainConfig
 from rlhf.data.pack import Group
 from rlhf.errors import ConfigError
 from rlhf.models.device import resolve_device
@@ -106,7 +105,7 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
         ModelError: A model is not there.
     """
     check_threads(recipe.threads)
-    stages: dict[str, Any] = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, TrainConfig)}
+    stages: dict[str, Any] = {name: stage for name, stage in recipe.stages.items() if stage.trains}
     if not stages:
         kinds = ", ".join(dict.fromkeys(stage.kind for stage in recipe.stages.values()))
         raise ConfigError(

@@ -12,12 +12,12 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import stage_classes
 from rlhf.files import write_jsonl
 from rlhf.pipeline.run import Pipeline
-from rlhf.pipeline.stages import STAGES
+from rlhf.pipeline.stages import runner
 from rlhf.pipeline.validate import find_problems
 from tests.fixtures.cheap_stages import plain_report
 
 POLICY_STAGES = {kind: cls for kind, cls in stage_classes().items() if "ewc" in cls.model_fields}
-ONE_OF_EACH = {STAGES[kind]: kind for kind in reversed(POLICY_STAGES)}.values()
+ONE_OF_EACH = {runner(kind): kind for kind in reversed(POLICY_STAGES)}.values()
 """Kinds that share their code are tried once."""
 OFFLINE = {"max_steps": 1, "rows_per_step": 4}
 ONLINE = {"rollouts": 1, "prompts_per_rollout": 4, "sampling": {"max_new_tokens": 4}}

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.config.recipe import RecipeConfig, load_recipe
+from rlhf.config.schema import stage_classes
 from rlhf.config.stages import GRPOStage, PreferencesStage
 from rlhf.config.threads import usable_cores
 from rlhf.data.contracts import Kind
@@ -26,11 +27,9 @@ from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError, ModelError, RewardError, RunBusyError, StorageError
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.run import Pipeline
-from rlhf.pipeline.stages import STAGES
 from rlhf.pipeline.validate import Problem, find_problems, validate_file, validate_recipe
-from rlhf.pipeline.validate.inputs import ROWS_TAKEN, outputs
+from rlhf.pipeline.validate.inputs import ROWS_TAKEN
 from rlhf.pipeline.validate.places import BUILT_IN
-from rlhf.pipeline.validate.settings import MEASURED, MEASURED_BY_LOSS
 from rlhf.scale.plan import plan_recipe
 from tests.fixtures import tiny
 
@@ -1037,7 +1036,7 @@ def test_the_kinds_of_row_are_those_that_data_sets_take():
         assert kinds == {str(kind) for kind in PLANS[wanted].accepts} & written
 
 
-@pytest.mark.parametrize("kind", sorted(MEASURED))
+@pytest.mark.parametrize("kind", sorted(kind for kind, stage in stage_classes().items() if stage.measures))
 def test_the_metrics_are_those_that_trainers_measure(kind):
     from rlhf.training.metrics import Metrics
     from tests.fixtures import toy
@@ -1045,7 +1044,7 @@ def test_the_metrics_are_those_that_trainers_measure(kind):
     trainer = toy.build_trainer(kind, held_out=True)
     if kind in ("dpo", "kto"):
         trainer.collect(0, Metrics())  # scores the reference
-    assert set(MEASURED[kind]) == set(trainer.evaluate())
+    assert set(stage_classes()[kind].measures) == set(trainer.evaluate())
 
 
 @pytest.mark.slow
@@ -1101,10 +1100,10 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
         "prm": {"kind": "prm", "model": "embedded", "data": "stage:reasoning/stepwise.jsonl", **few, "eval_frac": 0.5},
     }  # fmt: skip
     recipe = RecipeConfig.of({"name": "all", "output_dir": str(tmp_path), "threads": 1, "stages": stages})
-    assert {stage.kind for stage in recipe.stages.values()} == set(STAGES)
+    assert {stage.kind for stage in recipe.stages.values()} == set(stage_classes())
     Pipeline(recipe).run()
     for name, stage in recipe.stages.items():
-        for file, kind in outputs(stage).items():
+        for file, kind in stage.files_written().items():
             path = tmp_path / "all" / name / file
             assert path.is_dir() if file.endswith("/") else path.is_file(), f"{name}/{file}"
             if kind is not None:
@@ -1114,8 +1113,10 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
 def test_the_metrics_of_a_loss_are_those_that_its_trainer_measures():
     from tests.fixtures import toy
 
-    for (kind, loss), names in MEASURED_BY_LOSS.items():
-        assert set(names) == set(toy.build_trainer(kind, loss=loss, held_out=True).evaluate()), (kind, loss)
+    for kind in ("reward", "prm"):
+        for loss in typing.get_args(stage_classes()[kind].model_fields["loss"].annotation):
+            names = stage_classes()[kind].model_construct(loss=loss).measured
+            assert set(names) == set(toy.build_trainer(kind, loss=loss, held_out=True).evaluate()), (kind, loss)
 
 
 def test_a_judge_of_steps_is_told_from_one_of_completions(tree, tmp_path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import STAGE
 from rlhf.config.rewards import EnsembleRewardConfig, FunctionRewardConfig, RewardSpec
+from rlhf.config.stages import BY_KIND
 from rlhf.errors import DataError, RLHFError
 from rlhf.training.log import RunLog
 
@@ -86,3 +88,12 @@ def resolved_arguments(arguments: Mapping[str, Any], at: StageContext) -> dict[s
 def seed_of(seed: int | None) -> int:
     """A stage's seed; only a stage that was built without a recipe has none of its own."""
     return 0 if seed is None else seed
+
+
+def runner(kind: str) -> Callable[[Any, StageContext], StageOutcome]:
+    """The function that ``StageConfig.runs`` names."""
+    module, _, name = BY_KIND[kind].runs.partition(":")
+    function: Callable[[Any, StageContext], StageOutcome] = getattr(
+        importlib.import_module(f"{__package__}.{module}"), name
+    )
+    return function

@@ -16,10 +16,11 @@ from rlhf.config.base import Names, named_things
 from rlhf.config.recipe import STAGE
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
 from rlhf.config.schema import stage_classes
+from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import MODEL_STAGES, BestOfNStage, OfflineStage, PolicyStage, Stage
 from rlhf.errors import RLHFError
 from rlhf.files import sha256
-from rlhf.pipeline.validate.inputs import RowsInput, embedded_model, rewards, rows_inputs
+from rlhf.pipeline.validate.inputs import embedded_model, rewards, rows_inputs
 
 EMBEDDED = "embedded"
 NOT_OF_A_VERDICT = {"weight", "normalize", "name", "in_process", "timeout_seconds"}
@@ -258,7 +259,7 @@ def ancestors(model: Made | Root) -> Iterator[Made | Root]:
         if model.stage.kind not in MODEL_STAGES:
             yield Root(f"stage {model.name}")
             return
-        path = model.stage.model.path  # type: ignore[union-attr]  # every kind of MODEL_STAGES has one
+        path = model.stage.model.path
         model = model.behind(path, "model.path") if path is not None else Root("", is_known=True)
 
 

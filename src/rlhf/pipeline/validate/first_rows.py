@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import RewardStage, Stage
 from rlhf.data.contracts import Preference, Strength
 from rlhf.data.expand import prompt_of
 from rlhf.errors import DataError, RewardError, did_you_mean
-from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, rewards, rows_inputs
+from rlhf.pipeline.validate.inputs import is_of_stage, rewards, rows_inputs
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import RowsFound, read_once, why_unread
 

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import rlhf
 from rlhf.config.base import Names, named_things
 from rlhf.config.model import ModelConfig
-from rlhf.config.problems import PassAtKStage, ReasoningStage, StepLabelsStage
+from rlhf.config.problems import PassAtKStage
 from rlhf.config.recipe import REFERENCE, STAGE
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
+from rlhf.config.stage_inputs import RowsInput, listed
 from rlhf.config.stages import (
     MODEL_STAGES,
     BestOfNStage,
-    CalculatorStage,
-    DataInputs,
-    DistillStage,
     EvaluateStage,
-    OfflineStage,
     PolicyStage,
     PolicyTraining,
     PreferencesStage,
-    ProcessRewardStage,
-    PromptInputs,
-    RewardStage,
     RowsFor,
     Stage,
-    WorldStage,
 )
 
 ROWS_WANTED: Mapping[RowsFor, str] = {
@@ -59,54 +51,11 @@ SHORTHAND: Mapping[str, str] = {"learned": "source", "function": "function", "se
 """Kinds of judge that a plain text stands for, each with the key that gets the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowsInput:
-    """Rows that a stage reads."""
-
-    key: str
-    sources: tuple[str, ...]
-    wanted: RowsFor
-    columns: Mapping[str, str | None] | None = None
-    skips_bad_rows: bool = False
-    limit: int | None = None
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether the stage has the key ``on_bad_row``."""
-        return self.key in ("data", "eval_data")
-
-
 def rows_inputs(stage: Stage) -> list[RowsInput]:
     """All rows that a stage reads, those that it learns from first."""
     ewc = stage.ewc if isinstance(stage, PolicyTraining) else None
-    kept = [RowsInput("ewc.data", _listed(ewc.data), "sft", limit=ewc.rows)] if ewc is not None else []
-    return [*_own_rows(stage), *kept]
-
-
-def _own_rows(stage: Stage) -> list[RowsInput]:
-    if isinstance(stage, OfflineStage):
-        plain = RowsInput(
-            "data", _listed(stage.data), stage.rows_wanted, stage.columns, stage.on_bad_row == "skip", stage.limit
-        )
-        if stage.eval_data is None:
-            return [plain]
-        return [plain, replace(plain, key="eval_data", sources=_listed(stage.eval_data), limit=None)]
-    if isinstance(stage, PromptInputs):
-        found = [RowsInput("prompts", _listed(stage.prompts), "grpo", stage.columns, limit=stage.limit)]
-        if stage.eval_prompts is not None:
-            found.append(RowsInput("eval_prompts", _listed(stage.eval_prompts), "grpo", stage.columns))
-        if isinstance(stage, DistillStage) and stage.data is not None:
-            found.append(RowsInput("data", _listed(stage.data), "sft", skips_bad_rows=stage.on_bad_row == "skip"))
-        return found
-    if isinstance(stage, PreferencesStage):
-        found = [RowsInput("prompts", (stage.prompts,), "grpo")]
-        return found + ([RowsInput("test_prompts", (stage.test_prompts,), "grpo")] if stage.test_prompts else [])
-    if isinstance(stage, BestOfNStage | StepLabelsStage | PassAtKStage):
-        return [RowsInput("prompts", _listed(stage.prompts), "grpo", limit=stage.limit)]
-    if isinstance(stage, EvaluateStage):
-        found = [RowsInput("prompts", _listed(stage.prompts), "grpo", limit=stage.limit)]
-        return found + ([RowsInput("pairs", (stage.pairs,), "preference")] if stage.pairs else [])
-    return []
+    kept = [RowsInput("ewc.data", listed(ewc.data), "sft", limit=ewc.rows)] if ewc is not None else []
+    return [*stage.rows_read(), *kept]
 
 
 def policies(stage: Stage) -> list[tuple[str, ModelConfig]]:
@@ -152,63 +101,6 @@ def functions(stage: Stage) -> list[tuple[str, str]]:
     return [(".".join(place), text) for place, text, names in named_things(stage) if names is Names.FUNCTION]
 
 
-def outputs(stage: Stage) -> dict[str, str | None]:
-    """Files and folders (with ``/`` at the end) that a stage writes for others, each with its kind of row, if it has rows."""
-    if isinstance(stage, WorldStage):
-        written: dict[str, str | None] = {
-            "sft.jsonl": "completion",
-            "prompts.jsonl": "prompt",
-            "test_prompts.jsonl": "prompt",
-            "heldout_fact_prompts.jsonl": "prompt",
-            "world.json": None,
-        }
-        written |= {"pretrain.jsonl": "text"} if stage.num_documents else {}
-        return written | ({"tokenizer/": None} if stage.vocab_size is not None else {})
-    if isinstance(stage, CalculatorStage):
-        return {
-            "sft.jsonl": "completion",
-            "prompts.jsonl": "prompt",
-            "test_prompts.jsonl": "prompt",
-            "tokenizer/": None,
-        }
-    if isinstance(stage, ReasoningStage):
-        return {
-            "sft.jsonl": "completion",
-            "prompts.jsonl": "prompt",
-            "stepwise.jsonl": "stepwise",
-            "outcome.jsonl": "unpaired",
-            "test_prompts.jsonl": "prompt",
-            "test_stepwise.jsonl": "stepwise",
-            "reasoning.json": None,
-            "tokenizer/": None,
-        }
-    if isinstance(stage, StepLabelsStage):
-        written = {"stepwise.jsonl": "stepwise"}
-        return written | ({"outcome.jsonl": "unpaired"} if stage.outcomes else {})
-    if isinstance(stage, PreferencesStage):
-        written = {"pairs.jsonl": stage.rows}
-        return written | ({"test_pairs.jsonl": stage.rows} if stage.test_prompts else {})
-    if isinstance(stage, BestOfNStage):
-        return {"demonstrations.jsonl": "completion"}
-    if isinstance(stage, EvaluateStage | PassAtKStage):
-        return {"evaluation.json": None}
-    written = {"model/": None}
-    if isinstance(stage, PromptInputs):
-        written["rollouts.jsonl"] = "completion"
-    if isinstance(stage, RewardStage) and has_held_out(stage) and stage.rows_wanted not in ("rating", "kto"):
-        written["evaluation.json"] = None
-    if isinstance(stage, ProcessRewardStage) and has_held_out(stage) and stage.loss == "steps":
-        written["evaluation.json"] = None
-    return written
-
-
-def has_held_out(stage: Stage) -> bool:
-    """Whether a stage that trains has anything to evaluate on."""
-    if isinstance(stage, DataInputs):
-        return stage.eval_data is not None or stage.eval_frac > 0
-    return isinstance(stage, PromptInputs) and stage.eval_prompts is not None
-
-
 def root_model(stages: Mapping[str, Stage], config: ModelConfig) -> ModelConfig | None:
     """The folder, hub name or new model that a model config leads back to through the stages; None where that is unclear."""
     seen: set[str] = set()
@@ -218,7 +110,7 @@ def root_model(stages: Mapping[str, Stage], config: ModelConfig) -> ModelConfig 
         if parent is None or name in seen or parent.kind not in MODEL_STAGES:
             return None
         seen.add(name)
-        config = parent.model  # type: ignore[union-attr]  # every kind of MODEL_STAGES has one
+        config = parent.model
     return config
 
 
@@ -258,7 +150,3 @@ def embedded_model() -> Path:
 def is_readable(path: Path) -> bool:
     """Whether this process may read a file or list a folder."""
     return os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
-
-
-def _listed(source: str | list[str]) -> tuple[str, ...]:
-    return (source,) if isinstance(source, str) else tuple(source)

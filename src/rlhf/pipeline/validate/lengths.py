@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.config.model import ModelConfig
 from rlhf.config.problems import PassAtKStage, StepLabelsStage
+from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import (
     BestOfNStage,
-    DataInputs,
     DistillStage,
     EvaluateStage,
+    OfflineStage,
     PolicyStage,
     PreferencesStage,
     Stage,
@@ -26,7 +27,7 @@ from rlhf.data.tokenize import TokenizedRow
 from rlhf.data.words import counted
 from rlhf.errors import DataError, ModelError
 from rlhf.models.sources import EMBEDDED
-from rlhf.pipeline.validate.inputs import RowsInput, is_of_stage, policies, root_model, rows_inputs
+from rlhf.pipeline.validate.inputs import is_of_stage, policies, root_model, rows_inputs
 from rlhf.pipeline.validate.places import facts_of, local_folder
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import RowsFound, read_once
@@ -110,7 +111,7 @@ def check_lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFoun
     ]
     for name, limit, counts in limits:
         _check_limit(review, stage, rows, lengths, name=name, limit=limit, counts=counts)
-    if isinstance(stage, DataInputs):
+    if isinstance(stage, OfflineStage):
         _check_context(review, stage, rows, max(lengths.longest))
         budget: int = stage.tokens_per_microbatch
         largest = max(stored.num_tokens for _, stored in lengths.items)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from rlhf.config.stage_inputs import RowsInput
 from rlhf.data.accepted import ACCEPTED, STRINGS_ARE
 from rlhf.data.contracts import BadRow, Kind, Row
 from rlhf.data.raw import RawRow
@@ -14,7 +15,7 @@ from rlhf.data.read import NoUsableRowError, RowStream
 from rlhf.data.sources import Part, open_source
 from rlhf.data.words import counted
 from rlhf.errors import RLHFError
-from rlhf.pipeline.validate.inputs import RowsInput, is_hub_name, is_of_stage
+from rlhf.pipeline.validate.inputs import is_hub_name, is_of_stage
 from rlhf.pipeline.validate.problems import Review
 
 MAX_ROWS = 20_000

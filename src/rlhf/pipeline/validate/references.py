@@ -11,7 +11,6 @@ from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
     ROWS_TAKEN,
     ROWS_WANTED,
-    outputs,
     policies,
     reward_models,
     rewards,
@@ -47,7 +46,7 @@ def _check_combinations(review: Review, stage: Stage) -> None:
 
 def _check_file(review: Review, place: str, parent: str, file: str) -> None:
     stage = review.recipe.stages[parent]
-    written = outputs(stage)
+    written = stage.files_written()
     if not any(file == name or (name.endswith("/") and f"{file}/".startswith(name)) for name in written):
         hint = _why_not(stage.kind, file) or did_you_mean(file, written)
         review.error(place, f"stage:{parent} will write no file {file!r}.{hint} It writes {_names(parent, written)}.")
@@ -128,13 +127,13 @@ def _check_rows(review: Review, stage: Stage) -> None:
                     rows.key, f"{source} is a model; rows are wanted here: a file of a stage, as in {source}/FILE."
                 )
                 continue
-            written = outputs(review.recipe.stages[parent])
+            written = review.recipe.stages[parent].files_written()
             kind = written.get(match["file"])
             if match["file"] in written and kind not in ROWS_TAKEN[rows.wanted]:
                 fitting = [
                     f"stage:{name}/{file}"
                     for name, other in review.recipe.stages.items()
-                    for file, held in outputs(other).items()
+                    for file, held in other.files_written().items()
                     if held in ROWS_TAKEN[rows.wanted] and name != review.stage
                 ]
                 hint = f" Such rows are in {', '.join(fitting[:3])}." if fitting else ""

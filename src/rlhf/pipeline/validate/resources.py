@@ -64,7 +64,7 @@ def check_resources(review: Review) -> None:
     for _, stage in review.each_stage():
         for key, config in policies(stage):
             _check_quantisation(review, key, config)
-        if isinstance(stage, TrainConfig):
+        if stage.trains:
             _check_trackers(review, stage)
         if isinstance(stage, RLConfig | EvaluateStage):
             _check_engine(review, stage)
@@ -73,7 +73,7 @@ def check_resources(review: Review) -> None:
 
 def memory_needed(review: Review, stage: Stage) -> int | None:
     """Bytes that a stage takes at least: weights, gradients, AdamW's averages and the models beside; no activations."""
-    if not isinstance(stage, TrainConfig):
+    if not stage.trains:
         return None
     model: ModelConfig = stage.model
     facts = facts_of(review, model)
@@ -116,7 +116,7 @@ def _models_of(spec: RewardBase) -> int:
 
 def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:
     """Bytes of the model that a stage leaves, and of the checkpoints that it has beside while it runs."""
-    if not isinstance(stage, TrainConfig):
+    if not stage.trains:
         return None
     model: ModelConfig = stage.model
     facts = facts_of(review, model)
@@ -220,7 +220,7 @@ def _check_sizes(review: Review) -> None:
     for name, stage in review.each_stage():
         disk, needed = disk_needed(review, stage), memory_needed(review, stage)
         if disk is None or needed is None:
-            if isinstance(stage, TrainConfig):
+            if stage.trains:
                 unknown.append(name)
             continue
         if memory is not None and needed > memory:

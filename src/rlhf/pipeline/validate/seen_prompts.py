@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from rlhf.config.stage_inputs import RowsInput
 from rlhf.data.contracts import MessagesRow, Row, Text
 from rlhf.data.expand import row_texts, text_key
 from rlhf.errors import RLHFError
 from rlhf.pipeline.validate.ancestry import Made, Root
 from rlhf.pipeline.validate.independence import SeenPrompts, by_name
-from rlhf.pipeline.validate.inputs import RowsInput, prompts_behind, rows_inputs
+from rlhf.pipeline.validate.inputs import prompts_behind, rows_inputs
 from rlhf.pipeline.validate.reading import open_rows
 
 

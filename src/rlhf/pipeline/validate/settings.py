@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf.config.model import ModelConfig
@@ -28,47 +27,10 @@ from rlhf.config.usual_rates import far_from_usual, method_and_size, usual_rates
 from rlhf.errors import ModelError, RewardError, did_you_mean
 from rlhf.native.library import compiler, why_no_compiler
 from rlhf.pipeline.validate.independence import find_leakage
-from rlhf.pipeline.validate.inputs import has_held_out, policies, rewards
+from rlhf.pipeline.validate.inputs import policies, rewards
 from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
 
-POLICY_METRICS = tuple(
-    f"eval/{name}"
-    for name in ("score_mean", "score_std", "ref_kl", "length_mean", "eos_frac", "empty_frac", "repetition")
-)
-MEASURED_ON_PAIRS = ("eval/loss", "eval/accuracy", "eval/reward_margin", "eval/chosen_reward", "eval/rejected_reward")
-MEASURED: Mapping[str, tuple[str, ...]] = {
-    "sft": ("eval/loss", "eval/perplexity"),
-    "reward": ("eval/loss", "eval/accuracy", "eval/margin"),
-    "prm": ("eval/loss", "eval/accuracy", "eval/wrong_found", "eval/first_wrong", "eval/sound", "eval/f1"),
-    "dpo": MEASURED_ON_PAIRS,
-    "simpo": MEASURED_ON_PAIRS,
-    "cpo": (*MEASURED_ON_PAIRS, "eval/sft_loss"),
-    "orpo": (*MEASURED_ON_PAIRS, "eval/sft_loss"),
-    "distill": (
-        "eval/teacher_kl",
-        "eval/divergence",
-        "eval/ref_kl",
-        "eval/length_mean",
-        "eval/eos_frac",
-        "eval/empty_frac",
-        "eval/repetition",
-    ),
-    "kto": ("eval/loss", "eval/accuracy", "eval/desirable_reward", "eval/undesirable_reward", "eval/reference_point"),
-}
-"""Stage kind -> metrics of its evaluation, which early stopping can watch; ``POLICY_METRICS`` of all that ask a policy. A test
-compares them with what trainers measure."""
-MEASURED_BY_LOSS: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("reward", "rao_kupper"): ("eval/loss", "eval/accuracy", "eval/margin", "eval/outcome_accuracy"),
-    ("reward", "davidson"): ("eval/loss", "eval/accuracy", "eval/margin", "eval/outcome_accuracy"),
-    ("reward", "plackett_luce"): ("eval/loss", "eval/accuracy"),
-    ("reward", "rating"): ("eval/loss", "eval/error"),
-    ("reward", "binary"): ("eval/loss", "eval/accuracy"),
-    ("prm", "pairs"): ("eval/loss", "eval/accuracy", "eval/margin"),
-}
-"""Where the loss decides: (stage kind, loss) -> metrics, in place of the kind's."""
-EPISODE_METRICS = ("eval/turns_mean", "eval/done_frac")
-"""Beside them, of a policy that talks with an environment."""
 LARGE_BETA = 100
 SMALL_BETA = 1000
 """So far from the default of its method, a beta is more likely a slip of the pen than a choice; SPPO's authors have 0.001."""
@@ -93,14 +55,14 @@ LOWER_IS_BETTER = frozenset({"eval/loss", "eval/error", "eval/perplexity", "eval
 def check_settings(review: Review) -> None:
     """Look at every stage's own settings and at what they say about each other."""
     for _, stage in review.each_stage():
-        if isinstance(stage, TrainConfig):
+        if stage.trains:
             _check_evaluation(review, stage)
             _check_learning_rate(review, stage)
             _check_beta(review, stage)
             _check_compiled(review, stage)
         if isinstance(stage, DataInputs):
             _check_rows(review, stage)
-        if isinstance(stage, RLConfig):
+        if isinstance(stage, PolicyStage | DistillStage):
             _check_policy_stage(review, stage)
         if isinstance(stage, EvaluateStage):
             _check_evaluate(review, stage)
@@ -112,7 +74,7 @@ def check_settings(review: Review) -> None:
                     "autocast", "It is float16, and so are the weights; train float32 weights (`model.dtype: float32`)."
                 )
                 continue
-            if config.dtype != "float32" and config.lora is None and key == "model" and isinstance(stage, TrainConfig):
+            if config.dtype != "float32" and config.lora is None and key == "model" and stage.trains:
                 review.warn(
                     f"{key}.dtype",
                     f"Weights in {config.dtype} round small steps away; to train all of them use dtype: float32 with "
@@ -136,13 +98,12 @@ def _check_adapter(review: Review, key: str, config: ModelConfig) -> None:
 
 
 def _scales_gradients(stage: Stage) -> bool:
-    return isinstance(stage, TrainConfig) and stage.autocast == "float16"
+    return stage.trains and stage.autocast == "float16"
 
 
-def _check_evaluation(review: Review, stage: TrainConfig) -> None:
-    kind: str = stage.kind  # type: ignore[attr-defined]  # stages that train have one
+def _check_evaluation(review: Review, stage: Stage) -> None:
     give = "eval_prompts" if isinstance(stage, RLConfig) else "eval_data or eval_frac"
-    if not has_held_out(stage):  # type: ignore[arg-type]
+    if not stage.has_held_out:
         if stage.early_stopping is not None:
             review.error("early_stopping", f"It watches held-out rows, and this stage has none; give {give}.")
         if stage.eval_every is not None:
@@ -151,16 +112,11 @@ def _check_evaluation(review: Review, stage: TrainConfig) -> None:
     if stage.early_stopping is None:
         return
     metric, mode = stage.early_stopping.metric, stage.early_stopping.mode
-    loss = str(getattr(stage, "loss", ""))
-    known = MEASURED_BY_LOSS.get((kind, loss), MEASURED.get(kind, POLICY_METRICS))
-    if isinstance(stage, PolicyStage):
-        known += stage.evaluation.metrics
-    if isinstance(stage, PolicyStage) and stage.environment is not None:
-        known += EPISODE_METRICS
+    known = stage.measured
     if metric not in known:
         review.error(
             "early_stopping.metric",
-            f"A {kind} stage does not measure {metric!r}.{did_you_mean(metric, known)} It measures {', '.join(known)}.",
+            f"A {stage.kind} stage does not measure {metric!r}.{did_you_mean(metric, known)} It measures {', '.join(known)}.",
         )
         return
     better_higher = metric in HIGHER_IS_BETTER or metric.startswith("eval/pass_at_")
@@ -180,7 +136,7 @@ def usual_learning_rate(recipe: RecipeConfig, name: str) -> tuple[float, str] | 
         None where nothing is trained at one rate.
     """
     stage = recipe.stages[name]
-    if not isinstance(stage, TrainConfig) or isinstance(stage, TRPOStage) or stage.lr_find == "use":
+    if not stage.trains or isinstance(stage, TRPOStage) or stage.lr_find == "use":
         return None
     model = stage.model
     facts = facts_of(Review(recipe, deep=False), model)
