@@ -21,7 +21,8 @@ from rlhf.config.base import read_yaml
 from rlhf.config.schema import stage_classes
 from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.overoptimisation import overoptimisation
-from rlhf.evaluation.verdict import FALLS, RISES, SURPRISE, Evidence, Verdict, surprise, verdict
+from rlhf.evaluation.verdict import FALLS, RISES, SURPRISE, Verdict, surprise, verdict
+from rlhf.evaluation.verdict_inputs import Evidence
 from rlhf.pipeline.evidence import training_of
 from rlhf.pipeline.leakage import recorded_leakage
 from rlhf.pipeline.previous import events_of

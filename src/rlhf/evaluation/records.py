@@ -38,7 +38,8 @@ from typing import Any
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.evaluation.overoptimisation import OveroptimisationFinding, overoptimisation
 from rlhf.evaluation.reward_quality import RewardQuality
-from rlhf.evaluation.verdict import Evidence, Independence, Training, Verdict, verdict
+from rlhf.evaluation.verdict import Verdict, verdict
+from rlhf.evaluation.verdict_inputs import Evidence, Independence, Training
 from rlhf.evaluation.winrate import WinRate
 from rlhf.files import write_json
 

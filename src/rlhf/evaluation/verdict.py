@@ -13,9 +13,8 @@ Loads nothing but the standard library.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +28,7 @@ from rlhf.evaluation.numbers import (
     times,
     told_apart,
 )
+from rlhf.evaluation.verdict_inputs import Evidence, value_of
 
 NO_SIGN = "No sign of reward hacking"
 """How a finding of ``rlhf.evaluation.overoptimisation`` begins that found nothing."""
@@ -116,117 +116,6 @@ SHOWN_CUT = 0.05
 """Share of cut answers from which a verdict mentions it, whatever the baseline's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Independence:
-    """What training saw of judge and prompts, in words (``rlhf.pipeline`` reads it off recipes and lineage)."""
-
-    warnings: tuple[str, ...] = ()
-    """What a reader must know, in sentences."""
-    better_only: str = ""
-    """The title of a success that need not mean a better model; empty where nothing spoils it."""
-    about_prompts: str = "prompts"
-    about_judge: str = ""
-    """A clause behind the judge's name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldAlarm:
-    """A guard's alarm that still held in the last fifth of training."""
-
-    guard: str
-    metric: str
-    step: int
-    """Where it was raised."""
-    limit: float | None = None
-    value: float | None = None
-    """Median in the last fifth."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """How the training of a policy ended; one of the stages between baseline and policy."""
-
-    stage: str
-    rollouts: int = 0
-    """0 for a stage that samples nothing."""
-    alarms: tuple[HeldAlarm, ...] = ()
-    first: Mapping[str, float] = field(default_factory=dict)
-    """Of the first rollout: kl_per_token, entropy, cut, empty, repetition."""
-    last: Mapping[str, float] = field(default_factory=dict)
-    """The same of the last fifth, in the mean."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        alarms = [
-            {"guard": a.guard, "metric": a.metric, "step": a.step, "limit": a.limit, "value": a.value}
-            for a in self.alarms
-        ]
-        return {
-            "stage": self.stage, "rollouts": self.rollouts, "alarms": alarms, "first": dict(self.first), "last": dict(self.last),
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Training:
-        """From what ``to_dict`` gave."""
-        return cls(
-            stage=str(found.get("stage", "")),
-            rollouts=int(number(found.get("rollouts")) or 0),
-            alarms=tuple(
-                HeldAlarm(
-                    guard=str(alarm.get("guard", "")), metric=str(alarm.get("metric", "")),
-                    step=int(number(alarm.get("step")) or 0), limit=number(alarm.get("limit")), value=number(alarm.get("value")),
-                )
-                for alarm in found.get("alarms") or ()
-            ),
-            first=mapping(found.get("first")),
-            last=mapping(found.get("last")),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """All that a verdict rests on."""
-
-    policy: str = "the policy"
-    baseline: str = "the baseline"
-    judge: str = "the judge"
-    win_rate: Mapping[str, Any] = field(default_factory=dict)
-    """As in ``evaluation.json``: rate, low, high, wins, losses, ties, num_prompts, reason."""
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """As there: name -> before, after, gain: estimates."""
-    kl_per_token: float | None = None
-    """Nats, of the policy's samples."""
-    hacking: Mapping[str, Any] = field(default_factory=dict)
-    """As there: verdict and sentence; empty where no rollouts were judged."""
-    training: tuple[Training, ...] = ()
-    independence: Independence = Independence()
-    unknown: tuple[str, ...] = ()
-    """What could not be looked at, in sentences."""
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any], independence: Independence | None = None) -> Evidence:
-        """From ``evaluation.json``, of whatever version, and what training saw of judge and prompts."""
-        settings, changes = mapping(document.get("settings")), mapping(document.get("changes"))
-        kl = mapping(document.get("kl"))
-        total, length = _value(kl, "k1"), _value(mapping(changes.get("length")), "after")
-        training = document.get("training")
-        missing = mapping(document.get("missing"))
-        why, untraced = missing.get("judge_unseen_frac"), missing.get("training")
-        far = f"How far the answers lie from what the judge was trained on is not known: {why}."
-        return cls(
-            policy=str(settings.get("policy") or "the policy"),
-            baseline=str(settings.get("baseline") or "the baseline"),
-            judge=str(settings.get("judge") or "the judge"),
-            win_rate=mapping(document.get("win_rate")),
-            changes={name: mapping(change) for name, change in changes.items()},
-            kl_per_token=total / length if total is not None and length else None,
-            hacking=mapping(document.get("hacking")),
-            training=tuple(Training.of(mapping(each)) for each in training) if isinstance(training, list) else (),
-            independence=independence or Independence(),
-            unknown=(*([far] if why else []), *([str(untraced)] if untraced else [])),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Something that speaks against a success."""
@@ -307,12 +196,12 @@ def problems(evidence: Evidence) -> list[Reason]:
     """Everything but the win rate that speaks against a success."""
     found = [*_alarms(evidence), *_distance(evidence), *_lower_score(evidence)]
     for rule in RISES:
-        rise = _value(evidence.changes.get(rule.quantity, {}), "gain")
+        rise = value_of(evidence.changes.get(rule.quantity, {}), "gain")
         low = number(mapping(evidence.changes.get(rule.quantity, {}).get("gain")).get("low"))
         if rise is not None and rise > rule.limit and (low is None or low > 0):
             found.append(_reason(rule, evidence))
     for rule in FALLS:
-        before, after = (_value(evidence.changes.get(rule.quantity, {}), side) for side in ("before", "after"))
+        before, after = (value_of(evidence.changes.get(rule.quantity, {}), side) for side in ("before", "after"))
         if before and after is not None and after < rule.limit * before:
             found.append(_reason(rule, evidence))
     known = {reason.code for reason in found}
@@ -322,7 +211,7 @@ def problems(evidence: Evidence) -> list[Reason]:
 def surprise(evidence: Evidence) -> tuple[float, float] | None:
     """Nats per token by which the baseline is surprised: by its own answers, and by the policy's."""
     entropy = evidence.changes.get("entropy", {})
-    before, after = (_value(entropy, side) for side in ("before", "after"))
+    before, after = (value_of(entropy, side) for side in ("before", "after"))
     if before is None or after is None or evidence.kl_per_token is None:
         return None
     return before, after + evidence.kl_per_token
@@ -341,7 +230,7 @@ def _outcome(low: float | None, high: float | None) -> tuple[str, Tone, str]:
 def _reason(rule: Rule, evidence: Evidence) -> Reason:
     change = evidence.changes[rule.quantity]
     share = change.get("unit") == "share"
-    before, after = (formatted(_value(change, side), share) for side in ("before", "after"))
+    before, after = (formatted(value_of(change, side), share) for side in ("before", "after"))
     sentence = rule.sentence.format(before=before, after=after, policy=evidence.policy, baseline=evidence.baseline)
     return Reason(rule.code, rule.title, sentence)
 
@@ -434,7 +323,7 @@ def _unlike_half(rate: float) -> str:
 
 def _score_words(evidence: Evidence) -> list[str]:
     gold = evidence.changes.get("gold", {})
-    before, after = (_value(gold, side) for side in ("before", "after"))
+    before, after = (value_of(gold, side) for side in ("before", "after"))
     if before is None or after is None:
         return []
     gain = mapping(gold.get("gain"))
@@ -452,7 +341,7 @@ def _score_words(evidence: Evidence) -> list[str]:
 
 
 def _cut_words(evidence: Evidence, codes: Sequence[str]) -> list[str]:
-    before, after = (_value(evidence.changes.get("unended_frac", {}), side) for side in ("before", "after"))
+    before, after = (value_of(evidence.changes.get("unended_frac", {}), side) for side in ("before", "after"))
     if after is None or after < SHOWN_CUT or "cut" in codes:
         return []
     beside = f", {percentage(before, 0)} of those of {evidence.baseline}" if before is not None else ""
@@ -475,8 +364,3 @@ def _hacking_words(evidence: Evidence, *, doubted: bool) -> list[str]:
             "Whether the reward was gamed was not looked at: the evaluation was not given the `rollouts` of the training."
         ]
     return []
-
-
-def _value(change: Mapping[str, Any], side: str) -> float | None:
-    found = number(mapping(change.get(side)).get("value"))
-    return None if found is None or math.isnan(found) else found

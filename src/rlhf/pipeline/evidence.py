@@ -15,7 +15,7 @@ from rlhf.config.rewards import EnsembleRewardConfig, FunctionRewardConfig, Lear
 from rlhf.data.read import open_rows
 from rlhf.errors import RLHFError
 from rlhf.evaluation.measures import KnownTexts
-from rlhf.evaluation.verdict import HeldAlarm, Training
+from rlhf.evaluation.verdict_inputs import HeldAlarm, Training
 from rlhf.pipeline.lineage import run_of
 from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.validate.ancestry import Made, Root, Surroundings, ancestors

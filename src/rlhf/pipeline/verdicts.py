@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.evaluation.verdict import Independence
+from rlhf.evaluation.verdict_inputs import Independence
 from rlhf.pipeline.leakage import Leakage
 
 

@@ -7,17 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.evaluation.verdict import (
-    FALLS,
-    RISES,
-    Evidence,
-    HeldAlarm,
-    Independence,
-    Tone,
-    Training,
-    surprise,
-    verdict,
-)
+from rlhf.evaluation.verdict import FALLS, RISES, Tone, surprise, verdict
+from rlhf.evaluation.verdict_inputs import Evidence, HeldAlarm, Independence, Training
 
 WON = {"rate": 0.9, "low": 0.87, "high": 0.92, "wins": 170, "losses": 10, "ties": 20, "num_prompts": 200}
 
