@@ -79,6 +79,10 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+PAINTED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+"""Waits until what was on the page when this was asked has been on the screen."""
+
+
 def is_complaint(said: Any) -> bool:
     """Whether a line of the console is a fault of ours, and not of a server that a test killed or that refused something."""
     return (
@@ -103,6 +107,7 @@ def open_page(browser: Any, server: Server) -> Iterator[Any]:
         page.goto(server.invitation(name))
         page.get_by_role("button", name="Start").click()
         page.wait_for_url(f"{server.url}/")
+        page.evaluate(PAINTED)  # before that the page takes no key
         return page
 
     yield open_page

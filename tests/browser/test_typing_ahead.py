@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 
-from tests.fixtures.labelling import after, assignment_on, now_at, task
+from tests.fixtures.labelling import LONGEST_WAIT_MS, after, assignment_on, now_at, task
 
 KEYS_A_SECOND = 10
 WATCH = """
@@ -39,6 +40,21 @@ def slow(server, monkeypatch):
         return next_task(*args, **named)
 
     monkeypatch.setattr(server.store, "next_task", late)
+
+
+@pytest.fixture
+def held(server, monkeypatch):
+    """An event; until it is set, the server finds no task to follow the one on the screen."""
+    next_task, go_on = server.store.next_task, threading.Event()
+
+    def late(*args: Any, **named: Any) -> Any:
+        if named.get("beside") is not None:
+            go_on.wait(LONGEST_WAIT_MS / 1000)
+        return next_task(*args, **named)
+
+    monkeypatch.setattr(server.store, "next_task", late)
+    yield go_on
+    go_on.set()
 
 
 def watched(open_page: Any) -> Any:
@@ -102,14 +118,15 @@ def test_an_undo_and_what_is_typed_behind_it_are_in_order(server, slow, open_pag
     ],
 )
 def test_keys_that_could_mean_another_task_are_not_used_and_that_is_said(
-    server, slow, open_page, kind, keys, number, why
+    server, held, open_page, kind, keys, number, why
 ):
     server.add(task("x"), *([task("y", kind), task("z", kind)] if kind else []))
-    page = open_page("ann")  # not idle yet: the next task is still on its way
+    page = open_page("ann")
     first = assignment_on(page)
     page.keyboard.press("1")
     for key in ("Enter", *keys.split()):
         page.keyboard.press(key)
+    held.set()
     page.wait_for_function("why => document.getElementById('notice-text').textContent.includes(why)", arg=why)
     assert f"{number} keys that were pressed ahead were not used" in page.locator("#notice").inner_text()
     page.wait_for_load_state("networkidle")
@@ -126,7 +143,7 @@ def test_keys_that_could_mean_another_task_are_not_used_and_that_is_said(
         assert server.answers() == []
 
 
-def test_what_waits_is_shown_and_escape_throws_it_away(server, slow, open_page):
+def test_what_waits_is_shown_and_escape_throws_it_away(server, held, open_page):
     server.add(*[task(f"t{n}") for n in range(3)])
     page = open_page("ann")
     for key in ("1", "Enter", "2", "Enter"):
@@ -134,6 +151,7 @@ def test_what_waits_is_shown_and_escape_throws_it_away(server, slow, open_page):
     assert page.locator("#queued-keys").inner_text() == "2 Enter"
     page.keyboard.press("Escape")
     assert "2 keys that were pressed ahead were not used" in page.locator("#notice").inner_text()
+    held.set()
     now_at(page, 1)
     page.wait_for_selector(".task")
     assert page.locator('input[name="choice"]:checked').count() == 0
