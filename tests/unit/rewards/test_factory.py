@@ -9,7 +9,7 @@ from rlhf.errors import ConfigError, RewardError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.rewards.composite import CompositeReward
-from rlhf.rewards.factory import REWARDS, RewardFunctionFactory, build_reward
+from rlhf.rewards.factory import REWARDS, build_reward
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.lexicon import LexiconReward
@@ -17,6 +17,7 @@ from rlhf.rewards.rules import RuleBasedReward
 from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.service_calls import Patience
 from rlhf.rewards.service_formats import FORMATS
+from rlhf.rewards.shortcuts import RewardFunctionFactory
 from tests.unit.rewards.helpers import HERE, samples
 
 
