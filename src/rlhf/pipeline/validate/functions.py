@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.environment import EnvironmentConfig
-from rlhf.config.problems import PassAtKStage, StepLabelsStage
+from rlhf.config.problems import StepLabelsStage
 from rlhf.config.rewards import FunctionRewardConfig, JSONRewardConfig, rewards_of
-from rlhf.config.stages import BestOfNStage, EvaluateStage, PolicyStage, PreferencesStage, Stage
+from rlhf.config.stages import PolicyStage, PreferencesStage, Stage
 from rlhf.data.expand import prompt_of
 from rlhf.errors import ConfigError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import functions, rows_inputs
@@ -147,7 +147,6 @@ def _look_once(review: Review, function: str) -> Parameters:
 
 
 def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardConfig, found: Parameters) -> None:
-    assert isinstance(stage, PolicyStage | BestOfNStage | EvaluateStage | PassAtKStage)
     place = key.removesuffix(".function")
     taken = sorted(ALWAYS_GIVEN & spec.arguments.keys())
     if taken:
