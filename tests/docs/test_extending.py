@@ -71,7 +71,7 @@ def test_what_the_page_adds_works(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["scores"] == {"capitals": [2 / 3, 0.0, 0.0]}
+    assert found["scores"] == {"capitals": [1.0, 0.0, 0.0]}
     assert (len(found["rows"]), found["headline"]) == (2, "2 of 5 prompts")
     assert found["errors"] == []
     of_pick, of_grpo = map(set, found["code"])

@@ -39,7 +39,8 @@ def command_of(words: list[str]):
     """The click command that a line starts, and the words left for it."""
     found = typer.main.get_command(app)
     while words and hasattr(found, "commands"):
-        assert words[0] in found.commands, f"there is no command {words[0]!r} among {', '.join(found.commands)}"
+        known = found.list_commands(None)  # those of one stage are made when they are asked for
+        assert words[0] in known, f"there is no command {words[0]!r} among {', '.join(known)}"
         found, words = found.commands[words[0]], words[1:]
     return found, words
 
