@@ -54,9 +54,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.composite import CompositeReward as CompositeReward
     from rlhf.rewards.ensemble import EnsembleReward as EnsembleReward
     from rlhf.rewards.factory import REWARDS as REWARDS
-    from rlhf.rewards.factory import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rewards.learned import LearnedReward as LearnedReward
     from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
+    from rlhf.rewards.shortcuts import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
     from rlhf.training.control import AdaptiveKLController as AdaptiveKLController
     from rlhf.training.control import EarlyStopping as EarlyStopping
@@ -113,7 +113,7 @@ PUBLIC: dict[str, str] = {
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",
-    "RewardFunctionFactory": "rlhf.rewards.factory:RewardFunctionFactory",
+    "RewardFunctionFactory": "rlhf.rewards.shortcuts:RewardFunctionFactory",
     "RewardModel": "rlhf.models.reward:RewardModel",
     "RewardModelConfig": "rlhf.config.reward_model:RewardModelConfig",
     "RewardModelTrainer": "rlhf.training.reward:RewardModelTrainer",

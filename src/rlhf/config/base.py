@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
@@ -117,6 +117,19 @@ class Config(BaseModel):
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self).of({**given, **changes}, source=f"The changed {type(self).__name__}")
+
+
+class Kind(Config):
+    """Settings of one of several kinds, which ``kind`` tells apart in a recipe."""
+
+    if TYPE_CHECKING:  # every kind says which it is; here the field would come before a kind's own
+        kind: str
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """What ``kind`` says in a recipe."""
+        name: str = typing.get_args(cls.model_fields["kind"].annotation)[0]
+        return name
 
 
 def named_things(config: Config) -> Iterator[tuple[tuple[str, ...], str, Names]]:

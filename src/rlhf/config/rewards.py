@@ -10,12 +10,14 @@ rules                          the built-in rules with their defaults
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, field_validator, model_validator
 
-from rlhf.config.base import Config, FunctionName, InputPath, Names
+from rlhf.config.base import Config, FunctionName, InputPath, Kind, Names
 
 FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<name>[A-Za-z_]\w*)$")
 """``package.module:function`` or ``path/to/file.py:function``."""
@@ -25,8 +27,16 @@ SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret", re.IGNORECA
 """Names of HTTP headers whose values no file should hold."""
 
 
-class RewardBase(Config):
-    """What every kind of reward has."""
+class RewardBase(Kind):
+    """What every kind of reward has: settings, and what the library has to know of the kind.
+
+    A new kind is a class like those below, its line in ``REWARD_KINDS``, and the function that ``builds`` names.
+    """
+
+    builds: ClassVar[str]
+    """``package.module:function`` that makes the scorer: takes the settings and a ``rlhf.rewards.types.RewardContext``."""
+    text_key: ClassVar[str] = ""
+    """The setting that a plain text in place of the settings stands for, as ``_from_text`` reads it; empty where there is none."""
 
     weight: FiniteFloat = 1.0
     """The score is multiplied by this before several are added up; negative for something unwanted."""
@@ -34,6 +44,10 @@ class RewardBase(Config):
     """Shift and scale the score to mean 0 and deviation 1 over each rollout before it is weighted."""
     name: str | None = None
     """What metrics call it; by default its kind or its function's name."""
+
+    def models_asked(self) -> list[tuple[str, str]]:
+        """Key and source of every reward model that it asks."""
+        return []
 
 
 Combine = Literal["mean", "min", "median", "mean_minus_std"]
@@ -60,34 +74,51 @@ class CombinedRewardConfig(RewardBase):
 class LearnedRewardConfig(CombinedRewardConfig):
     """A reward model, of one member or several."""
 
+    builds = "rlhf.rewards.learned:build_learned"
+    text_key = "source"
     kind: Literal["learned"] = "learned"
     source: InputPath
     """`stage:NAME`, a folder or a hub name."""
+
+    def models_asked(self) -> list[tuple[str, str]]:
+        """The one that it is."""
+        return [("source", self.source)]
 
 
 class EnsembleRewardConfig(CombinedRewardConfig):
     """Several reward models of which each was trained by itself."""
 
+    builds = "rlhf.rewards.learned:build_ensemble"
     kind: Literal["ensemble"] = "ensemble"
     sources: list[InputPath] = Field(min_length=2)
     """Each `stage:NAME`, a folder or a hub name."""
     combine: Combine = "mean_minus_std"
     """As of `learned`."""
 
+    def models_asked(self) -> list[tuple[str, str]]:
+        """Each member."""
+        return [(f"sources.{place}", source) for place, source in enumerate(self.sources)]
+
 
 class ProcessRewardConfig(RewardBase):
     """A process reward model: the probability that a completion's steps are right, from 0 to 1."""
 
+    builds = "rlhf.rewards.steps:build_process"
     kind: Literal["process"] = "process"
     source: InputPath
     """`stage:NAME` of a `prm` stage, or a folder that one left."""
     aggregate: Literal["min", "product", "mean", "last"] | None = None
     """How the probabilities of steps become one number; what the model was trained with by default."""
 
+    def models_asked(self) -> list[tuple[str, str]]:
+        """The one that it is."""
+        return [("source", self.source)]
+
 
 class RulesRewardConfig(RewardBase):
     """Heuristics of form: length near a target, capital at the start, punctuation at the end."""
 
+    builds = "rlhf.rewards.rules:build_rules"
     kind: Literal["rules"] = "rules"
     target_words: int = Field(200, ge=1)
     """The length, in words, that costs nothing."""
@@ -102,6 +133,7 @@ class RulesRewardConfig(RewardBase):
 class LexiconRewardConfig(RewardBase):
     """How positive a text is, from a lexicon of rated words."""
 
+    builds = "rlhf.rewards.lexicon:build_lexicon"
     kind: Literal["lexicon"] = "lexicon"
     path: InputPath
     """VADER's `vader_lexicon.txt`, or any file of `word<tab>valence` lines."""
@@ -114,6 +146,8 @@ class LexiconRewardConfig(RewardBase):
 class FunctionRewardConfig(RewardBase):
     """A Python function `reward(prompts, completions, **columns) -> list[float]`."""
 
+    builds = "rlhf.rewards.functions:build_function"
+    text_key = "function"
     kind: Literal["function"] = "function"
     function: FunctionName
     """`package.module:function` or `path/to/file.py:function`."""
@@ -136,6 +170,8 @@ class FunctionRewardConfig(RewardBase):
 class ServiceRewardConfig(RewardBase):
     """A reward server, asked over HTTP."""
 
+    builds = "rlhf.rewards.service:build_service"
+    text_key = "url"
     kind: Literal["service"] = "service"
     url: str
     """Where to POST, such as `http://127.0.0.1:8000/score`."""
@@ -199,6 +235,7 @@ class VerifierBase(RewardBase):
 class ExactRewardConfig(VerifierBase):
     """1 for the reference word for word, apart from white space."""
 
+    builds = "rlhf.rewards.verifiers.scorer:build_comparison"
     kind: Literal["exact"] = "exact"
     where: list[Literal["hashes", "boxed", "phrase", "whole"]] = Field(["whole"], min_length=1)
     """Where the answer stands, tried in order: behind `####`, in `\\boxed{}`, behind `the answer is`, or the whole text."""
@@ -209,6 +246,7 @@ class ExactRewardConfig(VerifierBase):
 class NumericRewardConfig(VerifierBase):
     """1 for the right number; the reference may be a whole solution that ends in `#### 42`."""
 
+    builds = "rlhf.rewards.verifiers.scorer:build_comparison"
     kind: Literal["numeric"] = "numeric"
     where: list[Literal["hashes", "boxed", "phrase", "last_number", "whole"]] = Field(
         ["hashes", "boxed", "phrase", "last_number"], min_length=1
@@ -224,6 +262,7 @@ class NumericRewardConfig(VerifierBase):
 class MathRewardConfig(VerifierBase):
     """1 for an expression equal to the reference, as math-verify judges; needs the extra `eval`."""
 
+    builds = "rlhf.rewards.verifiers.scorer:build_isolated"
     kind: Literal["math"] = "math"
     timeout_seconds: float = Field(5.0, gt=0)
     """For one completion, which counts 0 when it takes longer."""
@@ -232,6 +271,7 @@ class MathRewardConfig(VerifierBase):
 class PatternRewardConfig(RewardBase):
     """1 for a completion in which a regular expression is found."""
 
+    builds = "rlhf.rewards.verifiers.scorer:build_isolated"
     kind: Literal["pattern"] = "pattern"
     pattern: str
     """Of Python's `re`; flags go inside, as in `(?is)`."""
@@ -256,6 +296,7 @@ class PatternRewardConfig(RewardBase):
 class JSONRewardConfig(RewardBase):
     """1 for a completion that is JSON, alone or in a fenced block, and keeps the schema."""
 
+    builds = "rlhf.rewards.verifiers.scorer:build_isolated"
     kind: Literal["json"] = "json"
     json_schema: dict[str, Any] | None = None
     """The schema itself, written out; needs the package jsonschema."""
@@ -268,6 +309,7 @@ class JSONRewardConfig(RewardBase):
 class CodeRewardConfig(RewardBase):
     """The share of its row's tests that a completion's last block of Python passes, in a sandbox."""
 
+    builds = "rlhf.rewards.code.scorer:build_code"
     kind: Literal["code"] = "code"
     column: str = "tests"
     """Column of the prompt rows with the tests: Python source with assert statements, a list of such, or a list of
@@ -307,24 +349,28 @@ def _from_text(value: Any) -> Any:
     return {"kind": "learned", "source": value}
 
 
-RewardSpec = Annotated[
-    LearnedRewardConfig
-    | EnsembleRewardConfig
-    | ProcessRewardConfig
-    | RulesRewardConfig
-    | LexiconRewardConfig
-    | FunctionRewardConfig
-    | ServiceRewardConfig
-    | ExactRewardConfig
-    | NumericRewardConfig
-    | MathRewardConfig
-    | PatternRewardConfig
-    | JSONRewardConfig
-    | CodeRewardConfig,
-    Field(discriminator="kind"),
-    BeforeValidator(_from_text),
-]
-"""One judge; a list of them is a weighted sum."""
+REWARD_KINDS: tuple[type[RewardBase], ...] = (
+    LearnedRewardConfig,
+    EnsembleRewardConfig,
+    ProcessRewardConfig,
+    RulesRewardConfig,
+    LexiconRewardConfig,
+    FunctionRewardConfig,
+    ServiceRewardConfig,
+    ExactRewardConfig,
+    NumericRewardConfig,
+    MathRewardConfig,
+    PatternRewardConfig,
+    JSONRewardConfig,
+    CodeRewardConfig,
+)
+"""Every kind of reward; one line more is one kind more. The order is that of `rlhf config schema` and of errors."""
+
+if TYPE_CHECKING:
+    RewardSpec = Any  # any RewardBase
+else:
+    RewardSpec = Annotated[reduce(or_, REWARD_KINDS), Field(discriminator="kind"), BeforeValidator(_from_text)]
+    """One judge; a list of them is a weighted sum."""
 
 
 def _on_one_scale(spec: Any) -> Any:
@@ -349,3 +395,15 @@ RewardSpecs = Annotated[list[RewardSpec], Field(min_length=1), BeforeValidator(_
 
 PerhapsRewardSpecs = Annotated[list[RewardSpec], BeforeValidator(_to_list)]
 """The same where something else may judge: maybe none."""
+
+
+def rewards_of(stage: Config) -> list[tuple[str, RewardBase]]:
+    """Key and settings of every reward and judge of a stage: ``reward.0``, ``judge``."""
+    found: list[tuple[str, RewardBase]] = []
+    for key in type(stage).model_fields:
+        value = getattr(stage, key)
+        places = (
+            {f"{key}.{place}": item for place, item in enumerate(value)} if isinstance(value, list) else {key: value}
+        )
+        found += [(place, item) for place, item in places.items() if isinstance(item, RewardBase)]
+    return found

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
-from rlhf.config.base import Config, InputPath
+from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
@@ -52,14 +51,11 @@ def listed(source: str | list[str]) -> tuple[str, ...]:
     return (source,) if isinstance(source, str) else tuple(source)
 
 
-class StageConfig(Config):
+class StageConfig(Kind):
     """A stage of a recipe: its settings, and what the library has to know of its kind.
 
     A new kind is a class like this, its line in ``rlhf.config.stages``, and the function that ``runs`` names.
     """
-
-    if TYPE_CHECKING:  # fields of every kind; here they would come before a kind's own
-        kind: str
 
     runs: ClassVar[str]
     """``module:function`` below ``rlhf.pipeline.stages``: takes the stage and a ``StageContext``, gives a ``StageOutcome``."""
@@ -68,12 +64,6 @@ class StageConfig(Config):
     """Help of the command ``rlhf KIND``; empty where there is none."""
     measures: ClassVar[tuple[str, ...]] = ()
     """Metrics of its evaluation while it trains, which early stopping can watch."""
-
-    @classmethod
-    def kind_name(cls) -> str:
-        """What ``kind`` says in a recipe."""
-        name: str = typing.get_args(cls.model_fields["kind"].annotation)[0]
-        return name
 
     @property
     def trains(self) -> bool:

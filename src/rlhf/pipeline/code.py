@@ -1,8 +1,9 @@
 """Which of the library's own source files decide what a stage makes.
 
-They are found by following imports, from the module that implements the stage's kind and from functions of this library
-that the recipe names. Followed are the modules that names come from: a package's ``__init__.py`` only hands names on (a
-test holds them to that), so ``from rlhf.losses import nll_loss`` leads to the module that defines it and to no other loss.
+They are found by following imports: from the module that implements the stage's kind, from those that build its rewards and its
+judge, and from functions of this library that the recipe names. Followed are the modules that names come from: a package's
+``__init__.py`` only hands names on (a test holds them to that), so ``from rlhf.losses import nll_loss`` leads to the module that
+defines it and to no other loss.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import rlhf
 from rlhf.config.base import Config, Names, named_things
+from rlhf.config.rewards import rewards_of
 from rlhf.config.stages import BY_KIND
 
 ROOT = Path(rlhf.__file__).parent
@@ -38,6 +40,7 @@ DECIDES_NOTHING = (
 def code_of_stage(kind: str, stage: Config) -> dict[str, str]:
     """Source files whose code decides what a stage makes: path inside the package -> 16 hex digits of its sha256."""
     modules = {module_of_stage(kind)}
+    modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))
 

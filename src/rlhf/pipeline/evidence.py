@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from rlhf.config.recipe import STAGE
-from rlhf.config.rewards import EnsembleRewardConfig, FunctionRewardConfig, LearnedRewardConfig, RewardBase
+from rlhf.config.rewards import CombinedRewardConfig, FunctionRewardConfig, RewardBase
 from rlhf.data.read import open_rows
 from rlhf.errors import RLHFError
 from rlhf.evaluation.measures import KnownTexts
@@ -45,10 +45,9 @@ def called(source: str | None) -> str:
 
 def judge_called(spec: RewardBase) -> str | None:
     """What reports call a judge that is made of models; None for one that has a name of its own."""
-    if isinstance(spec, LearnedRewardConfig):
-        return f"the reward model {called(spec.source)}"
-    if isinstance(spec, EnsembleRewardConfig):
-        return f"the reward models {', '.join(map(called, spec.sources))}"
+    if isinstance(spec, CombinedRewardConfig):
+        names = [called(source) for _, source in spec.models_asked()]
+        return f"the reward model{'s' if len(names) > 1 else ''} {', '.join(names)}"
     if isinstance(spec, FunctionRewardConfig):
         return spec.function
     return None
@@ -117,14 +116,10 @@ def judge_texts(spec: RewardBase, *, runs: Path | None = None) -> KnownTexts | s
         spec: With real folders in the place of ``stage:`` inputs.
         runs: Where the origin of copies is looked for.
     """
-    if isinstance(spec, LearnedRewardConfig):
-        folders = [spec.source]
-    elif isinstance(spec, EnsembleRewardConfig):
-        folders = list(spec.sources)
-    else:
+    if not isinstance(spec, CombinedRewardConfig):
         return None
     texts: list[str] = []
-    for folder in folders:
+    for _, folder in spec.models_asked():
         source = _training_rows(Path(folder), runs)
         if isinstance(source, str):
             return source

@@ -18,6 +18,7 @@
     code/       programs that can be tested, in a sandbox
     composite   a weighted sum of the above
     factory     from a recipe's settings to a scorer
+    shortcuts   the same from Python, by short names
 
 The standard signature is the ecosystem's own, so functions written for TRL work unchanged:
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rlhf.config.rewards import FUNCTION
+from rlhf.config.rewards import FUNCTION, FunctionRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, text_of
 from rlhf.rewards.process import FunctionProcess
-from rlhf.rewards.types import CompletionLike, Notify, ScoreResult, sample_name
+from rlhf.rewards.types import CompletionLike, Notify, RewardContext, ScoreResult, sample_name
 from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refusal, refuse, score_result
 from rlhf.rewards.worker import RESERVED, CallError, Failure, Odd, call, find_function
 
@@ -225,6 +225,18 @@ class FunctionReward:
             f"hangs on none of the first {done}: one by one they took {seconds:.3g} seconds. Set timeout_seconds to "
             f"{math.ceil(2 * seconds / done * count)} or more, or make the function faster."
         )
+
+
+def build_function(spec: FunctionRewardConfig, at: RewardContext) -> FunctionReward:
+    """A user's function."""
+    return FunctionReward(
+        spec.function,
+        name=spec.name,
+        arguments=spec.arguments,
+        timeout_seconds=spec.timeout_seconds,
+        in_process=spec.in_process,
+        on_error=at.on_error,
+    )
 
 
 def load_function(spec: str) -> Callable[..., Any]:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf.config.rewards import Combine
+from rlhf.config.rewards import Combine, EnsembleRewardConfig, LearnedRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.pack import Branch, Group, pack, split_by_tokens
-from rlhf.errors import RewardError, RLHFError, look_up
+from rlhf.errors import ConfigError, RewardError, RLHFError, look_up
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model, context_length, evaluating
-from rlhf.rewards.ensemble import COMBINATIONS, combine_scores
+from rlhf.rewards.ensemble import COMBINATIONS, EnsembleReward, combine_scores
 from rlhf.rewards.lengths import LengthRule
-from rlhf.rewards.types import CompletionLike, ScoreResult, TextCompletion
+from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult, TextCompletion
 from rlhf.rewards.verdicts import OnError, result_of_model
 
 
@@ -125,6 +125,41 @@ class LearnedReward:
                 for run in split_by_tokens(groups, max_tokens=self.max_tokens)
             ]
         return torch.cat(parts, dim=1) if parts else torch.zeros(self.model.num_scores, 0)
+
+
+def build_learned(spec: LearnedRewardConfig, at: RewardContext) -> LearnedReward:
+    """One reward model."""
+    return LearnedReward(
+        RewardModel.from_pretrained(model_folder(spec.source)),
+        tokenizer=at.tokenizer,
+        name=spec.name or "learned",
+        combine=spec.combine,
+        std_coef=spec.std_coef,
+        on_error=at.on_error,
+    )
+
+
+def build_ensemble(spec: EnsembleRewardConfig, at: RewardContext) -> EnsembleReward:
+    """Several reward models, each of which may have several members itself."""
+    models = [RewardModel.from_pretrained(model_folder(source)) for source in spec.sources]
+    return EnsembleReward(
+        [LearnedReward(model, tokenizer=at.tokenizer, on_error=at.on_error) for model in models],
+        combine=spec.combine,
+        std_coef=spec.std_coef,
+        name=spec.name or "ensemble",
+        on_error=at.on_error,
+    )
+
+
+def model_folder(source: str) -> str:
+    """A reward model's folder or hub name, for whoever has no recipe.
+
+    Raises:
+        ConfigError: It names a stage.
+    """
+    if source.startswith("stage:"):
+        raise ConfigError(f"The reward {source!r} names a stage; outside a recipe give the folder of its model.")
+    return source
 
 
 def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:

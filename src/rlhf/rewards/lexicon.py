@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from rlhf.config.rewards import LexiconRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import DataError
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.rules import completion_text
-from rlhf.rewards.types import CompletionLike, ScoreResult
+from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
 
 COMPOUND_ALPHA = 15.0
 """VADER's: about the largest sum that a sentence was expected to have."""
@@ -96,6 +97,11 @@ class LexiconReward:
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
         """See ``Scorer``."""
         return self._scorer.score(prompts, completions)
+
+
+def build_lexicon(spec: LexiconRewardConfig, at: RewardContext) -> LexiconReward:
+    """A lexicon of rated words."""
+    return LexiconReward(spec.path, scale=spec.scale, negation=spec.negation, name=spec.name or "lexicon")
 
 
 def read_lexicon(path: Path | str) -> Mapping[str, float]:

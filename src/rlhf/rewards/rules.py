@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlhf.config.rewards import RulesRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.rewards.functions import FunctionReward
-from rlhf.rewards.types import CompletionLike, ScoreResult
+from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
 
 SENTENCE_ENDS = frozenset(".!?…。！？")  # noqa: RUF001
 CLOSERS = "\"'”’»)]}*_"
@@ -64,6 +65,17 @@ class RuleBasedReward:
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
         """See ``Scorer``."""
         return self._scorer.score(prompts, completions)
+
+
+def build_rules(spec: RulesRewardConfig, at: RewardContext) -> RuleBasedReward:
+    """Heuristics of form."""
+    return RuleBasedReward(
+        target_words=spec.target_words,
+        length_weight=spec.length_weight,
+        capital_weight=spec.capital_weight,
+        punctuation_weight=spec.punctuation_weight,
+        name=spec.name or "rules",
+    )
 
 
 def starts_with_capital(text: str) -> bool:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlhf.config.rewards import ServiceRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, look_up
 from rlhf.rewards.background import run_async
@@ -16,7 +17,7 @@ from rlhf.rewards.functions import function_arguments
 from rlhf.rewards.rules import completion_text
 from rlhf.rewards.service_calls import Caller, Patience, Request
 from rlhf.rewards.service_formats import FORMATS, Answer, AnswerError, shown
-from rlhf.rewards.types import CompletionLike, Notify, ScoreResult, TextCompletion, sample_name
+from rlhf.rewards.types import CompletionLike, Notify, RewardContext, ScoreResult, TextCompletion, sample_name
 from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refuse, score_result
 from rlhf.rewards.worker import CallError, Failure
 
@@ -189,6 +190,27 @@ class ServiceReward:
             if not 0 <= place < count:
                 raise AnswerError(f"names an error at place {place}; the places are 0 to {count - 1}")
         return answer
+
+
+def build_service(spec: ServiceRewardConfig, at: RewardContext) -> ServiceReward:
+    """A reward server; nothing is sent yet."""
+    return ServiceReward(
+        spec.url,
+        format=spec.format,
+        name=spec.name or "service",
+        arguments=spec.arguments,
+        headers=spec.headers,
+        patience=Patience(
+            timeout_seconds=spec.timeout_seconds,
+            deadline_seconds=spec.deadline_seconds,
+            retries=spec.retries,
+            backoff_seconds=spec.backoff_seconds,
+            max_backoff_seconds=spec.max_backoff_seconds,
+        ),
+        batch_size=spec.batch_size,
+        concurrency=spec.concurrency,
+        on_error=at.on_error,
+    )
 
 
 def filled_header(value: str, header: str) -> str:

@@ -10,6 +10,7 @@ from operator import itemgetter
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf.config.rewards import ProcessRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, split_by_tokens
 from rlhf.data.steps import CutSolution
@@ -17,9 +18,9 @@ from rlhf.errors import RewardError, look_up
 from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps
 from rlhf.models.process import ProcessRewardModel, pack_steps, step_rows
 from rlhf.models.score import base_model, context_length, evaluating
-from rlhf.rewards.learned import groups_of_samples, same_ids, usable_ids
+from rlhf.rewards.learned import groups_of_samples, model_folder, same_ids, usable_ids
 from rlhf.rewards.lengths import LengthRule
-from rlhf.rewards.types import CompletionLike, ScoreResult
+from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
 from rlhf.rewards.verdicts import OnError, result_of_model
 
 
@@ -136,3 +137,14 @@ class ProcessReward:
         found = aggregate_steps(step_scores, step_seq, batch.num_sequences, how=self.aggregate).exp()
         scores: list[float] = found.float().cpu().tolist()
         return scores
+
+
+def build_process(spec: ProcessRewardConfig, at: RewardContext) -> ProcessReward:
+    """A process reward model."""
+    return ProcessReward(
+        ProcessRewardModel.from_pretrained(model_folder(spec.source)),
+        tokenizer=at.tokenizer,
+        aggregate=spec.aggregate,
+        name=spec.name or "process",
+        on_error=at.on_error,
+    )

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError, RLHFError, text_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlhf.rewards.verdicts import OnError
 
 
 class CompletionLike(Protocol):
@@ -88,6 +93,15 @@ class Scorer(Protocol):
             RewardError: Something could not be judged; names the scorer and the sample.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RewardContext:
+    """What a reward is built with, beside its own settings."""
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """The policy's, where it is known."""
+    on_error: OnError = "raise"
 
 
 @runtime_checkable

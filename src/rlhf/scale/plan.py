@@ -11,7 +11,6 @@ from rlhf.activity import ACTIVITIES
 from rlhf.config.engines import RolloutWeights
 from rlhf.config.model import DType, ModelConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig
 from rlhf.config.stages import OfflineStage
 from rlhf.config.threads import check_threads
 from rlhf.data.pack import Group
@@ -352,12 +351,7 @@ class _Planner:
     def _reward_models(self) -> list[tuple[str, Head]]:
         found: list[tuple[str, Head]] = []
         for spec in getattr(self.stage, "reward", []):
-            named: list[str] = []
-            if isinstance(spec, EnsembleRewardConfig):
-                named = list(spec.sources)
-            elif isinstance(spec, LearnedRewardConfig | ProcessRewardConfig):
-                named = [spec.source]
-            for source in named:
+            for _, source in spec.models_asked():
                 whose = f"reward {len(found) + 1}"
                 self.shapes[whose] = self._shape(ModelConfig.of({"path": source}))
                 found.append((whose, "scalar"))

@@ -192,7 +192,7 @@ def not_foreseen(stage: Any) -> Iterator[str]:
         yield "every group teaches something: dynamic sampling asks no second time"
     if getattr(stage, "environment", None) is not None:
         yield "an episode is one turn, and the environment takes no time"
-    if any(spec.kind not in ("learned", "ensemble", "process") for spec in getattr(stage, "reward", [])):
+    if any(not spec.models_asked() for spec in getattr(stage, "reward", [])):
         yield "rewards that are functions, rules or services take no time"
 
 

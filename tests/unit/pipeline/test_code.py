@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
+import importlib
 
 import pytest
 
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.rewards import REWARD_KINDS
 from rlhf.config.schema import stage_classes
+from rlhf.config.stages import StageConfig
 from rlhf.pipeline.code import ROOT, code_of_modules, code_of_stage, import_closure, module_of_stage, source_of_function
 from rlhf.pipeline.stages import runner
 
@@ -47,6 +51,41 @@ def test_a_named_function_of_this_library_brings_its_code():
     recipe = {"kind": "ppo", "model": "m", "prompts": "p", "reward": "rlhf.data.world.pairs:annotate"}
     [stage] = RecipeConfig.of({"name": "x", "stages": {"ppo": recipe}}).stages.values()
     assert {"data/world/pairs.py", "data/world/facts.py"} <= code_of_stage("ppo", stage).keys()
+
+
+def stage_of(kind: str, **settings: object) -> StageConfig:
+    [stage] = RecipeConfig.of({"name": "x", "stages": {kind: {"kind": kind, **settings}}}).stages.values()
+    return stage
+
+
+POLICY = {"model": "m", "prompts": "p"}
+MEASURED = {"policy": "m", "prompts": "p"}
+LEXICON = {"kind": "lexicon", "path": "x"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "other"),
+    [
+        ("ppo", {**POLICY, "reward": ["rules", LEXICON]}, {**POLICY, "reward": "rules"}),
+        ("best_of_n", {**POLICY, "reward": LEXICON}, {**POLICY, "reward": {"kind": "numeric"}}),
+        ("evaluate", {**MEASURED, "baseline": "b", "judge": LEXICON}, {**MEASURED, "baseline": "b", "judge": "rules"}),
+        ("pass_at_k", {**MEASURED, "judge": LEXICON}, {**MEASURED, "judge": {"kind": "code"}}),
+    ],
+)
+def test_a_reward_s_code_counts_where_it_is_used(kind, settings, other):
+    scorer = "rewards/lexicon.py"
+    content = hashlib.sha256((ROOT / scorer).read_bytes()).hexdigest()
+    assert code_of_stage(kind, stage_of(kind, **settings))[scorer] == content[:16]
+    assert scorer not in code_of_stage(kind, stage_of(kind, **other))
+
+
+@pytest.mark.parametrize("kind", REWARD_KINDS)
+def test_every_kind_of_reward_is_built_by_the_module_that_keys_cover(kind):
+    module, _, name = kind.builds.partition(":")
+    assert getattr(importlib.import_module(module), name).__module__ == module, (
+        "a function that its module only imports"
+    )
+    assert f"{module.partition('.')[2].replace('.', '/')}.py" in code_of_modules((module,))
 
 
 def test_names_are_followed_through_packages_to_where_they_are_defined(tmp_path, monkeypatch):

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
+from rlhf.config.rewards import RewardSpec
 from rlhf.config.stages import EvaluateStage, PassAtKStage
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, RewardError
@@ -16,7 +18,7 @@ from rlhf.evaluation.overoptimisation import judge_rollouts
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process import ProcessRewardModel
 from rlhf.models.reward import RewardModel
-from rlhf.pipeline.stages.context import StageContext
+from rlhf.pipeline.stages.context import StageContext, resolved_reward
 from rlhf.pipeline.stages.evaluate import run_evaluate
 from rlhf.pipeline.stages.judging import open_judge
 from rlhf.pipeline.stages.pass_at_k import run_pass_at_k
@@ -83,6 +85,19 @@ def test_every_kind_of_reward_judges(kind, weight, folder, tmp_path):
     assert judge_name(judge)
     if kind in ("exact", "numeric", "math", "pattern"):
         assert plain.scores == [1.0, 0.0]
+
+
+def test_stage_inputs_become_files_wherever_a_reward_names_them(tmp_path):
+    at = StageContext("z", tmp_path, RunLog())
+    adapter = TypeAdapter(RewardSpec)
+    ensemble = adapter.validate_python({"kind": "ensemble", "sources": ["stage:a", "models/b"]})
+    assert resolved_reward(ensemble, at).sources == [str(tmp_path / "a" / "model"), "models/b"]
+    lexicon = adapter.validate_python({"kind": "lexicon", "path": "stage:world/words.txt"})
+    assert resolved_reward(lexicon, at).path == str(tmp_path / "world" / "words.txt")
+    arguments = {"files": ["stage:world/a.jsonl", "plain"], "limit": 3}
+    function = adapter.validate_python({"kind": "function", "function": "m:f", "arguments": arguments})
+    files = [str(tmp_path / "world" / "a.jsonl"), "plain"]
+    assert resolved_reward(function, at).arguments == {"files": files, "limit": 3}
 
 
 def test_parts_of_a_score_are_metrics(tmp_path):

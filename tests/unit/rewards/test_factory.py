@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import typing
 
 import pytest
+from pydantic import TypeAdapter
 
-from rlhf.config.rewards import RewardSpec, ServiceRewardConfig
+from rlhf.config.rewards import REWARD_KINDS, RewardSpec, ServiceRewardConfig
 from rlhf.errors import ConfigError, RewardError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.rewards.composite import CompositeReward
-from rlhf.rewards.factory import REWARDS, RewardFunctionFactory, build_reward
+from rlhf.rewards.factory import REWARDS, build_reward
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.lexicon import LexiconReward
@@ -17,6 +20,7 @@ from rlhf.rewards.rules import RuleBasedReward
 from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.service_calls import Patience
 from rlhf.rewards.service_formats import FORMATS
+from rlhf.rewards.shortcuts import RewardFunctionFactory
 from tests.unit.rewards.helpers import HERE, samples
 
 
@@ -29,7 +33,21 @@ def lexicon(tmp_path):
 
 def test_the_table_knows_every_kind_that_a_recipe_may_name():
     union = typing.get_args(RewardSpec)[0]
-    assert {member.model_fields["kind"].default for member in typing.get_args(union)} == set(REWARDS)
+    assert [member.model_fields["kind"].default for member in typing.get_args(union)] == list(REWARDS)
+
+
+def test_building_a_reward_loads_what_it_needs_and_no_other_scorer():
+    code = "import sys; from rlhf.rewards.factory import build_reward; build_reward('rules'); print(*sys.modules)"
+    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split())
+    assert "rlhf.rewards.rules" in loaded
+    assert not loaded & {"torch", "transformers", "rlhf.rewards.lexicon", "rlhf.rewards.service"}
+
+
+def test_a_text_stands_for_the_setting_that_its_class_names():
+    for text in ("models/rm", "mine:judge", "http://host/score"):
+        spec = TypeAdapter(RewardSpec).validate_python(text)
+        assert getattr(spec, spec.text_key) == text
+    assert sum(bool(kind.text_key) for kind in REWARD_KINDS) == 3
 
 
 def test_each_kind_becomes_its_scorer(tmp_path, tiny_llama, tiny_tokenizer, lexicon):

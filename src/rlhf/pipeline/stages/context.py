@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.base import Names, named_things
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import STAGE
-from rlhf.config.rewards import EnsembleRewardConfig, FunctionRewardConfig, RewardSpec
+from rlhf.config.rewards import RewardSpec
 from rlhf.config.stages import BY_KIND
 from rlhf.errors import DataError, RLHFError
 from rlhf.training.log import RunLog
@@ -70,19 +71,19 @@ class StageOutcome:
 
 def resolved_reward(spec: RewardSpec, at: StageContext) -> RewardSpec:
     """A reward's settings with files and folders where they stood ``stage:`` inputs."""
-    changes: dict[str, Any] = {
-        key: at.path(value) for key in ("source", "path") if (value := getattr(spec, key, None)) is not None
+    places = {
+        place[0] for place, text, names in named_things(spec) if names is not Names.FUNCTION and STAGE.match(text)
     }
-    if isinstance(spec, EnsembleRewardConfig):
-        changes["sources"] = [at.path(source) for source in spec.sources]
-    if isinstance(spec, FunctionRewardConfig):
-        changes["arguments"] = resolved_arguments(spec.arguments, at)
-    return spec.updated(**changes) if changes else spec
+    return spec.updated(**{key: resolved(getattr(spec, key), at) for key in places}) if places else spec
 
 
-def resolved_arguments(arguments: Mapping[str, Any], at: StageContext) -> dict[str, Any]:
-    """A function's arguments with files and folders where they name ``stage:`` inputs."""
-    return {name: at.path(value) if isinstance(value, str) else value for name, value in arguments.items()}
+def resolved(value: Any, at: StageContext) -> Any:
+    """A setting with files and folders where it names ``stage:`` inputs: a text, or a list or mapping of such."""
+    if isinstance(value, Mapping):
+        return {name: resolved(item, at) for name, item in value.items()}
+    if isinstance(value, list):
+        return [resolved(item, at) for item in value]
+    return at.path(value) if isinstance(value, str) else value
 
 
 def seed_of(seed: int | None) -> int:

@@ -12,7 +12,7 @@ from rlhf.data.words import counted
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, build_reference
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_arguments, resolved_reward
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward
 from rlhf.pipeline.stages.inputs import (
     ROWS_FOR_SELF_CHECK,
     choose_path,
@@ -67,7 +67,7 @@ def open_engine(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Ro
     make = load_function(settings.factory)
     return EpisodeEngine(
         build_engine(policy, stage.engine, autocast=stage.autocast),
-        functools.partial(make, **resolved_arguments(settings.arguments, at)),
+        functools.partial(make, **resolved(settings.arguments, at)),
         policy.tokenizer,
         max_turns=settings.max_turns,
         max_turn_tokens=settings.max_turn_tokens,

@@ -11,7 +11,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.words import counted, describe
 from rlhf.errors import DataError, RLHFError
 from rlhf.files import write_jsonl
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_arguments, seed_of
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
 from rlhf.rewards.functions import load_function
 from rlhf.rollout.local import LocalEngine
@@ -34,7 +34,7 @@ def run_step_labels(stage: StepLabelsStage, at: StageContext) -> StageOutcome:
         stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
     )
     labeller = load_function(stage.labeller)
-    arguments = resolved_arguments(stage.arguments, at)
+    arguments = resolved(stage.arguments, at)
     engine = LocalEngine(policy)
     rows: list[dict[str, Any]] = []
     with at.log.progress(at.name, len(prompts) * stage.completions_per_prompt) as bar:

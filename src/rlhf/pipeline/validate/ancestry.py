@@ -14,13 +14,13 @@ from typing import Any
 
 from rlhf.config.base import Names, named_things
 from rlhf.config.recipe import STAGE
-from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
+from rlhf.config.rewards import RewardBase, rewards_of
 from rlhf.config.schema import stage_classes
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import MODEL_STAGES, BestOfNStage, OfflineStage, PolicyStage, Stage
 from rlhf.errors import RLHFError
 from rlhf.files import sha256
-from rlhf.pipeline.validate.inputs import embedded_model, rewards, rows_inputs
+from rlhf.pipeline.validate.inputs import embedded_model, rows_inputs
 
 EMBEDDED = "embedded"
 NOT_OF_A_VERDICT = {"weight", "normalize", "name", "in_process", "timeout_seconds"}
@@ -265,11 +265,7 @@ def ancestors(model: Made | Root) -> Iterator[Made | Root]:
 
 def models_of(spec: RewardBase, place: str, owner: Made) -> list[Made | Root]:
     """The models that a reward or a judge asks."""
-    if isinstance(spec, LearnedRewardConfig | ProcessRewardConfig):
-        return [owner.behind(spec.source, f"{place}.source")]
-    if isinstance(spec, EnsembleRewardConfig):
-        return [owner.behind(source, f"{place}.sources.{number}") for number, source in enumerate(spec.sources)]
-    return []
+    return [owner.behind(source, f"{place}.{inner}") for inner, source in spec.models_asked()]
 
 
 def is_trained_against(made: Made, judge: RewardBase, asked: Made) -> bool:
@@ -277,7 +273,7 @@ def is_trained_against(made: Made, judge: RewardBase, asked: Made) -> bool:
     rows did."""
     if isinstance(made.stage, PolicyStage | BestOfNStage):
         judges = models_of(judge, "judge", asked)
-        for place, spec in rewards(made.stage):
+        for place, spec in rewards_of(made.stage):
             models = models_of(spec, place, made)
             if any(one.is_same(other) for one in models for other in judges):
                 return True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import RewardStage, Stage
 from rlhf.data.contracts import Preference, Strength
 from rlhf.data.expand import prompt_of
 from rlhf.errors import DataError, RewardError, did_you_mean
-from rlhf.pipeline.validate.inputs import is_of_stage, rewards, rows_inputs
+from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import RowsFound, read_once, why_unread
 
@@ -87,7 +88,7 @@ def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:
 
 def _check_references(review: Review, stage: Stage, found: RowsFound) -> None:
     """Whether prompts have the columns that verifiers compare completions with."""
-    for key, spec in rewards(stage):
+    for key, spec in rewards_of(stage):
         column = getattr(spec, "column", None)
         if column is None or not found.rows:
             continue

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.environment import EnvironmentConfig
-from rlhf.config.problems import PassAtKStage, StepLabelsStage
-from rlhf.config.rewards import FunctionRewardConfig, JSONRewardConfig
-from rlhf.config.stages import BestOfNStage, EvaluateStage, PolicyStage, PreferencesStage, Stage
+from rlhf.config.problems import StepLabelsStage
+from rlhf.config.rewards import FunctionRewardConfig, JSONRewardConfig, rewards_of
+from rlhf.config.stages import PolicyStage, PreferencesStage, Stage
 from rlhf.data.expand import prompt_of
 from rlhf.errors import ConfigError, RewardError, did_you_mean
-from rlhf.pipeline.validate.inputs import functions, rewards, rows_inputs
+from rlhf.pipeline.validate.inputs import functions, rows_inputs
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.reading import read_once
 from rlhf.rewards.verifiers.scorer import VerifierReward
@@ -70,11 +70,11 @@ class Parameters:
 def check_functions(review: Review) -> None:
     """Import every function that the recipe names; check the schema of rewards that have one."""
     for _, stage in review.each_stage():
-        for key, spec in rewards(stage):
+        for key, spec in rewards_of(stage):
             if isinstance(spec, JSONRewardConfig) and not review.is_wrong(f"{key}.json_schema"):
                 with review.at(f"{key}.json_schema"):
                     VerifierReward(spec.kind, column=spec.column, options={"schema": spec.json_schema}, name=spec.name)
-        specs = {f"{key}.function": spec for key, spec in rewards(stage) if isinstance(spec, FunctionRewardConfig)}
+        specs = {f"{key}.function": spec for key, spec in rewards_of(stage) if isinstance(spec, FunctionRewardConfig)}
         for key, name in functions(stage):
             if review.is_wrong(key):
                 continue  # its file told already
@@ -147,7 +147,6 @@ def _look_once(review: Review, function: str) -> Parameters:
 
 
 def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardConfig, found: Parameters) -> None:
-    assert isinstance(stage, PolicyStage | BestOfNStage | EvaluateStage | PassAtKStage)
     place = key.removesuffix(".function")
     taken = sorted(ALWAYS_GIVEN & spec.arguments.keys())
     if taken:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlhf.config.problems import PassAtKStage
-from rlhf.config.rewards import RewardBase
+from rlhf.config.rewards import RewardBase, rewards_of
 from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, Stage
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.validate.ancestry import (
@@ -28,7 +28,7 @@ from rlhf.pipeline.validate.ancestry import (
     is_trained_against,
     models_of,
 )
-from rlhf.pipeline.validate.inputs import prompts_behind, rewards, rows_inputs
+from rlhf.pipeline.validate.inputs import prompts_behind, rows_inputs
 
 STAGE_ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
 
@@ -148,7 +148,7 @@ def _seen_judge(asked: Made, judge: RewardBase, judges: list[Made | Root], polic
     made = [model for model in policy if isinstance(model, Made) and model.stage.kind not in JUDGE_KINDS]
     against = [model.name for model in made if is_trained_against(model, judge, asked)]
     rewarded = [
-        reward for model in made for place, spec in rewards(model.stage) for reward in models_of(spec, place, model)
+        reward for model in made for place, spec in rewards_of(model.stage) for reward in models_of(spec, place, model)
     ]
     learned = [source for one in judges if isinstance(one, Made) for source in _learned(one)]
     rows = [

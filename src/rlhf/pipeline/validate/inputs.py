@@ -9,15 +9,12 @@ from pathlib import Path
 import rlhf
 from rlhf.config.base import Names, named_things
 from rlhf.config.model import ModelConfig
-from rlhf.config.problems import PassAtKStage
 from rlhf.config.recipe import REFERENCE, STAGE
-from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
+from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_inputs import RowsInput, listed
 from rlhf.config.stages import (
     MODEL_STAGES,
-    BestOfNStage,
     EvaluateStage,
-    PolicyStage,
     PolicyTraining,
     PreferencesStage,
     RowsFor,
@@ -47,8 +44,6 @@ ROWS_TAKEN: Mapping[RowsFor, frozenset[str]] = {
     ),
 }
 """Of the kinds of row that stages write, the ones that each use can take; a test compares it with ``PLANS``."""
-SHORTHAND: Mapping[str, str] = {"learned": "source", "function": "function", "service": "url"}
-"""Kinds of judge that a plain text stands for, each with the key that gets the text."""
 
 
 def rows_inputs(stage: Stage) -> list[RowsInput]:
@@ -64,33 +59,21 @@ def policies(stage: Stage) -> list[tuple[str, ModelConfig]]:
     return [(key, value) for key, value in values if isinstance(value, ModelConfig)]
 
 
-def rewards(stage: Stage | PolicyStage) -> list[tuple[str, RewardBase]]:
-    """Key and settings of every judge of completions."""
-    if isinstance(stage, PolicyStage | BestOfNStage):
-        return [(f"reward.{place}", spec) for place, spec in enumerate(stage.reward)]
-    return [("judge", stage.judge)] if isinstance(stage, EvaluateStage | PassAtKStage) else []
-
-
 def written_key(stage: Stage, key: str) -> str:
     """A key as people write it: ``reward`` for ``reward.0.source`` where there is one judge, given as a text."""
-    judges = rewards(stage)
+    judges = rewards_of(stage)
     for place, spec in judges:
         if key == place or key.startswith(f"{place}."):
             inner = key.removeprefix(place).removeprefix(".")
             outer = place if len(judges) > 1 else place.partition(".")[0]
-            is_text = inner == SHORTHAND.get(spec.kind) and spec.model_fields_set <= {"kind", inner}  # type: ignore[attr-defined]
+            is_text = inner == spec.text_key and spec.model_fields_set <= {"kind", inner}
             return f"{outer}.{inner}" if inner and not is_text else outer
     return key
 
 
 def reward_models(stage: Stage) -> list[tuple[str, str]]:
     """Key and source of every reward model that a stage loads."""
-    found = []
-    for key, spec in rewards(stage):
-        if isinstance(spec, LearnedRewardConfig | ProcessRewardConfig):
-            found.append((f"{key}.source", spec.source))
-        elif isinstance(spec, EnsembleRewardConfig):
-            found += [(f"{key}.sources.{place}", source) for place, source in enumerate(spec.sources)]
+    found = [(f"{key}.{inner}", source) for key, spec in rewards_of(stage) for inner, source in spec.models_asked()]
     if isinstance(stage, EvaluateStage) and stage.reward_model is not None:
         found.append(("reward_model", stage.reward_model))
     return found

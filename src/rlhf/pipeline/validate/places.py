@@ -6,16 +6,16 @@ import ast
 import importlib.machinery
 import importlib.util
 from pathlib import Path
-from typing import get_args
 
 from rlhf.config.complaints import A_REWARD
 from rlhf.config.model import ModelConfig
 from rlhf.config.rewards import (
+    REWARD_KINDS,
     JSONRewardConfig,
     LexiconRewardConfig,
     ProcessRewardConfig,
-    RewardSpec,
     ServiceRewardConfig,
+    rewards_of,
 )
 from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.data.sources import open_source
@@ -30,7 +30,6 @@ from rlhf.pipeline.validate.inputs import (
     is_readable,
     policies,
     reward_models,
-    rewards,
     root_model,
     rows_inputs,
 )
@@ -162,7 +161,9 @@ def _check_reward_model(review: Review, stage: Stage, key: str, source: str) -> 
                 review.error(key, _no_reward(source), ConfigError)
                 return
     facts = _check_folder(review, key, ModelConfig(path=source))
-    wants_steps = any(f"{name}.source" == key for name, spec in rewards(stage) if isinstance(spec, ProcessRewardConfig))
+    wants_steps = any(
+        f"{name}.source" == key for name, spec in rewards_of(stage) if isinstance(spec, ProcessRewardConfig)
+    )
     if facts is not None and (facts.folder / PROCESS_SETTINGS).is_file() != wants_steps:
         what = "judges whole completions or nothing: it has no" if wants_steps else "judges steps: it has an"
         other = "`rlhf prm` trains a judge of steps" if wants_steps else f"write {{kind: process, source: {source}}}"
@@ -195,7 +196,7 @@ def _no_function_named(path: Path) -> str:
 
 def _no_reward(word: str) -> str:
     """What to answer to a bare word where a judge is wanted; reward models of the hub have an owner."""
-    kinds = [get_args(cls.model_fields["kind"].annotation)[0] for cls in get_args(get_args(RewardSpec)[0])]
+    kinds = [kind.kind_name() for kind in REWARD_KINDS]
     near = f" Did you mean {{kind: {word}, ...}}?" if word in kinds else did_you_mean(word, BUILT_IN)
     return (
         f"{word!r} names no reward: there is no folder of that name, and a reward model of the hub is OWNER/NAME.{near} A "
@@ -230,7 +231,7 @@ def _check_folder(review: Review, key: str, config: ModelConfig) -> ModelFacts |
 
 
 def _check_other_files(review: Review, stage: Stage) -> None:
-    for key, spec in rewards(stage):
+    for key, spec in rewards_of(stage):
         if isinstance(spec, LexiconRewardConfig):
             from rlhf.rewards.lexicon import read_lexicon
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlhf.config.recipe import STAGE, stage_references
-from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig
+from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, rewards_of
 from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, RewardStage, Stage
 from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
@@ -13,7 +13,6 @@ from rlhf.pipeline.validate.inputs import (
     ROWS_WANTED,
     policies,
     reward_models,
-    rewards,
     rows_inputs,
 )
 from rlhf.pipeline.validate.problems import Review
@@ -32,7 +31,7 @@ def check_references(review: Review) -> None:
 
 def _check_combinations(review: Review, stage: Stage) -> None:
     """Whether there are several scores where a reward says how to bring them together."""
-    for key, spec in rewards(stage):
+    for key, spec in rewards_of(stage):
         if isinstance(spec, LearnedRewardConfig):
             judge = review.recipe.stages.get(_parent(review, spec.source) or "")
             if isinstance(judge, RewardStage) and judge.num_models * judge.num_heads == 1 and spec.combine != "mean":
@@ -98,7 +97,7 @@ def _check_models(review: Review, stage: Stage) -> None:
 def _check_kinds_of_judge(review: Review, stage: Stage) -> None:
     """A judge of steps where that is wanted, and one of whole completions where that is."""
     stages = review.recipe.stages
-    by_steps = {key for key, spec in rewards(stage) if isinstance(spec, ProcessRewardConfig)}
+    by_steps = {key for key, spec in rewards_of(stage) if isinstance(spec, ProcessRewardConfig)}
     for key, source in reward_models(stage):
         parent = _parent(review, source)
         kind = stages[parent].kind if parent is not None else None

@@ -11,7 +11,6 @@ from pathlib import Path
 from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.model import AUTO, ModelConfig
 from rlhf.config.policy import PPOConfig, RLConfig
-from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
 from rlhf.config.stages import (
     DistillStage,
     DPOStage,
@@ -89,7 +88,7 @@ def memory_needed(review: Review, stage: Stage) -> int | None:
         needed += weights + facts.num_parameters * WIDTH["float32"]  # the anchors and their Fisher information
     if isinstance(stage, PolicyStage):
         needed += 0 if model.lora is not None else weights  # the reference; an adapter switched off is one
-        needed += weights * sum(map(_models_of, stage.reward))
+        needed += weights * sum(len(spec.models_asked()) for spec in stage.reward)
     if isinstance(stage, PPOConfig) and stage.value_model == "separate":
         needed += trained
     if isinstance(stage, DistillStage):
@@ -105,13 +104,6 @@ def _holds_reference(stage: DPOStage | KTOStage) -> bool:
     """Whether a second model is in memory: one that is named, or the copy on which KTO measures its reference point."""
     measured = isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step"
     return stage.reference is not None or (measured and stage.model.lora is None)
-
-
-def _models_of(spec: RewardBase) -> int:
-    """Reward models that a judge loads."""
-    if isinstance(spec, EnsembleRewardConfig):
-        return len(spec.sources)
-    return int(isinstance(spec, LearnedRewardConfig | ProcessRewardConfig))
 
 
 def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:

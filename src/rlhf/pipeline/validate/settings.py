@@ -7,7 +7,7 @@ from pathlib import Path
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig
+from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig, rewards_of
 from rlhf.config.stages import (
     DataInputs,
     DistillStage,
@@ -27,7 +27,7 @@ from rlhf.config.usual_rates import far_from_usual, method_and_size, usual_rates
 from rlhf.errors import ModelError, RewardError, did_you_mean
 from rlhf.native.library import compiler, why_no_compiler
 from rlhf.pipeline.validate.independence import find_leakage
-from rlhf.pipeline.validate.inputs import policies, rewards
+from rlhf.pipeline.validate.inputs import policies
 from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
 
@@ -310,7 +310,7 @@ def _why_constant(stage: PolicyStage) -> str | None:
         return "sampling.top_k is 1, so all completions of a prompt are the same" if stage.group_size > 1 else None
     if stage.environment is not None:
         return None  # it may give rewards of its own
-    reasons = [_why_worthless(key, spec) for key, spec in rewards(stage)]
+    reasons = [_why_worthless(key, spec) for key, spec in rewards_of(stage)]
     return " and ".join(reason for reason in reasons if reason) if all(reasons) else None
 
 

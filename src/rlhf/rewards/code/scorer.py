@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from rlhf.config.rewards import CodeRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.rewards.code.cases import Case, TestsError, cases_of
 from rlhf.rewards.code.sandbox import Isolation, Limits, Sandbox
-from rlhf.rewards.types import CompletionLike, ScoreResult
+from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
 from rlhf.rewards.verdicts import OnError, refuse
 from rlhf.rewards.verifiers.judging import reference_of, result
 from rlhf.rewards.worker import Failure
@@ -122,6 +123,27 @@ class CodeReward:
         outcomes = self.sandbox.run(program, [case.asked for case in cases]).outcomes
         passed = sum(case.passed(outcome.end, outcome.text) for case, outcome in zip(cases, outcomes, strict=True))
         return passed, sum(outcome.end in ("timeout", "SIGKILL", "SIGXCPU") for outcome in outcomes)
+
+
+def build_code(spec: CodeRewardConfig, at: RewardContext) -> CodeReward:
+    """Tests of programs."""
+    return CodeReward(
+        column=spec.column,
+        all_or_nothing=spec.all_or_nothing,
+        unfenced=spec.unfenced,
+        limits=Limits(
+            cpu_seconds=spec.cpu_seconds,
+            timeout_seconds=spec.timeout_seconds,
+            memory_mb=spec.memory_mb,
+            file_mb=spec.file_mb,
+            processes=spec.processes,
+            output_kb=spec.output_kb,
+        ),
+        isolation=spec.isolation,
+        workers=spec.workers,
+        name=spec.name or "code",
+        on_error=at.on_error,
+    )
 
 
 def program_of(text: str, *, unfenced: bool) -> str | None:

@@ -6,10 +6,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from rlhf.config.rewards import (
+    ExactRewardConfig,
+    JSONRewardConfig,
+    MathRewardConfig,
+    NumericRewardConfig,
+    PatternRewardConfig,
+)
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, require
 from rlhf.rewards.process import START_SECONDS, FunctionProcess
-from rlhf.rewards.types import CompletionLike, Notify, ScoreResult
+from rlhf.rewards.types import CompletionLike, Notify, RewardContext, ScoreResult
 from rlhf.rewards.verdicts import OnError, refuse
 from rlhf.rewards.verifiers import exact, json_answer, math_answer, numeric, pattern
 from rlhf.rewards.verifiers.answers import BadReferenceError, Verdict
@@ -176,3 +183,28 @@ class VerifierReward:
             self._process.call({**call, "text": None}, START_SECONDS)
         except CallError as err:
             raise CallError(err.failure._replace(hopeless=True)) from err  # no completion is to blame for it
+
+
+def build_comparison(spec: ExactRewardConfig | NumericRewardConfig, at: RewardContext) -> VerifierReward:
+    """A verifier that needs no process of its own."""
+    options = spec.model_dump(exclude={"kind", "name", "weight", "normalize", "column"})
+    return VerifierReward(spec.kind, column=spec.column, options=options, name=spec.name, on_error=at.on_error)
+
+
+def build_isolated(
+    spec: MathRewardConfig | PatternRewardConfig | JSONRewardConfig, at: RewardContext
+) -> VerifierReward:
+    """A verifier that runs in a worker, under a time limit."""
+    options: dict[str, Any] = {}
+    if isinstance(spec, PatternRewardConfig):
+        options = {"pattern": spec.pattern, "full": spec.full}
+    elif isinstance(spec, JSONRewardConfig):
+        options = {"schema": spec.json_schema}
+    return VerifierReward(
+        spec.kind,
+        column=spec.column,
+        options=options,
+        timeout_seconds=spec.timeout_seconds,
+        name=spec.name,
+        on_error=at.on_error,
+    )

@@ -1,0 +1,79 @@
+"""docs/extending.md: applied to a copy of the package, its steps give a kind of reward and a kind of stage that work."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from tests.fixtures.source import ROOT, SOURCE
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+STEPS = re.findall(r"^```(python|diff)\n# src/rlhf/(\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+(RECIPE,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+USE = """\
+import json, sys
+from pathlib import Path
+from rlhf.config.recipe import RecipeConfig
+from rlhf.config.yaml_text import parse_yaml
+from rlhf.pipeline.code import code_of_stage
+from rlhf.pipeline.stages import StageContext, runner
+from rlhf.pipeline.validate import validate_recipe
+from rlhf.rewards.factory import build_reward
+from rlhf.training.log import RunLog
+from tests.unit.rewards.helpers import samples
+
+recipe = RecipeConfig.of(parse_yaml(sys.stdin.read(), "the page"))
+pick, grpo = recipe.stages["pick"], recipe.stages["grpo"]
+Path("pick").mkdir()
+outcome = runner(pick.kind)(pick, StageContext("pick", Path(), RunLog()))
+print(json.dumps({
+    "rows": Path("pick/chosen.jsonl").read_text().splitlines(),
+    "headline": outcome.headline,
+    "scores": build_reward(grpo.reward).score(*samples("ABc", "abC", "")).per_component,
+    "code": [sorted(code_of_stage(stage.kind, stage)) for stage in (pick, grpo)],
+    "errors": [problem.line for problem in validate_recipe(recipe, deep=False).problems if problem.level == "error"],
+}))
+"""
+
+
+def edited(text: str, step: str) -> str:
+    """A file after a difference, whose parts ``@@`` separates."""
+    for part in step.split("@@\n"):
+        lines = part.splitlines(keepends=True)
+        old = "".join(line[1:] for line in lines if line[0] == " ")
+        assert text.count(old) == 1, f"the page changes what is not there once: {old}"
+        text = text.replace(old, "".join(line[1:] for line in lines))
+    return text
+
+
+def test_what_the_page_adds_works(tmp_path):
+    package = tmp_path / "src" / "rlhf"
+    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "assets", "templates", "static"))
+    (package / "assets").symlink_to(SOURCE / "assets")
+    assert [language for language, _, _ in STEPS] == ["python", "diff", "python"] * 2
+    for language, name, step in STEPS:
+        file = package / name
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if language == "diff":
+            text = edited(text, step)
+        else:
+            head, table, tail = text.partition("REWARD_KINDS: ")
+            text = f"{head}\n\n{step}\n\n{table}{tail}" if text else step
+        file.write_text(text, encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "Say {n}."}}\n' for n in range(5)))
+    done = subprocess.run(
+        [sys.executable, "-c", USE], input=RECIPE, capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["scores"] == {"capitals": [1.0, 0.0, 0.0]}
+    assert (len(found["rows"]), found["headline"]) == (2, "2 of 5 prompts")
+    assert found["errors"] == []
+    of_pick, of_grpo = map(set, found["code"])
+    assert "pipeline/stages/sample.py" in of_pick - of_grpo
+    assert "rewards/capitals.py" in of_grpo - of_pick
