@@ -152,8 +152,8 @@ def ask_reference(trainer: Any, meter: Meter) -> float:
     """
     from rlhf.allocator import keep_freed_memory
     from rlhf.models.logprob_cache import settle_path
-    from rlhf.native.switch import in_c
-    from rlhf.training.scored import ROWS_FOR_PATH
+    from rlhf.native.compiled_mode import in_c
+    from rlhf.training.reference_logprobs import ROWS_FOR_PATH
 
     keep_freed_memory()
     rows = trainer.scored.train.data
@@ -311,7 +311,7 @@ def count_lengths(engine: Any, log: Any) -> None:
 
 
 def run_grpo(task: dict[str, Any], case: Case, meter: Meter) -> None:
-    from rlhf.config.groups import GRPOConfig
+    from rlhf.config.grpo_settings import GRPOConfig
     from rlhf.models.reference import build_reference
     from rlhf.training.grpo import GRPOTrainer
 

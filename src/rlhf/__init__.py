@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
-    from rlhf.config.groups import GRPOConfig as GRPOConfig
-    from rlhf.config.groups import RLOOConfig as RLOOConfig
+    from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
+    from rlhf.config.grpo_settings import RLOOConfig as RLOOConfig
     from rlhf.config.policy import PPOConfig as PPOConfig
     from rlhf.config.preference import DPOConfig as DPOConfig
     from rlhf.config.preference import KTOConfig as KTOConfig
@@ -84,7 +84,7 @@ PUBLIC: dict[str, str] = {
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
     "ElasticWeightConsolidation": "rlhf.training.penalties:ElasticWeightConsolidation",
     "EnsembleReward": "rlhf.rewards.ensemble:EnsembleReward",
-    "GRPOConfig": "rlhf.config.groups:GRPOConfig",
+    "GRPOConfig": "rlhf.config.grpo_settings:GRPOConfig",
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
     "HumanEvalProtocol": "rlhf.feedback.evaluation:HumanEvalProtocol",
@@ -109,7 +109,7 @@ PUBLIC: dict[str, str] = {
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
-    "RLOOConfig": "rlhf.config.groups:RLOOConfig",
+    "RLOOConfig": "rlhf.config.grpo_settings:RLOOConfig",
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",

@@ -13,7 +13,7 @@ import typer
 from rlhf import __version__
 from rlhf.allocator import forget_kernels
 from rlhf.cli import annotate, checks, config, data, feedback, look, methods, people, plan, runs
-from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
+from rlhf.cli.error_exit import DEBUG, Interrupted, exit_code_of, signals_heeded
 from rlhf.cli.options import CommandsByKind, SettingsCommand
 from rlhf.cli.run import run
 from rlhf.errors import InterruptedRun, printable

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from rlhf.data.contracts import BadRow, RowError
 from rlhf.data.expand import text_key
+from rlhf.data.message_text import counted
 from rlhf.data.read import OnBadRow
-from rlhf.data.words import counted
 from rlhf.errors import DataError
 from rlhf.feedback.identity import lasting_id, places_of, turned
 from rlhf.feedback.items import Item, Said

@@ -20,6 +20,7 @@ from rlhf.errors import ConfigError, DataError, ModelError
 from rlhf.files import write_text
 from rlhf.losses.steps import STEP_AGGREGATIONS
 from rlhf.models.adapters import adapt, forget_source
+from rlhf.models.block_expansion import add_layers
 from rlhf.models.card import model_card
 from rlhf.models.folders import (
     described_by,
@@ -29,7 +30,6 @@ from rlhf.models.folders import (
     write_folder_aside,
     write_settings,
 )
-from rlhf.models.layers import add_layers
 from rlhf.models.load import check_start, load_base
 from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
 from rlhf.models.policy import PolicyModel, merged

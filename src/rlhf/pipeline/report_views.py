@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.evaluation.numbers import mapping, number, shares_of_100
 from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
 from rlhf.pipeline.report_alarms import alarm_steps

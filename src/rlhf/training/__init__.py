@@ -6,17 +6,17 @@ offline       what the trainers that learn from files share; rows: which rows ea
 sft           SFTTrainer
 reward        RewardModelTrainer
 pairs         what the trainers on pairs share; dpo: DPOTrainer; reference_free: SimPOTrainer, CPOTrainer, ORPOTrainer
-kto           KTOTrainer; scored: what a reference said of rows, kept
-online        what all share that learn from their own completions: ask, judge, measure; asking: holds an engine to its weights;
-              rollouts: what was said and what the judge says of it; experience: what is learned from it; policy_objective:
-              what an advantage does to a token; start_checks: what must hold at the first step; ahead: the next rollout
-              sampled beside the training on this one; rollout_alarms: rollouts that teach nothing
+kto           KTOTrainer; reference_logprobs: what a reference said of rows, kept
+online        what all share that learn from their own completions: ask, judge, measure; engine_calls: holds an engine to its
+              weights; rollouts: what was said and what the judge says of it; experience: what is learned from it; policy_objective:
+              what an advantage does to a token; start_checks: what must hold at the first step; one_step_off: the next
+              rollout sampled beside the training on this one; rollout_alarms: rollouts that teach nothing
 ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimiser, schedule, clipping, mixed precision, weight averaging
 control       AdaptiveKLController, EarlyStopping
 checkpoint    rolling checkpoints, hashed; a damaged one is passed over; checkpoint_names: what their folders are called
-watch         what is done when a number goes wrong; guards, breaches: which numbers are
+alarms        what is done when a number goes wrong; guards, guard_rules: which numbers are
 interrupt     Ctrl-C and SIGTERM as requests to save and leave
 log           RunLog: events.jsonl, the console, trackers
 metrics       means that come out the same however a step was split

@@ -30,8 +30,8 @@ from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
 from rlhf.training.offline import RowsOfStep
 from rlhf.training.pairs import PairsTrainer, check_pair
+from rlhf.training.reference_logprobs import ReferenceScores, completion_sums
 from rlhf.training.rows import MapData, StreamData
-from rlhf.training.scored import ReferenceScores, completion_sums
 
 
 class WholeStep(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from rlhf.config.preference import PairsConfig
+from rlhf.data.message_text import counted
 from rlhf.data.pack import Group, PackedBatch, pack
-from rlhf.data.words import counted
 from rlhf.errors import DataError
 from rlhf.losses import chosen_nll, split_pairs
 from rlhf.models.policy import PolicyModel

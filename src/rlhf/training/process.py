@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rlhf.config.reward_model import ProcessRewardModelConfig
+from rlhf.data.message_text import counted
 from rlhf.data.pack import Branch, Group, PackedBatch
 from rlhf.data.reasoning.verify import first_wrong_step
-from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError
 from rlhf.losses import (
     aggregate_steps,

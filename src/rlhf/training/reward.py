@@ -29,12 +29,12 @@ from rlhf.losses import (
 from rlhf.models.learned import Kind, LearnedScalars
 from rlhf.models.reward import RewardModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.judged import check_row, judgement_columns
 from rlhf.training.log import RunLog
 from rlhf.training.loop import TrainResult
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
 from rlhf.training.optim import TrainedModule, mixed_precision
+from rlhf.training.reward_columns import check_row, judgement_columns
 from rlhf.training.rows import MapData, StreamData
 
 ROWS_TO_NORMALIZE = 2000

@@ -37,7 +37,7 @@ from benchmarks.peer.work import (
     useful_flop,
 )
 from rlhf import allocator
-from rlhf.pipeline.code import code_of_modules
+from rlhf.pipeline.code_hash import code_of_modules
 
 PAIR = {"prompt": [5, 6, 7], "completions": [[8, EOS], [9, 9, 9, EOS]]}
 OTHER = {"prompt": [5], "completions": [[8, 8, EOS], [EOS]]}

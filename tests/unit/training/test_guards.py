@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlhf.config.guards import GuardsConfig
-from rlhf.training.breaches import WATCHES
+from rlhf.training.guard_rules import WATCHES
 from rlhf.training.guards import Alarm, Evidence, Guards, gravest, repetition, worst_samples
 
 HEALTHY = {

@@ -27,7 +27,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import DataError
 from rlhf.feedback.evaluation import OVERALL
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of

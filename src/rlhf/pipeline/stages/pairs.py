@@ -6,8 +6,8 @@ from typing import Any
 
 from rlhf.config.stages import CPOStage, DPOStage, ORPOStage, SimPOStage
 from rlhf.data.datasets import PreferenceDataset
+from rlhf.data.message_text import counted
 from rlhf.data.streaming import StreamingPreferenceDataset
-from rlhf.data.words import counted
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of

@@ -6,8 +6,8 @@ from typing import Any
 
 from rlhf.config.stages import ProcessRewardStage
 from rlhf.data.datasets import PreferenceDataset, StepwiseDataset
+from rlhf.data.message_text import counted
 from rlhf.data.streaming import StreamingPreferenceDataset, StreamingStepwiseDataset
-from rlhf.data.words import counted
 from rlhf.evaluation.intervals import Estimate
 from rlhf.evaluation.process_quality import ProcessQuality, process_quality
 from rlhf.evaluation.records import SCHEMA

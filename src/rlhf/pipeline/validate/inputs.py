@@ -9,7 +9,7 @@ from pathlib import Path
 import rlhf
 from rlhf.config.base import Names, named_things
 from rlhf.config.model import ModelConfig
-from rlhf.config.problems import PassAtKStage
+from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.recipe import REFERENCE, STAGE
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, RewardBase
 from rlhf.config.stage_inputs import RowsInput, listed

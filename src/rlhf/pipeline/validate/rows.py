@@ -6,18 +6,18 @@ import math
 from functools import partial
 from pathlib import Path
 
-from rlhf.config.problems import PassAtKStage
+from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, Stage
 from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, UnpairedRow
 from rlhf.data.expand import prompt_key
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import DataError
 from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
 from rlhf.pipeline.validate.lengths import check_lengths, check_models
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.reading import MAX_ROWS, RowsFound, read_once
+from rlhf.pipeline.validate.row_cache import MAX_ROWS, RowsFound, read_once
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 
 MANY_PASSES = 100

@@ -9,7 +9,14 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import stage_classes
-from rlhf.pipeline.code import ROOT, code_of_modules, code_of_stage, import_closure, module_of_stage, source_of_function
+from rlhf.pipeline.code_hash import (
+    ROOT,
+    code_of_modules,
+    code_of_stage,
+    import_closure,
+    module_of_stage,
+    source_of_function,
+)
 from rlhf.pipeline.stages import runner
 
 
@@ -62,7 +69,7 @@ def test_names_are_followed_through_packages_to_where_they_are_defined(tmp_path,
     for name, text in sources.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("rlhf.pipeline.code.ROOT", tmp_path)
+    monkeypatch.setattr("rlhf.pipeline.code_hash.ROOT", tmp_path)
 
     def found(name: str) -> set[str]:
         return {file.relative_to(tmp_path).as_posix() for file in import_closure([tmp_path / name])}

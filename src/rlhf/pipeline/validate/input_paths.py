@@ -8,7 +8,7 @@ import importlib.util
 from pathlib import Path
 from typing import get_args
 
-from rlhf.config.complaints import A_REWARD
+from rlhf.config.error_messages import A_REWARD
 from rlhf.config.model import ModelConfig
 from rlhf.config.rewards import (
     JSONRewardConfig,

@@ -15,8 +15,8 @@ from torch import Tensor
 from rlhf.activity import doing
 from rlhf.config.preference import DPOConfig, KTOConfig
 from rlhf.config.training import Autocast
+from rlhf.data.message_text import counted
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
-from rlhf.data.words import counted
 from rlhf.losses import segment_sum
 from rlhf.models.logprob_cache import LogprobCache, cache_folder, cache_key, group_digest, settle_path
 from rlhf.models.reference import Reference

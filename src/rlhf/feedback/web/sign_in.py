@@ -28,7 +28,7 @@ from rlhf.feedback.web.auth import (
     the_gate,
     the_visitor,
 )
-from rlhf.feedback.web.shield import ROOT
+from rlhf.feedback.web.security_middleware import ROOT
 
 router = APIRouter()
 templates = Jinja2Templates(directory=Path(__file__).with_name("templates"))

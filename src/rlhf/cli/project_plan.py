@@ -50,7 +50,7 @@ def simulate(
     Which completion is better is drawn by the seed, but for gold items: nothing here says anything about the models.
     """
     from rlhf.cli.annotate import set_rules
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.feedback import dry_run
     from rlhf.feedback.simulate import crowd
 
@@ -230,7 +230,7 @@ def _print_plan(
     from rich.table import Table
 
     from rlhf.cli.reward_plan import reward_plan_lines
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.feedback.planning import GUIDANCE_SOURCE
 
     out = console()

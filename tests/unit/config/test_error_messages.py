@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.complaints import A_REWARD
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.error_messages import A_REWARD
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.policy import KLConfig, PPOConfig
 from rlhf.config.preference import DPOConfig
 from rlhf.config.recipe import RecipeConfig

@@ -32,7 +32,7 @@ from rlhf.models.compiled_layers import (
     plain_rotation,
 )
 from rlhf.models.weights import seeded
-from rlhf.native.switch import is_in_c
+from rlhf.native.compiled_mode import is_in_c
 
 Types = frozenset[tuple[torch.dtype, torch.dtype]]
 ROTATION = "apply_rotary_pos_emb"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.data.words import counted, describe, listed, one_line, printable, short, shown
+from rlhf.data.message_text import counted, describe, listed, one_line, printable, short, shown
 
 
 @pytest.mark.parametrize(

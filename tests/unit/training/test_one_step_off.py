@@ -9,8 +9,8 @@ import torch
 
 from rlhf.errors import ConfigError, RewardError, TrainingError
 from rlhf.rollout.snapshot import Sampled
-from rlhf.training.ahead import Threads
 from rlhf.training.metrics import Metrics
+from rlhf.training.one_step_off import Threads
 from tests.fixtures import toy
 from tests.fixtures.overlap import InTurn, in_turn
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rlhf.config import groups
-from rlhf.config.groups import GRPOConfig
+from rlhf.config import grpo_settings
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.policy import PPOConfig, SamplingConfig, VAPOConfig
 from rlhf.errors import ConfigError
 
-PRESETS = [cls for cls in (GRPOConfig, *GRPOConfig.__subclasses__()) if cls.__module__ == groups.__name__]
+PRESETS = [cls for cls in (GRPOConfig, *GRPOConfig.__subclasses__()) if cls.__module__ == grpo_settings.__name__]
 NO_KL = {"kl.where": "none", "kl.coef": 0.0}
 IN_REWARD = {"kl.where": "reward", "kl.estimator": "k1"}
 PAPERS: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ PAPERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_presets_defaults_are_those_of_its_paper(name):
-    config: GRPOConfig = getattr(groups, name)()
+    config: GRPOConfig = getattr(grpo_settings, name)()
     for key, expected in PAPERS[name].items():
         if key == "steps":
             assert config.steps_per_rollout == expected
@@ -80,7 +80,7 @@ def test_a_presets_defaults_are_those_of_its_paper(name):
         assert found == expected, key
 
 
-PLAIN_GRADIENT = (GRPOConfig, groups.RLOOConfig, groups.ReMaxConfig)
+PLAIN_GRADIENT = (GRPOConfig, grpo_settings.RLOOConfig, grpo_settings.ReMaxConfig)
 """Presets whose papers take one step to a rollout: the first clips nothing then, the others have no ratio."""
 
 
@@ -100,7 +100,7 @@ def test_every_preset_is_pinned():
 
 @pytest.mark.parametrize("name", [*PAPERS, "PPOConfig"])
 def test_settings_that_were_written_out_can_be_read_again(name):
-    cls = PPOConfig if name == "PPOConfig" else getattr(groups, name)
+    cls = PPOConfig if name == "PPOConfig" else getattr(grpo_settings, name)
     assert cls.of(cls().model_dump(mode="json")) == cls()
 
 
@@ -137,7 +137,7 @@ def test_settings_that_were_written_out_can_be_read_again(name):
     ],
 )  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused_by_name(name, settings, words):
-    cls = PPOConfig if name == "PPOConfig" else getattr(groups, name)
+    cls = PPOConfig if name == "PPOConfig" else getattr(grpo_settings, name)
     with pytest.raises(ConfigError) as caught:
         cls.of(settings)
     assert words in str(caught.value)
@@ -178,19 +178,19 @@ def test_other_libraries_keys_are_answered_with_ours(key, value, words):
     ],
 )
 def test_dapo_punishes_the_last_fifth_unless_told_otherwise(given, buffer):
-    config = groups.DAPOConfig.of(given)
+    config = grpo_settings.DAPOConfig.of(given)
     assert (config.overlong and config.overlong.buffer_before(config.sampling.max_new_tokens)) == buffer
 
 
 def test_a_limit_that_changes_later_takes_its_fifth_along():
-    config = groups.DAPOConfig().updated(sampling=SamplingConfig(max_new_tokens=1000))
+    config = grpo_settings.DAPOConfig().updated(sampling=SamplingConfig(max_new_tokens=1000))
     assert config.overlong.buffer_before(config.sampling.max_new_tokens) == 200
 
 
 def test_a_short_limit_is_no_complaint_about_a_key_that_nobody_wrote():
-    assert groups.DAPOConfig.of({"sampling": {"max_new_tokens": "8"}}).overlong.buffer_before(8) == 1
+    assert grpo_settings.DAPOConfig.of({"sampling": {"max_new_tokens": "8"}}).overlong.buffer_before(8) == 1
 
 
 def test_a_wrong_limit_of_dapo_is_the_complaint_about_that_limit():
     with pytest.raises(ConfigError, match="max_new_tokens"):
-        groups.DAPOConfig.of({"sampling": {"max_new_tokens": "many"}})
+        grpo_settings.DAPOConfig.of({"sampling": {"max_new_tokens": "many"}})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from rlhf.data.words import printable
+from rlhf.data.message_text import printable
 from rlhf.errors import DataError
 from rlhf.files import sha256
 

@@ -12,8 +12,8 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.files import write_json, write_text
+from rlhf.pipeline.archive import FOLDER, GONE, OWN_EVENTS, events_of, move_aside, previous_of, settle
 from rlhf.pipeline.artifacts import RECORD, Artifact
-from rlhf.pipeline.previous import FOLDER, GONE, OWN_EVENTS, events_of, move_aside, previous_of, settle
 from rlhf.pipeline.run import Pipeline
 from rlhf.training.log import read_jsonl
 from tests.fixtures.cheap_stages import install, make, pipeline_of

@@ -27,10 +27,10 @@ from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RLHFError, TrainingError
 from rlhf.models.policy import PolicyModel
-from rlhf.rollout.beside import Sampler, SamplerProcess
 from rlhf.rollout.buffer import RolloutBuffer, RolloutGroup
+from rlhf.rollout.sampler_process import Sampler, SamplerProcess
 from rlhf.rollout.snapshot import Request
-from rlhf.training.asking import CHECKED_VERSIONS
+from rlhf.training.engine_calls import CHECKED_VERSIONS
 from rlhf.training.rollouts import Rollout
 from rlhf.training.start_checks import STALE
 

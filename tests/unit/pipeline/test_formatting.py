@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.pipeline.words import rounded
+from rlhf.pipeline.formatting import rounded
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from rich.table import Table
 
 from rlhf import cli
-from rlhf.cli import failures
+from rlhf.cli import error_exit
 from rlhf.cli.options import console
 from rlhf.errors import (
     CheckpointError,
@@ -78,7 +78,7 @@ def test_what_a_terminal_would_obey_is_shown_as_an_escape_and_other_text_as_it_i
 
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_no_control_code_of_an_error_or_its_notes_reaches_the_terminal(debug, monkeypatch, capsys):
-    monkeypatch.setenv(failures.DEBUG, "")
+    monkeypatch.setenv(error_exit.DEBUG, "")
     raised = RewardError("It raised ValueError: \x1b[31mred")
     raised.add_note("Inside the reward function: \x1b[31mred")
     with pytest.raises(SystemExit):
@@ -103,7 +103,7 @@ def test_exit_codes_tell_kinds_apart():
         error.exit_code for error in CLASSES if error is not UnknownNameError
     }  # a misspelt name is a wrong setting
     assert len(codes) == len(CLASSES) - 1
-    assert not codes & {0, RLHFError.exit_code, failures.OUR_FAULT, failures.NOTHING_TO_SAVE}
+    assert not codes & {0, RLHFError.exit_code, error_exit.OUR_FAULT, error_exit.NOTHING_TO_SAVE}
 
 
 def test_a_fault_of_ours_is_a_line_and_its_trace_waits_in_a_file(monkeypatch, capsys):
@@ -116,7 +116,7 @@ def test_a_fault_of_ours_is_a_line_and_its_trace_waits_in_a_file(monkeypatch, ca
     path = Path(re.search(r"with (\S+), which holds the trace", err)[1])
     trace = path.read_text()
     assert trace.startswith("rlhf run recipe.yaml\n")
-    assert "test_failures.py" in trace
+    assert "test_error_exit.py" in trace
     assert "ZeroDivisionError: division by zero" in trace
     path.unlink()
 
@@ -125,14 +125,14 @@ def test_where_no_file_can_be_written_the_line_comes_all_the_same(monkeypatch, c
     def full(**_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(failures.tempfile, "mkstemp", full)
+    monkeypatch.setattr(error_exit.tempfile, "mkstemp", full)
     with pytest.raises(SystemExit):
         fail(monkeypatch, ZeroDivisionError("division by zero"))
     assert "--debug prints its trace" in capsys.readouterr().err
 
 
 def test_debug_may_stand_anywhere_and_prints_the_trace_besides(monkeypatch, capsys):
-    monkeypatch.setenv(failures.DEBUG, "")
+    monkeypatch.setenv(error_exit.DEBUG, "")
     with pytest.raises(SystemExit) as caught:
         fail(monkeypatch, DataError("row 3 is empty"), "--debug", "seed=1")
     assert caught.value.code == DataError.exit_code
@@ -158,7 +158,7 @@ class Unreadable(Exception):
 )
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_what_can_not_be_encoded_or_read_is_told_all_the_same(error, told, code, debug, monkeypatch, capfd):
-    monkeypatch.setenv(failures.DEBUG, "")
+    monkeypatch.setenv(error_exit.DEBUG, "")
     error.add_note("a note: \ud800")
     streams = [os.fdopen(os.dup(number), "w", encoding="utf-8", errors="strict") for number in (1, 2)]
     monkeypatch.setattr(sys, "stdout", streams[0])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.rollout.waiting import Part, Waiting
+from rlhf.rollout.request_queue import Part, Waiting
 
 LENS = [4, 9, 2, 2]
 

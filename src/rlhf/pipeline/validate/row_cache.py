@@ -10,10 +10,10 @@ from typing import Any
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.data.accepted import ACCEPTED, STRINGS_ARE
 from rlhf.data.contracts import BadRow, Kind, Row
+from rlhf.data.message_text import counted
 from rlhf.data.raw import RawRow
 from rlhf.data.read import NoUsableRowError, RowStream
 from rlhf.data.sources import Part, open_source
-from rlhf.data.words import counted
 from rlhf.errors import RLHFError
 from rlhf.pipeline.validate.inputs import is_hub_name, is_of_stage
 from rlhf.pipeline.validate.problems import Review

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf.data.words import counted, listed
+from rlhf.data.message_text import counted, listed
 from rlhf.evaluation.intervals import Estimate, share_interval, unit_means
 from rlhf.feedback.agreement import (
     Labels,

@@ -13,8 +13,8 @@ import pytest
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import DataError, ModelError, TrainingError
-from rlhf.rollout.beside import SamplerProcess
 from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.sampler_process import SamplerProcess
 from rlhf.rollout.snapshot import Asked, Request, SnapshotSampler, Start, weight_bytes
 from tests.fixtures import toy
 
@@ -76,9 +76,9 @@ def test_a_process_samples_by_the_weights_it_was_given_and_is_ended_at_the_end()
 
 PARENT = """
 import time
-from rlhf.rollout.beside import SamplerProcess
+from rlhf.rollout.sampler_process import SamplerProcess
 from tests.fixtures import toy
-from tests.unit.rollout.test_beside import request
+from tests.unit.rollout.test_sampler_process import request
 sampler = SamplerProcess(toy.build_policy(), autocast="none", threads=1)
 sampler.begin(0, request(), wants_fingerprint=False)
 print(sampler._process.pid, flush=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rlhf.config.foreign_keys import REMARKS, THEIRS, VALUES
 from rlhf.config.methods import METHODS, as_settings, method_behind
-from rlhf.config.theirs import REMARKS, THEIRS, VALUES
 from rlhf.errors import did_you_mean
 
 TAG = "kind"
