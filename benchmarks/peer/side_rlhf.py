@@ -86,7 +86,7 @@ def metered_log(meter: Meter, *, steps: int = 1, shared: Callable[[Metrics], Met
 
 def placed(rows: Sequence[Any], *, name: str = "rows") -> list[Any]:
     """The rows where the trainer's own shuffling brings them back into order, so that both sides take the same ones at each step."""
-    from rlhf.training.rows import permutation
+    from rlhf.training.row_order import permutation
 
     names = ("rows", 0) if name == "rows" else (name, 0)
     found: list[Any] = [None] * len(rows)
@@ -135,7 +135,7 @@ def run_sft(task: dict[str, Any], case: Case, meter: Meter) -> None:
 def run_reward(task: dict[str, Any], case: Case, meter: Meter) -> None:
     from rlhf.config.reward_model import RewardModelConfig
     from rlhf.models.reward import RewardModel
-    from rlhf.training.reward import RewardModelTrainer
+    from rlhf.training.reward_model import RewardModelTrainer
 
     model = RewardModel.from_pretrained(os.path.join(task["model"], REWARD))
     config = RewardModelConfig.of(offline(task, case))

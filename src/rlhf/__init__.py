@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
     from rlhf.models.policy import PolicyModel as PolicyModel
-    from rlhf.models.process import ProcessRewardModel as ProcessRewardModel
+    from rlhf.models.process_reward import ProcessRewardModel as ProcessRewardModel
     from rlhf.models.reference import ReferenceModel as ReferenceModel
     from rlhf.models.reward import RewardModel as RewardModel
     from rlhf.models.value import ValueModel as ValueModel
@@ -66,10 +66,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.kto import KTOTrainer as KTOTrainer
     from rlhf.training.penalties import ElasticWeightConsolidation as ElasticWeightConsolidation
     from rlhf.training.ppo import PPOTrainer as PPOTrainer
-    from rlhf.training.process import ProcessRewardModelTrainer as ProcessRewardModelTrainer
+    from rlhf.training.process_reward import ProcessRewardModelTrainer as ProcessRewardModelTrainer
     from rlhf.training.reference_free import ORPOTrainer as ORPOTrainer
     from rlhf.training.reference_free import SimPOTrainer as SimPOTrainer
-    from rlhf.training.reward import RewardModelTrainer as RewardModelTrainer
+    from rlhf.training.reward_model import RewardModelTrainer as RewardModelTrainer
     from rlhf.training.sft import SFTTrainer as SFTTrainer
 
 
@@ -102,9 +102,9 @@ PUBLIC: dict[str, str] = {
     "PreferenceDataset": "rlhf.data.datasets:PreferenceDataset",
     "PreferenceSample": "rlhf.data.contracts:PreferenceSample",
     "PreferenceStore": "rlhf.feedback.store.store:PreferenceStore",
-    "ProcessRewardModel": "rlhf.models.process:ProcessRewardModel",
+    "ProcessRewardModel": "rlhf.models.process_reward:ProcessRewardModel",
     "ProcessRewardModelConfig": "rlhf.config.reward_model:ProcessRewardModelConfig",
-    "ProcessRewardModelTrainer": "rlhf.training.process:ProcessRewardModelTrainer",
+    "ProcessRewardModelTrainer": "rlhf.training.process_reward:ProcessRewardModelTrainer",
     "REWARDS": "rlhf.rewards.factory:REWARDS",
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
@@ -116,7 +116,7 @@ PUBLIC: dict[str, str] = {
     "RewardFunctionFactory": "rlhf.rewards.factory:RewardFunctionFactory",
     "RewardModel": "rlhf.models.reward:RewardModel",
     "RewardModelConfig": "rlhf.config.reward_model:RewardModelConfig",
-    "RewardModelTrainer": "rlhf.training.reward:RewardModelTrainer",
+    "RewardModelTrainer": "rlhf.training.reward_model:RewardModelTrainer",
     "RuleBasedReward": "rlhf.rewards.rules:RuleBasedReward",
     "SFTConfig": "rlhf.config.sft:SFTConfig",
     "SFTDataset": "rlhf.data.datasets:SFTDataset",

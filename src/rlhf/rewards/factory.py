@@ -27,7 +27,7 @@ from rlhf.config.rewards import (
     ServiceRewardConfig,
 )
 from rlhf.errors import ConfigError, look_up
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.models.reward import RewardModel
 from rlhf.rewards.code.sandbox import Limits
 from rlhf.rewards.code.scorer import CodeReward

@@ -34,7 +34,7 @@ from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import Optimizer, TrainedModule
 from rlhf.training.reference_logprobs import ReferenceScores, completion_sums
-from rlhf.training.rows import MapData, Rows
+from rlhf.training.row_order import MapData, Rows
 
 
 class KTOTrainer(OfflineTrainer):

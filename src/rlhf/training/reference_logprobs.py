@@ -22,7 +22,7 @@ from rlhf.models.logprob_cache import LogprobCache, cache_folder, cache_key, gro
 from rlhf.models.reference import Reference
 from rlhf.training.log import RunLog
 from rlhf.training.optim import mixed_precision
-from rlhf.training.rows import MapData
+from rlhf.training.row_order import MapData
 
 ROWS_FOR_PATH = 3
 """The longest, by which a reference chooses its path where nobody chose before."""

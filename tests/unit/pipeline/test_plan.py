@@ -213,7 +213,7 @@ def edit(library: Path, *names: str) -> None:
         ("data/world/judge.py", {"world", "pairs", "reward", "evaluation"}),
         ("pipeline/stages/sft.py", {"sft", "alone"}),
         ("models/score.py", {"sft", "pairs", "reward", "ppo", "alone", "evaluation"}),
-        ("pipeline/report.py", set()),
+        ("pipeline/report/page.py", set()),
         ("cli/run.py", set()),
         ("config/training.py", set()),
         ("training/progress.py", set()),

@@ -32,7 +32,7 @@ from rlhf.errors import DataError
 from rlhf.feedback.evaluation import OVERALL
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind, check_value
-from rlhf.feedback.store.rows import FLAGS, MAX_NUMBER, OPPOSITES
+from rlhf.feedback.store.table_rows import FLAGS, MAX_NUMBER, OPPOSITES
 from rlhf.feedback.store.values import MAX_TEXT
 from rlhf.feedback.web.auth import Visitor, counted_apart, signed_in, the_store, the_visitor
 from rlhf.feedback.web.differences import marked_turns

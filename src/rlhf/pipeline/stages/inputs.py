@@ -23,7 +23,7 @@ from rlhf.seeds import derive_seed
 from rlhf.training.penalties import ElasticWeightConsolidation
 
 if TYPE_CHECKING:
-    from rlhf.models.process import ProcessRewardModel
+    from rlhf.models.process_reward import ProcessRewardModel
     from rlhf.models.reward import RewardModel
 
 ROWS_FOR_SELF_CHECK = 3

@@ -12,10 +12,10 @@ from rlhf.evaluation.intervals import Estimate
 from rlhf.evaluation.process_quality import ProcessQuality, process_quality
 from rlhf.evaluation.records import SCHEMA
 from rlhf.files import write_json
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
-from rlhf.training.process import ProcessRewardModelTrainer
+from rlhf.training.process_reward import ProcessRewardModelTrainer
 
 
 def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:

@@ -25,7 +25,7 @@ from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
 from rlhf.training.metrics import describe
-from rlhf.training.reward import RewardModelTrainer
+from rlhf.training.reward_model import RewardModelTrainer
 
 DATASETS: Mapping[str, tuple[Any, Any, str]] = {
     "preference": (PreferenceDataset, StreamingPreferenceDataset, "pair"),

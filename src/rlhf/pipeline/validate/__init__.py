@@ -10,7 +10,7 @@ settings      settings that contradict each other, do nothing, or are far from w
 resources     packages, run folder, disk, memory, GPU
 row_cache     the beginning of every file of rows
 first_rows    its layout and columns compared with what the stage wants, bad rows
-rows          (deep) how many there are, steps, prompts that leak
+row_checks    (deep) how many there are, steps, prompts that leak
 splits        (deep) what a stage does with its rows before the first step: the held-out share, KTO's reference point
 lengths       (deep) rows tokenised: what is cut, left out, or longer than the model was made for; tokenizers
 functions     reward functions imported in another process, their arguments compared with the columns

@@ -127,7 +127,7 @@ def _look(review: Review) -> None:
     check_first_rows(review)
     if review.deep:
         # Here, because they import torch and transformers.
-        from rlhf.pipeline.validate.rows import check_rows
+        from rlhf.pipeline.validate.row_checks import check_rows
         from rlhf.pipeline.validate.splits import check_splits
 
         check_rows(review)

@@ -69,7 +69,7 @@ def _check_reference_point(review: Review, stage: KTOStage, found: RowsFound) ->
     if not groups:
         return
     from rlhf.training.kto import check_prompts_of_steps
-    from rlhf.training.rows import ShuffledRows
+    from rlhf.training.row_order import ShuffledRows
 
     with review.at("reference_point", otherwise=ConfigError):
         check_prompts_of_steps(ShuffledRows(groups, stage), groups, held_out)

@@ -8,8 +8,8 @@ from typing import Any
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import TrainingError
-from rlhf.training.guards import Alarm, Guards, gravest, repetition, worst_samples
 from rlhf.training.log import RunLog
+from rlhf.training.monitoring.guards import Alarm, Guards, gravest, repetition, worst_samples
 
 SHOWN = 3
 """Samples beside an alarm."""

@@ -10,11 +10,11 @@ import torch
 from rlhf.config.reward_model import ProcessRewardModelConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, DataError
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
-from rlhf.training.process import ProcessRewardModelTrainer
+from rlhf.training.process_reward import ProcessRewardModelTrainer
 from tests.fixtures import toy
 
 

@@ -21,7 +21,7 @@ from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
 from rlhf.training.optim import TrainedModule
-from rlhf.training.rows import MapData, StreamData
+from rlhf.training.row_order import MapData, StreamData
 
 ConfigT = TypeVar("ConfigT", bound=PairsConfig)
 

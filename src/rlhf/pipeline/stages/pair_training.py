@@ -19,7 +19,7 @@ from rlhf.pipeline.stages.inputs import (
     penalties_of,
     save_model,
 )
-from rlhf.training.pairs import PairsTrainer
+from rlhf.training.pair_trainer import PairsTrainer
 
 
 def open_pairs(stage: Any, at: StageContext, *, may_stream: bool) -> tuple[PolicyModel, Any, Any]:

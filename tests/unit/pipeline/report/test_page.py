@@ -19,13 +19,13 @@ from markupsafe import Markup
 from rlhf.evaluation.intervals import mean_interval
 from rlhf.evaluation.numbers import percentage
 from rlhf.evaluation.records import KL
-from rlhf.pipeline import report_plots
 from rlhf.pipeline.lock import locked
-from rlhf.pipeline.report import render, write_report
-from rlhf.pipeline.report_data import StageRecord, read_run, sorted_points
-from rlhf.pipeline.report_plots import Panel
-from rlhf.pipeline.report_views import stage_curves
-from rlhf.pipeline.report_words import codes, headline
+from rlhf.pipeline.report import plots, write_report
+from rlhf.pipeline.report.data import StageRecord, read_run, sorted_points
+from rlhf.pipeline.report.page import render
+from rlhf.pipeline.report.plots import Panel
+from rlhf.pipeline.report.views import stage_curves
+from rlhf.pipeline.report.words import codes, headline
 from rlhf.training.log import RunLog
 from tests.fixtures.run_folder import AFTER, made_up_evaluation, write_run
 
@@ -130,9 +130,9 @@ def test_the_size_stays_that_of_a_mail_attachment(page):
 
 
 def test_every_plot_says_in_words_what_it_shows(page):
-    plots = Page(page).of("svg")
-    assert len(plots) > 15
-    for plot in plots:
+    drawings = Page(page).of("svg")
+    assert len(drawings) > 15
+    for plot in drawings:
         assert plot["role"] == "img"
         assert len(plot["aria-label"] or "") > 20
 
@@ -229,7 +229,7 @@ def test_a_damaged_file_does_not_take_the_report_with_it(plain, tmp_path, file, 
 @pytest.mark.parametrize("instead", [3, "x", [1], {"x": [None]}])
 def test_a_part_of_another_shape_costs_its_own_section_and_no_more(plain, tmp_path, monkeypatch, caplog, part, instead):
     for name in ("line_panel", "calibration_panel", "sureness_panel"):
-        monkeypatch.setattr(f"rlhf.pipeline.report_views.{name}", lambda *a, **k: Panel("", Markup("<svg></svg>")))
+        monkeypatch.setattr(f"rlhf.pipeline.report.views.{name}", lambda *a, **k: Panel("", Markup("<svg></svg>")))
     folder = copied(plain, tmp_path)
     path = folder / "evaluation" / "evaluation.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {part: instead}))
@@ -536,8 +536,8 @@ def test_the_report_of_the_same_folder_is_the_same(plain):
 def test_a_plot_is_drawn_again_only_where_its_data_changed(healthy, tmp_path, monkeypatch):
     run, drawn = copied(healthy, tmp_path), []
     (run / "report.html").unlink(missing_ok=True)
-    draw = report_plots._figure
-    monkeypatch.setattr(report_plots, "_figure", lambda: drawn.append(1) or draw())
+    draw = plots._figure
+    monkeypatch.setattr(plots, "_figure", lambda: drawn.append(1) or draw())
     first = without_time(write_report(run).read_text())
     count = len(drawn)
     assert without_time(write_report(run).read_text()) == first
@@ -622,7 +622,7 @@ def test_a_share_is_rounded_on_the_page_as_on_the_console(won, of):
 HOLD = """
 import sys
 from pathlib import Path
-from rlhf.pipeline import report_plots
+from rlhf.pipeline.report import plots
 from rlhf.pipeline.lock import locked
 with locked(Path(sys.argv[1])):
     print("have it", flush=True)

@@ -23,13 +23,13 @@ from rlhf.losses import (
     step_loss,
     steps_until_first_error,
 )
-from rlhf.models.process import ProcessRewardModel, pack_steps, step_rows
+from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
 from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import TrainedModule
-from rlhf.training.rows import MapData, StreamData
+from rlhf.training.row_order import MapData, StreamData
 
 
 class ProcessRewardModelTrainer(OfflineTrainer):

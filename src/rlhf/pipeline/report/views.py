@@ -10,9 +10,9 @@ from typing import Any
 from rlhf.data.message_text import counted
 from rlhf.evaluation.numbers import mapping, number, shares_of_100
 from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
-from rlhf.pipeline.report_alarms import alarm_steps
-from rlhf.pipeline.report_data import RunRecord, StageRecord, sorted_points
-from rlhf.pipeline.report_plots import ONE, THREE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
+from rlhf.pipeline.report.alarms import alarm_steps
+from rlhf.pipeline.report.data import RunRecord, StageRecord, sorted_points
+from rlhf.pipeline.report.plots import ONE, THREE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
 
 
 @dataclass(frozen=True, slots=True)

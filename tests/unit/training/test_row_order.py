@@ -7,7 +7,7 @@ import pytest
 from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, DataError
-from rlhf.training.rows import Cycle, ShuffledRows, StreamedRows, build_rows
+from rlhf.training.row_order import Cycle, ShuffledRows, StreamedRows, build_rows
 
 
 def data(count: int, *, size: int = 3) -> list[Group]:

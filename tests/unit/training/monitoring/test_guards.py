@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rlhf.config.guards import GuardsConfig
-from rlhf.training.guard_rules import WATCHES
-from rlhf.training.guards import Alarm, Evidence, Guards, gravest, repetition, worst_samples
+from rlhf.training.monitoring.guard_rules import WATCHES
+from rlhf.training.monitoring.guards import Alarm, Evidence, Guards, gravest, repetition, worst_samples
 
 HEALTHY = {
     "ppo/score_mean": 1.0,

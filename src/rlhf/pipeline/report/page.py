@@ -1,14 +1,4 @@
-"""The report of a run: one page that says what became better, how sure that is, and shows everything behind it.
-
-It reads a run folder and nothing else, needs no network and no scripts, and says of everything missing that it is.
-
-    report_data    the run folder as a record, with what could not be read and why
-    report_words   the headline, from the verdicts of ``rlhf.evaluation.verdict``
-    report_views   rows and plots of each section
-    report_alarms  alarms with the samples that raised them
-    report_plots   inline SVG in the colours of the page
-    templates/     one file a section
-"""
+"""The page of a run's report: its sections, each from a view and a template."""
 
 from __future__ import annotations
 
@@ -26,10 +16,10 @@ from markupsafe import Markup
 from rlhf.evaluation.numbers import mapping
 from rlhf.evaluation.verdict import Tone
 from rlhf.files import write_text
-from rlhf.pipeline.report_alarms import SHOWN, alarm_kinds, alarm_views
-from rlhf.pipeline.report_data import RunRecord, StageRecord, read_run
-from rlhf.pipeline.report_plots import reuse_plots
-from rlhf.pipeline.report_views import (
+from rlhf.pipeline.report.alarms import SHOWN, alarm_kinds, alarm_views
+from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run
+from rlhf.pipeline.report.plots import reuse_plots
+from rlhf.pipeline.report.views import (
     changes_view,
     hacking_view,
     outcome_view,
@@ -38,19 +28,19 @@ from rlhf.pipeline.report_views import (
     solving_view,
     stage_curves,
 )
-from rlhf.pipeline.report_words import FILTERS, Headline, headline
+from rlhf.pipeline.report.words import FILTERS, Headline, headline
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "report.html"
 INTERNAL_NOTES = ("Scoring path: ", "Self-checks at ")
 """How notes begin that stay in events.jsonl: self-checks that passed. Those that fail raise an alarm, which the page shows."""
-TEMPLATES = Path(__file__).parent / "templates" / "report"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page; ``templates/report/<name>.jinja`` shows what ``view`` gives, or nothing where there is nothing."""
+    """A part of the page; ``templates/<name>.jinja`` shows what ``view`` gives, or nothing where there is nothing."""
 
     name: str
     title: str

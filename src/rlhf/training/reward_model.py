@@ -35,7 +35,7 @@ from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
 from rlhf.training.optim import TrainedModule, mixed_precision
 from rlhf.training.reward_columns import check_row, judgement_columns
-from rlhf.training.rows import MapData, StreamData
+from rlhf.training.row_order import MapData, StreamData
 
 ROWS_TO_NORMALIZE = 2000
 """Training rows whose scores set the scale of the finished model."""

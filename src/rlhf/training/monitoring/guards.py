@@ -1,6 +1,6 @@
 """Watches the metrics of a training run and raises an alarm where one leaves what is healthy.
 
-``rlhf.training.guard_rules`` defines what is healthy; this module adds memory, actions and silence: a guard that raised an alarm
+``rlhf.training.monitoring.guard_rules`` defines what is healthy; this module adds memory, actions and silence: a guard that raised an alarm
 about a metric raises none until the metric was within limits ten times in a row, so that a person reads one line for each excursion.
 
     ppo/ref_kl -----+                        +-> Alarm(guard, step, metric, value, limit, action, message, evidence)
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlhf.config.guards import GuardsConfig
-from rlhf.training.guard_rules import COLUMNS, WATCHED, WATCHES, Breach, Evidence, Past, Seen
+from rlhf.training.monitoring.guard_rules import COLUMNS, WATCHED, WATCHES, Breach, Evidence, Past, Seen
 
 CLEAN_CHECKS = 10
 """Values within limits after which a guard that spoke may speak again."""

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from rlhf.evaluation.numbers import formatted, interval, mapping, number, percentage, plain_number, signed_number
 from rlhf.evaluation.verdict import Tone, Verdict
-from rlhf.pipeline.report_data import RunRecord, StageRecord
+from rlhf.pipeline.report.data import RunRecord, StageRecord
 
 STATUS_WORDS = {"failed": "failed", "broken off": "started and never finished", "stopped": "was stopped"}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.evaluation.numbers import mapping, number, plain_number, signed_number
-from rlhf.pipeline.report_data import RunRecord, StageRecord
+from rlhf.pipeline.report.data import RunRecord, StageRecord
 
 GUARDS = {
     "kl": "KL",

@@ -13,7 +13,7 @@ from rlhf.models.reward import RewardModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
-from rlhf.training.reward import RewardModelTrainer
+from rlhf.training.reward_model import RewardModelTrainer
 from tests.fixtures import toy
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from rlhf.config.guards import GuardsConfig
-from rlhf.pipeline.report import SECTIONS, render, write_report
-from rlhf.pipeline.report_alarms import GUARDS, MAX_SAMPLES, SHOWN, alarm_views
-from rlhf.pipeline.report_data import read_run
-from rlhf.training.guards import Guards
+from rlhf.pipeline.report import write_report
+from rlhf.pipeline.report.alarms import GUARDS, MAX_SAMPLES, SHOWN, alarm_views
+from rlhf.pipeline.report.data import read_run
+from rlhf.pipeline.report.page import SECTIONS, render
 from rlhf.training.log import RunLog
+from rlhf.training.monitoring.guards import Guards
 
 SAMPLE = {"prompt": "Where is Cuba?", "completion": "Canada Canada Canada.", "score": 2.5, "kl": 34.5, "length": 12}
 ATTACK = "</details></main><script>alert(1)</script>"

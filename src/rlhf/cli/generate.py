@@ -1,4 +1,4 @@
-"""`rlhf report` and `rlhf generate`. Heavy imports happen inside the commands."""
+"""`rlhf generate`. Heavy imports happen inside the command."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.options import RUN, RUNS, DeviceOption, RunsOption
+from rlhf.cli.options import DeviceOption
 from rlhf.errors import ModelError
 from rlhf.models.sources import check_there
 from rlhf.pipeline.models import where_models_are
 
 if TYPE_CHECKING:
     from rlhf.data.contracts import Prompt
-
-
-def report(run: Annotated[str, RUN], runs: RunsOption = RUNS) -> None:
-    """Write report.html of a run again."""
-    from rlhf.pipeline.report import write_report
-    from rlhf.pipeline.runs import find_run
-
-    print(write_report(find_run(run, runs)))
 
 
 def generate(
