@@ -26,7 +26,7 @@ from rlhf.config.default_sources import default_source
 from rlhf.config.methods import FAMILIES, METHODS, STEPS, Method, page_of, recipe_of
 from rlhf.config.policy import RLConfig
 from rlhf.config.schema import describe_setting, settings_class
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]

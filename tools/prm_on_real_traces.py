@@ -24,10 +24,10 @@ from rlhf.data.datasets import StepwiseDataset
 from rlhf.evaluation.intervals import Estimate
 from rlhf.evaluation.process_quality import ProcessQuality, process_quality
 from rlhf.files import write_text
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.pipeline.run import machine, versions
 from rlhf.training.log import RunLog
-from rlhf.training.process import ProcessRewardModelTrainer
+from rlhf.training.process_reward import ProcessRewardModelTrainer
 
 TASKS = ("dyck_languages", "logical_deduction", "multistep_arithmetic", "tracking_shuffled_objects", "word_sorting")
 SHOWN_VERSIONS = ("rlhf", "torch", "transformers")

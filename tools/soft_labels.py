@@ -33,7 +33,7 @@ from scipy.stats import t as student
 
 from rlhf.config.base import read_yaml
 from rlhf.config.recipe import RecipeConfig
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.feedback.aggregation import Consensus, dawid_skene, majority_vote
 from rlhf.feedback.agreement import Labels, coincidences, krippendorff_alpha
 from rlhf.feedback.consensus import RIGHT_PRIOR, SMOOTHING

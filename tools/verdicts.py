@@ -23,9 +23,9 @@ from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.overoptimisation import overoptimisation
 from rlhf.evaluation.verdict import FALLS, RISES, SURPRISE, Verdict, surprise, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
+from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.evidence import training_of
 from rlhf.pipeline.leakage import recorded_leakage
-from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.report import write_report
 from rlhf.pipeline.stages.context import StageContext
 from rlhf.pipeline.stages.evaluate import run_evaluate

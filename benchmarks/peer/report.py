@@ -13,7 +13,7 @@ from benchmarks.peer.cases import CURVES, GOALS, MODELS, SHARE_GOALS, Case, Dtyp
 from benchmarks.peer.results import Rows
 from benchmarks.peer.work import share_of_peak
 from rlhf.activity import Activity
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 
 Row = dict[str, Any]
 SETTINGS: tuple[tuple[Dtype, int], ...] = (("bf16", 1), ("bf16", 2), ("fp32", 1), ("fp32", 2))

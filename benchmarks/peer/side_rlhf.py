@@ -86,7 +86,7 @@ def metered_log(meter: Meter, *, steps: int = 1, shared: Callable[[Metrics], Met
 
 def placed(rows: Sequence[Any], *, name: str = "rows") -> list[Any]:
     """The rows where the trainer's own shuffling brings them back into order, so that both sides take the same ones at each step."""
-    from rlhf.training.rows import permutation
+    from rlhf.training.row_order import permutation
 
     names = ("rows", 0) if name == "rows" else (name, 0)
     found: list[Any] = [None] * len(rows)
@@ -135,7 +135,7 @@ def run_sft(task: dict[str, Any], case: Case, meter: Meter) -> None:
 def run_reward(task: dict[str, Any], case: Case, meter: Meter) -> None:
     from rlhf.config.reward_model import RewardModelConfig
     from rlhf.models.reward import RewardModel
-    from rlhf.training.reward import RewardModelTrainer
+    from rlhf.training.reward_model import RewardModelTrainer
 
     model = RewardModel.from_pretrained(os.path.join(task["model"], REWARD))
     config = RewardModelConfig.of(offline(task, case))
@@ -152,8 +152,8 @@ def ask_reference(trainer: Any, meter: Meter) -> float:
     """
     from rlhf.allocator import keep_freed_memory
     from rlhf.models.logprob_cache import settle_path
-    from rlhf.native.switch import in_c
-    from rlhf.training.scored import ROWS_FOR_PATH
+    from rlhf.native.compiled_mode import in_c
+    from rlhf.training.reference_logprobs import ROWS_FOR_PATH
 
     keep_freed_memory()
     rows = trainer.scored.train.data
@@ -311,7 +311,7 @@ def count_lengths(engine: Any, log: Any) -> None:
 
 
 def run_grpo(task: dict[str, Any], case: Case, meter: Meter) -> None:
-    from rlhf.config.groups import GRPOConfig
+    from rlhf.config.grpo_settings import GRPOConfig
     from rlhf.models.reference import build_reference
     from rlhf.training.grpo import GRPOTrainer
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
-    from rlhf.config.groups import GRPOConfig as GRPOConfig
-    from rlhf.config.groups import RLOOConfig as RLOOConfig
+    from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
+    from rlhf.config.grpo_settings import RLOOConfig as RLOOConfig
     from rlhf.config.policy import PPOConfig as PPOConfig
     from rlhf.config.preference import DPOConfig as DPOConfig
     from rlhf.config.preference import KTOConfig as KTOConfig
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
     from rlhf.models.policy import PolicyModel as PolicyModel
-    from rlhf.models.process import ProcessRewardModel as ProcessRewardModel
+    from rlhf.models.process_reward import ProcessRewardModel as ProcessRewardModel
     from rlhf.models.reference import ReferenceModel as ReferenceModel
     from rlhf.models.reward import RewardModel as RewardModel
     from rlhf.models.value import ValueModel as ValueModel
@@ -66,10 +66,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.kto import KTOTrainer as KTOTrainer
     from rlhf.training.penalties import ElasticWeightConsolidation as ElasticWeightConsolidation
     from rlhf.training.ppo import PPOTrainer as PPOTrainer
-    from rlhf.training.process import ProcessRewardModelTrainer as ProcessRewardModelTrainer
+    from rlhf.training.process_reward import ProcessRewardModelTrainer as ProcessRewardModelTrainer
     from rlhf.training.reference_free import ORPOTrainer as ORPOTrainer
     from rlhf.training.reference_free import SimPOTrainer as SimPOTrainer
-    from rlhf.training.reward import RewardModelTrainer as RewardModelTrainer
+    from rlhf.training.reward_model import RewardModelTrainer as RewardModelTrainer
     from rlhf.training.sft import SFTTrainer as SFTTrainer
 
 
@@ -84,7 +84,7 @@ PUBLIC: dict[str, str] = {
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
     "ElasticWeightConsolidation": "rlhf.training.penalties:ElasticWeightConsolidation",
     "EnsembleReward": "rlhf.rewards.ensemble:EnsembleReward",
-    "GRPOConfig": "rlhf.config.groups:GRPOConfig",
+    "GRPOConfig": "rlhf.config.grpo_settings:GRPOConfig",
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
     "HumanEvalProtocol": "rlhf.feedback.evaluation:HumanEvalProtocol",
@@ -102,21 +102,21 @@ PUBLIC: dict[str, str] = {
     "PreferenceDataset": "rlhf.data.datasets:PreferenceDataset",
     "PreferenceSample": "rlhf.data.contracts:PreferenceSample",
     "PreferenceStore": "rlhf.feedback.store.store:PreferenceStore",
-    "ProcessRewardModel": "rlhf.models.process:ProcessRewardModel",
+    "ProcessRewardModel": "rlhf.models.process_reward:ProcessRewardModel",
     "ProcessRewardModelConfig": "rlhf.config.reward_model:ProcessRewardModelConfig",
-    "ProcessRewardModelTrainer": "rlhf.training.process:ProcessRewardModelTrainer",
+    "ProcessRewardModelTrainer": "rlhf.training.process_reward:ProcessRewardModelTrainer",
     "REWARDS": "rlhf.rewards.factory:REWARDS",
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
-    "RLOOConfig": "rlhf.config.groups:RLOOConfig",
+    "RLOOConfig": "rlhf.config.grpo_settings:RLOOConfig",
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",
     "RewardFunctionFactory": "rlhf.rewards.shortcuts:RewardFunctionFactory",
     "RewardModel": "rlhf.models.reward:RewardModel",
     "RewardModelConfig": "rlhf.config.reward_model:RewardModelConfig",
-    "RewardModelTrainer": "rlhf.training.reward:RewardModelTrainer",
+    "RewardModelTrainer": "rlhf.training.reward_model:RewardModelTrainer",
     "RuleBasedReward": "rlhf.rewards.rules:RuleBasedReward",
     "SFTConfig": "rlhf.config.sft:SFTConfig",
     "SFTDataset": "rlhf.data.datasets:SFTDataset",

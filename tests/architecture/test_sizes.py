@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from tests.fixtures.source import FILES, name_of, tree_of
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 120
 """Without the docstring: a formula and its sources are no reason to split a function."""
+
+MAX_FILES_OF_ONE_NAME = 3
+"""A name on more files says too little in a list of open files or in a trace."""
 
 LARGE_FILES: dict[str, str] = {}
 """Path inside src/rlhf -> why it stays whole."""
@@ -51,6 +55,12 @@ def test_a_function_can_be_read_in_one_go(file):
             assert lines > MAX_FUNCTION_LINES, f"{name} is short again: take it off LONG_FUNCTIONS"
         else:
             assert lines <= MAX_FUNCTION_LINES, f"{name} has {lines} lines: split it, or give LONG_FUNCTIONS the reason"
+
+
+def test_a_file_name_stands_for_few_files():
+    names = Counter(file.name for file in FILES if not file.name.startswith("__"))
+    frequent = {name: count for name, count in names.items() if count > MAX_FILES_OF_ONE_NAME}
+    assert not frequent, f"{frequent}: give the files names of their own, as `training/row_order.py` has"
 
 
 def test_exceptions_name_files_and_functions_that_exist():

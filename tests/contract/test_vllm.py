@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlhf.config.engines import VLLMEngineConfig
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.model import LoRAConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group, pack

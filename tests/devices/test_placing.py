@@ -12,7 +12,7 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, ModelError
 from rlhf.models.device import describe_device, model_device, placed, placed_on, resolve_device
 from rlhf.models.policy import PolicyModel
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.models.reward import RewardModel
 from rlhf.models.value import ValueModel
 from rlhf.pipeline.run import Pipeline

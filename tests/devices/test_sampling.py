@@ -14,7 +14,7 @@ from rlhf.models.device import placed_on
 from rlhf.models.logprob_cache import cache_key
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.reward import RewardModel
 from rlhf.rewards.learned import LearnedReward

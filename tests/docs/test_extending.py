@@ -19,7 +19,7 @@ import json, sys
 from pathlib import Path
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.yaml_text import parse_yaml
-from rlhf.pipeline.code import code_of_stage
+from rlhf.pipeline.code_hash import code_of_stage
 from rlhf.pipeline.stages import StageContext, runner
 from rlhf.pipeline.validate import validate_recipe
 from rlhf.rewards.factory import build_reward

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from rlhf import cli
+from rlhf.config.foreign_keys import REMARKS, THEIRS, VALUES
 from rlhf.config.recipe import RecipeConfig, load_recipe
 from rlhf.config.schema import stage_classes
 from rlhf.config.stages import FILE_STAGES, MODEL_STAGES
-from rlhf.config.theirs import REMARKS, THEIRS, VALUES
 from rlhf.errors import ConfigError
 from tests.fixtures.settings import config_classes
 

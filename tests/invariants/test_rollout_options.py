@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.models import layer_choice
+from rlhf.models import kernel_patching
 from rlhf.native.library import compiler
 from rlhf.rollout import int8
 from tests.invariants.test_resume import ends_the_same_though_killed
@@ -39,8 +39,8 @@ def test_attention_and_decoding_in_c_leave_no_trace_of_a_kill(overlap, autocast,
 @pytest.mark.slow
 def test_a_llama_in_c_leaves_no_trace_of_a_kill(lora, autocast, tmp_path, caplog, monkeypatch):
     norms = []
-    own = layer_choice.compiled_norm
-    monkeypatch.setattr(layer_choice, "compiled_norm", lambda *args: norms.append(1) or own(*args))
+    own = kernel_patching.compiled_norm
+    monkeypatch.setattr(kernel_patching, "compiled_norm", lambda *args: norms.append(1) or own(*args))
     engine = {"kind": "local", "compiled": True}
     settings = {"engine": engine, "compiled": True, "rollouts": 3, "save_every": 1, "dropout": 0.0}
     ends_the_same_though_killed("grpo", tmp_path, **settings, lora=lora, llama=True, autocast=autocast)

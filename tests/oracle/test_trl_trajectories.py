@@ -29,7 +29,7 @@ from rlhf.models.reward import RewardModel
 from rlhf.training.dpo import DPOTrainer
 from rlhf.training.kto import KTOTrainer
 from rlhf.training.log import RunLog
-from rlhf.training.reward import RewardModelTrainer
+from rlhf.training.reward_model import RewardModelTrainer
 from rlhf.training.sft import SFTTrainer
 from tests.oracle.conftest import CHOSEN, PROMPTS, REJECTED
 from tests.oracle.test_trl_training import shared
@@ -103,7 +103,7 @@ def same(ours: Any, theirs: Any, *, atol: float = 1e-4) -> bool:
 
 @pytest.fixture(autouse=True)
 def rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf.training.rows.permutation", lambda size, *_: list(range(size)))
+    monkeypatch.setattr("rlhf.training.row_order.permutation", lambda size, *_: list(range(size)))
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import typer
 
 from rlhf import __version__
 from rlhf.allocator import forget_kernels
-from rlhf.cli import annotate, checks, config, data, feedback, look, methods, people, plan, runs
-from rlhf.cli.failures import DEBUG, Interrupted, exit_code_of, signals_heeded
+from rlhf.cli import annotate, checks, config, data, feedback, generate, methods, people, plan, report_command, runs
+from rlhf.cli.error_exit import DEBUG, Interrupted, exit_code_of, signals_heeded
 from rlhf.cli.options import CommandsByKind, SettingsCommand
 from rlhf.cli.run import run
 from rlhf.errors import InterruptedRun, printable
@@ -46,9 +46,9 @@ def _main(
 
 
 app.command(cls=SettingsCommand, rich_help_panel="The loop")(run)
-app.command(rich_help_panel="Look")(look.report)
+app.command(rich_help_panel="Look")(report_command.report)
 app.command(rich_help_panel="Look")(runs.lineage)
-app.command(rich_help_panel="Look")(look.generate)
+app.command(rich_help_panel="Look")(generate.generate)
 app.command(rich_help_panel="Look")(methods.methods)
 app.command(cls=SettingsCommand, rich_help_panel="Look")(checks.validate)
 app.command(cls=SettingsCommand, rich_help_panel="Look")(plan.plan)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.failures import Interrupted
+from rlhf.cli.error_exit import Interrupted
 from rlhf.cli.stores import STORE, opened_store
 from rlhf.errors import ConfigError, did_you_mean
 
@@ -155,7 +155,7 @@ def set_rules(store: PreferenceStore, changed: dict[str, Any]) -> None:
 
 def add_tasks(store: PreferenceStore, found: Found) -> None:
     """Add those that the store does not hold yet, and say how many, and what of the file is not taken."""
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.feedback.imports import import_items
 
     done = import_items(store, found.items, with_judgements=False)
@@ -183,7 +183,7 @@ def check_batch(store: PreferenceStore, batch: str) -> None:
 
 
 def _say_how_far(store: PreferenceStore, place: str) -> None:
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
 
     batches, batch = store.batches(), store.rules.batch
     if not batches:

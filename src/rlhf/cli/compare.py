@@ -54,7 +54,7 @@ def compare_open(
     They are a batch of that store, called by --name: `rlhf annotate --store evaluation.db --batch human-eval` serves them (without
     --batch it serves all that the store holds), and `rlhf feedback compare export` hands them to another tool.
     """
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.feedback.evaluation import CRITERIA, HumanEvalProtocol
     from rlhf.feedback.evaluation_files import read_answers
     from rlhf.feedback.guidelines_file import read_guidelines
@@ -94,7 +94,7 @@ def compare_export(
     ] = None,
 ) -> None:
     """Write an evaluation's tasks without a trace of the models."""
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.feedback.evaluation import HumanEvalProtocol
 
     with opened_store(store) as opened:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli import compare, feedback_export, guidelines, rehearsal
+from rlhf.cli import compare, feedback_export, guidelines, project_plan
 from rlhf.cli.options import JsonOption, console
 from rlhf.cli.stores import (
     STORE,
@@ -59,7 +59,7 @@ def feedback_import(
     annotator and a label are labels of several classes. The same file may be imported again: what is there already stays as it is. All
     of an import is kept, or nothing.
     """
-    from rlhf.data.words import counted, listed, printable
+    from rlhf.data.message_text import counted, listed, printable
     from rlhf.feedback.classes import CLASSES, check_classes, parsed_classes
     from rlhf.feedback.imports import import_items, left_out_words, overlap_words
     from rlhf.feedback.layouts import LABELS
@@ -216,7 +216,7 @@ def feedback_prioritise(
 
     for folder in reward:
         check_there(folder)
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.feedback.active import reward_priorities
     from rlhf.models.reward import RewardModel
 
@@ -227,7 +227,7 @@ def feedback_prioritise(
 
 
 app.command("export")(feedback_export.export)
-app.command("simulate")(rehearsal.simulate)
-app.command("plan")(rehearsal.plan)
+app.command("simulate")(project_plan.simulate)
+app.command("plan")(project_plan.plan)
 app.command("guidelines")(guidelines.guidelines)
 app.add_typer(compare.app, name="compare")

@@ -110,7 +110,7 @@ def export(
         if events:
             _write_events(opened, output, layout, kind, regenerate_confidence)
             return
-        from rlhf.data.words import counted, printable
+        from rlhf.data.message_text import counted, printable
         from rlhf.feedback.classes import parsed_classes
         from rlhf.feedback.consensus import Belief
         from rlhf.feedback.exports import select
@@ -244,7 +244,7 @@ def _rows(selection: Selection, output: Path, layout: str, unjudged: bool) -> li
 def _write_events(
     store: PreferenceStore, output: Path, layout: str, kind: str | None, regenerate_confidence: float | None
 ) -> None:
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.feedback.exports import files_of_events
     from rlhf.feedback.production import rows_of_events
 
@@ -260,7 +260,7 @@ def _write_events(
 
 
 def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[str]) -> None:
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.data.write import write_rows
     from rlhf.errors import DataError
     from rlhf.feedback.exchange import OURS, SAVED, write_dataset, write_pairs

@@ -25,7 +25,7 @@ def guidelines(
     What is shown is such a file: `rlhf feedback guidelines > guide.yaml`, edit it, `rlhf feedback guidelines guide.yaml`. The
     page shows new guidelines with the next task; nothing need be stopped.
     """
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
     from rlhf.feedback.guidelines import guidelines_of, set_guidelines
     from rlhf.feedback.guidelines_file import guidelines_json, guidelines_yaml, read_guidelines
 

@@ -1,4 +1,4 @@
-"""The part of `rlhf feedback plan` that is about the reward model: pairs and overlap for an accuracy. Imports as in ``rehearsal``."""
+"""The part of `rlhf feedback plan` that is about the reward model: pairs and overlap for an accuracy. Imports as in ``project_plan``."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def run_recipe(recipe: RecipeConfig, *, quiet: bool, dry_run: bool = False, **op
         dry_run: Print the plan and change nothing.
         options: See ``rlhf.pipeline.plan.RunOptions``.
     """
-    from rlhf.data.words import counted
+    from rlhf.data.message_text import counted
 
     out = None if quiet else console()
     if out is not None:

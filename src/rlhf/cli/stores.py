@@ -64,7 +64,7 @@ def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:
 
 def say_recorded(recorded: Recorded) -> None:
     """How many judgements were added, which were there already, and where answers differ."""
-    from rlhf.data.words import counted, printable
+    from rlhf.data.message_text import counted, printable
 
     there = f", {recorded.num_known:,} there already" if recorded.num_known else ""
     print(f"{counted(recorded.num_added, 'judgement')} added{there}.")

@@ -1,14 +1,14 @@
 """Settings: strict, immutable classes, read from YAML and checked before anything heavy is loaded. Imports no torch.
 
-base          Config, the strict base; read_yaml, apply_overrides (key.sub=value)
-yaml_text     YAML to plain values, bounded, and without the surprises of YAML 1.1
-complaints    what pydantic found wrong, in the words of whoever wrote the file
-model         how a model is loaded and adapted
-rewards       who judges completions
-guards        what watches a training run, its limits and what an alarm does
-training      what every trainer shares, and the settings of each algorithm
-recipe        named stages and their inputs: what `rlhf run` runs
-assets        the folder that ${RLHF_ASSETS} names, and what to say where it is not there
-presets       whole recipes by model size
-schema        settings as people read them: name, type, default, meaning
+base            Config, the strict base; read_yaml, apply_overrides (key.sub=value)
+yaml_text       YAML to plain values, bounded, and without the surprises of YAML 1.1
+error_messages  what pydantic found wrong, in the words of whoever wrote the file
+model           how a model is loaded and adapted
+rewards         who judges completions
+guards          what watches a training run, its limits and what an alarm does
+training        what every trainer shares, and the settings of each algorithm
+recipe          named stages and their inputs: what `rlhf run` runs
+assets          the folder that ${RLHF_ASSETS} names, and what to say where it is not there
+presets         whole recipes by model size
+schema          settings as people read them: name, type, default, meaning
 """

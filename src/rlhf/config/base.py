@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
-from rlhf.config.complaints import complaints, shortened
+from rlhf.config.error_messages import complaints, shortened
 from rlhf.config.numbers import with_meant_numbers
 from rlhf.config.yaml_text import parse_yaml
 from rlhf.errors import ConfigError, did_you_mean_file

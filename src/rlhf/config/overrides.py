@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.config.base import refusal
-from rlhf.config.complaints import shortened
+from rlhf.config.error_messages import shortened
 from rlhf.errors import ConfigError, did_you_mean
 
 Read = Callable[[Mapping[str, Any]], Any]
 """Makes settings of a plain mapping, or raises a ``ConfigError`` with every complaint."""
 
 NO_KIND = re.compile(r"stages\.(?P<stage>[^.:\s]+)\.kind: this key is required")
-"""What ``rlhf.config.complaints`` says of a section without its tag."""
+"""What ``rlhf.config.error_messages`` says of a section without its tag."""
 
 
 def blame_overrides(

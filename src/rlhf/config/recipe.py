@@ -15,7 +15,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlhf.config.base import Config, FilePath, apply_overrides, named_things, read_yaml, refusal
-from rlhf.config.complaints import TAG, shortened
+from rlhf.config.error_messages import TAG, shortened
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.numbers import MOST
 from rlhf.config.overrides import blame_overrides

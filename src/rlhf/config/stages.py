@@ -1,10 +1,10 @@
 """The kinds of stages that a recipe is made of.
 
     stage_inputs      what stages have in common: rows, prompts, models, who judges
-    file_stages       those that leave files            problems   those around problems that can be checked
+    file_stages       those that leave files            reasoning_stages   those around problems that can be checked
     training_stages   those that leave a model
 
-What a method's own settings are stands in ``sft``, ``reward_model``, ``preference``, ``policy``, ``groups`` and
+What a method's own settings are stands in ``sft``, ``reward_model``, ``preference``, ``policy``, ``grpo_settings`` and
 ``on_policy``; a stage adds models, data and who judges.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
-from rlhf.config.problems import PassAtKStage, ReasoningStage, StepLabelsStage
+from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
 from rlhf.config.stage_inputs import (
     DataInputs,
     OfflineStage,

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from rlhf.config.base import InputPath
-from rlhf.config.groups import (
+from rlhf.config.grpo_settings import (
     CISPOConfig,
     DAPOConfig,
     DrGRPOConfig,

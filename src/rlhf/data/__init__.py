@@ -3,7 +3,7 @@
     contracts     PreferenceSample, RankingSample, RatingSample, the ten kinds of row, Prompt
     sources       files, folders, hub names, lists -> raw rows          formats, cells   raw rows -> checked rows
     readers       json_rows, csv_rows, arrow_rows, saved                strict_json      no NaN, no key twice, no endless nest
-    stamps        a file that changes while it is read                  words            how messages call what they found
+    message_text  how messages call what they found                     file_fingerprints  a file that changes while it is read
     read          read_rows, open_rows                                  write            write_rows
     expand        one kind of row to another                            dedup            equal and near-equal rows
     chat          dialogues -> text, with the assistant's exact places

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.data.message_text import one_line, printable, short
 from rlhf.data.raw import RawRow, Unreadable, number_rows
-from rlhf.data.words import one_line, printable, short
 from rlhf.errors import DataError
 
 ROWS_AT_ONCE = 64

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.data.contracts import Messages, RowError, Text
+from rlhf.data.message_text import LONGEST, describe, short
 from rlhf.data.strict_json import MAX_NESTING, RefusedJsonError, decode, nesting
-from rlhf.data.words import LONGEST, describe, short
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
 

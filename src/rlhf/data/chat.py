@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.data.contracts import Message, Messages, RowError
+from rlhf.data.message_text import describe, listed, one_line, short
 from rlhf.data.prefixes import shared_length
 from rlhf.data.strict_json import RefusedJsonError, decode
-from rlhf.data.words import describe, listed, one_line, short
 from rlhf.errors import ConfigError, ModelError, did_you_mean, look_up
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Any, ClassVar, TypeVar
 
-from rlhf.data.words import shown
+from rlhf.data.message_text import shown
 from rlhf.errors import DataError
 
 Message = dict[str, Any]

@@ -18,10 +18,10 @@ from rlhf.data.expand import (
     to_standard,
     unpaired_of,
 )
+from rlhf.data.message_text import counted
 from rlhf.data.read import ReadOptions, read_or_list_bad_rows
 from rlhf.data.report import bad_row_lines
 from rlhf.data.sources import Source, file_format, source_name
-from rlhf.data.words import counted
 from rlhf.data.write import write_rows
 from rlhf.errors import ConfigError, DataError, look_up
 

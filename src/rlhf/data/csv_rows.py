@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlhf.data.encoding import not_utf8, open_text, undecodable_byte
+from rlhf.data.message_text import listed, printable, short
 from rlhf.data.raw import MAX_ROW_BYTES, RawRow, Unreadable
-from rlhf.data.words import listed, printable, short
 from rlhf.errors import DataError
 
 DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}

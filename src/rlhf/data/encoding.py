@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from rlhf.data.words import printable
+from rlhf.data.message_text import printable
 from rlhf.errors import DataError
 
 MAGIC: Mapping[bytes, str] = {

@@ -29,9 +29,9 @@ from rlhf.data.contracts import (
     TextRow,
     UnpairedRow,
 )
+from rlhf.data.message_text import describe, listed
 from rlhf.data.prefixes import shared_length
 from rlhf.data.renaming import RENAME, rename_hint
-from rlhf.data.words import describe, listed
 from rlhf.errors import did_you_mean
 
 ALIASES: Mapping[str, tuple[str, ...]] = {

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlhf.data.encoding import not_utf8, open_bytes, open_text, undecodable_byte
+from rlhf.data.message_text import listed, printable, short
 from rlhf.data.raw import MAX_ROW_BYTES, RawRow, Unreadable
 from rlhf.data.strict_json import RefusedJsonError, decode, decode_from, find_end, skip_space
-from rlhf.data.words import listed, printable, short
 from rlhf.errors import DataError
 
 CHUNK_BYTES = 1 << 20

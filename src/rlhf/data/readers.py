@@ -16,8 +16,8 @@ from pathlib import Path
 from rlhf.data.arrow_rows import read_arrow, read_parquet
 from rlhf.data.csv_rows import read_csv
 from rlhf.data.json_rows import read_json, read_jsonl
+from rlhf.data.message_text import one_line, printable
 from rlhf.data.raw import RawRow
-from rlhf.data.words import one_line, printable
 from rlhf.errors import DataError
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlhf.data.contracts import BadRow, Row
-from rlhf.data.words import counted, listed
+from rlhf.data.message_text import counted, listed
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rlhf.data.words import describe, listed, one_line, printable, short
+from rlhf.data.message_text import describe, listed, one_line, printable, short
 from rlhf.errors import DataError
 
 STATE = "state.json"

@@ -17,11 +17,11 @@ from typing import Any
 
 from rlhf.data.arrow_rows import read_arrow
 from rlhf.data.contracts import Row
+from rlhf.data.file_fingerprints import Watched, look, sha_of_text
+from rlhf.data.message_text import describe, listed, one_line, printable
 from rlhf.data.raw import RawRow, number_rows
 from rlhf.data.readers import FileFormat, read_file
 from rlhf.data.saved import is_saved_dataset, saved_files
-from rlhf.data.stamps import Watched, look, sha_of_text
-from rlhf.data.words import describe, listed, one_line, printable
 from rlhf.errors import DataError, did_you_mean_file
 
 SUFFIXES: Mapping[str, FileFormat] = {

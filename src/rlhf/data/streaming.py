@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, cast
 
 from rlhf.data import plans
 from rlhf.data.contracts import Prompt, Row
+from rlhf.data.message_text import listed, one_line
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
 from rlhf.data.read import Cursor, ReadOptions, open_rows
@@ -21,7 +22,6 @@ from rlhf.data.report import TokenizationReport, nothing_left
 from rlhf.data.sources import Source, source_name
 from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.data.truncate import Truncation
-from rlhf.data.words import listed, one_line
 from rlhf.errors import CheckpointError, ConfigError, DataError
 from rlhf.seeds import derive_seed
 

@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from rlhf.data.cells import EITHER, is_read_as_turns
 from rlhf.data.contracts import Row
+from rlhf.data.message_text import one_line, printable, short
 from rlhf.data.readers import FileFormat
 from rlhf.data.sources import file_format
-from rlhf.data.words import one_line, printable, short
 from rlhf.errors import DataError
 from rlhf.files import write_aside
 

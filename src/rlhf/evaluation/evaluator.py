@@ -38,7 +38,7 @@ from rlhf.rollout.engines import close_engine
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
-from rlhf.training.guards import repetition
+from rlhf.training.monitoring.guards import repetition
 
 NUM_SAMPLES_SHOWN = 12
 NUM_REGRESSIONS_SHOWN = 4

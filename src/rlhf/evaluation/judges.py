@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf.data.contracts import Prompt
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.data.world.judge import judge as judge_world
 from rlhf.errors import RewardError, text_of
 from rlhf.rewards.functions import function_arguments, load_function

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import DataError, look_up
 from rlhf.evaluation.intervals import RESAMPLES, Estimate, check_confidence
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf.data.contracts import BadRow, RowError
+from rlhf.data.message_text import listed, short
 from rlhf.data.read import OnBadRow
-from rlhf.data.words import listed, short
 from rlhf.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:  # the store needs an extra

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from rlhf.data.words import counted, listed
+from rlhf.data.message_text import counted, listed
 from rlhf.errors import ConfigError
 from rlhf.feedback.guidelines import guidelines_of
 from rlhf.feedback.readings import length_of

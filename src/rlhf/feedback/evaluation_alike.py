@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf.data.contracts import Text
 from rlhf.data.expand import text_key
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import DataError
 from rlhf.feedback.store.values import Response, Task
 

@@ -11,9 +11,9 @@ from typing import Any
 from rlhf.data.contracts import CompletionRow, RowError, Text
 from rlhf.data.expand import prompt_names, text_key
 from rlhf.data.json_rows import read_jsonl
+from rlhf.data.message_text import counted, describe
 from rlhf.data.raw import Unreadable
 from rlhf.data.read import open_rows
-from rlhf.data.words import counted, describe
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.items import Said
 from rlhf.feedback.store.record import Recorded, record_judgements

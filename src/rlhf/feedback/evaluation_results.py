@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse.csgraph import connected_components
 
-from rlhf.data.words import counted, printable
+from rlhf.data.message_text import counted, printable
 from rlhf.evaluation.intervals import Estimate, finite_or_none, mean_interval, share_with_ties_interval, unit_means
 from rlhf.evaluation.winrate import WinRate, win_rate
 from rlhf.feedback.agreement import MAX_VOID_FRAC, MIN_ITEMS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.classes import scale_of
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of

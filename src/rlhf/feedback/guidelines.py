@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from rlhf.config.base import Config
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

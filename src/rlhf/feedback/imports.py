@@ -12,14 +12,14 @@ from sqlalchemy.orm import Session
 
 from rlhf.data.contracts import BadRow, RowError
 from rlhf.data.expand import text_key
+from rlhf.data.message_text import counted
 from rlhf.data.read import OnBadRow
-from rlhf.data.words import counted
 from rlhf.errors import DataError
 from rlhf.feedback.identity import lasting_id, places_of, turned
 from rlhf.feedback.items import Item, Said
 from rlhf.feedback.store.engine import write
 from rlhf.feedback.store.record import Recorded, keep_judgements
-from rlhf.feedback.store.rows import row_of, task_of
+from rlhf.feedback.store.table_rows import row_of, task_of
 from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow
 from rlhf.feedback.store.values import Task, TaskKind
 

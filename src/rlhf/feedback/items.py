@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rlhf.data.contracts import RowError
-from rlhf.data.words import one_line
+from rlhf.data.message_text import one_line
 from rlhf.errors import DataError
-from rlhf.feedback.store.rows import extras_of
+from rlhf.feedback.store.table_rows import extras_of
 from rlhf.feedback.store.values import Submission, Task, check_value, is_name, shortened
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.data.contracts import Judgement, Row, RowError, Text
 from rlhf.data.formats import ALIASES, COLUMNS
-from rlhf.data.words import describe
+from rlhf.data.message_text import describe
 from rlhf.feedback.items import Said
 from rlhf.feedback.store.values import Task, TaskKind
 

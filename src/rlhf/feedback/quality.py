@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import Estimate, share_interval, unit_means
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore

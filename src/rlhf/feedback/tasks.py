@@ -41,12 +41,12 @@ from rlhf.data.contracts import (
     UnpairedRow,
 )
 from rlhf.data.expand import text_key
+from rlhf.data.file_fingerprints import sha_of_text
+from rlhf.data.message_text import counted, describe, one_line
 from rlhf.data.raw import RawRow, Unreadable
 from rlhf.data.read import OnBadRow, RowStream, open_rows
 from rlhf.data.sources import Part, Source
-from rlhf.data.stamps import sha_of_text
 from rlhf.data.strict_json import RefusedJsonError, decode
-from rlhf.data.words import counted, describe, one_line
 from rlhf.errors import DataError, look_up
 from rlhf.feedback.identity import content_id, merged, sampled_id
 from rlhf.feedback.items import Item, Said, check_item, laid_out_as, moment_of

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.feedback.aggregation import Array, DawidSkene, dawid_skene, posterior
 from rlhf.feedback.agreement import Labels
 

@@ -17,8 +17,8 @@ logprob_cache.py  what frozen references said, kept in files
 scalar.py      a transformer that gives numbers instead of words
 reward.py      RewardModel: one number for a completion
 learned.py     what a loss learns beside its scores: margins, a threshold
-process.py     ProcessRewardModel: one number for each step of a solution
-layers.py      fresh layers behind a backbone's own
+process_reward.py  ProcessRewardModel: one number for each step of a solution
+block_expansion.py  fresh layers behind a backbone's own
 value.py       ValueModel: one number for each token
 folders.py     model folders on disk
 card.py        their README.md

@@ -31,7 +31,7 @@ from rlhf.models.compiled_attention import compiled_tree_attention
 from rlhf.models.flex import TreeRows, flex_tree_attention
 from rlhf.models.flex_choice import may_use_flex
 from rlhf.models.tree_attention import tree_attention
-from rlhf.native.switch import is_in_c
+from rlhf.native.compiled_mode import is_in_c
 
 IMPLEMENTATION = "rlhf"
 

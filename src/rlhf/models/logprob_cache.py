@@ -40,8 +40,8 @@ from rlhf.models.folders import weights_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference, ReferenceModel
 from rlhf.models.score import base_model
+from rlhf.native.compiled_mode import is_in_c
 from rlhf.native.library import toolchain
-from rlhf.native.switch import is_in_c
 
 LIMIT_BYTES = 4 * 2**30
 """What the files of a folder may take together, four bytes for a scored token: a billion of them. The longest unused go first."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from rlhf.models.row_sums import DTYPES, RowSums, row_sums
-from rlhf.native.switch import is_in_c
+from rlhf.native.compiled_mode import is_in_c
 
 TILE = 1 << 21
 """Logits alive at once: 8 MB of float32, which stays near a CPU's cache and keeps a GPU busy."""

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
-from rlhf.models.layer_choice import install_layers
+from rlhf.models.kernel_patching import install_layers
 from rlhf.models.logprobs import TILE, LogitTransform, TokenLogprobs, token_logprobs
 
 ScorePath = Literal["packed", "padded", "logits"]

@@ -3,8 +3,8 @@
 run         ``Pipeline``: stage after stage, each kept where it is already what the recipe asks for
 plan        what a run would do with each stage; reasons says why, in words
 stages      what each kind of stage does
-artifacts   what a stage is made from and leaves behind, and the key by which they are compared; code, the library's part
-previous    what was made before, moved aside until nobody needs it
+artifacts   what a stage is made from and leaves behind, and the key by which they are compared; code_hash, the library's part
+archive     what was made before, moved aside until nobody needs it
 lock        one process to a run folder
 memory      what to lower when memory runs out
 manifest    what a run writes about itself
@@ -12,7 +12,7 @@ runs        run folders from outside: list, show, diff, prune; models, which lie
 lineage     from any file back to data files and recipe
 report      report.html, from the run folder alone
 api         ``RLHFConfig`` and ``RLHFTrainer``, the few-line face; held_out, the prompts that it keeps from training
-words       numbers in a sentence
+formatting  numbers in a sentence
 """
 
 from __future__ import annotations

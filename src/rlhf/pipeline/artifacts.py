@@ -1,7 +1,7 @@
 """What a stage is made from, what it leaves behind, and the key by which one is held against the other.
 
 A stage's key is the hash of its resolved settings, the keys of the stages it reads from, the content of the files it reads
-(a user's own functions among them) and the code that matters (``rlhf.pipeline.code``). The artifact record is written
+(a user's own functions among them) and the code that matters (``rlhf.pipeline.code_hash``). The artifact record is written
 last: a folder without one is unfinished.
 """
 
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.base import Config, Names, named_things
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import DataError, ModelError
 from rlhf.files import sha256, sha256_once, write_json
 from rlhf.models.adapter_base import base_folder, base_name
 from rlhf.models.checks import ADAPTER_FILE
 from rlhf.models.sources import EMBEDDED, embedded_folder
-from rlhf.pipeline.code import code_of_stage, files_of_function, is_own_function, source_of_function
+from rlhf.pipeline.code_hash import code_of_stage, files_of_function, is_own_function, source_of_function
 
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig

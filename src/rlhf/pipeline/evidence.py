@@ -16,11 +16,11 @@ from rlhf.data.read import open_rows
 from rlhf.errors import RLHFError
 from rlhf.evaluation.measures import KnownTexts
 from rlhf.evaluation.verdict_inputs import HeldAlarm, Training
+from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.lineage import run_of
-from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.validate.ancestry import Made, Root, Surroundings, ancestors
-from rlhf.training.breaches import OF_CHANGES
 from rlhf.training.log import EVENTS, read_jsonl
+from rlhf.training.monitoring.guard_rules import OF_CHANGES
 
 LAST_FRAC = 0.2
 """Of the rollouts, or of the steps of a stage that samples nothing: an alarm that holds there was never resolved."""

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import Config, Names, named_things
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, ModelError, RLHFError
 from rlhf.files import sha256
 from rlhf.models.adapter_base import base_folder, base_name, expected_weights, weights_hash
 from rlhf.models.checks import ADAPTER_FILE
+from rlhf.pipeline.archive import ENTRY, previous_of
 from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started, content_hash
-from rlhf.pipeline.previous import ENTRY, previous_of
 from rlhf.pipeline.runs import run_folders
 
 WEIGHTS = ("*.safetensors", "*.bin")

@@ -15,8 +15,8 @@ from typing import Any
 
 import rlhf
 from rlhf.files import sha256
+from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.artifacts import Artifact
-from rlhf.pipeline.previous import events_of
 from rlhf.training.log import EVENTS, finite, read_jsonl
 
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "pydantic", "safetensors")

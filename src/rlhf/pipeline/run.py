@@ -14,14 +14,15 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from rlhf.config.problems import PassAtKStage
+from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.config.threads import check_threads
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
-from rlhf.pipeline import previous
+from rlhf.pipeline import archive
+from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, local_inputs, plain_numbers, stage_files
 from rlhf.pipeline.leakage import INDEPENDENCE
 from rlhf.pipeline.lock import locked
@@ -30,7 +31,6 @@ from rlhf.pipeline.manifest import manifest, now, summary
 from rlhf.pipeline.manifest import versions as versions
 from rlhf.pipeline.memory import memory_errors
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions
-from rlhf.pipeline.previous import events_of
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
 from rlhf.pipeline.validate.independence import find_leakage
@@ -111,7 +111,7 @@ class Pipeline:
             ) from None
 
     def _run(self, options: RunOptions) -> dict[str, Any]:
-        previous.settle(self.run_dir)
+        archive.settle(self.run_dir)
         for name in self.recipe.stages:
             if Artifact.read(self.run_dir / name) is not None and (self.run_dir / name / STARTED).exists():
                 self._clear(name)  # killed right after it was finished
@@ -184,7 +184,7 @@ class Pipeline:
     def _do(self, plan: PlannedStage, *, brief: bool) -> Artifact:
         """Keep, bring back or make one stage."""
         if plan.previous is not None:
-            previous.bring_back(self.run_dir, plan.previous)
+            archive.bring_back(self.run_dir, plan.previous)
             self.log.for_stage(plan.name).write("stage_back", key=plan.key)
         if plan.artifact is not None:
             if not brief or plan.action is not Action.KEPT:
@@ -192,7 +192,7 @@ class Pipeline:
             return plan.artifact
         folder = self.run_dir / plan.name
         if plan.action is not Action.ON:
-            previous.move_aside(self.run_dir, plan.name)
+            archive.move_aside(self.run_dir, plan.name)
             if folder.exists():
                 raise ConfigError(
                     f"{folder} is a file, and stage {plan.name!r} wants a folder of that name; move the file away, or give the "
@@ -323,8 +323,8 @@ class Pipeline:
     def _clear(self, name: str) -> None:
         """Remove what only an unfinished stage needs."""
         folder = self.run_dir / name
-        previous.remove([path for path in folder.glob(f"{PREFIX}*") if not self._stays(name, path)])
-        previous.forget_unfinished(self.run_dir, name)
+        archive.remove([path for path in folder.glob(f"{PREFIX}*") if not self._stays(name, path)])
+        archive.forget_unfinished(self.run_dir, name)
         (folder / STARTED).unlink(missing_ok=True)
 
     def _stays(self, name: str, checkpoint: Path) -> bool:

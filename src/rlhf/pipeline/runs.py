@@ -10,11 +10,11 @@ from typing import Any
 
 from rlhf.config.base import read_yaml
 from rlhf.errors import ConfigError, RLHFError, did_you_mean
+from rlhf.pipeline.archive import FOLDER as PREVIOUS
+from rlhf.pipeline.archive import GONE, events_of, previous_of, remove
 from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started
 from rlhf.pipeline.lock import is_locked, locked
 from rlhf.pipeline.manifest import alarms
-from rlhf.pipeline.previous import FOLDER as PREVIOUS
-from rlhf.pipeline.previous import GONE, events_of, previous_of, remove
 from rlhf.pipeline.reasons import changed_settings, shown_both
 from rlhf.training.checkpoint_names import PREFIX
 from rlhf.training.log import EVENTS, read_jsonl

@@ -16,7 +16,7 @@ from rlhf.data.pack import Branch, Group, split_by_tokens
 from rlhf.data.steps import CutSolution
 from rlhf.errors import RewardError, look_up
 from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps
-from rlhf.models.process import ProcessRewardModel, pack_steps, step_rows
+from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
 from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.learned import groups_of_samples, model_folder, same_ids, usable_ids
 from rlhf.rewards.lengths import LengthRule

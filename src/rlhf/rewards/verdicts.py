@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rlhf.data.contracts import Prompt
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import RewardError
 from rlhf.rewards.types import CompletionLike, ScoreResult, sample_name
 from rlhf.rewards.worker import CallError, Failure, Odd

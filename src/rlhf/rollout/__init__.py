@@ -8,18 +8,18 @@
     packed     decoding on the packed row
     padded     decoding for families that the packed row can't serve
     fused      a model of Llama's shape in few kernels
-    choice     whether a model may be sampled from in that way
+    fused_selection  whether a model may be sampled from in that way
     int8       linear maps with weights of 8 bits
     run        a set of rows from the first token to the last row's end
     lookup     guesses at what a completion says next
-    drafted    several tokens of a row in one pass
+    draft_decoder  several tokens of a row in one pass
     speculation  a set of rows whose tokens are guessed, and the guesses checked
-    requests   what is asked of an engine
+    requests   what is asked of an engine; request_queue: those that wait
     local      the engine in this process: the two decoders behind one contract
     engines    the engine that settings ask for
     paged      keys and values in blocks, for sequences that come and go
     snapshot   a copy of the policy that samples with the weights it was given
-    beside     the same in a process of its own, while this one trains
+    sampler_process  the same in a process of its own, while this one trains
     buffer     completions waiting to be learned from
 
     vllm           the engine over vLLM

@@ -1,7 +1,7 @@
 """A model of Llama's shape in few kernels: what sampling spends on dispatching small operations is half of a step on a CPU.
 
 Projections that read the same input are one product, weights are cast and laid out for the matrix kernels once for each rollout,
-and the attention scale sits in them. Which models are of this shape is seen in their parts, and ``rlhf.rollout.choice`` compares
+and the attention scale sits in them. Which models are of this shape is seen in their parts, and ``rlhf.rollout.fused_selection`` compares
 the logits of both with each other before the first sample: a family that adds up its layers in another way keeps its own code.
 
 N is the number of tokens in one pass, H the hidden width, D the width of a head.

@@ -15,21 +15,21 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, ModelError, TrainingError
 from rlhf.models.score import ScorePath, base_model, evaluating
-from rlhf.native.switch import in_c
+from rlhf.native.compiled_mode import in_c
 from rlhf.rollout.cache import KVCache
-from rlhf.rollout.choice import FusedChoice
 from rlhf.rollout.compiled import CompiledModel
-from rlhf.rollout.drafted import DraftingDecoder
+from rlhf.rollout.draft_decoder import DraftingDecoder
 from rlhf.rollout.fused import FusedModel
+from rlhf.rollout.fused_selection import FusedChoice
 from rlhf.rollout.int8 import int8_linears
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
+from rlhf.rollout.request_queue import Waiting
 from rlhf.rollout.requests import check_prompts, number_samples
 from rlhf.rollout.run import Decoder, SamplingRun
 from rlhf.rollout.sampling import draw
 from rlhf.rollout.speculation import DraftCounts, DraftedRun
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
-from rlhf.rollout.waiting import Waiting
 
 KEPT_BYTES = 1 << 28
 """Keys' and values' memory that stays between rollouts: fresh pages are slow, but training wants the memory too."""

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf.activity import doing
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import TrainingError
+from rlhf.rollout.request_queue import Part, Waiting
 from rlhf.rollout.sampling import Draw, draw, has_filters, uniforms
 from rlhf.rollout.stopping import StopTexts, completion_texts, eos_ids
 from rlhf.rollout.types import Completion, FinishReason, PromptLike
-from rlhf.rollout.waiting import Part, Waiting
 from rlhf.seeds import derive_seed
 
 COMPACT_FRAC = 1 / 16

@@ -1,6 +1,6 @@
 """A copy of the policy that samples with the weights it was given, and with no others, however the policy goes on learning.
 
-``rlhf.rollout.beside`` runs one in a process of its own. Whatever it samples depends on the weights that were handed over, on the
+``rlhf.rollout.sampler_process`` runs one in a process of its own. Whatever it samples depends on the weights that were handed over, on the
 request, and on its number of threads: not on when it is asked, nor on what the trainer does meanwhile.
 
 Messages over the pipe, pickled: first ``sys.path``, then ``Start``; then for each rollout a ``Job``, followed by the bytes of

@@ -16,7 +16,7 @@ from rlhf.config.threads import check_threads
 from rlhf.data.pack import Group
 from rlhf.errors import ConfigError
 from rlhf.models.device import resolve_device
-from rlhf.native.switch import in_c
+from rlhf.native.compiled_mode import in_c
 from rlhf.scale import memory
 from rlhf.scale.costs import Costs, Head, Roofline, SamplingCosts, tile_bytes
 from rlhf.scale.gpus import gpu, this_gpu

@@ -12,7 +12,7 @@ from rlhf.config.engines import is_lowered
 from rlhf.config.stages import DistillStage, DPOStage, KTOStage, OfflineStage, RewardStage
 from rlhf.losses import WHOLE_STEP_LOSSES
 from rlhf.scale.costs import Head
-from rlhf.training.reward import ROWS_TO_NORMALIZE
+from rlhf.training.reward_model import ROWS_TO_NORMALIZE
 
 Whose = str
 """``policy``, ``critic``, ``reference``, ``teacher``, ``reward 1`` ...: names of the models in ``Models``."""

@@ -2,21 +2,22 @@
 
 loop          Loop, the only training loop
 algorithm     Algorithm, what the loop asks of SFT, reward modelling, DPO, PPO, GRPO
-offline       what the trainers that learn from files share; rows: which rows each step takes
+offline       what the trainers that learn from files share; row_order: which rows each step takes
 sft           SFTTrainer
-reward        RewardModelTrainer
-pairs         what the trainers on pairs share; dpo: DPOTrainer; reference_free: SimPOTrainer, CPOTrainer, ORPOTrainer
-kto           KTOTrainer; scored: what a reference said of rows, kept
-online        what all share that learn from their own completions: ask, judge, measure; asking: holds an engine to its weights;
-              rollouts: what was said and what the judge says of it; experience: what is learned from it; policy_objective:
-              what an advantage does to a token; start_checks: what must hold at the first step; ahead: the next rollout
-              sampled beside the training on this one; rollout_alarms: rollouts that teach nothing
+reward_model  RewardModelTrainer
+process_reward  ProcessRewardModelTrainer
+pair_trainer  what the trainers on pairs share; dpo: DPOTrainer; reference_free: SimPOTrainer, CPOTrainer, ORPOTrainer
+kto           KTOTrainer; reference_logprobs: what a reference said of rows, kept
+online        what all share that learn from their own completions: ask, judge, measure; engine_calls: holds an engine to its
+              weights; rollouts: what was said and what the judge says of it; experience: what is learned from it; policy_objective:
+              what an advantage does to a token; start_checks: what must hold at the first step; one_step_off: the next
+              rollout sampled beside the training on this one
 ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimiser, schedule, clipping, mixed precision, weight averaging
 control       AdaptiveKLController, EarlyStopping
 checkpoint    rolling checkpoints, hashed; a damaged one is passed over; checkpoint_names: what their folders are called
-watch         what is done when a number goes wrong; guards, breaches: which numbers are
+monitoring    guards and alarms: which numbers are wrong, and what is done then
 interrupt     Ctrl-C and SIGTERM as requests to save and leave
 log           RunLog: events.jsonl, the console, trackers
 metrics       means that come out the same however a step was split

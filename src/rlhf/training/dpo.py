@@ -29,9 +29,9 @@ from rlhf.models.score import TokenScores
 from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics
 from rlhf.training.offline import RowsOfStep
-from rlhf.training.pairs import PairsTrainer, check_pair
-from rlhf.training.rows import MapData, StreamData
-from rlhf.training.scored import ReferenceScores, completion_sums
+from rlhf.training.pair_trainer import PairsTrainer, check_pair
+from rlhf.training.reference_logprobs import ReferenceScores, completion_sums
+from rlhf.training.row_order import MapData, StreamData
 
 
 class WholeStep(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import (

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rlhf.config.preference import KTOConfig
+from rlhf.data.message_text import counted
 from rlhf.data.pack import Branch, Group, PackedBatch, pack, split_by_tokens
-from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError
 from rlhf.losses import (
     RunningReferencePoint,
@@ -33,8 +33,8 @@ from rlhf.training.log import RunLog
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import Optimizer, TrainedModule
-from rlhf.training.rows import MapData, Rows
-from rlhf.training.scored import ReferenceScores, completion_sums
+from rlhf.training.reference_logprobs import ReferenceScores, completion_sums
+from rlhf.training.row_order import MapData, Rows
 
 
 class KTOTrainer(OfflineTrainer):

@@ -27,22 +27,22 @@ from rlhf.allocator import keep_freed_memory
 from rlhf.config.training import FREE_TO_CHANGE, TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import CheckpointError, ConfigError, InterruptedRun, did_you_mean
-from rlhf.native.switch import in_c
+from rlhf.native.compiled_mode import in_c
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Algorithm, Experience, Totals
 from rlhf.training.checkpoint import Checkpoint, CheckpointStore, load_weights
 from rlhf.training.checkpoint_names import step_of
 from rlhf.training.control import EarlyStopping
-from rlhf.training.guards import Alarm
 from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import RunLog
 from rlhf.training.lr_find import find_learning_rate
 from rlhf.training.metrics import Metrics
+from rlhf.training.monitoring.alarms import Watch, rows_not_finite
+from rlhf.training.monitoring.guards import Alarm
 from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors, mixed_precision
 from rlhf.training.penalties import distance_from_start
 from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
-from rlhf.training.watch import Watch, rows_not_finite
 
 
 @dataclass(slots=True)

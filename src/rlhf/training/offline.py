@@ -17,7 +17,7 @@ from rlhf.training.log import RunLog
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
-from rlhf.training.rows import MapData, Rows, StreamData, build_rows
+from rlhf.training.row_order import MapData, Rows, StreamData, build_rows
 
 
 class RowsOfStep:

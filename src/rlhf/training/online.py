@@ -26,20 +26,20 @@ from rlhf.rewards.types import Scorer
 from rlhf.rollout.engines import build_engine, close_engine, engine_figures, exactly, is_exact, listen_to
 from rlhf.rollout.types import RolloutEngine
 from rlhf.seeds import derive_seed
-from rlhf.training.ahead import build_ahead
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
-from rlhf.training.asking import ask_engine
 from rlhf.training.control import build_kl_controller
+from rlhf.training.engine_calls import ask_engine
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.held_out import HeldOut
 from rlhf.training.log import RunLog
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.mismatch import Asked, build_mismatch
+from rlhf.training.monitoring.rollout_alarms import all_weights_zero, steps_without_ratio
+from rlhf.training.one_step_off import build_ahead
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.policy_objective import correct_sampler, kl_in_loss, measure_ratios, policy_losses
 from rlhf.training.randomness import random_state_kept
-from rlhf.training.rollout_alarms import all_weights_zero, steps_without_ratio
 from rlhf.training.rollouts import (
     Gathered,
     Judged,
@@ -49,7 +49,7 @@ from rlhf.training.rollouts import (
     rollout_rows,
     shaped_scores,
 )
-from rlhf.training.rows import Cycle, permutation
+from rlhf.training.row_order import Cycle, permutation
 from rlhf.training.start_checks import CHECKED_EVERY, MAX_ENGINE_GAP, MAX_HALF_GAP, STALE, checks_at_start
 
 

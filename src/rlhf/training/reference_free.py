@@ -11,7 +11,7 @@ from rlhf.config.preference import CPOConfig, ORPOConfig, SimPOConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import cpo_loss, log_odds, odds_ratio_loss, segment_mean, segment_sum, simpo_loss, split_pairs
 from rlhf.models.score import TokenScores
-from rlhf.training.pairs import PairsTrainer
+from rlhf.training.pair_trainer import PairsTrainer
 
 
 class SimPOTrainer(PairsTrainer[SimPOConfig]):

@@ -17,9 +17,9 @@ from rlhf.losses import overlong_penalty, segment_count
 from rlhf.rewards.types import Scorer, ScoreResult, ask_scorer, sample_name
 from rlhf.rollout.types import Completion
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.guards import repetition
 from rlhf.training.metrics import Metrics
-from rlhf.training.watch import SHOWN
+from rlhf.training.monitoring.alarms import SHOWN
+from rlhf.training.monitoring.guards import repetition
 
 LARGEST_SCORE = 1e15
 """Squares of scores, summed over a rollout, must stay within float32, which ends at 3e38."""

@@ -19,7 +19,7 @@ from rlhf.training.metrics import Metrics, describe
 from rlhf.training.neftune import noisy_embeddings, with_noise_seeds
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import TrainedModule
-from rlhf.training.rows import MapData, StreamData
+from rlhf.training.row_order import MapData, StreamData
 
 
 class SFTTrainer(OfflineTrainer):

@@ -33,7 +33,7 @@ from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule
 from rlhf.training.policy_objective import policy_losses
 from rlhf.training.ppo import PPOTrainer
-from rlhf.training.rows import permutation
+from rlhf.training.row_order import permutation
 
 
 class TRPOTrainer(PPOTrainer):

@@ -37,7 +37,7 @@ from benchmarks.peer.work import (
     useful_flop,
 )
 from rlhf import allocator
-from rlhf.pipeline.code import code_of_modules
+from rlhf.pipeline.code_hash import code_of_modules
 
 PAIR = {"prompt": [5, 6, 7], "completions": [[8, EOS], [9, 9, 9, EOS]]}
 OTHER = {"prompt": [5], "completions": [[8, 8, EOS], [EOS]]}
@@ -469,13 +469,13 @@ def test_rows_are_kept_when_what_changes_runs_in_no_step(tmp_path: Path):
     for name in (
         "src/rlhf/losses/dpo.py",
         "src/rlhf/native/decode.c",
-        "src/rlhf/cli/look.py",
+        "src/rlhf/cli/generate.py",
         *(f"benchmarks/peer/{n}" for n in MEASURING),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("before")
     before = code_hash(tmp_path)
-    (tmp_path / "src/rlhf/cli/look.py").write_text("after")
+    (tmp_path / "src/rlhf/cli/generate.py").write_text("after")
     assert code_hash(tmp_path) == before
     for name in ("src/rlhf/losses/dpo.py", "src/rlhf/native/decode.c"):
         (tmp_path / name).write_text("after")

@@ -14,7 +14,7 @@ from benchmarks.peer.side_rlhf import SEED, offline, placed
 from benchmarks.peer.work import draw_rows, text_of
 from rlhf.config.sft import SFTConfig
 from rlhf.data.pack import Branch, Group
-from rlhf.training.rows import Cycle, ShuffledRows
+from rlhf.training.row_order import Cycle, ShuffledRows
 from tests.fixtures import tiny
 
 

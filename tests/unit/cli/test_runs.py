@@ -11,8 +11,8 @@ import yaml
 
 from rlhf.errors import DataError, ModelError, RunBusyError
 from rlhf.files import write_json
+from rlhf.pipeline.archive import previous_of
 from rlhf.pipeline.lock import locked
-from rlhf.pipeline.previous import previous_of
 from tests.fixtures.cheap_stages import install, loop_tree
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf.config.engines import LocalEngineConfig, VLLMEngineConfig
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.training import FREE_TO_CHANGE
 from rlhf.errors import ConfigError
 

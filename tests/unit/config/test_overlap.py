@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.on_policy import DistillConfig, OnlineDPOConfig
 from rlhf.config.policy import ImportanceConfig, PPOConfig
 from rlhf.errors import ConfigError

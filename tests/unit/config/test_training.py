@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.config import groups, policy, preference, sft, training
+from rlhf.config import grpo_settings, policy, preference, sft, training
 from rlhf.config.base import Config
-from rlhf.config.complaints import TAG
+from rlhf.config.error_messages import TAG
 from tests.fixtures.settings import config_classes
 
 CLASSES = config_classes()
@@ -25,7 +25,7 @@ def test_every_config_class_is_strict_and_immutable(cls):
 
 
 def test_a_part_of_grpos_penalty_keeps_the_rest_as_the_paper_has_it():
-    config = groups.GRPOConfig.of({"kl": {"coef": 0.01}})
+    config = grpo_settings.GRPOConfig.of({"kl": {"coef": 0.01}})
     assert (config.kl.where, config.kl.estimator, config.kl.coef) == ("loss", "k3", 0.01)
     assert (policy.PPOConfig().kl.where, policy.PPOConfig().kl.estimator) == ("reward", "k1")
 
@@ -34,7 +34,7 @@ def test_a_part_of_grpos_penalty_keeps_the_rest_as_the_paper_has_it():
 def test_settings_that_an_online_trainer_would_not_read_are_refused(name):
     assert name in sft.SFTConfig.model_fields
     assert name not in policy.PPOConfig.model_fields
-    assert name not in groups.GRPOConfig.model_fields
+    assert name not in grpo_settings.GRPOConfig.model_fields
 
 
 def test_choices_are_the_keys_of_the_tables_that_serve_them():
@@ -48,7 +48,7 @@ def test_choices_are_the_keys_of_the_tables_that_serve_them():
 
     assert choices(preference.DPOConfig, "loss") == PAIR_LOSSES.keys()
     assert choices(policy.KLConfig, "estimator") == {*KL_ESTIMATORS, "exact"}
-    assert choices(groups.GRPOKLConfig, "estimator") == {*KL_ESTIMATORS, "exact"}
-    assert choices(groups.GRPOConfig, "aggregation") == set(AGGREGATIONS)
+    assert choices(grpo_settings.GRPOKLConfig, "estimator") == {*KL_ESTIMATORS, "exact"}
+    assert choices(grpo_settings.GRPOConfig, "aggregation") == set(AGGREGATIONS)
     (tracker,) = get_args(training.TrainConfig.model_fields["log_to"].annotation)
     assert set(get_args(tracker)) == TRACKERS.keys()

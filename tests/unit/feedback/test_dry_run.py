@@ -5,11 +5,11 @@ import pytest
 from rlhf.errors import ConfigError
 from rlhf.feedback.dry_run import judged, qualities, simulate
 from rlhf.feedback.exports import select
-from rlhf.feedback.findings import findings_of
 from rlhf.feedback.quality import QualityRules
 from rlhf.feedback.report import in_words
 from rlhf.feedback.simulate import SimulatedAnnotator, crowd
 from rlhf.feedback.simulated import simulated_annotators, simulated_words
+from rlhf.feedback.statistics import findings_of
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.store.access import make_invitation
 from rlhf.feedback.store.values import NUM_RESPONSES

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from rlhf.evaluation.intervals import Estimate
-from rlhf.feedback import findings as findings_module
-from rlhf.feedback.findings import findings_of, question_agreement
+from rlhf.feedback import statistics
 from rlhf.feedback.quality import QualityRules
 from rlhf.feedback.readings import answers_of, question_of, values_of, verdicts_of
 from rlhf.feedback.report import alpha_words, in_words, report_json, report_text
 from rlhf.feedback.simulate import SimulatedAnnotator
+from rlhf.feedback.statistics import findings_of, question_agreement
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from tests.fixtures.judged import judge_all, pair_task, pair_tasks
 
@@ -301,6 +301,6 @@ def test_a_question_has_the_whole_scale_though_nobody_used_it_all(judged):
 
 
 def test_the_number_of_pairs_is_bounded(judged, monkeypatch):
-    monkeypatch.setattr(findings_module, "MAX_PAIRS", 2)
+    monkeypatch.setattr(statistics, "MAX_PAIRS", 2)
     (agreement,) = findings_of(judged, resamples=20).agreement
     assert len(agreement.pairs) == 2

@@ -18,8 +18,8 @@ from rlhf.models.buckets import build_buckets
 from rlhf.models.compiled_attention import compiled_tree_attention
 from rlhf.models.tree_attention import tree_attention
 from rlhf.native import library
+from rlhf.native.compiled_mode import in_c, is_in_c
 from rlhf.native.library import compiler, load
-from rlhf.native.switch import in_c, is_in_c
 from tests.fixtures import toy
 from tests.fixtures.rounding import DRAWS, TIMES, round_weights
 

@@ -16,7 +16,7 @@ from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 
 import rlhf.models.compiled_layers as module
-import rlhf.models.layer_choice as choice
+import rlhf.models.kernel_patching as choice
 from rlhf.config.model import LoRAConfig
 from rlhf.data.pack import pack
 from rlhf.errors import TrainingError
@@ -25,8 +25,8 @@ from rlhf.models.attention import differentiable_twice
 from rlhf.models.compiled_layers import compiled_gate, compiled_norm, compiled_rotation
 from rlhf.models.score import score
 from rlhf.native import library
+from rlhf.native.compiled_mode import in_c
 from rlhf.native.library import compiler
-from rlhf.native.switch import in_c
 from tests.fixtures import toy
 from tests.fixtures.rounding import DRAWS, TIMES, assert_same_but_for_rounding, round_weights, rounding_noise
 from tests.unit.models.families import FAMILIES, build, family, loss_gradients, some_groups

@@ -15,8 +15,8 @@ from rlhf.models import logprobs
 from rlhf.models.logprobs import LogitTransform, token_logprobs
 from rlhf.models.row_sums import row_sums
 from rlhf.native import library
+from rlhf.native.compiled_mode import in_c
 from rlhf.native.library import compiler
-from rlhf.native.switch import in_c
 
 pytestmark = [
     pytest.mark.numeric,

@@ -17,9 +17,9 @@ from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.evidence import called, judge_called, judge_texts, training_between, training_of
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.verdicts import independence_of
-from rlhf.training.breaches import OF_CHANGES, WATCHES
-from rlhf.training.guards import Guards
 from rlhf.training.log import RunLog
+from rlhf.training.monitoring.guard_rules import OF_CHANGES, WATCHES
+from rlhf.training.monitoring.guards import Guards
 
 
 def rollout(step, **metrics):

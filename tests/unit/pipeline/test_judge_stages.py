@@ -10,7 +10,7 @@ import pytest
 from rlhf.config.stages import ProcessRewardStage, RewardStage
 from rlhf.data.contracts import Prompt
 from rlhf.models.policy import PolicyModel
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext
 from rlhf.pipeline.stages.prm import run_prm

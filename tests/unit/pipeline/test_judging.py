@@ -16,7 +16,7 @@ from rlhf.errors import ConfigError, RewardError
 from rlhf.evaluation.judges import judge_completions, judge_name, run_judge
 from rlhf.evaluation.overoptimisation import judge_rollouts
 from rlhf.models.policy import PolicyModel
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, resolved_reward
 from rlhf.pipeline.stages.evaluate import run_evaluate

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.errors import ConfigError, UnknownNameError
-from rlhf.pipeline import code, plan
+from rlhf.pipeline import code_hash, plan
 from rlhf.pipeline.artifacts import RECORD, STARTED, Artifact
 from rlhf.pipeline.plan import Action
 from tests.fixtures.cheap_stages import dependants, install, make, pipeline_of
@@ -177,21 +177,21 @@ def test_a_repaired_stage_that_came_out_otherwise_takes_its_dependants_with_it(t
 @pytest.fixture(scope="module")
 def copied_library(tmp_path_factory):
     copy = tmp_path_factory.mktemp("library") / "rlhf"
-    shutil.copytree(code.ROOT, copy, ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    shutil.copytree(code_hash.ROOT, copy, ignore=shutil.ignore_patterns("__pycache__", "assets"))
     return copy
 
 
 @pytest.fixture
 def library(copied_library, monkeypatch):
     """A copy of the library's source, where a file can be changed; the running code stays, and the changes go afterwards."""
-    monkeypatch.setattr(code, "ROOT", copied_library)
-    code.code_of_modules.cache_clear()
+    monkeypatch.setattr(code_hash, "ROOT", copied_library)
+    code_hash.code_of_modules.cache_clear()
     yield copied_library
     for file in copied_library.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         if text.endswith(EDIT):
             file.write_text(text[: text.index(EDIT)], encoding="utf-8")
-    code.code_of_modules.cache_clear()
+    code_hash.code_of_modules.cache_clear()
 
 
 EDIT = "\nCHANGED = True\n"
@@ -201,7 +201,7 @@ def edit(library: Path, *names: str) -> None:
     for name in names:
         with (library / name).open("a", encoding="utf-8") as file:
             file.write(EDIT)
-    code.code_of_modules.cache_clear()
+    code_hash.code_of_modules.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def edit(library: Path, *names: str) -> None:
         ("data/world/judge.py", {"world", "pairs", "reward", "evaluation"}),
         ("pipeline/stages/sft.py", {"sft", "alone"}),
         ("models/score.py", {"sft", "pairs", "reward", "ppo", "alone", "evaluation"}),
-        ("pipeline/report.py", set()),
+        ("pipeline/report/page.py", set()),
         ("cli/run.py", set()),
         ("config/training.py", set()),
         ("training/progress.py", set()),

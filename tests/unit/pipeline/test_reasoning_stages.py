@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlhf.config.problems import PassAtKStage, ReasoningStage
+from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.reasoning import verify

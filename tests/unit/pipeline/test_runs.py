@@ -12,11 +12,11 @@ import pytest
 from rlhf.errors import ConfigError
 from rlhf.files import write_text
 from rlhf.models.adapter_base import record_base, weights_hash
+from rlhf.pipeline.archive import FOLDER, GONE, previous_of
 from rlhf.pipeline.artifacts import RECORD, Artifact
 from rlhf.pipeline.lineage import State, lineage
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.manifest import summary
-from rlhf.pipeline.previous import FOLDER, GONE, previous_of
 from rlhf.pipeline.runs import LEFT, difference, find_run, look_at, prune, run_folders, size_of, words_for
 from tests.fixtures.cheap_stages import install, make, pipeline_of
 

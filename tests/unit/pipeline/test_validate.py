@@ -28,8 +28,8 @@ from rlhf.errors import ConfigError, DataError, ModelError, RewardError, RunBusy
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.validate import Problem, find_problems, validate_file, validate_recipe
+from rlhf.pipeline.validate.input_paths import BUILT_IN
 from rlhf.pipeline.validate.inputs import ROWS_TAKEN
-from rlhf.pipeline.validate.places import BUILT_IN
 from rlhf.scale.plan import plan_recipe
 from tests.fixtures import tiny
 
@@ -598,9 +598,9 @@ def test_an_empty_file_and_a_damaged_one_are_told(tree, tmp_path):
 
 
 def test_a_large_file_is_read_in_part_and_that_is_said(tree, tmp_path, monkeypatch):
-    from rlhf.pipeline.validate import reading
+    from rlhf.pipeline.validate import row_cache
 
-    monkeypatch.setattr(reading, "MAX_ROWS", 5)
+    monkeypatch.setattr(row_cache, "MAX_ROWS", 5)
     path = write(
         tmp_path / "rows.jsonl", [{"prompt": "q"}] + [{"prompt": f"q{n}", "completion": "a"} for n in range(30)]
     )

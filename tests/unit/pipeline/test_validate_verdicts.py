@@ -9,7 +9,7 @@ import pytest
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, ModelError, RewardError
 from rlhf.models.policy import PolicyModel
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.validate import find_problems
 from rlhf.pipeline.validate.problems import Review

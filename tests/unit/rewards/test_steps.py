@@ -11,7 +11,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, RewardError, UnknownNameError
 from rlhf.models.policy import PolicyModel
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.steps import ProcessReward
 from rlhf.rewards.types import TextCompletion

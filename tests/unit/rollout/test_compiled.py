@@ -14,14 +14,14 @@ from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.adapters import add_lora
 from rlhf.models.policy import PolicyModel
 from rlhf.native import library, threads
+from rlhf.native.compiled_mode import in_c
 from rlhf.native.library import compiler
-from rlhf.native.switch import in_c
 from rlhf.rollout import compiled as compiled_module
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
-from rlhf.rollout.choice import compare
 from rlhf.rollout.compiled import CompiledModel, can_compile
 from rlhf.rollout.engines import build_engine
 from rlhf.rollout.fused import FusedModel
+from rlhf.rollout.fused_selection import compare
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.sampling import BLOCK, draw, uniforms

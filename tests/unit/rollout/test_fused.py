@@ -15,8 +15,8 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model
 from rlhf.rollout import fused as fused_module
 from rlhf.rollout.cache import KVCache
-from rlhf.rollout.choice import FusedChoice, compare
 from rlhf.rollout.fused import FusedModel, Projection, has_shape
+from rlhf.rollout.fused_selection import FusedChoice, compare
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
 from tests.fixtures.rounding import assert_same_but_for_rounding, rounding_noise
@@ -79,7 +79,7 @@ def test_other_families_keep_their_own_code(family):
 
 def test_what_is_built_differently_is_seen_by_its_logits(caplog):
     model = build_family("granite")
-    with caplog.at_level("INFO", logger="rlhf.rollout.choice"):
+    with caplog.at_level("INFO", logger="rlhf.rollout.fused_selection"):
         assert compare(model, IDS) is None
     assert "GraniteForCausalLM has the parts of a Llama but puts them together differently" in caplog.text
 
@@ -113,7 +113,8 @@ def test_what_the_parts_do_not_show_is_refused(kind, word_tokenizer):
 def test_a_refused_shape_is_not_compared_and_an_equal_one_once(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "rlhf.rollout.choice.compare", lambda model, ids, **how: asked.append(model) or compare(model, ids, **how)
+        "rlhf.rollout.fused_selection.compare",
+        lambda model, ids, **how: asked.append(model) or compare(model, ids, **how),
     )
     choice, model = FusedChoice(), build_family("llama")
     for _ in range(3):
@@ -210,7 +211,7 @@ def test_a_family_that_scales_queries_by_position_is_seen_far_from_the_first_one
 def test_a_longer_request_is_a_new_comparison_and_a_shorter_one_is_not(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "rlhf.rollout.choice.compare",
+        "rlhf.rollout.fused_selection.compare",
         lambda model, ids, **how: asked.append(how["reach"]) or compare(model, ids, **how),
     )
     choice, model = FusedChoice(), build_family("llama")

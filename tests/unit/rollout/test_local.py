@@ -292,7 +292,9 @@ def count_steps(monkeypatch) -> list[int]:
     steps: list[int] = []
     step = PackedDecoder.step
     monkeypatch.setattr(PackedDecoder, "step", lambda self, tokens: steps.append(len(tokens)) or step(self, tokens))
-    monkeypatch.setattr("rlhf.rollout.choice.compare", lambda *args, **how: None)  # it decodes a few rows of its own
+    monkeypatch.setattr(
+        "rlhf.rollout.fused_selection.compare", lambda *args, **how: None
+    )  # it decodes a few rows of its own
     return steps
 
 
@@ -368,7 +370,9 @@ def test_rows_and_cache_stay_within_their_limits(policy, prompts, monkeypatch):
 
     monkeypatch.setattr(PackedDecoder, "step", noted_step)
     monkeypatch.setattr(PackedDecoder, "_read_all", noted_read)
-    monkeypatch.setattr("rlhf.rollout.choice.compare", lambda *args, **how: None)  # it decodes a few rows of its own
+    monkeypatch.setattr(
+        "rlhf.rollout.fused_selection.compare", lambda *args, **how: None
+    )  # it decodes a few rows of its own
     ask(LocalEngine(policy, max_rows=5, max_cache_tokens=90), prompts, num_samples=6)
     assert sum(begun) == 36
     assert len(begun) > 8

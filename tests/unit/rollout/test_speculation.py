@@ -15,7 +15,7 @@ from rlhf.errors import ModelError
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.cache import Buffer, KVCache
-from rlhf.rollout.drafted import DraftingDecoder, DraftLayout
+from rlhf.rollout.draft_decoder import DraftingDecoder, DraftLayout
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.lookup import GroupLookup
 from rlhf.rollout.types import Completion

@@ -11,9 +11,9 @@ from rlhf.native.library import compiler
 from rlhf.rollout import compiled as compiled_module
 from rlhf.rollout import tiled as tiled_module
 from rlhf.rollout.cache import KVCache
-from rlhf.rollout.choice import compare
 from rlhf.rollout.compiled import CompiledModel
 from rlhf.rollout.fused import Projection
+from rlhf.rollout.fused_selection import compare
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.tiled import TiledProjection, fits

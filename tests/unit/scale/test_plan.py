@@ -6,8 +6,8 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, ModelError
+from rlhf.native.compiled_mode import is_in_c
 from rlhf.native.library import compiler
-from rlhf.native.switch import is_in_c
 from rlhf.scale import plan as scale_plan
 from rlhf.scale.plan import plan_recipe
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlhf.config.engines import MismatchConfig
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.model import LoRAConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, TrainingError

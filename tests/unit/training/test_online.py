@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.on_policy import OnlineDPOConfig
 from rlhf.config.policy import PPOConfig
 from rlhf.errors import ConfigError, DataError, RewardError, TrainingError

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf.config.groups import GRPOConfig, GRPOKLConfig
+from rlhf.config.grpo_settings import GRPOConfig, GRPOKLConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ModelError
 from rlhf.losses import exact_kl

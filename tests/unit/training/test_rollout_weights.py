@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf.config.groups import GRPOConfig
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.on_policy import OnlineDPOConfig
 from rlhf.config.policy import ImportanceConfig, PPOConfig
 from rlhf.errors import ConfigError, TrainingError

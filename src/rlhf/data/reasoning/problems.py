@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlhf.data.words import describe
+from rlhf.data.message_text import describe
 from rlhf.errors import DataError
 
 LETTERS = "abcdefgh"

@@ -15,9 +15,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from rlhf.data.message_text import describe
 from rlhf.data.reasoning.problems import BASE, MASK_FRAC, MASKS, OPERATION_FRACS, last_digit, parse_problem
 from rlhf.data.reasoning.verify import split_steps, stated_answer, verify
-from rlhf.data.words import describe
 from rlhf.errors import DataError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf.data.contracts import Messages, PreferenceRow, Row, RowError, Text, UnpairedRow
 from rlhf.data.expand import HH_SPEAKERS, to_conversational
 from rlhf.data.formats import parse_row
-from rlhf.data.words import describe
+from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item

@@ -15,8 +15,8 @@ from typing import Any
 
 from rlhf.data.contracts import BadRow, Kind, Row, RowError
 from rlhf.data.formats import COLUMNS, HH_TURN, canonical_columns, detect_kind, parse_row
+from rlhf.data.message_text import counted, listed
 from rlhf.data.read import OnBadRow
-from rlhf.data.words import counted, listed
 from rlhf.data.write import write_rows
 from rlhf.errors import DataError, did_you_mean, look_up
 from rlhf.feedback.exchange import argilla, dialogues, label_studio, labels, published

@@ -19,7 +19,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rlhf.data.words import describe, listed
+from rlhf.data.message_text import describe, listed
 from rlhf.errors import DataError
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.exchange.sidecar import (

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlhf.data.cells import FALSE_LABELS, TRUE_LABELS
 from rlhf.data.contracts import Row
-from rlhf.data.words import describe
+from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item

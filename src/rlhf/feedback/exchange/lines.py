@@ -8,9 +8,9 @@ from typing import Any
 
 from rlhf.data.cells import Cells
 from rlhf.data.contracts import RowError
+from rlhf.data.message_text import describe, listed
 from rlhf.data.raw import Unreadable
 from rlhf.data.sources import Source, open_source
-from rlhf.data.words import describe, listed
 from rlhf.errors import did_you_mean
 from rlhf.feedback.items import Item
 

@@ -19,7 +19,7 @@ from typing import Any
 from rlhf.data.cells import Cells
 from rlhf.data.contracts import PromptRow, Text
 from rlhf.data.expand import to_conversational
-from rlhf.data.words import describe
+from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line, whole
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item, Said

@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.orm import Session
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, MissingExtraError, StorageError, pip_line
 from rlhf.feedback.store.tables import JudgementRow
 from rlhf.files import make_private

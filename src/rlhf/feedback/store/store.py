@@ -29,7 +29,7 @@ from rlhf.feedback.store.engine import open_engine, reading, write, writing
 from rlhf.feedback.store.events import Event, keep_events
 from rlhf.feedback.store.migrate import upgrade
 from rlhf.feedback.store.progress import progress_of
-from rlhf.feedback.store.rows import (
+from rlhf.feedback.store.table_rows import (
     MAX_NUMBER,
     UNDO_PREFIX,
     as_json,

@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from rlhf.errors import RLHFError, StorageError
 from rlhf.feedback.store import PreferenceStore
 from rlhf.feedback.store.values import KeyTakenError
-from rlhf.feedback.web import dashboard, doors, events, pages, people
+from rlhf.feedback.web import dashboard, events, pages, people, sign_in
 from rlhf.feedback.web.auth import Gate, NotSignedIn, guard
-from rlhf.feedback.web.doors import error_page
+from rlhf.feedback.web.security_middleware import ROOT, Shield, log
 from rlhf.feedback.web.settings import WebSettings, signing_key
-from rlhf.feedback.web.shield import ROOT, Shield, log
+from rlhf.feedback.web.sign_in import error_page
 
 HERE = Path(__file__).parent
 
@@ -50,7 +50,7 @@ def create_annotation_app(
         dependencies=[Depends(guard)],
     )
     app.state.gate = Gate(store, settings, key or signing_key(store.engine))
-    for router in (doors.router, pages.router, dashboard.router, people.router, events.router):
+    for router in (sign_in.router, pages.router, dashboard.router, people.router, events.router):
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=HERE / "static", check_dir=False), name="static")
     app.add_exception_handler(HTTPException, _refused)

@@ -31,7 +31,7 @@ from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 from starlette.exceptions import HTTPException
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError
 from rlhf.feedback.store import PreferenceStore, access
 from rlhf.feedback.web.settings import WebSettings, signing_key

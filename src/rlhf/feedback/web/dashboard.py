@@ -21,9 +21,9 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from rlhf.feedback.findings import Findings, findings_of
 from rlhf.feedback.quality import AnnotatorQuality
 from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_dict
+from rlhf.feedback.statistics import Findings, findings_of
 from rlhf.feedback.store import Judgement, PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import Skipped
 from rlhf.feedback.store.engine import reading

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Body, Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 
-from rlhf.data.words import describe, listed
+from rlhf.data.message_text import describe, listed
 from rlhf.errors import did_you_mean
 from rlhf.feedback.store import access
 from rlhf.feedback.store.events import Event as KeptEvent

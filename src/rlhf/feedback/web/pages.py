@@ -27,12 +27,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import DataError
 from rlhf.feedback.evaluation import OVERALL
 from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind, check_value
-from rlhf.feedback.store.rows import FLAGS, MAX_NUMBER, OPPOSITES
+from rlhf.feedback.store.table_rows import FLAGS, MAX_NUMBER, OPPOSITES
 from rlhf.feedback.store.values import MAX_TEXT
 from rlhf.feedback.web.auth import Visitor, counted_apart, signed_in, the_store, the_visitor
 from rlhf.feedback.web.differences import marked_turns

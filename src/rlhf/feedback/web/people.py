@@ -25,7 +25,7 @@ from rlhf.feedback.store.engine import reading
 from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow
 from rlhf.feedback.web.auth import Gate, Visitor, owner, the_gate, the_store, the_visitor
 from rlhf.feedback.web.pages import page
-from rlhf.feedback.web.shield import ROOT
+from rlhf.feedback.web.security_middleware import ROOT
 
 router = APIRouter(dependencies=[Depends(owner)])
 TheGate = Annotated[Gate, Depends(the_gate)]

@@ -15,11 +15,11 @@ from rlhf.errors import TrainingError
 from rlhf.models.folders import module_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model, score
-from rlhf.native.switch import in_c
+from rlhf.native.compiled_mode import in_c
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.worker import CallError
-from rlhf.rollout.choice import FusedChoice
 from rlhf.rollout.compiled import CompiledModel
+from rlhf.rollout.fused_selection import FusedChoice
 from rlhf.rollout.local import LocalEngine
 
 TEXTS = (

@@ -9,13 +9,13 @@ from typing import Any
 
 from rlhf.config.stages import BestOfNStage
 from rlhf.data.contracts import Prompt
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import RewardError
 from rlhf.evaluation.scaling import best_of_n_kl
 from rlhf.files import write_jsonl
+from rlhf.pipeline.formatting import rounded
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
-from rlhf.pipeline.words import rounded
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.types import Scorer, ask_scorer, listen, sample_name
 from rlhf.rollout.local import LocalEngine

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rlhf.config.stages import DistillStage
 from rlhf.data.datasets import SFTDataset
+from rlhf.data.message_text import counted
 from rlhf.data.pack import Group
-from rlhf.data.words import counted
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import build_reference
+from rlhf.pipeline.formatting import rounded
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, longest_row, penalties_of, save_model
 from rlhf.pipeline.stages.rl import open_policy_and_prompts, read_eval_prompts
-from rlhf.pipeline.words import rounded
 from rlhf.training.distill import DistillTrainer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf.config.stages import DPOStage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy
-from rlhf.pipeline.stages.pairs import open_pairs, train_pairs
+from rlhf.pipeline.stages.pair_training import open_pairs, train_pairs
 from rlhf.training.dpo import DPOTrainer
 
 

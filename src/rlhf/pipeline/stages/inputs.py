@@ -11,9 +11,9 @@ from rlhf.config.model import ModelConfig
 from rlhf.config.stages import PolicyTraining
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset, SFTDataset
+from rlhf.data.message_text import counted
 from rlhf.data.pack import Group
 from rlhf.data.report import left_out
-from rlhf.data.words import counted
 from rlhf.errors import ConfigError, DataError
 from rlhf.files import check_space
 from rlhf.models.policy import PolicyModel
@@ -23,7 +23,7 @@ from rlhf.seeds import derive_seed
 from rlhf.training.penalties import ElasticWeightConsolidation
 
 if TYPE_CHECKING:
-    from rlhf.models.process import ProcessRewardModel
+    from rlhf.models.process_reward import ProcessRewardModel
     from rlhf.models.reward import RewardModel
 
 ROWS_FOR_SELF_CHECK = 3

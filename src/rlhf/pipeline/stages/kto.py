@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf.config.stages import KTOStage
 from rlhf.data.datasets import KTODataset
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.models.load import disable_dropout
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import (

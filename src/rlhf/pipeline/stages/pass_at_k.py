@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.config.problems import PassAtKStage
+from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.errors import RewardError
 from rlhf.evaluation.solving import evaluate_solving
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of

@@ -9,7 +9,7 @@ from typing import Any
 from rlhf.config.stages import PreferencesStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError
 from rlhf.files import write_jsonl
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of

@@ -6,16 +6,16 @@ from typing import Any
 
 from rlhf.config.stages import ProcessRewardStage
 from rlhf.data.datasets import PreferenceDataset, StepwiseDataset
+from rlhf.data.message_text import counted
 from rlhf.data.streaming import StreamingPreferenceDataset, StreamingStepwiseDataset
-from rlhf.data.words import counted
 from rlhf.evaluation.intervals import Estimate
 from rlhf.evaluation.process_quality import ProcessQuality, process_quality
 from rlhf.evaluation.records import SCHEMA
 from rlhf.files import write_json
-from rlhf.models.process import ProcessRewardModel
+from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
-from rlhf.training.process import ProcessRewardModelTrainer
+from rlhf.training.process_reward import ProcessRewardModelTrainer
 
 
 def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.config.problems import ReasoningStage
+from rlhf.config.reasoning_stages import ReasoningStage
 from rlhf.data.reasoning import build_reasoning, build_tokenizer
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 

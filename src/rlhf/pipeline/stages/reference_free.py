@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf.config.stages import CPOStage, ORPOStage, SimPOStage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome
-from rlhf.pipeline.stages.pairs import open_pairs, train_pairs
+from rlhf.pipeline.stages.pair_training import open_pairs, train_pairs
 from rlhf.training.reference_free import CPOTrainer, ORPOTrainer, SimPOTrainer
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf.config.stages import RewardStage
-from rlhf.config.usual_rates import far_from_usual
+from rlhf.config.typical_learning_rates import far_from_usual
 from rlhf.data.datasets import ComparisonDataset, KTODataset, PreferenceDataset, RankingDataset, RatingDataset
+from rlhf.data.message_text import counted
 from rlhf.data.pack import Group
 from rlhf.data.streaming import (
     StreamingComparisonDataset,
@@ -17,7 +18,6 @@ from rlhf.data.streaming import (
     StreamingRankingDataset,
     StreamingRatingDataset,
 )
-from rlhf.data.words import counted
 from rlhf.evaluation.evaluator import judge_reward_model
 from rlhf.evaluation.records import SCHEMA
 from rlhf.files import write_json
@@ -25,7 +25,7 @@ from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
 from rlhf.training.metrics import describe
-from rlhf.training.reward import RewardModelTrainer
+from rlhf.training.reward_model import RewardModelTrainer
 
 DATASETS: Mapping[str, tuple[Any, Any, str]] = {
     "preference": (PreferenceDataset, StreamingPreferenceDataset, "pair"),

@@ -7,11 +7,12 @@ from typing import Any
 
 from rlhf.config.stages import DistillStage, PolicyStage
 from rlhf.data.contracts import Prompt
+from rlhf.data.message_text import counted
 from rlhf.data.pack import Branch, Group
-from rlhf.data.words import counted
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, build_reference
+from rlhf.pipeline.formatting import rounded
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward
 from rlhf.pipeline.stages.inputs import (
     ROWS_FOR_SELF_CHECK,
@@ -21,7 +22,6 @@ from rlhf.pipeline.stages.inputs import (
     read_prompts,
     save_model,
 )
-from rlhf.pipeline.words import rounded
 from rlhf.rewards.environment import with_environment
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.functions import load_function

@@ -7,8 +7,8 @@ from typing import Any
 
 from rlhf.config.stages import SFTStage
 from rlhf.data.datasets import SFTDataset
+from rlhf.data.message_text import counted
 from rlhf.data.streaming import StreamingSFTDataset
-from rlhf.data.words import counted
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import (
     choose_path,

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf.config.problems import StepLabelsStage
+from rlhf.config.reasoning_stages import StepLabelsStage
 from rlhf.data.contracts import Prompt
-from rlhf.data.words import counted, describe
+from rlhf.data.message_text import counted, describe
 from rlhf.errors import DataError, RLHFError
 from rlhf.files import write_jsonl
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, seed_of

@@ -3,14 +3,14 @@
 problems      a complaint, and the review that collects them
 inputs        what a stage reads: rows, models, rewards, functions; what each kind of stage writes
 references    stage:NAME and stage:NAME/FILE: is that stage of the right kind, does it write that file
-places        files, folders, functions' files and hub names: are they there
+input_paths   files, folders, functions' files and hub names: are they there
 weights       model folders by their headers: whole, what size, what kind
 independence  whether an evaluation's judge and prompts are new to the policy
 settings      settings that contradict each other, do nothing, or are far from what is usual
 resources     packages, run folder, disk, memory, GPU
-reading       the beginning of every file of rows
+row_cache     the beginning of every file of rows
 first_rows    its layout and columns compared with what the stage wants, bad rows
-rows          (deep) how many there are, steps, prompts that leak
+row_checks    (deep) how many there are, steps, prompts that leak
 splits        (deep) what a stage does with its rows before the first step: the held-out share, KTO's reference point
 lengths       (deep) rows tokenised: what is cut, left out, or longer than the model was made for; tokenizers
 functions     reward functions imported in another process, their arguments compared with the columns

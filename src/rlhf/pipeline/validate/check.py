@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import apply_overrides, read_yaml
-from rlhf.config.complaints import TAG
+from rlhf.config.error_messages import TAG
 from rlhf.config.overrides import complaint_lines, complaints_of, mark_overrides, name_missing_stages
 from rlhf.config.recipe import RecipeConfig, expand_variables
 from rlhf.errors import ConfigError
@@ -17,11 +17,11 @@ from rlhf.pipeline.validate.assets import tell_missing_assets
 from rlhf.pipeline.validate.draft import draft_of
 from rlhf.pipeline.validate.first_rows import check_first_rows
 from rlhf.pipeline.validate.functions import check_functions
-from rlhf.pipeline.validate.places import check_places
+from rlhf.pipeline.validate.input_paths import check_places
 from rlhf.pipeline.validate.problems import Problem, Review, Validation
-from rlhf.pipeline.validate.reading import QUICK_ROWS
 from rlhf.pipeline.validate.references import check_references
 from rlhf.pipeline.validate.resources import check_resources
+from rlhf.pipeline.validate.row_cache import QUICK_ROWS
 from rlhf.pipeline.validate.settings import check_settings
 
 IN_STAGE = re.compile(r"stages\.(?P<stage>[\w-]+)(?:\.(?P<key>[^\s:]+))?:? (?P<message>.+)")
@@ -127,7 +127,7 @@ def _look(review: Review) -> None:
     check_first_rows(review)
     if review.deep:
         # Here, because they import torch and transformers.
-        from rlhf.pipeline.validate.rows import check_rows
+        from rlhf.pipeline.validate.row_checks import check_rows
         from rlhf.pipeline.validate.splits import check_splits
 
         check_rows(review)

@@ -10,7 +10,7 @@ from rlhf.data.expand import prompt_of
 from rlhf.errors import DataError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.reading import RowsFound, read_once, why_unread
+from rlhf.pipeline.validate.row_cache import RowsFound, read_once, why_unread
 
 SHOWN = 3
 """Bad rows that a complaint names."""

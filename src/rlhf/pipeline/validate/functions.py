@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.environment import EnvironmentConfig
-from rlhf.config.problems import StepLabelsStage
+from rlhf.config.reasoning_stages import StepLabelsStage
 from rlhf.config.rewards import FunctionRewardConfig, JSONRewardConfig, rewards_of
 from rlhf.config.stages import PolicyStage, PreferencesStage, Stage
 from rlhf.data.expand import prompt_of
 from rlhf.errors import ConfigError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import functions, rows_inputs
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.reading import read_once
+from rlhf.pipeline.validate.row_cache import read_once
 from rlhf.rewards.verifiers.scorer import VerifierReward
 from rlhf.rewards.worker import RESERVED
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlhf.config.problems import PassAtKStage
+from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.rewards import RewardBase, rewards_of
 from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, Stage
 from rlhf.pipeline.leakage import Leakage

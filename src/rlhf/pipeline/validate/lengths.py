@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.problems import PassAtKStage, StepLabelsStage
+from rlhf.config.reasoning_stages import PassAtKStage, StepLabelsStage
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import (
     BestOfNStage,
@@ -20,17 +20,17 @@ from rlhf.config.stages import (
     Stage,
 )
 from rlhf.data.contracts import Row
+from rlhf.data.message_text import counted
 from rlhf.data.plans import PLANS, Item
 from rlhf.data.report import TokenizationReport
 from rlhf.data.tokenization import tokenization
 from rlhf.data.tokenize import TokenizedRow
-from rlhf.data.words import counted
 from rlhf.errors import DataError, ModelError
 from rlhf.models.sources import EMBEDDED
+from rlhf.pipeline.validate.input_paths import facts_of, local_folder
 from rlhf.pipeline.validate.inputs import is_of_stage, policies, root_model, rows_inputs
-from rlhf.pipeline.validate.places import facts_of, local_folder
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.reading import RowsFound, read_once
+from rlhf.pipeline.validate.row_cache import RowsFound, read_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import Stage
-from rlhf.data.words import counted
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError, RLHFError
 from rlhf.pipeline.leakage import named
 from rlhf.pipeline.validate.inputs import written_key

@@ -34,8 +34,8 @@ from rlhf.errors import (
 )
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.lock import busy, is_locked
+from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import policies
-from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from rlhf.errors import RLHFError
 from rlhf.pipeline.validate.ancestry import Made, Root
 from rlhf.pipeline.validate.independence import SeenPrompts, by_name
 from rlhf.pipeline.validate.inputs import prompts_behind, rows_inputs
-from rlhf.pipeline.validate.reading import open_rows
+from rlhf.pipeline.validate.row_cache import open_rows
 
 
 def count_seen_prompts(

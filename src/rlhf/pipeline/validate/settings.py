@@ -23,12 +23,12 @@ from rlhf.config.stages import (
     VAPOStage,
 )
 from rlhf.config.training import TrainConfig
-from rlhf.config.usual_rates import far_from_usual, method_and_size, usual_rates
+from rlhf.config.typical_learning_rates import far_from_usual, method_and_size, usual_rates
 from rlhf.errors import ModelError, RewardError, did_you_mean
 from rlhf.native.library import compiler, why_no_compiler
 from rlhf.pipeline.validate.independence import find_leakage
+from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import policies
-from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
 
 LARGE_BETA = 100

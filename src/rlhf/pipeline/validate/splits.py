@@ -13,11 +13,11 @@ from rlhf.data.split import held_out_numbers
 from rlhf.data.tokenization import tokenization
 from rlhf.data.tokenize import TokenizedRow
 from rlhf.errors import ConfigError, DataError
+from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import rows_inputs
 from rlhf.pipeline.validate.lengths import tokenizer_of
-from rlhf.pipeline.validate.places import facts_of
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.reading import RowsFound, read_once
+from rlhf.pipeline.validate.row_cache import RowsFound, read_once
 
 
 def check_splits(review: Review) -> None:
@@ -69,7 +69,7 @@ def _check_reference_point(review: Review, stage: KTOStage, found: RowsFound) ->
     if not groups:
         return
     from rlhf.training.kto import check_prompts_of_steps
-    from rlhf.training.rows import ShuffledRows
+    from rlhf.training.row_order import ShuffledRows
 
     with review.at("reference_point", otherwise=ConfigError):
         check_prompts_of_steps(ShuffledRows(groups, stage), groups, held_out)

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from rlhf.errors import DataError
-from rlhf.feedback.findings import findings_of
 from rlhf.feedback.items import Said, items_of
+from rlhf.feedback.statistics import findings_of
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.store.record import Recorded, record_judgements
 

@@ -195,12 +195,12 @@ def test_a_new_password_ends_the_sessions_of_the_old_one(site):
 
 
 def test_passwords_are_guessed_a_few_times_only(site, monkeypatch):
-    monkeypatch.setattr("rlhf.feedback.web.doors.password_is_right", lambda *_: False)  # it takes its time by design
+    monkeypatch.setattr("rlhf.feedback.web.sign_in.password_is_right", lambda *_: False)  # it takes its time by design
     answers = [site.client().post("/signin", data={"name": "ann", "password": f"guess {n}"}) for n in range(12)]
     assert [answer.status_code for answer in answers] == [403] * 10 + [429] * 2
     assert 0 < int(answers[-1].headers["retry-after"]) <= 300
     assert site.client().post("/signin", data={"name": "bob", "password": "x"}).status_code == 403, "others still may"
-    monkeypatch.setattr("rlhf.feedback.web.doors.password_is_right", lambda *_: True)
+    monkeypatch.setattr("rlhf.feedback.web.sign_in.password_is_right", lambda *_: True)
     elsewhere = TestClient(site.app, base_url="http://127.0.0.1", follow_redirects=False, client=("192.0.2.7", 1))
     for _ in range(12):  # ann herself, from where nobody guessed; and who is right is not counted
         assert elsewhere.post("/signin", data={"name": "ann", "password": "right"}).status_code == 303

@@ -1,0 +1,264 @@
+"""What pydantic found wrong, in the words of whoever wrote the settings.
+
+Pydantic's place of an error runs through its own constructions: the tag of a union, the label of an alternative, the
+list that a single value was made into. Walking the input beside it leaves the keys that the user wrote.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rlhf.config.foreign_keys import REMARKS, THEIRS, VALUES
+from rlhf.config.methods import METHODS, as_settings, method_behind
+from rlhf.errors import did_you_mean
+
+TAG = "kind"
+"""The key that tells the members of a union apart, in every config class."""
+
+Place = tuple[str | int, ...]
+MOST_SHOWN = 80
+"""Characters of a wrong value that are shown."""
+MOST_BITS = 256
+"""Of a whole number that is shown; Python refuses to write out a much longer one."""
+MOST_SUGGESTED = 3
+"""Places that a key may have been meant for."""
+A_REWARD = (
+    "a Python function (path/to/file.py:function or package.module:function), a reward model (stage:NAME, its folder, or OWNER/NAME "
+    "on the hub), a service (http://HOST/PATH), rules, or settings with a kind"
+)
+"""What may stand where a reward or a judge is wanted."""
+EXAMPLES: Mapping[str | int, str] = {"reward": f"; give {A_REWARD}", "judge": f"; give {A_REWARD}"}
+"""What a required key may be, where its name does not say it."""
+NO_SECTION = ("model_type", "model_attributes_type", "dict_type")
+
+
+def complaints(root: type[BaseModel], tree: Mapping[str, Any], err: ValidationError) -> list[str]:
+    """One line for each place that is wrong: the dotted key, what is wrong, what was got.
+
+    Args:
+        root: The class that was asked for.
+        tree: The settings as the user gave them.
+        err: What validating them raised.
+    """
+    found: dict[Place, list[str]] = {}
+    got: dict[Place, str] = {}
+    for error in err.errors(include_url=False):
+        place, message, value = _complaint(root, tree, error)
+        messages = found.setdefault(place, [])
+        messages += [message] if message not in messages else []
+        got[place] = value
+    lines = []
+    for place, messages in found.items():
+        if any(other[: len(place)] == place for other in found if other != place):
+            continue  # another alternative of a union; the complaint inside the one that fits says more
+        where = ".".join(_printable(str(part)) for part in place)
+        lines += [f"{where}: {' or '.join(messages)}{got[place]}"] if where else messages[0].splitlines()
+    return lines
+
+
+def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tuple[Place, str, str]:
+    """Place, message, and what was got, if that is worth showing."""
+    place, context = _place(tree, error), error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            return place, f"there is no such key.{_hint(root, tree, place)}", ""
+        case "missing":
+            return place, f"this key is required{EXAMPLES.get(place[-1] if place else '', '')}.", ""
+        case "invalid_key":
+            key = error["input"]
+            hint = _quote_it("string_type", key).replace("write text", "write it")
+            return tuple(error["loc"][:-1]), f"the key {key!r} is no text{hint}", ""
+        case "union_tag_not_found":
+            # A misspelt section, most often one that an override made.
+            near = did_you_mean(str(place[-1]), _siblings(tree, place)) if place else ""
+            return (*place, TAG), f"this key is required; it says what the section is.{near}", ""
+        case "union_tag_invalid":
+            known = sorted(tag.strip("' ") for tag in context["expected_tags"].split(","))
+            near = _method(context["tag"], known) or did_you_mean(context["tag"], known)
+            return (*place, TAG), f"there is no kind {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
+        case "too_short" | "too_long" as kind:
+            least = kind == "too_short"
+            wanted = context["min_length" if least else "max_length"]
+            items = "item" if wanted == 1 else "items"
+            return (
+                place,
+                f"should have at {'least' if least else 'most'} {wanted} {items}, and has {context['actual_length']}",
+                "",
+            )
+        case kind:
+            message = "should hold keys and values" if kind in NO_SECTION else error["msg"]
+            message = message.removeprefix("Value error, ").removeprefix("Input ")
+            return place, message, _got(error["input"]) + _quote_it(kind, error["input"]) + _value(place, error)
+
+
+def _value(place: Place, error: Any) -> str:
+    """What stands for a word of another library, or for a method that is named where a loss is."""
+    word = error["input"]
+    if error["type"] != "literal_error" or not isinstance(word, str):
+        return ""
+    if word in VALUES:
+        return f"; that is `{VALUES[word]}` here"
+    found = METHODS.get(word) if place and place[-1] == "loss" else None
+    return "" if found is None else f"; the method {word!r} is `{as_settings(found)}`"
+
+
+def _method(word: str, kinds: list[str]) -> str:
+    """' The method 'ipo' is `kind: dpo, loss: ipo`.', where the kind that there is none of is a method's name."""
+    found = method_behind(word, kinds)
+    return "" if found is None else f" The method {found[0]!r} is `{as_settings(found[1])}`."
+
+
+def _hint(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> str:
+    """What may have been meant by a key that is not there, and what is here instead of another library's."""
+    name, known = str(place[-1]), _known_keys(root, tree, place[:-1])
+    ours = [key for key in THEIRS.get(name.lower(), ()) if key.partition(".")[0] in known]
+    remark = next((text for text, key in REMARKS.get(name.lower(), ()) if key is None or key in known), "")
+    ours = ours or ([] if remark else _deeper(root, tree, place))
+    remark = f" {remark}" if remark else ""
+    if ours:
+        return f" Did you mean {' or '.join(map(repr, ours))}?{remark}"
+    return remark or did_you_mean(name, known)
+
+
+def _deeper(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> list[str]:
+    """Keys of this name two sections down, where a key stands at the top: `ppo.kl.coef` for `stages.ppo.kl.coef`."""
+    if len(place) != 1 or not isinstance(place[0], str):
+        return []
+    found = []
+    for outer, section in tree.items():
+        if outer == place[0] or not isinstance(section, Mapping):
+            continue
+        if place[0] in section:
+            found.append((outer, *_only_path(tree, place)))
+            continue
+        for inner, node in section.items():
+            if isinstance(node, Mapping) and place[0] in _known_keys(root, tree, (outer, inner)):
+                found.append((outer, inner, *_only_path(tree, place)))
+    return [".".join(map(str, path)) for path in found[:MOST_SUGGESTED]]
+
+
+def _only_path(tree: Mapping[str, Any], place: Place) -> Iterator[str]:
+    """The key at the top and those below it, as long as each is the only one."""
+    node: Any = tree
+    key = place[0]
+    while True:
+        yield str(key)
+        node = node[key]
+        if not isinstance(node, Mapping) or len(node) != 1:
+            return
+        (key,) = node
+
+
+def _got(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f" (got a number of {value.bit_length():,} bits)"
+    if isinstance(value, str | int | float | bool | None):
+        return f" (got {shortened(repr(value))})"
+    if isinstance(value, list | tuple):
+        return " (got a list)"
+    return ""
+
+
+def shortened(text: str) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def _quote_it(kind: str, value: Any) -> str:
+    """A hint for what YAML takes for something else than text."""
+    if kind != "string_type" or not isinstance(value, bool | int | float):
+        return ""
+    what = "takes on, off, yes and no for true and false" if isinstance(value, bool) else "takes it for a number"
+    return f"; YAML {what}: write text in quotes"
+
+
+def _siblings(tree: Mapping[str, Any], place: Place) -> list[str]:
+    """The other keys beside a place."""
+    node: Any = tree
+    for part in place[:-1]:
+        node = node[part]
+    return [str(key) for key in node if key != place[-1]] if isinstance(node, Mapping) else []
+
+
+def _place(tree: Mapping[str, Any], error: Any) -> Place:
+    """The keys and list positions of an error that are there in the user's settings."""
+    place: list[str | int] = []
+    node: Any = tree
+    tag_seen = is_there = False
+    for part in error["loc"]:
+        is_tag = isinstance(node, Mapping) and node.get(TAG) == part and not tag_seen
+        is_there = not is_tag and _has(node, part)
+        if not is_there:
+            tag_seen = is_tag
+            continue
+        place.append(part)
+        node, tag_seen = node[part], False
+    if error["type"] == "missing" and not is_there:  # it may be there as null
+        place.append(error["loc"][-1])
+    return tuple(place)
+
+
+def _has(node: Any, part: str | int) -> bool:
+    if isinstance(node, Mapping):
+        return part in node
+    return isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+
+
+def _known_keys(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> list[str]:
+    """Keys that the section at ``place`` may have."""
+    kinds: list[Any] = [root]
+    node: Any = tree
+    for part in place:
+        node = node[part]
+        kinds = _that_fit(node, [inner for kind in kinds for inner in _inside(kind, part)])
+    models = _that_fit(node, [model for kind in kinds for model in _models(kind)])
+    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def _that_fit(node: Any, kinds: list[Any]) -> list[Any]:
+    """Of the members of a union, the one that the section's tag names; all where it names none."""
+    tag = node.get(TAG) if isinstance(node, Mapping) else None
+    return [kind for kind in kinds if tag is not None and tag in _tags(kind)] or kinds
+
+
+def _tags(kind: Any) -> tuple[Any, ...]:
+    field = kind.model_fields.get(TAG) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    return typing.get_args(field.annotation) if field else ()
+
+
+def _inside(kind: Any, part: str | int) -> list[Any]:
+    """Types that the value under a key may have."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return _alternatives(kind.model_fields[part].annotation) if part in kind.model_fields else []
+    return _alternatives(typing.get_args(kind)[-1]) if typing.get_args(kind) else []
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The members of a union; any other type by itself."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [inner for member in typing.get_args(annotation) for inner in _alternatives(member)]
+    return [annotation]
+
+
+def _models(kind: Any) -> list[type[BaseModel]]:
+    """Config classes in a type; those of its items, where a single value may stand for a list."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [
+        model
+        for inner in typing.get_args(kind)
+        for alternative in _alternatives(inner)
+        for model in _models(alternative)
+    ]
+
+
+def _printable(key: str) -> str:
+    """A key as it stands, unless it holds what a terminal would act on instead of showing it."""
+    return key if key.isprintable() else repr(key)[1:-1]

@@ -1,0 +1,164 @@
+"""Rows read as the stages will: how many there are, steps, prompts that leak."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+from rlhf.config.reasoning_stages import PassAtKStage
+from rlhf.config.stage_inputs import RowsInput
+from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, Stage
+from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, UnpairedRow
+from rlhf.data.expand import prompt_key
+from rlhf.data.message_text import counted
+from rlhf.errors import DataError
+from rlhf.pipeline.validate.independence import find_leakage
+from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
+from rlhf.pipeline.validate.lengths import check_lengths, check_models
+from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.row_cache import MAX_ROWS, RowsFound, read_once
+from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
+
+MANY_PASSES = 100
+"""Over the same rows; more are more often a slip than a wish."""
+
+
+def check_rows(review: Review) -> None:
+    """Read what every stage will read, as far as it is there already."""
+    for _, stage in review.each_stage():
+        if isinstance(stage, PolicyStage):
+            _note_rollouts(review, stage)
+        for rows in rows_inputs(stage):
+            found = read_once(review, rows)
+            if found is None:
+                continue
+            if rows.key in ("data", "prompts"):
+                _check_amount(review, stage, found)
+            if isinstance(stage, OfflineStage) and rows.key == "data":
+                _check_verdicts(review, stage, found)
+            check_lengths(review, stage, rows, found)
+        _check_leaks(review, stage)
+    check_models(review)
+
+
+def _note_rollouts(review: Review, stage: PolicyStage) -> None:
+    steps = stage.rollouts * stage.steps_per_rollout
+    completions = stage.rollouts * stage.prompts_per_rollout * stage.group_size
+    review.note(f"{counted(stage.rollouts, 'rollout')}, {counted(completions, 'completion')}, {counted(steps, 'step')}")
+
+
+def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
+    """Whether there are rows enough for a step or a rollout, and how many steps there will be."""
+    count = len(found.rows)
+    if isinstance(stage, PolicyStage) and found.complete and count < stage.prompts_per_rollout:
+        review.warn(
+            "prompts_per_rollout",
+            f"The {counted(count, 'prompt')} here must do for the {stage.prompts_per_rollout:,} of a rollout: some will be asked more "
+            "than once in each.",
+        )
+    if not isinstance(stage, OfflineStage) or not found.complete or stage.streaming:
+        return
+    if stage.eval_data is None and stage.eval_frac:
+        count -= max(1, round(stage.eval_frac * count))
+    if stage.tokens_per_step is not None:
+        return  # only lengths of all rows would tell
+    per_epoch = max(1, math.ceil(count / stage.rows_per_step))
+    steps = stage.max_steps if stage.max_steps is not None else max(1, math.ceil((stage.epochs or 0) * per_epoch))
+    passes = steps / per_epoch
+    review.note(f"{counted(count, 'row')}, {counted(steps, 'step')}, {passes:.3g} pass{'es' if passes != 1 else ''}")
+    if count < stage.rows_per_step and stage.differs("rows_per_step"):
+        review.warn(
+            "rows_per_step",
+            f"A step takes {counted(stage.rows_per_step, 'row')}, more than the {count:,} here; every step is smaller than asked for.",
+        )
+    if passes > MANY_PASSES:
+        review.warn(
+            "max_steps",
+            f"{counted(steps, 'step')} are {passes:,.0f} passes over {counted(count, 'row')}; is that meant?",
+        )
+
+
+def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> None:
+    """Rows that all say the same, of which a loss learns nothing or the wrong thing."""
+    rows, wanted = found.rows, stage.rows_wanted
+    told = ""
+    if wanted == "kto":
+        labels = {row.label if isinstance(row, UnpairedRow) else None for row in rows}
+        if len(labels) == 1 and None not in labels:
+            told = f"every completion is {'good' if labels == {True} else 'bad'}; there is nothing to tell it from"
+    elif wanted == "stepwise":
+        if all(all(row.labels) for row in rows if isinstance(row, StepwiseRow)):
+            told = "every step is right; the model will call all steps right"
+    elif getattr(stage, "loss", None) in ("davidson", "rao_kupper"):
+        ties = [_has_tie(row) for row in rows]
+        if not any(ties):
+            told = "there is no tie, so the number that says how often things tie runs away; take `loss: bradley_terry`"
+        elif all(getattr(row, "preference", None) is Preference.TIE for row in rows):
+            told = "every row is a tie; nothing says which of two completions is better"
+    if told and rows:
+        review.warn("data", f"Of {found.among}, {told}.", DataError)
+
+
+def _has_tie(row: Row) -> bool:
+    """Whether a judgement says of two completions that they are alike."""
+    if isinstance(row, RankingSample):
+        judged = row.ranks if row.ranks is not None else row.ratings or []
+        return len(set(judged)) < len(judged)
+    return getattr(row, "preference", None) is Preference.TIE
+
+
+def _check_leaks(review: Review, stage: Stage) -> None:
+    """Held-out rows whose prompt is learned from."""
+    inputs = rows_inputs(stage)
+    if isinstance(stage, EvaluateStage | PassAtKStage):
+        _check_seen_prompts(review, stage)
+    for held_out in inputs[1:]:
+        if held_out.key in ("eval_data", "eval_prompts"):
+            _check_leak(review, held_out, inputs[0], inputs[0].key)
+
+
+def _check_seen_prompts(review: Review, stage: EvaluateStage | PassAtKStage) -> None:
+    count = partial(count_seen_prompts, most=MAX_ROWS)
+    seen = find_leakage(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), count=count)
+    for warning in seen.about_rows:
+        review.warn("prompts", warning, DataError)
+    for note in seen.notes:
+        review.note(note)
+
+
+def _check_leak(review: Review, held_out: RowsInput, trained: RowsInput, where: str) -> None:
+    shared = [source for source in held_out.sources if source in trained.sources]
+    if shared and any(is_of_stage(source) for source in shared):
+        review.warn(
+            held_out.key,
+            f"{shared[0]} is also what {where} learns from; hold rows out that no stage has seen.",
+            DataError,
+        )
+        return
+    if any(is_of_stage(source) for source in (*held_out.sources, *trained.sources)):
+        return
+    ours, theirs = read_once(review, held_out), read_once(review, trained)
+    if ours is None or theirs is None:
+        return
+    known = _prompt_keys(review, trained, theirs)
+    leaked = sum(key in known for key in _prompt_list(ours))
+    if leaked:
+        review.warn(
+            held_out.key,
+            f"{leaked:,} of {ours.among} have a prompt that {where} learns from, word for word; what is measured on them says "
+            "nothing about new prompts.",
+            DataError,
+        )
+
+
+def _prompt_keys(review: Review, rows: RowsInput, found: RowsFound) -> set[str]:
+    place = ("prompts", rows.sources, rows.wanted, rows.limit)
+    if place not in review.shared:
+        review.shared[place] = set(_prompt_list(found))
+    keys: set[str] = review.shared[place]
+    return keys
+
+
+def _prompt_list(found: RowsFound) -> list[str]:
+    return [prompt_key(row).strip() for row in found.rows]

@@ -1,0 +1,130 @@
+"""What the trainers that learn from pairs share: the policy, a likelihood term where asked, and what people watch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from rlhf.config.preference import PairsConfig
+from rlhf.data.message_text import counted
+from rlhf.data.pack import Group, PackedBatch, pack
+from rlhf.errors import DataError
+from rlhf.losses import chosen_nll, split_pairs
+from rlhf.models.policy import PolicyModel
+from rlhf.models.score import TokenScores
+from rlhf.training.algorithm import Totals
+from rlhf.training.log import RunLog
+from rlhf.training.metrics import Metrics, describe, share_above
+from rlhf.training.offline import OfflineTrainer
+from rlhf.training.optim import TrainedModule
+from rlhf.training.row_order import MapData, StreamData
+
+ConfigT = TypeVar("ConfigT", bound=PairsConfig)
+
+
+class PairsTrainer(OfflineTrainer, Generic[ConfigT]):
+    """Learns from groups of two branches, chosen first; a method says how the two are compared, in ``compare``.
+
+    Args:
+        policy: Changed in place.
+        config: Settings.
+        train_data: ``PreferenceDataset`` or a stream of the same groups.
+        eval_data: Held-out pairs, or None.
+        log: Where metrics go.
+        checkpoint_dir: Where checkpoints go; None for none.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        config: ConfigT,
+        train_data: MapData | StreamData,
+        eval_data: MapData | None = None,
+        *,
+        log: RunLog | None = None,
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
+        self.policy = policy
+        self.settings = config
+
+    @abstractmethod
+    def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
+        """The method itself.
+
+        Args:
+            batch: Pairs, on the policy's device.
+            scores: What the policy says about their tokens.
+
+        Returns:
+            [P] losses without a likelihood term, and [S] implicit rewards: what the losses compare.
+        """
+
+    def pack(self, groups: Sequence[Group]) -> PackedBatch:
+        """Pairs; methods that need columns add them."""
+        for group in groups:
+            check_pair(group)
+        return pack(groups)
+
+    def score(self, batch: PackedBatch) -> TokenScores:
+        """What the policy says; methods that need more than log-probabilities ask for it here."""
+        return self.policy.score(batch)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's."""
+        return self.policy.tokenizer
+
+    def modules(self) -> Sequence[TrainedModule]:
+        """The policy."""
+        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
+
+    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """Mean over the step's pairs."""
+        losses = self._losses(batch, metrics, of=self.name, sft="loss/sft")
+        metrics.mean("loss/train", losses)
+        return losses.sum() / totals.num_groups
+
+    def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
+        """Loss, accuracy of the implicit reward (a tie counts half) and margin."""
+        metrics.mean("eval/loss", self._losses(batch, metrics, of="eval", sft="eval/sft_loss"))
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """Loss, accuracy and margin."""
+        named = {f"{self.name}/accuracy": "accuracy", f"{self.name}/reward_margin": "margin"}
+        return describe(metrics, {"loss/train": "loss", **named})
+
+    def _losses(self, batch: PackedBatch, metrics: Metrics, *, of: str, sft: str) -> Tensor:
+        """[P] losses with the likelihood term, if there is one; what people watch goes to the metrics."""
+        batch = batch.to(self.policy.device)
+        scores = self.score(batch)
+        losses, rewards = self.compare(batch, scores)
+        chosen, rejected = split_pairs(rewards.detach())
+        metrics.mean(f"{of}/reward_margin", chosen - rejected)
+        metrics.mean(f"{of}/accuracy", share_above(chosen, rejected))
+        metrics.mean(f"{of}/chosen_reward", chosen)
+        metrics.mean(f"{of}/rejected_reward", rejected)
+        if not self.settings.sft_coef:
+            return losses
+        # Each chosen completion's own token mean, as RPO and ORPO have it. CPO's paper sums over tokens; its authors' code, and
+        # TRL, take a mean, and so does this, so that one weight means the same for short and long completions.
+        nll = chosen_nll(scores.logprobs, batch.score_seq, batch.num_sequences)
+        metrics.mean(sft, nll)
+        return losses + self.settings.sft_coef * nll
+
+
+def check_pair(group: Group) -> None:
+    """Refuse what is no pair: with another number of branches, completions of different prompts would be compared.
+
+    Raises:
+        DataError: The group has not two branches.
+    """
+    if len(group.branches) != 2:
+        raise DataError(
+            f"Row {group.columns.get('id')!r} has {counted(len(group.branches), 'completion')}; wanted two, the chosen one "
+            "first. A PreferenceDataset makes such rows."
+        )

@@ -1,0 +1,202 @@
+"""Process reward modelling: scores of the steps of a solution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.config.reward_model import ProcessRewardModelConfig
+from rlhf.data.message_text import counted
+from rlhf.data.pack import Branch, Group, PackedBatch
+from rlhf.data.reasoning.verify import first_wrong_step
+from rlhf.errors import ConfigError, DataError
+from rlhf.losses import (
+    aggregate_steps,
+    nll_loss,
+    pairwise_outcome_loss,
+    split_pairs,
+    step_loss,
+    steps_until_first_error,
+)
+from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
+from rlhf.training.algorithm import Totals
+from rlhf.training.log import RunLog
+from rlhf.training.metrics import Metrics, describe, share_above
+from rlhf.training.offline import OfflineTrainer, RowsOfStep
+from rlhf.training.optim import TrainedModule
+from rlhf.training.row_order import MapData, StreamData
+
+
+class ProcessRewardModelTrainer(OfflineTrainer):
+    """Learns which steps are right: from a label for each, or from pairs of whole solutions of which one is better.
+
+    A step's loss is divided by the steps of the whole optimiser step: neither a solution's length nor the cut into
+    micro-batches gives it another weight.
+
+    Args:
+        model: Changed in place.
+        config: Settings.
+        train_data: ``StepwiseDataset`` for the loss ``steps``; ``PreferenceDataset`` for ``pairs``, whose completions
+            are cut into steps at the model's separator.
+        eval_data: Held-out rows of the same kind, or None.
+        log: Where metrics go.
+        checkpoint_dir: Where checkpoints go; None for none.
+    """
+
+    name = "prm"
+
+    def __init__(
+        self,
+        model: ProcessRewardModel,
+        config: ProcessRewardModelConfig,
+        train_data: MapData | StreamData,
+        eval_data: MapData | None = None,
+        *,
+        log: RunLog | None = None,
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        if config.lm_coef and model.language_head is None:
+            raise ConfigError(
+                "lm_coef needs the language head; make the model with from_policy(keep_language_head=True)."
+            )
+        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
+        self.settings = config
+        self.model = model
+        self.train_data = train_data
+        self._steps_in_step = 0
+        self._right_tokens_in_step = 0
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.model.tokenizer
+
+    def modules(self) -> Sequence[TrainedModule]:
+        """Backbone, layers and head."""
+        return [TrainedModule("prm", self.model.member, self.config.learning_rate)]
+
+    def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
+        """The next rows; before the first, a look at whether pairs have steps at all."""
+        if phase == 0 and self.settings.loss == "pairs" and isinstance(self.train_data, MapData):
+            self._look_for_steps(self.train_data)
+        return super().collect(phase, metrics)
+
+    def _look_for_steps(self, data: MapData) -> None:
+        """Say so where every completion is one step: then this is a reward model with a detour. The first that has two ends it."""
+        cut = (ends for row in range(len(data)) for ends in self._cut(data[row]).columns["step_ends"])
+        if self.log is not None and all(len(ends) == 1 for ends in cut):
+            self.log.alarm(
+                f"prm: no completion of the {counted(len(data), 'pair')} has more than one step, as none has the separator "
+                f"{self.model.step_separator!r} inside: nothing is learned about steps. Give the step_separator of this data, or "
+                "train a reward model.",
+                step=1, guard="one_step", metric="steps of a completion", value=1, limit=1, action="warn",
+            )  # fmt: skip
+
+    def pack(self, groups: Sequence[Group]) -> PackedBatch:
+        """Solutions with their steps marked."""
+        return pack_steps([self._cut(group) for group in groups] if self.settings.loss == "pairs" else groups)
+
+    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
+        """Count what the means of this step are over."""
+        self._steps_in_step = sum(int(self._counted(*_labels(batch)).sum()) for batch in batches)
+        self._right_tokens_in_step = sum(int(batch.token_columns["in_right_step"].sum()) for batch in batches)
+
+    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """Mean over the step's steps, or its pairs; the language model's loss beside it where asked."""
+        config = self.settings
+        batch = batch.to(self.model.device)
+        if config.loss == "pairs":
+            losses = self._pair_losses(batch, metrics, "prm")
+            metrics.mean("loss/train", losses)
+            return losses.sum() / totals.num_groups
+        logprobs: Tensor | None = None
+        if config.lm_coef:
+            scores, logprobs = self.model.step_scores_and_logprobs(batch)
+        else:
+            scores = self.model.step_scores(batch)
+        losses = self._step_losses(batch, scores, metrics, "prm")
+        metrics.mean("loss/train", losses)
+        loss = losses.sum() / max(1, self._steps_in_step)
+        if logprobs is not None:
+            right = batch.token_columns["in_right_step"]
+            nll = nll_loss(logprobs[right])
+            metrics.mean("loss/lm", nll)
+            loss = loss + config.lm_coef * nll.sum() / max(1, self._right_tokens_in_step)
+        return loss
+
+    def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
+        """Loss and accuracy; of labelled steps also whether the first wrong one is found."""
+        batch = batch.to(self.model.device)
+        if self.settings.loss == "pairs":
+            metrics.mean("eval/loss", self._pair_losses(batch, metrics, "eval"))
+            return
+        scores = self.model.step_scores(batch)
+        metrics.mean("eval/loss", self._step_losses(batch, scores, metrics, "eval"))
+        labels, step_seq = _labels(batch)
+        for sequence in range(batch.num_sequences):
+            own = step_seq == sequence
+            true = first_wrong_step((labels[own] >= 0.5).tolist())
+            found = first_wrong_step((scores[own] >= 0).tolist())
+            metrics.mean("eval/sound" if true is None else "eval/first_wrong", torch.tensor(float(found == true)))
+
+    def evaluate(self) -> dict[str, float]:
+        """What ``measure`` adds up, and the harmonic mean of finding errors and leaving sound solutions alone."""
+        found = super().evaluate()
+        if "eval/first_wrong" in found and "eval/sound" in found:
+            first, sound = found["eval/first_wrong"], found["eval/sound"]
+            found["eval/f1"] = 2 * first * sound / (first + sound) if first + sound else 0.0
+        return found
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """Loss and accuracy."""
+        return describe(metrics, {"loss/train": "loss", "prm/accuracy": "accuracy"})
+
+    def _step_losses(self, batch: PackedBatch, scores: Tensor, metrics: Metrics, prefix: str) -> Tensor:
+        """[K'] losses of the steps that count, and what people watch."""
+        labels, step_seq = _labels(batch)
+        counted = self._counted(labels, step_seq)
+        scores, labels = scores[counted], labels[counted]
+        right = labels >= 0.5
+        metrics.mean(f"{prefix}/accuracy", ((scores >= 0) == right).double())
+        metrics.mean(f"{prefix}/wrong_found", (scores[~right] < 0).double())
+        return step_loss(scores, labels, wrong_weight=self.settings.wrong_weight)
+
+    def _counted(self, labels: Tensor, step_seq: Tensor) -> Tensor:
+        """bool [K] steps that are learned from."""
+        if self.settings.until_first_error:
+            return steps_until_first_error(labels, step_seq)
+        return torch.ones_like(labels, dtype=torch.bool)
+
+    def _pair_losses(self, batch: PackedBatch, metrics: Metrics, prefix: str) -> Tensor:
+        """[P] losses, and what people watch."""
+        scores, (_, step_seq) = self.model.step_scores(batch), step_rows(batch)
+        count, how = batch.num_sequences, self.settings.aggregate
+        chosen, rejected = split_pairs(aggregate_steps(scores.detach(), step_seq, count, how=how))
+        metrics.mean(f"{prefix}/accuracy", share_above(chosen, rejected))
+        metrics.mean(f"{prefix}/margin", chosen - rejected)
+        return pairwise_outcome_loss(scores, step_seq, count, how=how)
+
+    def _cut(self, group: Group) -> Group:
+        """A pair whose completions are cut into steps."""
+        if len(group.branches) != 2 or any(branch.scored is not None for branch in group.branches):
+            raise DataError(
+                f"Row {group.columns.get('id')}: the loss `pairs` cuts two completions of one turn each into steps; this is "
+                "something else."
+            )
+        cut = [self.model.cutter(branch.tokens) for branch in group.branches]
+        return replace(
+            group,
+            branches=[Branch(solution.tokens) for solution in cut],
+            columns={**group.columns, "step_ends": [solution.ends for solution in cut]},
+        )
+
+
+def _labels(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """[K] labels of the steps and [K] the solution of each."""
+    ends = batch.token_columns["step_end"]
+    return batch.token_columns["step_label"][ends], batch.score_seq[ends]

@@ -1,0 +1,260 @@
+"""Reward modelling: scores under which what people said of completions is likely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.config.reward_model import ROWS_OF_LOSS, RewardModelConfig
+from rlhf.data.pack import Group, PackedBatch, pack
+from rlhf.losses import (
+    binary_loss,
+    bradley_terry_loss,
+    centring_penalty,
+    davidson_logprobs,
+    davidson_loss,
+    graded_loss,
+    hinge_margin_loss,
+    label_noise,
+    plackett_luce_loss,
+    ranked_pairs,
+    rao_kupper_logprobs,
+    rao_kupper_loss,
+    rating_loss,
+)
+from rlhf.models.learned import Kind, LearnedScalars
+from rlhf.models.reward import RewardModel
+from rlhf.training.algorithm import Totals
+from rlhf.training.log import RunLog
+from rlhf.training.loop import TrainResult
+from rlhf.training.metrics import Metrics, describe, share_above
+from rlhf.training.offline import OfflineTrainer
+from rlhf.training.optim import TrainedModule, mixed_precision
+from rlhf.training.reward_columns import check_row, judgement_columns
+from rlhf.training.row_order import MapData, StreamData
+
+ROWS_TO_NORMALIZE = 2000
+"""Training rows whose scores set the scale of the finished model."""
+MIDDLE_RATING = 3.0
+LEARNED: Mapping[str, tuple[Kind, list[float]]] = {
+    "graded": ("margins", [0.5, 1.5]),
+    "rao_kupper": ("threshold", [0.5]),
+    "davidson": ("tie_weight", [1.0]),
+    "rating": ("offset", [MIDDLE_RATING]),
+    "binary": ("offset", [0.0]),
+}
+"""What a loss learns beside the scores, and where it begins."""
+
+
+class RewardModelTrainer(OfflineTrainer):
+    """Makes judgements likely under the scores; the members of an ensemble learn side by side from the same batches.
+
+    After training the scores are shifted and scaled to mean 0 and deviation 1 over training completions, so that a KL
+    weight means the same with every reward model. Without that, scores learned from ratings keep the raters' scale.
+
+    Args:
+        model: Changed in place.
+        config: Settings.
+        train_data: What ``config.loss`` learns from, see ``rlhf.config.reward_model.ROWS_OF_LOSS``: a
+            ``PreferenceDataset``, ``ComparisonDataset``, ``RankingDataset``, ``RatingDataset``, ``KTODataset``, or its
+            streaming form.
+        eval_data: Held-out rows of the same kind, or None.
+        log: Where metrics go.
+        checkpoint_dir: Where checkpoints go; None for none.
+
+    Raises:
+        DataError: A row is not of the kind that the loss learns from, or lacks a column; of a stream when it comes.
+    """
+
+    name = "reward"
+
+    def __init__(
+        self,
+        model: RewardModel,
+        config: RewardModelConfig,
+        train_data: MapData | StreamData,
+        eval_data: MapData | None = None,
+        *,
+        log: RunLog | None = None,
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        for data in (train_data, eval_data):
+            if isinstance(data, MapData):
+                for place in range(len(data)):
+                    check_row(data[place], config)
+        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
+        self.settings = config
+        self.model = model
+        if config.loss in LEARNED:
+            kind, start = LEARNED[config.loss]
+            if model.learned is None or model.learned.kind != kind:
+                dtype = torch.promote_types(model.mean.dtype, torch.float32)
+                model.learned = LearnedScalars(kind, start, num_scores=model.num_scores).to(model.device, dtype)
+
+    def train(self) -> TrainResult:
+        """Train, then set the scale of the scores."""
+        result = super().train()
+        if self.settings.normalize:
+            self._normalize()
+        elif self.model.learned is not None and self.model.learned.kind == "offset":
+            with torch.no_grad():
+                offsets = torch.cat([self.model.learned.value(k) for k in range(self.model.num_scores)])
+                self.model.set_normalization(-offsets.to(self.model.mean), torch.ones_like(self.model.std))
+        return result
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.model.tokenizer
+
+    def modules(self) -> Sequence[TrainedModule]:
+        """The members, each with its own gradient norm, and beside each what its loss learns."""
+        members = list(self.model.members)
+        names = ["reward"] if len(members) == 1 else [f"member-{number}" for number in range(len(members))]
+        rate = self.config.learning_rate
+        found = [TrainedModule(name, member, rate) for name, member in zip(names, members, strict=True)]
+        if self.settings.loss in LEARNED:
+            assert self.model.learned is not None
+            heads = self.model.num_scores // len(members)
+            for number, name in enumerate(names):
+                part = self.model.learned.part(slice(number * heads, (number + 1) * heads))
+                found.append(TrainedModule(f"{name}-{part.kind}", part, self.settings.scalar_learning_rate))
+        return found
+
+    def pack(self, groups: Sequence[Group]) -> PackedBatch:
+        """Completions, with what was said of them."""
+        for group in groups:
+            check_row(group, self.settings)
+        columns = judgement_columns(groups, self.settings)
+        return pack(groups).with_columns(**columns)
+
+    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """Mean over rows, summed over members: each learns as it would alone."""
+        config = self.settings
+        batch = batch.to(self.model.device)
+        scores = self.model.raw_scores(batch)
+        losses = self._losses(scores, batch, training=True)
+        metrics.mean("loss/train", losses)
+        self._watch(scores, batch, metrics, "reward")
+        if config.center_coef:
+            losses = losses + config.center_coef * centring_penalty(*map(Tensor.flatten, _sides(scores)))
+        return losses.sum() / totals.num_groups
+
+    def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
+        """Loss of the members, and what ``loss`` watches: accuracy is that of their mean (a tie counts half)."""
+        batch = batch.to(self.model.device)
+        scores = self.model.raw_scores(batch)
+        metrics.mean("eval/loss", self._losses(scores, batch, training=False))
+        self._watch(scores, batch, metrics, "eval")
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """Loss and accuracy."""
+        return describe(metrics, {"loss/train": "loss", "reward/accuracy": "accuracy", "reward/error": "error"})
+
+    def _losses(self, scores: Tensor, batch: PackedBatch, *, training: bool) -> Tensor:
+        """[K * G] one for each score and row; outside training without smoothing and given margins of Bradley-Terry."""
+        config, columns = self.settings, batch.columns
+        match ROWS_OF_LOSS[config.loss]:
+            case "preference":
+                chosen, rejected = (side.flatten() for side in _sides(scores))
+                margin = columns["margin"][0::2].repeat(len(scores)) if config.use_margin else None
+                if config.loss == "hinge":
+                    asked = margin if margin is not None else config.hinge_margin
+                    return hinge_margin_loss(chosen, rejected, margin=asked)
+                if not training:
+                    return bradley_terry_loss(chosen, rejected)
+                smoothing: float | Tensor = config.label_smoothing
+                if config.use_confidence:
+                    smoothing = label_noise(columns["confidence"][0::2]).repeat(len(scores))
+                return bradley_terry_loss(chosen, rejected, margin=margin, label_smoothing=smoothing)
+            case "ranking":
+                ranks = columns["rank"].to(scores.dtype)
+                return torch.cat([plackett_luce_loss(s, ranks, batch.group, batch.num_groups) for s in scores])
+            case "rating":
+                ratings = columns["rating"].to(scores.dtype)
+                return torch.cat([rating_loss(s + self._learned(k), ratings) for k, s in enumerate(scores)])
+            case "kto":
+                labels = columns["label"].to(scores.dtype)
+                return torch.cat([binary_loss(s + self._learned(k), labels) for k, s in enumerate(scores)])
+        return torch.cat(
+            [self._comparison_loss(k, *sides, batch) for k, sides in enumerate(zip(*_sides(scores), strict=True))]
+        )
+
+    def _comparison_loss(self, score: int, chosen: Tensor, rejected: Tensor, batch: PackedBatch) -> Tensor:
+        """[P] of one of the scores: pairs, some of them tied."""
+        grades = batch.columns["grade"][0::2]
+        learned = self._learned(score)
+        match self.settings.loss:
+            case "rao_kupper":
+                return rao_kupper_loss(chosen, rejected, grades == 0, threshold=learned)
+            case "davidson":
+                return davidson_loss(chosen, rejected, grades == 0, tie_weight=learned)
+        return graded_loss(chosen, rejected, grades, margins=learned)
+
+    def _learned(self, score: int) -> Tensor:
+        assert self.model.learned is not None
+        return self.model.learned.value(score)
+
+    @torch.no_grad()
+    def _watch(self, scores: Tensor, batch: PackedBatch, metrics: Metrics, prefix: str) -> None:
+        """What people look at: how often the mean of the members agrees with what was said."""
+        mean = scores.mean(0)
+        match ROWS_OF_LOSS[self.settings.loss]:
+            case "ranking":
+                better, worse = ranked_pairs(batch.columns["rank"], batch.group)
+                metrics.mean(f"{prefix}/accuracy", share_above(mean[better], mean[worse]))
+                return
+            case "rating":
+                offset = torch.stack([self._learned(k) for k in range(len(scores))]).mean()
+                metrics.mean(f"{prefix}/error", (mean + offset - batch.columns["rating"]).abs())
+                return
+            case "kto":
+                offset = torch.stack([self._learned(k) for k in range(len(scores))]).mean()
+                right = share_above(mean + offset, torch.zeros_like(mean))
+                labels = batch.columns["label"].to(right.dtype)
+                metrics.mean(f"{prefix}/accuracy", labels * right + (1 - labels) * (1 - right))
+                return
+        chosen, rejected = _sides(scores)
+        won = (
+            batch.columns["grade"][0::2] > 0
+            if "grade" in batch.columns
+            else torch.ones_like(chosen[0], dtype=torch.bool)
+        )
+        metrics.mean(f"{prefix}/accuracy", share_above(chosen.mean(0), rejected.mean(0))[won])
+        metrics.mean(f"{prefix}/margin", (chosen - rejected)[:, won])
+        if self.settings.loss in ("rao_kupper", "davidson"):
+            metrics.mean(f"{prefix}/outcome_accuracy", self._outcome_is_likeliest(chosen, rejected, won))
+
+    def _outcome_is_likeliest(self, chosen: Tensor, rejected: Tensor, won: Tensor) -> Tensor:
+        """[P] whether, of win, tie and loss, the members' mean gives what was said the highest probability."""
+        probabilities = torch.zeros(len(won), 3, dtype=chosen.dtype, device=chosen.device)
+        for k in range(len(chosen)):
+            if self.settings.loss == "rao_kupper":
+                logprobs = rao_kupper_logprobs(chosen[k], rejected[k], threshold=self._learned(k))
+            else:
+                logprobs = davidson_logprobs(chosen[k], rejected[k], tie_weight=self._learned(k))
+            probabilities += logprobs.exp()
+        return (probabilities.argmax(1) == (~won).long()).double()
+
+    @torch.no_grad()
+    def _normalize(self) -> None:
+        """Set the scale from the rows of the first steps, at most ``ROWS_TO_NORMALIZE``."""
+        groups: list[Group] = []
+        for step in range(self.rows.num_steps):
+            groups += self.rows.take(step)
+            if len(groups) >= ROWS_TO_NORMALIZE:
+                break
+        batches = self.batches(sorted(groups[:ROWS_TO_NORMALIZE], key=lambda group: group.num_tokens))
+        self.model.eval()
+        with mixed_precision(self.config.autocast, self.model.device):
+            scores = [self.model.raw_scores(batch.to(self.model.device)) for batch in batches]
+        self.model.fit_normalization(torch.cat(scores, dim=1))
+
+
+def _sides(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """[K, P] scores of the chosen and of the rejected completions, from [K, 2P]."""
+    return scores[:, 0::2], scores[:, 1::2]
