@@ -80,6 +80,7 @@ types: $(VENV)/.dev  ## mypy, strict
 
 .PHONY: check
 check: lint types test test-lowered test-slow  ## what CI runs
+	@echo "$$(git ls-files -z 'src/*.py' | xargs -0 cat | wc -l) lines of source"
 
 .PHONY: docs
 docs: $(VENV)/.dev  ## links, commands and code blocks of every page

@@ -209,79 +209,76 @@ class TRPOStage(TRPOConfig, PolicyStage):
     command = "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
-class GRPOStage(GRPOConfig, PolicyStage):
+class GroupStage(GRPOConfig, PolicyStage):
+    """What every stage has that learns from rewards without a critic."""
+
+    runs = "grpo:run_grpo"
+
+
+class GRPOStage(GroupStage):
     """Group-relative policy optimisation."""
 
     kind: Literal["grpo"]
-    runs = "grpo:run_grpo"
     command = "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
-class DrGRPOStage(DrGRPOConfig, PolicyStage):
+class DrGRPOStage(DrGRPOConfig, GroupStage):
     """GRPO without its biases."""
 
     kind: Literal["dr_grpo"]
-    runs = "grpo:run_grpo"
     command = (
         "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     )
 
 
-class DAPOStage(DAPOConfig, PolicyStage):
+class DAPOStage(DAPOConfig, GroupStage):
     """Decoupled clip and dynamic sampling."""
 
     kind: Literal["dapo"]
-    runs = "grpo:run_grpo"
     command = "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
-class GSPOStage(GSPOConfig, PolicyStage):
+class GSPOStage(GSPOConfig, GroupStage):
     """Group sequence policy optimisation."""
 
     kind: Literal["gspo"]
-    runs = "grpo:run_grpo"
     command = "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
-class CISPOStage(CISPOConfig, PolicyStage):
+class CISPOStage(CISPOConfig, GroupStage):
     """Clipped importance weights."""
 
     kind: Literal["cispo"]
-    runs = "grpo:run_grpo"
     command = (
         "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     )
 
 
-class SAPOStage(SAPOConfig, PolicyStage):
+class SAPOStage(SAPOConfig, GroupStage):
     """Soft adaptive policy optimisation."""
 
     kind: Literal["sapo"]
-    runs = "grpo:run_grpo"
     command = "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
-class RLOOStage(RLOOConfig, PolicyStage):
+class RLOOStage(RLOOConfig, GroupStage):
     """REINFORCE, each completion against its siblings."""
 
     kind: Literal["rloo"]
-    runs = "grpo:run_grpo"
     command = "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
-class ReinforcePPStage(ReinforcePPConfig, PolicyStage):
+class ReinforcePPStage(ReinforcePPConfig, GroupStage):
     """REINFORCE++."""
 
     kind: Literal["reinforce_pp"]
-    runs = "grpo:run_grpo"
     command = "REINFORCE, advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=PATH"
 
 
-class ReMaxStage(ReMaxConfig, PolicyStage):
+class ReMaxStage(ReMaxConfig, GroupStage):
     """REINFORCE against the greedy completion."""
 
     kind: Literal["remax"]
-    runs = "grpo:run_grpo"
     command = "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 

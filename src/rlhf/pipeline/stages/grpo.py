@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from rlhf.config.stages import (
-    CISPOStage,
-    DAPOStage,
-    DrGRPOStage,
-    GRPOStage,
-    GSPOStage,
-    ReinforcePPStage,
-    ReMaxStage,
-    RLOOStage,
-    SAPOStage,
-)
+from rlhf.config.training_stages import GroupStage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import penalties_of
 from rlhf.pipeline.stages.rl import finish_rl, open_engine, open_rl_inputs, read_eval_prompts
 from rlhf.training.grpo import GRPOTrainer
-
-GroupStage = (
-    GRPOStage | DrGRPOStage | DAPOStage | GSPOStage | CISPOStage | SAPOStage | RLOOStage | ReinforcePPStage | ReMaxStage
-)
 
 
 def run_grpo(stage: GroupStage, at: StageContext) -> StageOutcome:
