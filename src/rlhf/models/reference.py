@@ -7,6 +7,7 @@ changes needs to be asked once for each row, by whatever run: ``LogprobCache`` k
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -44,7 +45,7 @@ class ReferenceModel(nn.Module):
 
     def __init__(
         self,
-        policy: PolicyModel,
+        policy: PolicyModel | str | Path,
         *,
         dtype: torch.dtype | None = None,
         decay: float | None = None,
@@ -53,7 +54,7 @@ class ReferenceModel(nn.Module):
         """Copy a policy as it is now, its adapter included.
 
         Args:
-            policy: Stays as it is.
+            policy: Stays as it is. A folder or hub name is loaded.
             dtype: Type of the copy's weights; bfloat16 halves its memory. None for the policy's.
             decay: Share of itself that a moving average keeps at an update, in [0, 1]; None for one that never moves.
             update_every: Calls of ``update`` between two moves.
@@ -63,7 +64,8 @@ class ReferenceModel(nn.Module):
             raise ModelError(f"The reference's decay is {decay}; it is a share, between 0 and 1.")
         if update_every < 1:
             raise ModelError(f"The reference is updated every {update_every} steps; give 1 or more.")
-        self.copy = copy.deepcopy(policy).requires_grad_(False).eval()
+        loaded = PolicyModel.from_pretrained(str(policy)) if isinstance(policy, str | Path) else copy.deepcopy(policy)
+        self.copy = loaded.requires_grad_(False).eval()
         if dtype is not None:
             self.copy.to(dtype)
         self.decay = decay

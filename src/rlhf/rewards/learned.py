@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class LearnedReward:
 
     def __init__(
         self,
-        model: RewardModel,
+        model: RewardModel | str | Path,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         name: str = "learned",
@@ -46,7 +47,7 @@ class LearnedReward:
         """Wrap a reward model.
 
         Args:
-            model: Stays on its device; put into evaluation mode for each call.
+            model: Stays on its device; put into evaluation mode for each call. A folder or hub name is loaded.
             tokenizer: The policy's. None where it is not known: then ids are used if the reward model's tokenizer reads
                 the same texts from them.
             name: What metrics and errors call it.
@@ -57,6 +58,8 @@ class LearnedReward:
             on_error: ``report`` puts samples whose score is not finite into the result's ``errors`` instead of raising.
         """
         look_up(COMBINATIONS, combine, kind="combination of scores")
+        if isinstance(model, str | Path):
+            model = RewardModel.from_pretrained(str(model))
         self.model = model
         self.tokenizer = tokenizer
         self.combine: Combine = combine

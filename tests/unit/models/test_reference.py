@@ -187,3 +187,9 @@ def test_a_module_that_came_with_the_adapter_is_no_start_even_where_it_is_frozen
     other = PolicyModel(get_peft_model(policy.model, lora), policy.tokenizer)
     other.requires_grad_(False)
     assert as_it_is_now(other) is other
+
+
+def test_a_folder_is_loaded(policy, tiny_model_folder):
+    loaded, copied = (ReferenceModel(source) for source in (str(tiny_model_folder), policy))
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), copied.parameters(), strict=True))
+    assert not any(weight.requires_grad for weight in loaded.parameters())

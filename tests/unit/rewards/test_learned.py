@@ -207,3 +207,12 @@ def test_a_score_that_is_no_number_is_named(reward_model, rollout, tiny_tokenize
         RewardError, match=r"reward model learned failed on sample 'p0' \(completion 0\)[^:]*: it gave the score nan"
     ):
         LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(*rollout)
+
+
+def test_a_folder_is_loaded(reward_model, rollout, tiny_tokenizer, tmp_path):
+    reward_model.save_pretrained(tmp_path / "model")
+    for source in (tmp_path / "model", str(tmp_path / "model")):
+        found = LearnedReward(source, tokenizer=tiny_tokenizer).score(*rollout)
+        assert found.scores == pytest.approx(
+            LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(*rollout).scores
+        )
