@@ -57,7 +57,7 @@ def exit_code_of(err: BaseException) -> int:
     if isinstance(err, Interrupted):
         _print("stopped:", "Interrupted, with nothing to save.", [])
         return NOTHING_TO_SAVE
-    if isinstance(err, BrokenPipeError):  # whoever read our output, such as `head`, has enough
+    if isinstance(err, BrokenPipeError):  # anyone who read our output, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     where = _save_trace(err)

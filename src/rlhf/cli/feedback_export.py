@@ -165,7 +165,7 @@ IDLE_WITH = {
 
 
 def _refuse_idle(given: Mapping[str, object]) -> None:
-    """Refuse options that were given and would do nothing: whoever gave them expects something of it.
+    """Refuse options that were given and would do nothing: anyone who gave them expects something of it.
 
     Raises:
         ConfigError: There are such.

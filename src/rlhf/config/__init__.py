@@ -2,7 +2,7 @@
 
 base            Config, the strict base; read_yaml, apply_overrides (key.sub=value)
 yaml_text       YAML to plain values, bounded, and without the surprises of YAML 1.1
-error_messages  what pydantic found wrong, in the words of whoever wrote the file
+error_messages  what pydantic found wrong, in the words of anyone who wrote the file
 model           how a model is loaded and adapted
 rewards         who judges completions
 guards          what watches a training run, its limits and what an alarm does

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in the words of whoever wrote the settings.
+"""What pydantic found wrong, in the words of anyone who wrote the settings.
 
 Pydantic's place of an error runs through its own constructions: the tag of a union, the label of an alternative, the
 list that a single value was made into. Walking the input beside it leaves the keys that the user wrote.

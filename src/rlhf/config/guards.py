@@ -20,7 +20,7 @@ from rlhf.config.base import Config
 
 
 def _as_written(value: Any) -> Any:
-    """YAML 1.1 reads a bare ``off`` as false; whoever writes it means the word."""
+    """YAML 1.1 reads a bare ``off`` as false; anyone who writes it means the word."""
     return "off" if value is False else value
 
 

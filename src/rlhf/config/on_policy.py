@@ -20,7 +20,7 @@ class OnlineDPOConfig(RLConfig):
     """
 
     takes_importance: ClassVar[bool] = False
-    """Pairs are compared with each other, whoever wrote them."""
+    """Pairs are compared with each other, anyone who wrote them."""
     group_size: int = Field(2, ge=2)
     """Completions sampled for each prompt, of which the best and the worst are compared."""
     sequences_per_step: int = Field(64, ge=1)

@@ -28,7 +28,7 @@ Mark = yaml.error.Mark | None
 
 
 class LongNumber(str):
-    """The text of a whole number with more digits than are read; whoever validates the setting refuses it, by the setting's name."""
+    """The text of a whole number with more digits than are read; anyone who validates the setting refuses it, by the setting's name."""
 
     __slots__ = ()
 

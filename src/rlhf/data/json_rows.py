@@ -38,7 +38,7 @@ def _refuse_pretty_json(path: Path) -> None:
         begin = (file.readline(MAX_ROW_BYTES + 1) for _ in range(MOST_BLANK_LINES))
         lines = list(islice((line.strip() for line in begin if line.strip()), 3))
     if not lines or max(map(len, lines)) >= MAX_ROW_BYTES:
-        return  # whoever reads the lines says so
+        return  # anyone who reads the lines says so
     first, name = lines[0], printable(path)
     is_whole, value = _whole(first)
     if is_whole:

@@ -1,4 +1,4 @@
-"""How a file's columns are given the names that are read here: what a message shows to whoever has other ones."""
+"""How a file's columns are given the names that are read here: what a message shows to anyone who has other ones."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class StreamingDataset(Generic[ItemT]):
             items, cursor, num_rows = self._read_block()
             while self._done_of_block < len(items):
                 row, stored = items[self._done_of_block]
-                self._done_of_block += 1  # before the yield: whoever has the item may save the state
+                self._done_of_block += 1  # before the yield: anyone who has the item may save the state
                 yield cast(ItemT, stored.item(row))
             self._cursor, self._num_rows = cursor, self._num_rows + num_rows
             self._block += 1

@@ -288,7 +288,7 @@ class HumanEvalProtocol:
         if key_file is None:
             return
         same = [*(_key_row(task) for task in tasks if task.id not in in_asked), *identical]
-        with private_files():  # whoever reads it knows the models
+        with private_files():  # anyone who reads it knows the models
             write_jsonl(key_file, [*map(_key_row, asked), *({**row, "identical": True} for row in same)])
 
     # ------------------------------------------------------------------------------------------------------ counting

@@ -69,7 +69,7 @@ def overall_rating(
     """Mean of the ratings, weighted by the guidelines; completions that weigh exactly the same get the same number.
 
     Weights and ratings count as the decimals they are written as, and only the mean is rounded: summed in binary, a quarter
-    of the exact ties under the built-in weights would come out a last digit apart, and whoever compares would see a winner.
+    of the exact ties under the built-in weights would come out a last digit apart, and anyone who compares would see a winner.
 
     Args:
         ratings: Dimension to rating; every one that is given must be a guideline's, and at least one must be.

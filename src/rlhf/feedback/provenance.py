@@ -39,7 +39,7 @@ class Cargo:
 
     where: str
     columns: dict[str, Any]
-    """The task's own; whoever builds the task takes the models out of them."""
+    """The task's own; anyone who builds the task takes the models out of them."""
     feedback: dict[str, Any] = field(default_factory=dict)
     annotator: str | None = None
     confidence: float | None = None

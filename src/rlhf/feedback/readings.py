@@ -8,7 +8,7 @@
     binary    one                                             False, True
     multiclass one                                            the classes, by name
 
-Answers of one judgement are one piece of evidence; whoever makes an interval of them draws tasks, not answers.
+Answers of one judgement are one piece of evidence; anyone who makes an interval of them draws tasks, not answers.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Tempering:
         return {"correlation": self.correlation, "held_out": held_out}
 
     def __str__(self) -> str:
-        """One sentence or two for whoever reads the probabilities."""
+        """One sentence or two for anyone who reads the probabilities."""
         if self.reason:
             return (
                 f"Dawid-Skene's probabilities are not checked ({self.reason}): they hold only if annotators err "

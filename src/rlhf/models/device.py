@@ -36,7 +36,7 @@ def placed_on(name: str) -> Iterator[torch.device]:
     device = resolve_device(name)
     token = _CHOSEN.set(device)
     try:
-        # Triton and whoever asks torch for "the" GPU would otherwise take the first, whichever the weights are on.
+        # Triton and anyone who asks torch for "the" GPU would otherwise take the first, whichever the weights are on.
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             yield device
     finally:

@@ -212,7 +212,7 @@ def _bases(folder: Path) -> Iterator[Path]:
     try:
         name = base_name(folder) if (folder / ADAPTER_FILE).is_file() else None
     except ModelError:
-        return  # whoever loads it will say so
+        return  # anyone who loads it will say so
     if name is not None and (base := base_folder(folder, name)) is not None and base.is_dir():
         yield base
 

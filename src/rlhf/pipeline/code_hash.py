@@ -93,7 +93,7 @@ def source_of_function(text: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
-        return None  # whoever calls the function will say so
+        return None  # anyone who calls the function will say so
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
@@ -118,7 +118,7 @@ def _neighbours(file: Path) -> Iterator[Path]:
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except (OSError, ValueError, SyntaxError):
-        return  # whoever calls the function will say so
+        return  # anyone who calls the function will say so
     top = file.parent
     while (top / "__init__.py").is_file():
         top = top.parent

@@ -94,7 +94,7 @@ def _acquire(file: IO[str], run_dir: Path) -> None:
 
 
 def busy(run_dir: Path) -> str:
-    """What to tell whoever finds a run folder locked."""
+    """What to tell anyone who finds a run folder locked."""
     return (
         f"{run_dir} is in use by {_described(_owner(run_dir))}. Wait for it or end it; or give this run another name=."
     )

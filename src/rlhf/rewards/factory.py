@@ -31,7 +31,7 @@ def build_reward(
 
     Args:
         specs: A ``RewardSpec``, a text or mapping that stands for one, or a list of them. Sources of learned rewards
-            are folders or hub names here: whoever knows about stages has put the folder in place of ``stage:NAME``.
+            are folders or hub names here: anyone who knows about stages has put the folder in place of ``stage:NAME``.
         tokenizer: The policy's, so that a reward model knows whether it can take ids as they are.
         on_error: ``report`` puts samples that could not be judged into the result's ``errors`` instead of raising; what
             keeps a judge from working at all is raised even then.

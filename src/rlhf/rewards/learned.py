@@ -155,7 +155,7 @@ def build_ensemble(spec: EnsembleRewardConfig, at: RewardContext) -> EnsembleRew
 
 
 def model_folder(source: str) -> str:
-    """A reward model's folder or hub name, for whoever has no recipe.
+    """A reward model's folder or hub name, for anyone who has no recipe.
 
     Raises:
         ConfigError: It names a stage.

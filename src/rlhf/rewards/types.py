@@ -120,7 +120,7 @@ class Abstaining(Protocol):
 
 
 Notify = Callable[[str], None]
-"""Takes a sentence for whoever watches the run."""
+"""Takes a sentence for anyone who watches the run."""
 
 
 @runtime_checkable

@@ -180,7 +180,7 @@ class VLLMEngine:
         return [self._with_texts(prompt, group) for prompt, group in zip(prompts, results, strict=True)]
 
     def _push_first(self) -> None:
-        """Whoever asks before any weights were named gets the policy as it is."""
+        """Anyone who asks before any weights were named gets the policy as it is."""
         if self._outbox.newest is None:
             self.load_weights(self._version)
 

@@ -244,7 +244,7 @@ class Session:
                 f"The weights of version {version} were damaged on their way to vLLM: {err}. Look at that disk, or set TMPDIR to "
                 "another."
             )
-        self.close()  # it may be left with half of what it was asked; whoever asks again gets a new one
+        self.close()  # it may be left with half of what it was asked; anyone who asks again gets a new one
         return self._failed(f"vLLM failed at {op!r}: {err}.")
 
     def _failed(self, message: str) -> TrainingError:

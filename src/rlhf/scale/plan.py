@@ -265,7 +265,7 @@ class _Planner:
             held = memory.model_bytes(critic)
             parts["critic"] = held["weights"] + held["optimiser"] + beside.peak_bytes
         reading = self._reading_bytes(work, groups)
-        if self.machine.is_gpu:  # its allocator gives what was freed to whoever comes next
+        if self.machine.is_gpu:  # its allocator gives what was freed to anyone who comes next
             reading = max(0.0, reading - parts["activations"] - parts["gradients"])
         parts["passes without gradient"] = reading
         parts["copies of weights"] = memory.extra_copies(stage, shape)

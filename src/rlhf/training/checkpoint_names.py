@@ -1,4 +1,4 @@
-"""What the folder of a checkpoint is called; for whoever looks at a run without loading what is in it."""
+"""What the folder of a checkpoint is called; for anyone who looks at a run without loading what is in it."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class StopRequest:
 
 
 def heeded_signals() -> list[signal.Signals]:
-    """Those of ``SIGNALS`` that ask us to leave: all, but for SIGHUP where whoever started this process had it ignored."""
+    """Those of ``SIGNALS`` that ask us to leave: all, but for SIGHUP where anyone who started this process had it ignored."""
     return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 

@@ -166,7 +166,7 @@ class Ahead:
             self._under_way = None  # that was the answer, and there will be no other; a signal leaves it under way
             raise
         if found.fingerprint != begun.fingerprint:
-            self.close()  # nothing waits any more: whoever asks again must not wait for an answer that was given
+            self.close()  # nothing waits any more: anyone who asks again must not wait for an answer that was given
             raise TrainingError(
                 f"{self.name}: the weights that sampled beside training are not those that were handed over at version "
                 f"{begun.version}: {STALE}"

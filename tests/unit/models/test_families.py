@@ -37,7 +37,7 @@ from tests.unit.models.families import (
 pytestmark = pytest.mark.numeric
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "families.md"
-REWRITE = "Write the page anew: RLHF_WRITE_DOCS=1 pytest tests/unit/models/test_families.py"
+REWRITE = "Regenerate the page: RLHF_WRITE_DOCS=1 pytest tests/unit/models/test_families.py"
 INTRODUCTION = f"""# Model families
 
 Which way the batches of a family take through `rlhf.models.score`, and how far its numbers and gradients are from the family's

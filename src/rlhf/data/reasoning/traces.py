@@ -1,6 +1,6 @@
 """How the world's demonstrator solves problems: step by step, with mistakes of his own and with one that everybody makes.
 
-Random slips scatter, so a majority of samples outvotes them. The popular error does not: whoever learned from these
+Random slips scatter, so a majority of samples outvotes them. The popular error does not: anyone who learned from these
 demonstrations makes the same mistake in most samples, and a vote confirms it. That is why the world needs somebody who
 looks at the steps.
 """

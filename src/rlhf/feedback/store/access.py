@@ -52,7 +52,7 @@ class Invitation:
 
     name: str
     role: str
-    """That it was made for; whoever has another one by now is not let in by it."""
+    """That it was made for; anyone who has another one by now is not let in by it."""
     turn: int
     """Which of the person's links it is; see ``AnnotatorRow.invitations``."""
     nonce: str
@@ -146,7 +146,7 @@ def open_session(engine: Engine, name: str, *, lasts: timedelta, link: Invitatio
                 session.flush()
             session.add(SessionRow(secret_hash=_digest(secret), annotator=row.number, made_at=now, ends_at=now + lasts))
     except sa.exc.IntegrityError:
-        return None  # the link: whoever came first has it
+        return None  # the link: anyone who came first has it
     return secret
 
 

@@ -78,7 +78,7 @@ def _take(
     late = (
         sa.select(AssignmentRow.number)
         .where(IS_OPEN, AssignmentRow.expires_at < now, AssignmentRow.annotator != annotator)
-        .with_for_update(skip_locked=True)  # whoever holds one is about to answer it, or ends it as we would
+        .with_for_update(skip_locked=True)  # anyone who holds one is about to answer it, or ends it as we would
     )
     session.execute(sa.update(AssignmentRow).where(AssignmentRow.number.in_(late)).values(state=EXPIRED))
     # two tabs of one person ask one behind the other, and so get the same task
@@ -112,7 +112,7 @@ def _take(
 def hold_annotator(session: Session, annotator: int) -> AnnotatorRow:
     """Somebody's row, which two calls of theirs have one behind the other.
 
-    The lock lets others write rows that name them: whoever keeps a judgement holds its assignment, and would wait here for
+    The lock lets others write rows that name them: anyone who keeps a judgement holds its assignment, and would wait here for
     one who holds the annotator and waits there.
     """
     return session.get_one(AnnotatorRow, annotator, with_for_update={"key_share": True})
@@ -165,7 +165,9 @@ def give_back(session: Session, annotator: int, held: Mapping[int, datetime]) ->
     Returns:
         How many went back.
     """
-    hold_annotator(session, annotator)  # whoever shows one of these to a page at this moment does it before or after us
+    hold_annotator(
+        session, annotator
+    )  # anyone who shows one of these to a page at this moment does it before or after us
     mine = sa.select(AssignmentRow).where(
         AssignmentRow.annotator == annotator, AssignmentRow.state == OPEN, AssignmentRow.number.in_(held)
     )

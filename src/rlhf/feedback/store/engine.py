@@ -102,7 +102,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _check_is_store(path: Path) -> None:
-    """Whoever names a file of rows, or another program's database, is told so before a byte of it is changed.
+    """Anyone who names a file of rows, or another program's database, is told so before a byte of it is changed.
 
     SQLite alone opens the file: to close it by other means would end the locks that this process holds on it.
     """
@@ -126,7 +126,7 @@ def _check_is_store(path: Path) -> None:
 
 def close_to_others(*files: Path) -> None:
     """Take the rights of the machine's other users from files that they could read, and say so: there are names, comments and
-    hashes of passwords in a store, and whoever has its key can let people in."""
+    hashes of passwords in a store, and anyone who has its key can let people in."""
     closed = []
     for file in files:
         try:
@@ -198,7 +198,7 @@ def write(engine: Engine, step: Callable[[Session], T]) -> T:
     """Do ``step`` in a transaction, and do it anew where somebody else got in between.
 
     SQLite has one writer at a time and never needs the second try. PostgreSQL lets writers look at the same moment, and its
-    indices then refuse all but one of them: whoever is refused looks again, and finds what the other one wrote.
+    indices then refuse all but one of them: anyone who is refused looks again, and finds what the other one wrote.
 
     Raises:
         StorageError: The database can't be written to, or too many are in the way.

@@ -129,7 +129,7 @@ def check_key(key: str) -> None:
 
 
 def check_same(known: JudgementRow, sent: Mapping[str, Any]) -> None:
-    """Refuse a judgement under the key of another one: whoever sends it would take it for kept.
+    """Refuse a judgement under the key of another one: anyone who sends it would take it for kept.
 
     Args:
         known: What is kept under the key.

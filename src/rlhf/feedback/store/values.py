@@ -172,7 +172,7 @@ class Submission:
 
 
 def is_name(name: str) -> bool:
-    """Whether people and programs may be called so: half a character or one that nobody sees would break whoever shows it."""
+    """Whether people and programs may be called so: half a character or one that nobody sees would break anyone who shows it."""
     return bool(name.strip()) and len(name) <= MAX_NAME and name.isprintable()
 
 

@@ -29,7 +29,7 @@ def create_annotation_app(
     """The server of a store.
 
     `rlhf annotate` runs it by ``rlhf.feedback.web.connections.serve``, which gives requests a time to arrive in and limits
-    connections; whoever runs it otherwise needs something before it that does.
+    connections; anyone who runs it otherwise needs something before it that does.
 
     Args:
         store: Of tasks, people and judgements.
@@ -70,7 +70,7 @@ def wants_json(request: Request) -> bool:
 
 
 def answer_of(request: Request, status: int, sentence: str) -> Response:
-    """An error, for whoever asked: ``{"error": ...}`` for a program, a page for a person.
+    """An error, for anyone who asked: ``{"error": ...}`` for a program, a page for a person.
 
     A sentence may quote what was sent, half characters and all, which no answer could be made of.
     """

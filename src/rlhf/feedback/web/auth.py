@@ -61,7 +61,7 @@ class NotSignedIn(HTTPException):
 
 
 class Visitor:
-    """Whoever sent a request: their name, their role and the session they came in."""
+    """Anyone who sent a request: their name, their role and the session they came in."""
 
     def __init__(self, name: str, role: str, secret: str, csrf_token: str) -> None:
         self.name, self.role, self.secret, self.csrf_token = name, role, secret, csrf_token
@@ -92,7 +92,7 @@ class Gate:
         return _invitation(self.store, name, role=role, key=self._key)
 
     def visitor(self, request: Request) -> Visitor | None:
-        """Whoever sent a request, looked up once."""
+        """Anyone who sent a request, looked up once."""
         state = request.state
         if not hasattr(state, "visitor"):
             secret = request.cookies.get(self.cookie)
@@ -141,7 +141,7 @@ def the_store(request: Request) -> PreferenceStore:
 
 
 def the_visitor(request: Request) -> Visitor:
-    """Whoever is signed in.
+    """Anyone who is signed in.
 
     Raises:
         NotSignedIn: Nobody is.
@@ -153,7 +153,7 @@ def the_visitor(request: Request) -> Visitor:
 
 
 def signed_in(visitor: Annotated[Visitor, Depends(the_visitor)]) -> str:
-    """The name of whoever is signed in, annotator or owner."""
+    """The name of anyone who is signed in, annotator or owner."""
     return visitor.name
 
 
@@ -200,7 +200,7 @@ async def _sent_token(request: Request) -> str | None:
 def guard(
     request: Request, sent: Annotated[str | None, Depends(_sent_token)], gate: Annotated[Gate, Depends(the_gate)]
 ) -> None:
-    """Every request that changes something comes from our page and from whoever it says; of others there are not too many.
+    """Every request that changes something comes from our page and from anyone who it says; of others there are not too many.
 
     Raises:
         HTTPException: 403, where it does not; 429, where there are too many.
@@ -241,7 +241,7 @@ def check_origin(request: Request) -> None:
 
 
 def client_address(request: Request) -> str:
-    """Of whoever sent a request; behind a proxy that we were told of, what the proxy says (uvicorn puts it there)."""
+    """Of anyone who sent a request; behind a proxy that we were told of, what the proxy says (uvicorn puts it there)."""
     return request.client.host if request.client else "?"
 
 
@@ -256,7 +256,7 @@ def invitation_link(
     settings: WebSettings | None = None,
     key: bytes | None = None,
 ) -> str:
-    """A link by which somebody comes in, once; earlier ones of theirs are void. Whoever is not known yet is made known.
+    """A link by which somebody comes in, once; earlier ones of theirs are void. Anyone who is not known yet is made known.
 
     Raises:
         ConfigError: The name or the role is none, somebody of this name has another role, or was shut out.
@@ -286,7 +286,7 @@ def invited(gate: Gate, token: str) -> access.Invitation:
     Raises:
         HTTPException: 403: it is not of this store, too old, used or void.
     """
-    again = "Ask whoever sent it for a new one."
+    again = "Ask anyone who sent it for a new one."
     found, made_at = _signed(gate, token)
     if found is None:
         raise HTTPException(403, f"This invitation is not complete, or not of this server. {again}")
@@ -295,7 +295,7 @@ def invited(gate: Gate, token: str) -> access.Invitation:
         raise HTTPException(403, f"This invitation is too old. {again}")
     known = access.person(gate.store.engine, found.name)
     if known is None or not known.active:
-        raise HTTPException(403, "Whoever this invitation is for is shut out here.")
+        raise HTTPException(403, "Anyone who this invitation is for is shut out here.")
     if access.link_was_used(gate.store.engine, found.nonce):
         raise HTTPException(403, f"This invitation was used, and works once. {again}")
     if not access.is_newest(gate.store.engine, found):

@@ -1,6 +1,6 @@
-"""Serving an app to whoever connects: how long half a request is waited for, and how many connections are kept.
+"""Serving an app to anyone who connects: how long half a request is waited for, and how many connections are kept.
 
-uvicorn sets no time for a request to arrive. Whoever opens connections and sends nothing, or a byte now and then, would hold
+uvicorn sets no time for a request to arrive. Anyone who opens connections and sends nothing, or a byte now and then, would hold
 descriptors until none is left for others. Here a request has a deadline that no trickle of bytes moves; an answer that is not
 read has one, too; and where there are too many connections, a new one takes the place of the one that has kept us waiting
 longest, so that somebody who sends a whole request is answered in the middle of such a crowd.
@@ -116,7 +116,7 @@ class Places:
         self.in_all, self.per_client = in_all, per_client
         self.are_closed = False
         self._taken: dict[str, dict[PunctualProtocol, None]] = {}
-        """By address; whoever was answered longest ago comes first."""
+        """By address; anyone who was answered longest ago comes first."""
 
     def take(self, connection: PunctualProtocol) -> bool:
         """Make room for a connection, by ending one that keeps us waiting; False where there is none such."""
@@ -208,7 +208,7 @@ class PunctualProtocol(H11Protocol):
             self._reading_deadline = None
 
     def shutdown(self) -> None:
-        """Whoever keeps us waiting at the end is not waited for."""
+        """Anyone who keeps us waiting at the end is not waited for."""
         if self.keeps_us_waiting:
             self.end()
         else:

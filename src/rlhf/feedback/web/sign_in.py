@@ -75,7 +75,7 @@ def join(
     secret_hash = hash_password(password) if password else None  # before the link is used: it may be refused
     secret = start_session(gate, link.name, link=link)
     if secret is None:
-        raise HTTPException(403, "This invitation was used just now. Ask whoever sent it for a new one.")
+        raise HTTPException(403, "This invitation was used just now. Ask anyone who sent it for a new one.")
     if secret_hash is not None:
         access.set_password_hash(gate.store.engine, link.name, secret_hash, besides=secret)
     return _come_in(request, gate, secret)

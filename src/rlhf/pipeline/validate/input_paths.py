@@ -59,7 +59,7 @@ def facts_of(review: Review, config: ModelConfig) -> ModelFacts | None:
     try:
         folder = model_folder(root) if root is not None else None
     except ModelError:
-        return None  # no name at all; whoever names it complains
+        return None  # no name at all; anyone who names it complains
     return _read_once(review, folder) if folder is not None else None
 
 
@@ -259,7 +259,7 @@ def _check_other_files(review: Review, stage: Stage) -> None:
 
 
 def _read_once(review: Review, folder: Path) -> ModelFacts | None:
-    """The facts of a folder; None where it can't be used (whoever names it complains, once for each key)."""
+    """The facts of a folder; None where it can't be used (anyone who names it complains, once for each key)."""
     place = ("model", folder)
     if place not in review.shared:
         try:

@@ -163,7 +163,7 @@ function giveBack(tasks) {
   return held.length > 0 ? sendLast(root, "/api/leave", meta("csrf-token"), { held }) : Promise.resolve();
 }
 
-/** Whoever leaves holds up no task that they did not begin; what they began waits for them, with its draft. */
+/** Anyone who leaves holds up no task that they did not begin; what they began waits for them, with its draft. */
 function leavePage() {
   leaving.abort();
   leaving = new AbortController(); // who stays after all, to send what waits, asks anew

@@ -3,7 +3,7 @@
 
 const LONGEST_MS = 20_000; // older ones nobody remembers
 const MOST = 100;
-const PAUSE_MS = 1000; // after keys were thrown away: whoever types on has not seen it yet
+const PAUSE_MS = 1000; // after keys were thrown away: anyone who types on has not seen it yet
 const QUEUED = new Set([..."01234567abtsuxknpd=", "Enter"]); // none that leads to a text field or a dialog
 const ANYTIME = new Set(["g", "?"]); // they ask for no task
 const MOVES = new Set(["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"]); // of a ranking
