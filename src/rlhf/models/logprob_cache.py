@@ -1,7 +1,7 @@
 """What frozen references said of rows, in files, so that the next run on the same rows need not ask again.
 
 One file holds the log-probabilities of one set of rows under one reference; its name is a hash of everything that decides their
-bits (``cache_key``). Anyone who asks packs a set in an order that only its rows decide, so what is read is, to the last bit, what
+bits (``cache_key``). Callers pack a set in an order that only its rows decide, so what is read is, to the last bit, what
 would be computed. A file that can't be read or written costs a line and the forward pass that it would have saved, never the run.
 """
 

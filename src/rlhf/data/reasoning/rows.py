@@ -3,7 +3,7 @@
     stepwise    prompt, completions, labels, level      for process reward models
     unpaired    prompt, completion, label, level        for outcome reward models: is the answer right?
 
-Anyone who wrote a solution, the demonstrator or a policy, it is judged here by the same program.
+Solutions of the demonstrator and of a policy are judged here by the same program.
 """
 
 from __future__ import annotations

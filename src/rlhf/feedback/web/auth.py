@@ -61,7 +61,7 @@ class NotSignedIn(HTTPException):
 
 
 class Visitor:
-    """Anyone who sent a request: their name, their role and the session they came in."""
+    """The sender of a request: their name, their role and the session they came in."""
 
     def __init__(self, name: str, role: str, secret: str, csrf_token: str) -> None:
         self.name, self.role, self.secret, self.csrf_token = name, role, secret, csrf_token
@@ -92,7 +92,7 @@ class Gate:
         return _invitation(self.store, name, role=role, key=self._key)
 
     def visitor(self, request: Request) -> Visitor | None:
-        """Anyone who sent a request, looked up once."""
+        """The sender of the request, looked up once."""
         state = request.state
         if not hasattr(state, "visitor"):
             secret = request.cookies.get(self.cookie)
@@ -295,7 +295,7 @@ def invited(gate: Gate, token: str) -> access.Invitation:
         raise HTTPException(403, f"This invitation is too old. {again}")
     known = access.person(gate.store.engine, found.name)
     if known is None or not known.active:
-        raise HTTPException(403, "Anyone who this invitation is for is shut out here.")
+        raise HTTPException(403, "The person this invitation is for is shut out here.")
     if access.link_was_used(gate.store.engine, found.nonce):
         raise HTTPException(403, f"This invitation was used, and works once. {again}")
     if not access.is_newest(gate.store.engine, found):

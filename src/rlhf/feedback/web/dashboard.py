@@ -42,7 +42,7 @@ MAX_SNIPPET = 160
 
 router = APIRouter(dependencies=[Depends(owner)])
 Store = Annotated[PreferenceStore, Depends(the_store)]
-Anyone who = Annotated[Visitor, Depends(the_visitor)]
+Whoever = Annotated[Visitor, Depends(the_visitor)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def the_desk(request: Request, store: Store) -> Desk:
 
 
 @router.get("/dashboard", response_class=HTMLResponse)
-def dashboard(request: Request, visitor: Anyone who, desk: Annotated[Desk, Depends(the_desk)]) -> HTMLResponse:
+def dashboard(request: Request, visitor: Whoever, desk: Annotated[Desk, Depends(the_desk)]) -> HTMLResponse:
     """For people."""
     view = desk.view()
     return page(

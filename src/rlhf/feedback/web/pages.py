@@ -78,7 +78,7 @@ templates.globals.update(confidences=CONFIDENCES, counted=counted, letters=LETTE
 router = APIRouter()
 Annotator = Annotated[str, Depends(signed_in)]
 Store = Annotated[PreferenceStore, Depends(the_store)]
-Anyone who = Annotated[Visitor, Depends(the_visitor)]
+Whoever = Annotated[Visitor, Depends(the_visitor)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 """Of an assignment that need not be there any more; a larger one no database could look for."""
 
@@ -169,7 +169,7 @@ class UndoBody(Body):
 
 
 @router.get("/")
-def home(request: Request, visitor: Anyone who, store: Store) -> Response:
+def home(request: Request, visitor: Whoever, store: Store) -> Response:
     """Where people belong. An owner who comes to look takes no task out of anybody's hands."""
     if visitor.role == "owner":
         return RedirectResponse(f"{request.scope.get('root_path', '')}/dashboard", 303)
@@ -177,7 +177,7 @@ def home(request: Request, visitor: Anyone who, store: Store) -> Response:
 
 
 @router.get("/label", response_class=HTMLResponse)
-def labelling_page(request: Request, visitor: Anyone who, store: Store) -> HTMLResponse:
+def labelling_page(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
     """The task in hand; its successor is asked for by the page.
 
     Raises:
@@ -193,7 +193,7 @@ def labelling_page(request: Request, visitor: Anyone who, store: Store) -> HTMLR
 
 
 @router.get("/guidelines", response_class=HTMLResponse)
-def guidelines_page(request: Request, visitor: Anyone who, store: Store) -> HTMLResponse:
+def guidelines_page(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
     """The guidelines alone, to print or to keep open beside."""
     return page(request, visitor, "guidelines.html", guidelines=guidelines_of(store))
 

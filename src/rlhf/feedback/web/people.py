@@ -30,7 +30,7 @@ from rlhf.feedback.web.security_middleware import ROOT
 router = APIRouter(dependencies=[Depends(owner)])
 TheGate = Annotated[Gate, Depends(the_gate)]
 Store = Annotated[PreferenceStore, Depends(the_store)]
-Anyone who = Annotated[Visitor, Depends(the_visitor)]
+Whoever = Annotated[Visitor, Depends(the_visitor)]
 Name = Annotated[str, Form()]
 
 
@@ -51,14 +51,14 @@ class Known:
 
 
 @router.get("/people", response_class=HTMLResponse)
-def people(request: Request, visitor: Anyone who, store: Store) -> HTMLResponse:
+def people(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
     """Who is known."""
     return _page(request, visitor, store)
 
 
 @router.post("/people/invite", response_class=HTMLResponse)
 def invite(
-    request: Request, visitor: Anyone who, gate: TheGate, name: Name, role: Annotated[str, Form()] = "annotator"
+    request: Request, visitor: Whoever, gate: TheGate, name: Name, role: Annotated[str, Form()] = "annotator"
 ) -> HTMLResponse:
     """Make a link for somebody new, or another one for somebody known; it is shown on this answer and never again."""
     name = name.strip()
@@ -73,13 +73,13 @@ def invite(
 
 
 @router.post("/people/revoke")
-def revoke(request: Request, visitor: Anyone who, store: Store, name: Name) -> Response:
+def revoke(request: Request, visitor: Whoever, store: Store, name: Name) -> Response:
     """Shut somebody out at once; what they judged stays."""
     return _set_active(request, visitor, store, name, False)
 
 
 @router.post("/people/admit")
-def admit(request: Request, visitor: Anyone who, store: Store, name: Name) -> Response:
+def admit(request: Request, visitor: Whoever, store: Store, name: Name) -> Response:
     """Let somebody in again."""
     return _set_active(request, visitor, store, name, True)
 
