@@ -79,13 +79,13 @@ class CommandsByKind(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As of any group, with a word more about a command that there is none of."""
-        from rlhf.config.methods import method_behind
-        from rlhf.config.schema import stage_classes
-
         if args and args[0] not in self.commands:
             self._load_stages()
         if not args or args[0] in self.commands:
             return super().resolve_command(ctx, args)
+        from rlhf.config.methods import method_behind
+        from rlhf.config.schema import stage_classes
+
         found = method_behind(args[0], self.commands)
         if found is None and args[0] in stage_classes():
             raise UsageError(

@@ -19,7 +19,6 @@ from pathlib import Path
 import rlhf
 from rlhf.config.base import Config, Names, named_things
 from rlhf.config.rewards import rewards_of
-from rlhf.config.stages import BY_KIND
 
 ROOT = Path(rlhf.__file__).parent
 PACKAGE = rlhf.__name__
@@ -47,6 +46,8 @@ def code_of_stage(kind: str, stage: Config) -> dict[str, str]:
 
 def module_of_stage(kind: str) -> str:
     """The module that implements a kind of stage."""
+    from rlhf.config.stages import BY_KIND  # here: commands that only read records do without the settings of all kinds
+
     return f"{PACKAGE}.pipeline.stages.{BY_KIND[kind].runs.partition(':')[0]}"
 
 

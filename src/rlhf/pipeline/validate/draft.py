@@ -6,13 +6,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from rlhf.config.recipe import RecipeConfig, seed_of_stages
-from rlhf.config.stages import Stage
+from rlhf.config.stages import stage_adapter
 from rlhf.errors import ConfigError
-
-STAGE_ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
 
 
 class Draft(RecipeConfig):
@@ -57,7 +55,7 @@ def _known_part(stage: Mapping[str, Any]) -> dict[str, Any] | None:
     """A stage without the keys that it can't have; None where more than those is wrong with it."""
     known = copy.deepcopy(dict(stage))
     try:
-        STAGE_ADAPTER.validate_python(known)
+        stage_adapter().validate_python(known)
     except ValidationError as err:
         errors = err.errors(include_url=False, include_input=False)
         if any(error["type"] != "extra_forbidden" for error in errors):
@@ -65,7 +63,7 @@ def _known_part(stage: Mapping[str, Any]) -> dict[str, Any] | None:
         for error in errors:
             _drop(known, error["loc"])
         try:
-            STAGE_ADAPTER.validate_python(known)
+            stage_adapter().validate_python(known)
         except ValidationError:
             return None
     return known

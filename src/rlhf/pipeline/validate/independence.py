@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.rewards import RewardBase, rewards_of
-from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, Stage
+from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, Stage, stage_adapter
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.validate.ancestry import (
     NOT_RECORDED,
@@ -29,8 +29,6 @@ from rlhf.pipeline.validate.ancestry import (
     models_of,
 )
 from rlhf.pipeline.validate.inputs import prompts_behind, rows_inputs
-
-STAGE_ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ def leakage_in_recipe(recipe: Mapping[str, Any], name: str) -> Leakage | None:
     stages = {}
     for other, settings in written.items() if isinstance(written, Mapping) else ():
         try:
-            stages[str(other)] = STAGE_ADAPTER.validate_python({"seed": 0, **settings})
+            stages[str(other)] = stage_adapter().validate_python({"seed": 0, **settings})
         except (ValidationError, TypeError):
             continue  # of another version; what it would have said is not known
     found = stages.get(name)
