@@ -22,7 +22,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from markupsafe import Markup, escape
 
 from rlhf.evaluation.numbers import percentage
@@ -207,6 +206,8 @@ def reuse_plots(page: Path) -> Iterator[None]:
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """Centred mean over up to ``window`` values; shorter at the ends."""
     half = window // 2
+    import numpy as np  # here and below: a page whose plots are all there already does without
+
     array = np.asarray(values, dtype=np.float64)
     return [float(array[max(0, i - half) : i + half + 1].mean()) for i in range(len(array))]
 
@@ -217,8 +218,9 @@ def _draw(axes: Axes, series: Series) -> None:
         if len(x) > 2:
             axes.fill_between(x, list(series.low), list(series.high), color=series.colour, alpha=0.16, linewidth=0)
         else:
-            errors = [np.subtract(y, series.low), np.subtract(series.high, y)]
-            axes.errorbar(x, y, yerr=np.clip(errors, 0, None), fmt="none", color=series.colour, elinewidth=1.1)
+            below = [max(0.0, here - low) for here, low in zip(y, series.low, strict=True)]
+            above = [max(0.0, high - here) for here, high in zip(y, series.high, strict=True)]
+            axes.errorbar(x, y, yerr=[below, above], fmt="none", color=series.colour, elinewidth=1.1)
     if series.labels:
         axes.margins(y=0.15)
     for point, words in series.labels.items():
@@ -242,6 +244,8 @@ def _is_noisy(values: Sequence[float]) -> bool:
     By the median of second differences, in which neither slope nor curve nor a single kink counts: there white noise
     has 6 times its variance, and half of a normal variable lies within 0.6745 deviations.
     """
+    import numpy as np
+
     noise = float(np.median(np.abs(np.diff(values, n=2)))) / (0.6745 * math.sqrt(6))
     return noise > 0.01 * float(np.ptp(values))
 
