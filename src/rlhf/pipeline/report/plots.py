@@ -205,9 +205,9 @@ def reuse_plots(page: Path) -> Iterator[None]:
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """Centred mean over up to ``window`` values; shorter at the ends."""
-    half = window // 2
     import numpy as np  # here and below: a page whose plots are all there already does without
 
+    half = window // 2
     array = np.asarray(values, dtype=np.float64)
     return [float(array[max(0, i - half) : i + half + 1].mean()) for i in range(len(array))]
 
@@ -218,9 +218,9 @@ def _draw(axes: Axes, series: Series) -> None:
         if len(x) > 2:
             axes.fill_between(x, list(series.low), list(series.high), color=series.colour, alpha=0.16, linewidth=0)
         else:
-            below = [max(0.0, here - low) for here, low in zip(y, series.low, strict=True)]
-            above = [max(0.0, high - here) for here, high in zip(y, series.high, strict=True)]
-            axes.errorbar(x, y, yerr=[below, above], fmt="none", color=series.colour, elinewidth=1.1)
+            down = [max(0.0, here - low) for here, low in zip(y, series.low, strict=True)]
+            up = [max(0.0, high - here) for here, high in zip(y, series.high, strict=True)]
+            axes.errorbar(x, y, yerr=[down, up], fmt="none", color=series.colour, elinewidth=1.1)
     if series.labels:
         axes.margins(y=0.15)
     for point, words in series.labels.items():
