@@ -31,7 +31,7 @@ A_REWARD = (
     "a Python function (path/to/file.py:function or package.module:function), a reward model (stage:NAME, its folder, or OWNER/NAME "
     "on the hub), a service (http://HOST/PATH), rules, or settings with a kind"
 )
-"""What may stand where a reward or a judge is wanted."""
+"""What a reward or a judge may be."""
 EXAMPLES: Mapping[str | int, str] = {"reward": f"; give {A_REWARD}", "judge": f"; give {A_REWARD}"}
 """What a required key may be, where its name does not say it."""
 NO_SECTION = ("model_type", "model_attributes_type", "dict_type")

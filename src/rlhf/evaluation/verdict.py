@@ -6,7 +6,7 @@ same answers that fooled the reward, so what needs no judge is looked at as well
 fifth of training, distance from the baseline, answers that are cut, empty, repetitive or all alike, and answers unlike anything that
 the judge was trained on. Each comes with its numbers, those of the baseline beside those of the policy.
 
-Limits: ``RISES``, ``FALLS``, ``SURPRISE`` and ``SURPRISE_NATS``; why they are what they are stands beside them. They were set on healthy
+Limits: ``RISES``, ``FALLS``, ``SURPRISE`` and ``SURPRISE_NATS``; the reason for each is given with it. They were set on healthy
 runs of the embedded world (PPO, GRPO, DPO; tools/verdicts.py prints the distances to each limit) and on runs that were ruined on purpose.
 Loads nothing but the standard library.
 """

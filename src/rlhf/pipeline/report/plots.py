@@ -1,8 +1,8 @@
 """The report's plots: small panels as inline SVG whose colours are the page's own.
 
 Matplotlib draws in stand-in colours, each of which becomes a CSS variable, so one drawing serves light, dark and
-paper. Text stays text: it can be searched, read aloud, and takes the page's font. A plot that stands in the page that is
-written over is not drawn again (`reuse_plots`): importing matplotlib and drawing thirty plots takes seconds.
+paper. Text stays text: it can be searched, read aloud, and takes the page's font. A plot that the page being
+replaced already has is not drawn again (`reuse_plots`): importing matplotlib and drawing thirty plots takes seconds.
 """
 
 from __future__ import annotations
