@@ -63,7 +63,7 @@ def evaluation_lines(stage: str, found: Mapping[str, Any]) -> list[str]:
             )
     lines += ["", f"KL from the start: {estimate(found['kl']['k1'])} nats per sequence."]
     if found["hacking"]:
-        lines += ["", f"The report on over-optimisation: {found['hacking']['sentence']}"]
+        lines += ["", f"The report on over-optimization: {found['hacking']['sentence']}"]
     for sample in [s for s in found["samples"] if s["chosen_as"] == "first"][:NUM_SAMPLES]:
         lines += [
             "",

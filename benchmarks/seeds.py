@@ -128,7 +128,7 @@ def table(rows: Sequence[dict[str, Any]], arms: Sequence[str], command: str) -> 
         lines.append(f"| {arm} | {len(rows)} | " + " | ".join(cells) + f" | {seconds:.0f} |")
     if all(r["reward_accuracy"] is not None for r in rows):
         accuracy = [r["reward_accuracy"] for r in rows]
-        lines += ["", f"Reward model's accuracy on held-out pairs labelled without noise: {interval(accuracy)}."]
+        lines += ["", f"Reward model's accuracy on held-out pairs labeled without noise: {interval(accuracy)}."]
     lines += ["", "| seed | base | reward model's accuracy | " + " | ".join(f"{arm}: win, KL" for arm in arms) + " |"]
     lines += ["|---|---|---|" + "---|" * len(arms)]
     for r in rows:

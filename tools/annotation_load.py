@@ -1,14 +1,14 @@
 """Many annotators judge at once while their server is killed with SIGKILL and started again, and nothing acknowledged may be lost.
 
-    python tools/annotation_load.py                                     50 annotators x 200 judgements, 5 kills: a few minutes
-    python tools/annotation_load.py --annotators 10 --judgements 20 --kills 2
+    python tools/annotation_load.py                                     50 annotators x 200 judgments, 5 kills: a few minutes
+    python tools/annotation_load.py --annotators 10 --judgments 20 --kills 2
     python tools/annotation_load.py --write docs/results/annotation_load.md
     python tools/annotation_load.py --store postgresql://me@/empty      the same on PostgreSQL
 
 The server is `rlhf annotate` in a process of its own. An annotator is a client that does what the page does: comes in by an
 invitation, asks for a task, sends an answer with a key of its own, asks for the next; what is not answered it sends again, with
-the same key. Afterwards the store is read: every acknowledged judgement must be there once, as it was sent, by whom it was sent,
-and no task may have more judgements than its overlap.
+the same key. Afterwards the store is read: every acknowledged judgment must be there once, as it was sent, by whom it was sent,
+and no task may have more judgments than its overlap.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import sqlalchemy as sa
 
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
 from rlhf.feedback.store.engine import reading
-from rlhf.feedback.store.tables import AnnotatorRow, AssignmentRow, JudgementRow
+from rlhf.feedback.store.tables import AnnotatorRow, AssignmentRow, JudgmentRow
 from rlhf.feedback.web import WebSettings, invitation_link
 from rlhf.feedback.web.settings import key_file, signing_key
 from rlhf.files import write_text
@@ -59,7 +59,7 @@ class Outcome:
     acknowledged: dict[str, tuple[str, int, str]] = field(default_factory=dict)
     """Key -> annotator, assignment, answer on the screen."""
     judge_seconds: list[float] = field(default_factory=list)
-    """From sending to acknowledgement, of judgements that were answered at the first try."""
+    """From sending to acknowledgement, of judgments that were answered at the first try."""
     next_seconds: list[float] = field(default_factory=list)
     """The same of asking for a task."""
     repeated: int = 0
@@ -71,7 +71,7 @@ class Outcome:
     kill_times: list[float] = field(default_factory=list)
     down_seconds: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    num_judgements: int = 0
+    num_judgments: int = 0
     """In the store, at the end."""
 
 
@@ -134,7 +134,7 @@ class Annotator:
                 return
             key, answer = str(uuid.UUID(int=self.random.getrandbits(128))), self.random.choice(("a", "b", "tie"))
             sent = {"assignment": task["assignment"], "key": key, "answer": {"preference": answer}, "seconds": 1.0}
-            await self._send("/api/judgements", sent, self.outcome.judge_seconds)
+            await self._send("/api/judgments", sent, self.outcome.judge_seconds)
             self.outcome.acknowledged[key] = (self.name, task["assignment"], answer)
             task = (await self._send("/api/next", {}, self.outcome.next_seconds))["task"]
 
@@ -146,7 +146,7 @@ class Annotator:
             tries += 1
             try:
                 answer = await self.client.post(path, json=body)
-            except httpx2.TransportError:  # the server is gone; whether it had kept the judgement nobody can tell
+            except httpx2.TransportError:  # the server is gone; whether it had kept the judgment nobody can tell
                 await asyncio.sleep(0.1 + 0.3 * self.random.random())
                 continue
             self.outcome.statuses[answer.status_code] += 1
@@ -165,11 +165,11 @@ class Annotator:
         raise SystemExit(f"{path} of {self.name} was not answered in {PATIENCE_SECONDS:g} s")
 
 
-async def load(place: str, folder: Path, *, annotators: int, judgements: int, kills: int, seed: int) -> Outcome:
+async def load(place: str, folder: Path, *, annotators: int, judgments: int, kills: int, seed: int) -> Outcome:
     """Run the whole thing on an empty store, and look at what is in it."""
     outcome = Outcome()
     names = [f"annotator-{n:02d}" for n in range(annotators)]
-    num_tasks = max(-(-annotators * judgements // OVERLAP) + annotators, judgements)
+    num_tasks = max(-(-annotators * judgments // OVERLAP) + annotators, judgments)
     server = Server(place, folder / "server.log")
     with PreferenceStore(place, rules=AssignmentRules(overlap=OVERLAP), seed=seed) as store:
         store.add_tasks(_task(number) for number in range(num_tasks))
@@ -183,8 +183,8 @@ async def load(place: str, folder: Path, *, annotators: int, judgements: int, ki
     try:
         await asyncio.gather(*(person.come_in(links[person.name]) for person in people))
         begun = time.perf_counter()
-        killer = asyncio.create_task(_kill(server, outcome, kills, annotators * judgements, random.Random(seed)))
-        await asyncio.gather(*(person.work(judgements) for person in people))
+        killer = asyncio.create_task(_kill(server, outcome, kills, annotators * judgments, random.Random(seed)))
+        await asyncio.gather(*(person.work(judgments) for person in people))
         outcome.seconds = time.perf_counter() - begun
         await killer
     finally:
@@ -193,7 +193,7 @@ async def load(place: str, folder: Path, *, annotators: int, judgements: int, ki
             await person.client.aclose()
     if len(outcome.kill_times) != kills:
         outcome.problems.append(f"{len(outcome.kill_times)} of {kills} kills fell before the work was done")
-    check(place, outcome, expected=annotators * judgements)
+    check(place, outcome, expected=annotators * judgments)
     return outcome
 
 
@@ -214,20 +214,20 @@ async def _kill(server: Server, outcome: Outcome, kills: int, total: int, rng: r
 def check(place: str, outcome: Outcome, *, expected: int) -> None:
     """Compare what was acknowledged with what is in the store."""
     query = (
-        sa.select(JudgementRow, AssignmentRow, AnnotatorRow.name)
-        .join(AssignmentRow, AssignmentRow.number == JudgementRow.assignment)
-        .join(AnnotatorRow, AnnotatorRow.number == JudgementRow.annotator)
+        sa.select(JudgmentRow, AssignmentRow, AnnotatorRow.name)
+        .join(AssignmentRow, AssignmentRow.number == JudgmentRow.assignment)
+        .join(AnnotatorRow, AnnotatorRow.number == JudgmentRow.annotator)
     )
     with PreferenceStore(place) as store, reading(store.engine) as session:
         kept = {row.key: (row, held, name) for row, held, name in session.execute(query)}
-    outcome.num_judgements = len(kept)
+    outcome.num_judgments = len(kept)
     say = outcome.problems.append
     if len(outcome.acknowledged) != expected:
-        say(f"{len(outcome.acknowledged)} judgements were acknowledged, {expected} were to be made")
+        say(f"{len(outcome.acknowledged)} judgments were acknowledged, {expected} were to be made")
     if lost := outcome.acknowledged.keys() - kept.keys():
-        say(f"{len(lost)} acknowledged judgements are lost")
+        say(f"{len(lost)} acknowledged judgments are lost")
     if strange := kept.keys() - outcome.acknowledged.keys():
-        say(f"{len(strange)} judgements are there that nobody was told of, though every client got its answer")
+        say(f"{len(strange)} judgments are there that nobody was told of, though every client got its answer")
     if twice := [
         n for n, count in collections.Counter(row.assignment for row, _, _ in kept.values()).items() if count > 1
     ]:
@@ -235,15 +235,15 @@ def check(place: str, outcome: Outcome, *, expected: int) -> None:
     if crowded := [
         t for t, count in collections.Counter(row.task for row, _, _ in kept.values()).items() if count > OVERLAP
     ]:
-        say(f"{len(crowded)} tasks have more than {OVERLAP} judgements")
+        say(f"{len(crowded)} tasks have more than {OVERLAP} judgments")
     for key, sent in outcome.acknowledged.items():
         if key in kept and (found := _as_sent(*kept[key])) != sent:
             say(f"{sent} was sent, and {found} is kept")
             break
 
 
-def _as_sent(row: JudgementRow, held: AssignmentRow, name: str) -> tuple[str, int, str]:
-    """A kept judgement as its client knew it: by places on the screen."""
+def _as_sent(row: JudgmentRow, held: AssignmentRow, name: str) -> tuple[str, int, str]:
+    """A kept judgment as its client knew it: by places on the screen."""
     said = (row.value or {})["preference"]
     seen = said if said == "tie" or held.order[0] == 0 else {"a": "b", "b": "a"}[said]
     return name, row.assignment, seen
@@ -258,27 +258,27 @@ def _task(number: int) -> Task:
 def to_markdown(outcome: Outcome, arguments: argparse.Namespace) -> str:
     """The page of results."""
     kind = "PostgreSQL" if "://" in (arguments.store or "") else "SQLite"
-    total = arguments.annotators * arguments.judgements
+    total = arguments.annotators * arguments.judgments
     kills = ", ".join(f"{t:.0f} s" for t in outcome.kill_times)
     rows = [
-        ("judgements acknowledged", f"{len(outcome.acknowledged):,} of {total:,}"),
+        ("judgments acknowledged", f"{len(outcome.acknowledged):,} of {total:,}"),
         ("lost", _count(outcome, "lost")),
-        ("doubled", _count(outcome, "more than once", "more than 2 judgements", "nobody was told of")),
+        ("doubled", _count(outcome, "more than once", "more than 2 judgments", "nobody was told of")),
         ("other differences", str(len(outcome.problems)) if outcome.problems else "0"),
         ("requests sent again, because the server was gone", f"{outcome.repeated:,}"),
         ("killed at", kills or "never"),
         ("away, from the kill to the first answer", f"{_quantiles(outcome.down_seconds)} s" if kills else "-"),
-        ("a judgement, p50 / p95 / p99", f"{_quantiles(outcome.judge_seconds, 1000)} ms"),
+        ("a judgment, p50 / p95 / p99", f"{_quantiles(outcome.judge_seconds, 1000)} ms"),
         ("the next task, p50 / p95 / p99", f"{_quantiles(outcome.next_seconds, 1000)} ms"),
         ("a request sent again, p50 / p95 / p99", f"{_quantiles(outcome.repeated_seconds)} s"),
         ("told to slow down (429)", f"{outcome.statuses[429]:,}"),
-        ("judgements a second, kills included", f"{len(outcome.acknowledged) / outcome.seconds:.0f}"),
+        ("judgments a second, kills included", f"{len(outcome.acknowledged) / outcome.seconds:.0f}"),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    command = f"--annotators {arguments.annotators} --judgements {arguments.judgements} --kills {arguments.kills} --seed {arguments.seed}"
-    return f"""# The labelling server under load, killed and started again
+    command = f"--annotators {arguments.annotators} --judgments {arguments.judgments} --kills {arguments.kills} --seed {arguments.seed}"
+    return f"""# The labeling server under load, killed and started again
 
-{arguments.annotators} annotators judge {arguments.judgements} tasks each, as fast as they get them, on one `rlhf annotate` ({kind})
+{arguments.annotators} annotators judge {arguments.judgments} tasks each, as fast as they get them, on one `rlhf annotate` ({kind})
 that is ended with SIGKILL {arguments.kills} times and started again. Times are those of requests that were answered at the first try;
 clients and server share {os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()}; load average of the last
 quarter of an hour, other programs included: {os.getloadavg()[2]:.0f}), and a person takes seconds where these clients take none. Written by
@@ -288,8 +288,8 @@ quarter of an hour, other programs included: {os.getloadavg()[2]:.0f}), and a pe
 |---|---|
 {table}
 
-Every acknowledged judgement was looked up in the store afterwards by its key: present once, with the answer, the annotator and the
-assignment it was sent with; no task has more judgements than its overlap of {OVERLAP}.
+Every acknowledged judgment was looked up in the store afterwards by its key: present once, with the answer, the annotator and the
+assignment it was sent with; no task has more judgments than its overlap of {OVERLAP}.
 """
 
 
@@ -308,7 +308,7 @@ def main() -> None:
     """See the top of this file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--annotators", type=int, default=50)
-    parser.add_argument("--judgements", type=int, default=200, help="Of each annotator.")
+    parser.add_argument("--judgments", type=int, default=200, help="Of each annotator.")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="Decides answers and kills.")
     parser.add_argument("--store", help="Database URL of an empty database; by default a new SQLite file.")
@@ -319,13 +319,13 @@ def main() -> None:
     place = arguments.store or str(folder / "store.db")
     outcome = asyncio.run(
         load(
-            place, folder, annotators=arguments.annotators, judgements=arguments.judgements, kills=arguments.kills,
+            place, folder, annotators=arguments.annotators, judgments=arguments.judgments, kills=arguments.kills,
             seed=arguments.seed,
         )
     )  # fmt: skip
     page = to_markdown(outcome, arguments)
     if arguments.json:
-        print(json.dumps({"acknowledged": len(outcome.acknowledged), "kept": outcome.num_judgements, "kills": len(outcome.kill_times),
+        print(json.dumps({"acknowledged": len(outcome.acknowledged), "kept": outcome.num_judgments, "kills": len(outcome.kill_times),
                           "repeated": outcome.repeated, "problems": outcome.problems}))  # fmt: skip
     else:
         print(page)

@@ -33,7 +33,7 @@ def page(found: dict[str, dict[str, float]], seconds: float) -> str:
         "",
         f"Made by `python tools/invariance_table.py` in {seconds:.0f} s of CPU on {machine()['cpu']}, one thread; torch {versions()['torch']}.",
         "",
-        "For each method, the gradient of one optimiser step of a tiny policy (float64), after its weights have left what reference and",
+        "For each method, the gradient of one optimizer step of a tiny policy (float64), after its weights have left what reference and",
         "sampler know, computed in two ways. Numbers are the norm of the difference over the norm of the gradient; rounding alone leaves",
         "1e-15 or so. A test holds each below 1e-9.",
         "",

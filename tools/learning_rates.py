@@ -37,12 +37,12 @@ RATES = {
     "dpo": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
     "grpo": (3e-5, 1e-4, 3e-4, 1e-3),
 }
-OFFLINE = {"max_steps": 30, "rows_per_step": 16, "schedule": "constant", "max_nonfinite_steps": 1000}
+OFFLINE = {"max_steps": 30, "batch_size": 16, "schedule": "constant", "max_nonfinite_steps": 1000}
 POLICY: Mapping[str, Any] = {
     "rollouts": 8,
     "prompts_per_rollout": 8,
     "group_size": 6,
-    "sequences_per_step": 24,
+    "minibatch_size": 24,
     "schedule": "constant",
     "max_nonfinite_steps": 1000,
     "missing_eos_penalty": 1.0,
@@ -50,7 +50,7 @@ POLICY: Mapping[str, Any] = {
 }
 KNOWN_START = {"reward": 0.5, "dpo": 0.5}
 """Accuracy before anything was learned."""
-WARM_UP = {"learning_rate": 1e-3, "max_steps": 40, "rows_per_step": 16}
+WARM_UP = {"learning_rate": 1e-3, "max_steps": 40, "batch_size": 16}
 """Of a model that has not seen the data: what the other methods start from."""
 BEGIN, END = "<!-- measured: written by tools/learning_rates.py -->", "<!-- end of what was measured -->"
 HELD_PAIRS = 200

@@ -37,7 +37,7 @@ from scipy.stats import t as student
 from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, recipe_of
 from rlhf.config.recipe import RecipeConfig
-from rlhf.evaluation.overoptimisation import HackingVerdict
+from rlhf.evaluation.overoptimization import HackingVerdict
 from rlhf.files import write_json, write_text
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.run import Pipeline, machine, versions
@@ -164,7 +164,7 @@ def recipe_hash(name: str) -> str:
 
 
 def pair_accuracy(model: Path, pairs: Path) -> dict[str, Any]:
-    """Of any reward model on the seed's held-out pairs of the preference stage, labelled without noise."""
+    """Of any reward model on the seed's held-out pairs of the preference stage, labeled without noise."""
     from rlhf.data.datasets import PreferenceDataset
     from rlhf.evaluation.evaluator import judge_reward_model
     from rlhf.models.reward import RewardModel
@@ -382,7 +382,7 @@ def page(rows: Mapping[str, list[dict[str, Any]]], command: str) -> str:
             if family == "reward":
                 lines += [
                     "",
-                    "Accuracy: on the same 400 held-out pairs for all of them, labelled without noise, whatever rows a model was",
+                    "Accuracy: on the same 400 held-out pairs for all of them, labeled without noise, whatever rows a model was",
                     "trained on. A process reward model judges steps of another world: F1 of right chains and first wrong steps on",
                     "chains held out. About .5 is the plateau of a model that has not begun to check results; a shorter run than its",
                     "recipe leaves it on some seeds only ([the method's page](../methods/prm.md)); see [the reasoning table](reasoning.md).",

@@ -55,7 +55,7 @@ def recipe_of(work: Path) -> dict[str, Any]:
         "kind": "sft",
         "model": larger,
         "data": str(work / "long.jsonl"),
-        "rows_per_step": 8,
+        "batch_size": 8,
         "max_steps": STEPS,
         "max_length": 1024,
     }
@@ -167,7 +167,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "# Is `rlhf plan` right?",
         "",
         "Predicted against measured, by `python tools/plan_check.py`: every row is a prediction and a run of a few steps, each in a fresh",
-        "process on one thread, in turns; each figure is the middle one of the turns. Seconds are processor seconds of one optimiser step;",
+        "process on one thread, in turns; each figure is the middle one of the turns. Seconds are processor seconds of one optimizer step;",
         "memory is the highest resident size. *Above libraries* leaves out what Python and its libraries take before a model is there: the",
         f"harder test. The aim is {LIMIT:.0%} either way; what misses it is marked.",
         "",

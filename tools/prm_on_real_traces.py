@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     config = ProcessRewardModelConfig(
-        learning_rate=1e-3, epochs=options.epochs, rows_per_step=16, until_first_error=True, seed=options.seed
+        learning_rate=1e-3, epochs=options.epochs, batch_size=16, until_first_error=True, seed=options.seed
     )
     model = ProcessRewardModel.from_policy(str(options.assets / "models" / "stories260K"), seed=options.seed)
     rows = [*mistake_rows(options.assets / "bigbench_mistake"), *gsm8k_rows(options.assets / "mr_gsm8k")]

@@ -44,7 +44,7 @@ ORDERINGS = (
     Ordering("exo", "dpo", "reverse KL is ahead of forward KL", "Ji et al. 2024, arXiv:2402.00856"),
     Ordering("rpo", "dpo", "the likelihood term helps", "Pang et al. 2024, arXiv:2404.19733"),
     Ordering("wpo", "dpo", "weighing by the policy helps", "Zhou et al. 2024, arXiv:2406.11827"),
-    Ordering("length_normalised_dpo", "dpo", "per token is ahead of sums", "Lambert et al. 2024, arXiv:2411.15124"),
+    Ordering("length_normalized_dpo", "dpo", "per token is ahead of sums", "Lambert et al. 2024, arXiv:2411.15124"),
     Ordering("simpo", "dpo", "SimPO is ahead of DPO", "Meng et al. 2024, arXiv:2405.14734"),
     Ordering("kto", "dpo", "KTO is level with or ahead of DPO", "Ethayarajh et al. 2024, arXiv:2402.01306"),
     Ordering("apo_zero", "apo_down", "zero where the data is no worse than the policy", "D'Oosterlinck et al. 2024, arXiv:2408.06266"),

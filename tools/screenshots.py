@@ -42,7 +42,7 @@ TASK = Task(
 
 
 @contextmanager
-def labelling_page(folder: Path) -> Iterator[str]:
+def labeling_page(folder: Path) -> Iterator[str]:
     """The address at which an invited annotator finds ``TASK``."""
     store = PreferenceStore(folder / "store.db")
     store.add_tasks([TASK])
@@ -83,7 +83,7 @@ def main() -> None:
     chromium = next((path for path in map(shutil.which, CHROMIUM_NAMES) if path), None)
     if not report.is_file() or chromium is None:
         sys.exit(f"{report} is not there; run the recipe first." if chromium else "No chromium is on the path.")
-    with tempfile.TemporaryDirectory() as folder, labelling_page(Path(folder)) as link, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, labeling_page(Path(folder)) as link, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]})
         page.goto(report.resolve().as_uri())

@@ -25,7 +25,7 @@ CARD = """# The embedded base model
 
 A llama with 0.77M parameters, trained from nothing on the documents of the embedded world (`rlhf.data.world`) by
 `recipes/base.yaml`; `make base` trains it again. It knows the world's facts and can tell a right answer from a wrong one; it has
-no manners yet. MIT licence, like the package.
+no manners yet. MIT license, like the package.
 """
 
 

@@ -3,15 +3,15 @@
     python tools/soft_labels.py                                      three seeds, one process, about five minutes
     python tools/soft_labels.py --seeds 1 --pairs 60 --arms majority soft --folder /tmp/try --write /tmp/try/page.md
 
-For each seed: the world, SFT and pairs of recipes/quickstart.yaml (labelled without noise: the truth is known). A simulated crowd,
-mostly careless or spamming, judges every pair a few times. From the same judgements come the labels of each arm:
+For each seed: the world, SFT and pairs of recipes/quickstart.yaml (labeled without noise: the truth is known). A simulated crowd,
+mostly careless or spamming, judges every pair a few times. From the same judgments come the labels of each arm:
 
     majority    what most say
     hard        what Dawid and Skene's model, which learns how far each annotator can be trusted, thinks likelier
     soft        the same, with how likely it thinks so: p becomes the column ``confidence``, 2p - 1, for ``use_confidence``
     truth       the world's own labels: as good as it gets
 
-Each trains the quickstart's reward model; all are judged on the same held-out pairs, labelled by the truth. Finished stages are
+Each trains the quickstart's reward model; all are judged on the same held-out pairs, labeled by the truth. Finished stages are
 kept, so the command can be given again after an interruption.
 """
 
@@ -47,14 +47,14 @@ FOLDER = ROOT / "runs" / "soft_labels"
 PAGE = ROOT / "docs" / "results" / "soft_labels.md"
 ARMS = {
     "majority": "what most say of a pair",
-    "hard": "what Dawid and Skene's model thinks likelier; it learns from the judgements alone how far to trust each annotator",
+    "hard": "what Dawid and Skene's model thinks likelier; it learns from the judgments alone how far to trust each annotator",
     "soft": "the same labels, each with how likely it is to be right (`use_confidence`)",
     "truth": "the world's own labels, as good as it gets",
 }
 SHARED = ("world", "sft", "preferences")
 SIDES = ("a", "b")
 SURE = 0.999999
-"""A soft label is kept this far from certainty: few judgements never prove anything."""
+"""A soft label is kept this far from certainty: few judgments never prove anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ def run_seed(seed: int, arms: Sequence[str], who: Crowd, *, num_pairs: int, fold
     Pipeline(shared).run()
     made = folder / "shared"
     rows, held_out = (_read(made / "preferences" / f"{name}.jsonl") for name in ("pairs", "test_pairs"))
-    judged = judgements(rows, who, seed=seed)
-    labels = {name: labelled(rows, judged, name) for name in arms}
+    judged = judgments(rows, who, seed=seed)
+    labels = {name: labeled(rows, judged, name) for name in arms}
     # a stage that takes confidences wants them of held-out pairs as well: the truth is certain
     write_jsonl(folder / "labels" / "test_pairs.jsonl", [{**row, "confidence": 1.0} for row in held_out])
     stages = {}
@@ -113,7 +113,7 @@ def run_seed(seed: int, arms: Sequence[str], who: Crowd, *, num_pairs: int, fold
     return found
 
 
-def judgements(rows: Sequence[Mapping[str, Any]], who: Crowd, *, seed: int) -> Labels:
+def judgments(rows: Sequence[Mapping[str, Any]], who: Crowd, *, seed: int) -> Labels:
     """What the crowd says: ``a`` is the chosen completion in about half of the pairs, so that no side is right more often."""
     people = who.people()
     said = []
@@ -133,7 +133,7 @@ def is_a(seed: int, row: str) -> bool:
     return random.Random(derive_seed(seed, "soft labels", "side", row)).random() < 0.5
 
 
-def labelled(rows: Sequence[Mapping[str, Any]], judged: Labels, arm: str) -> list[dict[str, Any]]:
+def labeled(rows: Sequence[Mapping[str, Any]], judged: Labels, arm: str) -> list[dict[str, Any]]:
     """Preference rows as an arm labels them; ``flipped`` says where it is wrong. A draw gives no row."""
     if arm == "truth":
         return [dict(row) for row in rows]
@@ -218,11 +218,11 @@ def page(rows: Sequence[Mapping[str, Any]], who: Crowd, command: str) -> str:
         f"Made by `{command}` on {machine()['cpu']}, one thread; {made_with}.",
         "",
         f"The crowd: {who}. Its Krippendorff's alpha is {over_seeds([row['alpha'] for row in rows])}. All arms learn from the",
-        f"same {rows[0]['num_pairs']:,} pairs of the embedded world and the same judgements; every seed holds out its own prompts and facts.",
+        f"same {rows[0]['num_pairs']:,} pairs of the embedded world and the same judgments; every seed holds out its own prompts and facts.",
         "",
         *(f"* {name}: {ARMS[name]}." for name in arms),
         "",
-        "Accuracy: of the reward model, on held-out pairs labelled by the truth, with its 95 % interval over pairs for each seed, and mean ±",
+        "Accuracy: of the reward model, on held-out pairs labeled by the truth, with its 95 % interval over pairs for each seed, and mean ±",
         "half a 95 % t interval over seeds. Log loss: on the same pairs, 0.693 is a coin. Labels right: in the training pairs.",
         "",
         "| labels | right | "
@@ -254,13 +254,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1500, help="Training pairs.")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--crowd", type=int, nargs=3, default=[3, 4, 3], metavar=("GOOD", "CARELESS", "SPAMMERS"))
-    parser.add_argument("--overlap", type=int, default=3, help="Judgements of each pair.")
+    parser.add_argument("--overlap", type=int, default=3, help="Judgments of each pair.")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="Where the run folders go.")
     parser.add_argument("--write", type=Path, default=PAGE, help="Markdown page; the numbers go beside it as JSON.")
     options = parser.parse_args()
     who = Crowd(*options.crowd, options.overlap)
     if not 1 <= who.overlap <= len(who.people()):
-        raise SystemExit(f"{who.overlap} judgements of a pair need as many people; the crowd has {len(who.people())}.")
+        raise SystemExit(f"{who.overlap} judgments of a pair need as many people; the crowd has {len(who.people())}.")
     folder = options.folder.resolve()
     rows = [
         run_seed(seed, options.arms, who, num_pairs=options.pairs, folder=folder / f"seed-{seed}")

@@ -30,7 +30,7 @@ SIGNS = ("negative", "neutral", "positive")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of one set; the share has half a judgement added to each class, or a class that nobody named would be impossible."""
+    """Of one set; the share has half a judgment added to each class, or a class that nobody named would be impossible."""
 
     num_snippets: int
     num_ratings: int
@@ -52,13 +52,13 @@ def ratings_of(archive: Path, name: str) -> list[list[int]]:
 def measured(ratings: Sequence[Sequence[int]], seed: int = 0) -> Measured:
     """Learn from one half of the ratings, and predict the majority of the other."""
     rng = np.random.default_rng(seed)
-    judgements, others = [], np.zeros((len(ratings), 3))
+    judgments, others = [], np.zeros((len(ratings), 3))
     for item, given in enumerate(ratings):
         order = rng.permutation(len(given))
         signs = 1 + np.sign(given).astype(int)
-        judgements += [(item, int(place), SIGNS[signs[place]]) for place in order[: len(given) // 2]]
+        judgments += [(item, int(place), SIGNS[signs[place]]) for place in order[: len(given) // 2]]
         others[item] = np.bincount(signs[order[len(given) // 2 :]], minlength=3)
-    labels = Labels.of(judgements, scale=SIGNS)
+    labels = Labels.of(judgments, scale=SIGNS)
     clear = (others == others.max(1, keepdims=True)).sum(1) == 1
     wanted = others.argmax(1)
 

@@ -272,7 +272,7 @@ def _policy_run(out: Path, size: Size, judge: str, rollouts: int, settings: Mapp
             "rollouts": rollouts,
             "prompts_per_rollout": size.prompts_per_rollout,
             "group_size": size.group_size,
-            "sequences_per_step": size.prompts_per_rollout * size.group_size // 2,
+            "minibatch_size": size.prompts_per_rollout * size.group_size // 2,
             **sampling,
             **settings,
         },

@@ -20,7 +20,7 @@ from typing import Any
 from rlhf.config.base import read_yaml
 from rlhf.config.schema import stage_classes
 from rlhf.evaluation.numbers import mapping, number
-from rlhf.evaluation.overoptimisation import overoptimisation
+from rlhf.evaluation.overoptimization import overoptimization
 from rlhf.evaluation.verdict import FALLS, RISES, SURPRISE, Verdict, surprise, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
 from rlhf.pipeline.archive import events_of
@@ -95,7 +95,7 @@ def read(run: Path) -> Iterator[tuple[str, Evidence, Verdict]]:
             continue
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.get("curve"):
-            document["hacking"] = overoptimisation(document["curve"]).to_dict()
+            document["hacking"] = overoptimization(document["curve"]).to_dict()
         if "training" not in document:  # of an older version
             stage = str(mapping(settings.get("policy")).get("path")).removeprefix("stage:")
             document["training"] = [training_of(events_of(read_jsonl(run / EVENTS), stage), stage).to_dict()]

@@ -44,7 +44,7 @@ class Check:
     smallest: float = 1e-12
     """Differences are relative to the peer's number, or to this where that is smaller."""
     every: int = 1
-    """Numbers of ours to one of the peer's, which is their mean: optimiser steps on one rollout."""
+    """Numbers of ours to one of the peer's, which is their mean: optimizer steps on one rollout."""
     terms: float = 0.0
     """Mean size of the terms of a sum that nearly cancels: what bf16 rounds are they, and in bf16 differences are relative to it."""
 

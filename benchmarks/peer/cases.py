@@ -79,7 +79,7 @@ class Case:
     dtype: Dtype = "bf16"
     threads: int = 1
     rows: int = 4
-    """Texts, pairs or prompts in one optimiser step."""
+    """Texts, pairs or prompts in one optimizer step."""
     group: int = 1
     """Completions for each prompt, where they are sampled."""
     prompt_mean: int = 160

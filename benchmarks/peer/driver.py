@@ -22,7 +22,7 @@ from rlhf.allocator import KERNELS, LARGEST_KEPT, MOST_FREE, PRIMITIVES, WRAPPED
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / ".bench"
 WARM_UP = 2
-"""Steps of each side before any is timed: the first fills caches and allocates the optimiser's state."""
+"""Steps of each side before any is timed: the first fills caches and allocates the optimizer's state."""
 TRIAL = 2
 """Timed steps of each candidate for the peer's settings."""
 LEARNING_RATE = {"grpo": 1e-6, "ppo": 1e-6}
@@ -394,7 +394,7 @@ def summary(case: Case, rows: Sequence[Row], ours: SideResult, theirs: SideResul
 def activities_of(ours: SideResult) -> dict[str, float]:
     """Processor seconds of each activity of the loop, a timed step on average."""
     told: list[dict[str, float]] = ours.notes["activities"]
-    every = len(told) // (len(ours.warm_up) + len(ours.steps))  # optimiser steps in one step of the comparison
+    every = len(told) // (len(ours.warm_up) + len(ours.steps))  # optimizer steps in one step of the comparison
     before, after = told[every * len(ours.warm_up) - 1], told[-1]
     return {what: (seconds - before.get(what, 0.0)) / len(ours.steps) for what, seconds in after.items()}
 

@@ -36,7 +36,7 @@ def heading(ours: Row, theirs: Row, command: str, device: str) -> str:
     counted = (
         "Tokens a second are those of the sequences as they were given, every one with its own copy of the prompt and none of them padding, by "
         "the time that passes until the GPU is done; where completions are sampled, their tokens alone. Peak memory is torch's, weights and "
-        "optimiser included: tensors (`max_memory_allocated`), and what the allocator held (`max_memory_reserved`)."
+        "optimizer included: tensors (`max_memory_allocated`), and what the allocator held (`max_memory_reserved`)."
         if device == "cuda"
         else "**Tried out on a processor: seconds are the processor's, memory is resident memory above the loaded model, and nothing here says "
         "anything about a GPU.**"
@@ -44,7 +44,7 @@ def heading(ours: Row, theirs: Row, command: str, device: str) -> str:
     return (
         "# Against TRL on a GPU, on the same work\n\n"
         "Written by `make bench-gpu`; not edited by hand. The same weights, rows, steps, types (float32 weights, bfloat16 autocast) and "
-        f"optimiser (fused AdamW) on both sides, each alone on the machine. {counted} DPO: the reference's pass over the rows, where it is "
+        f"optimizer (fused AdamW) on both sides, each alone on the machine. {counted} DPO: the reference's pass over the rows, where it is "
         "made once before training, is spread over the steps of one epoch, for both sides.\n\n"
         f"- machine: {machine}\n- ours: {listed(ours['versions'])}\n- peer: {listed(theirs['versions'])}\n- command: `{command}`\n"
     )

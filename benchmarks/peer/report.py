@@ -18,7 +18,7 @@ from rlhf.data.message_text import counted
 Row = dict[str, Any]
 SETTINGS: tuple[tuple[Dtype, int], ...] = (("bf16", 1), ("bf16", 2), ("fp32", 1), ("fp32", 2))
 SHOWN: tuple[Activity, ...] = (
-    "rollout prefill", "rollout decode", "reward", "reference", "scoring", "forward", "backward", "optimiser",
+    "rollout prefill", "rollout decode", "reward", "reference", "scoring", "forward", "backward", "optimizer",
 )  # fmt: skip
 """Activities of the loop that have a column of their own."""
 AXES = {
@@ -129,8 +129,8 @@ def heading(machine: dict[str, Any], command: str, rows: Sequence[Row], code: st
     return (
         "# Against TRL, on the same work\n\n"
         + NOT_FASTEST
-        + "Written by `make bench`; not edited by hand. Processor seconds per optimiser step of the same model, rows, lengths, batch, type, "
-        "threads and optimiser (fused AdamW, no gradient checkpointing, SDPA), both sides in turns on one machine (A B A B). "
+        + "Written by `make bench`; not edited by hand. Processor seconds per optimizer step of the same model, rows, lengths, batch, type, "
+        "threads and optimizer (fused AdamW, no gradient checkpointing, SDPA), both sides in turns on one machine (A B A B). "
         "A ratio is the median over pairs "
         "of steps of TRL's seconds by ours, with the smallest and largest; where completions are sampled, seconds are for each "
         "token of them, because "
@@ -239,7 +239,7 @@ def share_table(found: dict[str, Row], machine: dict[str, Any]) -> str:
         "## Share of the matrix-multiply peak, model B\n\n"
         "Useful: 6 x parameters of the body x distinct tokens + 6 x those of the head x scored tokens (2 x for a forward pass "
         "alone); attention's own "
-        "products, norms and the optimiser are not counted as useful, and take their time.\n\n"
+        "products, norms and the optimizer are not counted as useful, and take their time.\n\n"
         "| work | type, threads | goal | measured | |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
     )
 

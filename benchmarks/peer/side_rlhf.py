@@ -60,8 +60,8 @@ def metered_log(meter: Meter, *, steps: int = 1, shared: Callable[[Metrics], Met
 
     Args:
         meter: Stops and starts the clock.
-        steps: Optimiser steps in one step of the comparison: a whole rollout's, where one is used several times.
-        shared: What of a step's metrics the peer reports too, under the name that both sides use. One number for each optimiser step.
+        steps: Optimizer steps in one step of the comparison: a whole rollout's, where one is used several times.
+        shared: What of a step's metrics the peer reports too, under the name that both sides use. One number for each optimizer step.
     """
     from rlhf.training.log import RunLog
 
@@ -96,7 +96,7 @@ def placed(rows: Sequence[Any], *, name: str = "rows") -> list[Any]:
 
 
 def groups(task: Mapping[str, Any]) -> list[Any]:
-    """Tokenised rows, as a dataset of ours would hold them."""
+    """Tokenized rows, as a dataset of ours would hold them."""
     from rlhf.data.pack import Branch, Group
 
     return placed(
@@ -120,7 +120,7 @@ def load_policy(task: Mapping[str, Any]) -> Any:
 
 def offline(task: Mapping[str, Any], case: Case) -> dict[str, Any]:
     """Settings of a trainer that reads rows."""
-    return {**common(task, case), "rows_per_step": case.rows, "epochs": 1}
+    return {**common(task, case), "batch_size": case.rows, "epochs": 1}
 
 
 def run_sft(task: dict[str, Any], case: Case, meter: Meter) -> None:
@@ -229,7 +229,7 @@ def online(task: Mapping[str, Any], case: Case) -> dict[str, Any]:
     steps = len(task["rows"]) // case.rows
     return {
         **common(task, case), "rollouts": steps, "prompts_per_rollout": case.rows, "group_size": case.group,
-        "sequences_per_step": case.rows * case.group, "sampling": {"max_new_tokens": case.max_new_tokens},
+        "minibatch_size": case.rows * case.group, "sampling": {"max_new_tokens": case.max_new_tokens},
         "engine": {"kind": "local", "compiled": True},
     }  # fmt: skip
 

@@ -82,7 +82,7 @@ def clock(meter: Meter) -> Any:
 
 
 def texts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as TRL takes them; it tokenises them itself, and ``digest`` says whether to what we meant."""
+    """Rows as TRL takes them; it tokenizes them itself, and ``digest`` says whether to what we meant."""
     found: list[dict[str, Any]] = []
     for row in rows:
         said: dict[str, Any] = {"prompt": text_of(row["prompt"])}

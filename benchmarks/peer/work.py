@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What one optimiser step works on."""
+    """What one optimizer step works on."""
 
     real: int
     """Every sequence with its own copy of the prompt."""
@@ -93,7 +93,7 @@ def force_completions(rows: Sequence[Row], case: Case, *, whole: bool, seed: int
 
 
 def steps_of(rows: Sequence[Row], case: Case) -> Iterator[Sequence[Row]]:
-    """The rows of each optimiser step."""
+    """The rows of each optimizer step."""
     for first in range(0, len(rows), case.rows):
         yield rows[first : first + case.rows]
 
@@ -110,7 +110,7 @@ def share_of_low_words(ids: Sequence[int], vocabulary: int) -> float:
 
 
 def count_tokens(rows: Sequence[Row], *, scores_tokens: bool = True) -> Tokens:
-    """Of one optimiser step.
+    """Of one optimizer step.
 
     Args:
         rows: Prompts with their completions; every sequence is a prompt and one completion.
@@ -129,12 +129,12 @@ def count_tokens(rows: Sequence[Row], *, scores_tokens: bool = True) -> Tokens:
 
 def forward_flop(shape: Shape, tokens: int, scored: int) -> float:
     """Of one forward pass: 2 for each weight of the body and token, and of the head and scored token. Attention's own
-    products (4 x hidden x length for each token and layer; a few percent at these lengths) are left out, in favour of nobody."""
+    products (4 x hidden x length for each token and layer; a few percent at these lengths) are left out, in favor of nobody."""
     return 2.0 * (shape.body_parameters * tokens + shape.head_parameters * scored)
 
 
 def useful_flop(case: Case, tokens: Tokens) -> float:
-    """What one optimiser step cannot do without, a backward pass counted as two forward ones.
+    """What one optimizer step cannot do without, a backward pass counted as two forward ones.
 
     Reference log-probabilities of fixed rows are no part of it (they are computed once, whatever the number of epochs); KTO's
     mismatched completions are, under policy and reference. PPO: sampling, one pass each of reference, reward model and critic

@@ -25,7 +25,7 @@ Activity = Literal[
     "scoring",
     "forward",
     "backward",
-    "optimiser",
+    "optimizer",
     "checkpoint",
     "evaluation",
     "other",
@@ -56,7 +56,7 @@ class Listener(Protocol):
         ...
 
     def step(self) -> None:
-        """An optimiser step is over."""
+        """An optimizer step is over."""
         ...
 
 
@@ -107,7 +107,7 @@ def before_phase(number: int, num_phases: int) -> None:
 
 
 def step_done() -> None:
-    """An optimiser step is over."""
+    """An optimizer step is over."""
     if _listener is not None:
         _listener.step()
 

@@ -97,7 +97,7 @@ def test_the_design_page_tells_which_names_are_still_planned():
     assert planned == PROMISED - rlhf.PUBLIC.keys(), "docs/design.md, 'Planned names', is not what the code is"
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest(monkeypatch):
+def test_a_misspelled_name_is_answered_with_the_nearest(monkeypatch):
     monkeypatch.setitem(rlhf.PUBLIC, "PPOTrainer", "rlhf.training.ppo:PPOTrainer")
     with pytest.raises(AttributeError, match="Did you mean 'PPOTrainer'"):
         rlhf.PPOTrianer  # noqa: B018

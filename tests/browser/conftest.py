@@ -1,4 +1,4 @@
-"""A real browser, and a real server of the labelling page that can be killed and started again."""
+"""A real browser, and a real server of the labeling page that can be killed and started again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Task
 from tests.conftest import CHROMIUM_NAMES
-from tests.fixtures.labelling import LONGEST_WAIT_MS
+from tests.fixtures.labeling import LONGEST_WAIT_MS
 
 
 class Server:
-    """The labelling page on a port of its own."""
+    """The labeling page on a port of its own."""
 
     def __init__(self, folder: Path, **rules: Any) -> None:
         self.store = PreferenceStore(folder / "store.db", rules=AssignmentRules(**rules), seed=1)
@@ -57,7 +57,7 @@ class Server:
         return invitation_link(self.store, name, settings=WebSettings(port=self.port), **how)
 
     def answers(self, annotator: str | None = None) -> list[Any]:
-        return [judgement.value for judgement in self.store.judgements(annotator)]
+        return [judgment.value for judgment in self.store.judgments(annotator)]
 
 
 @pytest.fixture

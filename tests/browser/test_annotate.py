@@ -1,4 +1,4 @@
-"""The labelling page in a real browser, against a real server: what a person does, and what the store then holds."""
+"""The labeling page in a real browser, against a real server: what a person does, and what the store then holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.feedback.evaluation import CRITERIA, HumanEvalProtocol
 from rlhf.feedback.store import Response, Task, TaskKind
-from tests.fixtures.labelling import KINDS, after, assignment_on, is_good_first, now_at, task
+from tests.fixtures.labeling import KINDS, after, assignment_on, is_good_first, now_at, task
 
 PYTHON = (
     "Use `sorted`:\n\n```python\nwords = sorted(words, key=len)  # "
@@ -64,9 +64,9 @@ def test_twenty_items_by_keyboard_and_mouse_are_kept_for_the_right_completion(se
     now_at(page, 20)
     page.wait_for_selector("#nothing-left:visible")
     assert sides == {True, False}  # else the test would prove nothing
-    judgements = server.store.judgements("ann")
-    assert [judgement.value for judgement in judgements] == [{"preference": "a"}] * 20
-    assert all(0 < judgement.seconds < 60 for judgement in judgements)
+    judgments = server.store.judgments("ann")
+    assert [judgment.value for judgment in judgments] == [{"preference": "a"}] * 20
+    assert all(0 < judgment.seconds < 60 for judgment in judgments)
     assert page.evaluate("Object.keys(localStorage).filter(key => key.includes(':out:'))") == []
 
 
@@ -95,7 +95,7 @@ def test_nothing_of_where_a_completion_comes_from_reaches_the_browser(server, op
     assert not [text for text in seen if "secret" in text or "gold" in text]
 
 
-def test_an_undone_judgement_comes_back_with_its_answer_and_can_be_changed(server, open_page):
+def test_an_undone_judgment_comes_back_with_its_answer_and_can_be_changed(server, open_page):
     server.add(task("x"), task("y"))
     page = open_page("ann")
     good, bad = ("1", "2") if is_good_first(page) else ("2", "1")
@@ -132,7 +132,7 @@ def test_that_all_are_bad_can_be_said_by_key_and_by_mouse_beside_any_answer(serv
     page.keyboard.press("2")
     after(page, lambda: page.keyboard.press("Enter"))
     now_at(page, 3)
-    said = [(judgement.value, judgement.flags) for judgement in server.store.judgements()]
+    said = [(judgment.value, judgment.flags) for judgment in server.store.judgments()]
     assert said == [({"preference": "tie"}, ["all_bad"]), ({"preference": "a"}, []), ({"label": False}, [])]
 
 
@@ -214,7 +214,7 @@ def test_two_people_at_once_never_get_the_same_task(server, open_page):
                 continue
             page.keyboard.press("1")
             after(page, lambda page=page: page.keyboard.press("Enter"))
-    tasks = {name: [judgement.task.id for judgement in server.store.judgements(name)] for name in pages}
+    tasks = {name: [judgment.task.id for judgment in server.store.judgments(name)] for name in pages}
     assert sorted(tasks["ann"] + tasks["bob"]) == [f"t{n}" for n in range(8)]
     assert all(tasks.values())
 
@@ -297,7 +297,7 @@ def test_grades_ratings_and_labels_are_kept_in_the_tasks_order(server, open_page
         {"ratings": dict(zip(dimensions, [[5, 1], [4, 2], [3, 3], [2, 4]], strict=True))},
         {"label": False},
     ]
-    assert [judgement.confidence for judgement in server.store.judgements()] == [None, None, 0.5, None]
+    assert [judgment.confidence for judgment in server.store.judgments()] == [None, None, 0.5, None]
 
 
 def test_a_highlight_is_kept_with_its_place_in_the_source_and_its_reason(server, open_page):
@@ -317,7 +317,7 @@ def test_a_highlight_is_kept_with_its_place_in_the_source_and_its_reason(server,
     page.keyboard.press("1")
     after(page, lambda: page.keyboard.press("Enter"))
     now_at(page, 1)
-    (span,) = server.store.judgements()[0].spans
+    (span,) = server.store.judgments()[0].spans
     assert span == {
         "completion": 0, "turn": 0, "start": source.index("false"), "end": source.index("false") + 9,
         "text": "false one", "reason": "<b>wrong</b>",
@@ -342,7 +342,7 @@ def test_differences_are_marked_on_demand_alike_on_both_sides(server, open_page,
         assert len(set(looks)) == 1, "one look for both sides"
         assert "none" in looks[0], "and nothing is struck out"
         red, green, blue = map(int, re.findall(r"\d+", looks[0])[:3])
-        assert max(red, green, blue) - min(red, green, blue) <= 32, "no colour that calls a side bad or good"
+        assert max(red, green, blue) - min(red, green, blue) <= 32, "no color that calls a side bad or good"
         fonts = page.locator(".diff pre mark").evaluate_all("all => all.map(each => getComputedStyle(each).fontFamily)")
         assert all("mono" in font for font in fonts)
         page.screenshot(path=screenshots / f"marked-{scheme}.png")
@@ -350,7 +350,7 @@ def test_differences_are_marked_on_demand_alike_on_both_sides(server, open_page,
     assert page.locator(".rendered").first.is_visible()
 
 
-def test_whether_the_differences_were_marked_is_kept_with_the_judgement(server, open_page):
+def test_whether_the_differences_were_marked_is_kept_with_the_judgment(server, open_page):
     server.add(task("x"), task("y"), task("z", "binary"))
     page = open_page("ann")
     page.keyboard.press("d")
@@ -366,7 +366,7 @@ def test_whether_the_differences_were_marked_is_kept_with_the_judgement(server, 
         page.keyboard.press("1")
         after(page, lambda: page.keyboard.press("Enter"))
     now_at(page, 3)
-    assert [judgement.diff_viewed for judgement in server.store.judgements()] == [True, False, None]
+    assert [judgment.diff_viewed for judgment in server.store.judgments()] == [True, False, None]
 
 
 def test_scripts_in_prompts_completions_comments_and_guidelines_stay_text(server, open_page):
@@ -406,8 +406,8 @@ def test_only_time_in_which_the_page_can_be_seen_is_counted(server, open_page):
     page.keyboard.press("1")
     after(page, lambda: page.keyboard.press("Enter"))
     now_at(page, 1)
-    (judgement,) = server.store.judgements()
-    assert 0 < judgement.seconds <= time.monotonic() - started - 1
+    (judgment,) = server.store.judgments()
+    assert 0 < judgment.seconds <= time.monotonic() - started - 1
 
 
 def test_dark_is_what_the_system_says_until_somebody_chooses(server, open_page, screenshots):

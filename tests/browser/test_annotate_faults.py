@@ -1,4 +1,4 @@
-"""The labelling page when something fails between it and the disk: no answer is lost, none is kept twice, and it is said."""
+"""The labeling page when something fails between it and the disk: no answer is lost, none is kept twice, and it is said."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 from rlhf.feedback.store import AssignmentRules
-from tests.fixtures.labelling import after, is_good_first, now_at, task
+from tests.fixtures.labeling import after, is_good_first, now_at, task
 
 
-def test_a_judgement_made_while_the_server_is_dead_is_sent_once_when_it_is_back(server, open_page):
+def test_a_judgment_made_while_the_server_is_dead_is_sent_once_when_it_is_back(server, open_page):
     server.add(*[task(f"t{n}") for n in range(4)])
     page = open_page("ann")
     page.wait_for_load_state("networkidle")
@@ -40,7 +40,7 @@ def test_an_answer_whose_acknowledgement_was_lost_is_kept_once_and_survives_a_re
         sent.set()
         route.abort()
 
-    page.route("**/api/judgements", lose)
+    page.route("**/api/judgments", lose)
     page.keyboard.press("1" if is_good_first(page) else "2")
     after(page, lambda: page.keyboard.press("Enter"))
     page.wait_for_selector("#outbox:visible")
@@ -56,7 +56,7 @@ def test_an_answer_whose_acknowledgement_was_lost_is_kept_once_and_survives_a_re
     assert server.answers() == [{"preference": "a"}]
 
 
-def test_an_undo_whose_answer_was_lost_takes_back_one_judgement_when_it_is_pressed_again(server, open_page):
+def test_an_undo_whose_answer_was_lost_takes_back_one_judgment_when_it_is_pressed_again(server, open_page):
     server.add(*[task(f"t{n}") for n in range(4)])
     page = open_page("ann")
     for number in (1, 2):
@@ -75,7 +75,7 @@ def test_an_undo_whose_answer_was_lost_takes_back_one_judgement_when_it_is_press
     assert len(server.answers()) == 1
     page.unroute_all(behavior="ignoreErrors")
     after(page, lambda: page.keyboard.press("u"))
-    assert len(server.answers()) == 1, "the same judgement, not the one before"
+    assert len(server.answers()) == 1, "the same judgment, not the one before"
     after(page, lambda: page.keyboard.press("u"))
     assert server.answers() == [], "the next undo is another one"
 
@@ -111,12 +111,12 @@ def test_what_another_program_on_the_port_says_is_never_taken_for_an_acknowledge
         status, body = next(answers, (502, ""))
         route.fulfill(status=status, body=body)
 
-    page.route("**/api/judgements", elsewhere)
+    page.route("**/api/judgments", elsewhere)
     page.keyboard.press("1" if is_good_first(page) else "2")
     after(page, lambda: page.keyboard.press("Enter"))
     page.wait_for_selector("#outbox:visible")
     for _ in range(3):
-        with page.expect_response("**/api/judgements"):
+        with page.expect_response("**/api/judgments"):
             page.locator("#outbox-now").click()
     assert server.answers() == []
     page.unroute_all(behavior="wait")

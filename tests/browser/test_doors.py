@@ -6,7 +6,7 @@ import pytest
 
 from rlhf.feedback.guidelines import AnnotationGuideline, Example, set_guidelines
 from tests.browser.test_annotate import faults
-from tests.fixtures.labelling import LONGEST_WAIT_MS, task
+from tests.fixtures.labeling import LONGEST_WAIT_MS, task
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

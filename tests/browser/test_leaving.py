@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from rlhf.feedback.store.engine import reading
 from rlhf.feedback.store.tables import OPEN, AssignmentRow
-from tests.fixtures.labelling import LONGEST_WAIT_MS, after, assignment_on, now_at, task
+from tests.fixtures.labeling import LONGEST_WAIT_MS, after, assignment_on, now_at, task
 
 
 def num_open(server) -> int:
@@ -96,7 +96,7 @@ def test_a_second_device_that_looks_takes_nothing_out_of_the_first_ones_hands(se
     assert num_open(server) == 2
     after(desk, lambda: desk.keyboard.press("Enter"))
     now_at(desk, 1)
-    assert [judgement.comment for judgement in server.store.judgements("ann")] == ["long and argued"]
+    assert [judgment.comment for judgment in server.store.judgments("ann")] == ["long and argued"]
 
 
 def test_a_page_whose_task_another_device_shows_since_does_not_give_it_back(server, open_page):
@@ -175,7 +175,7 @@ def test_who_signs_out_leaves_nothing_behind_of_what_was_sent_and_keeps_what_was
     assert "begun and not sent" in page.evaluate(kept)
 
 
-def test_half_a_character_in_a_comment_costs_no_judgement(server, open_page):
+def test_half_a_character_in_a_comment_costs_no_judgment(server, open_page):
     server.add(task("t0"))
     page = open_page("ann")
     page.wait_for_load_state("networkidle")
@@ -183,7 +183,7 @@ def test_half_a_character_in_a_comment_costs_no_judgement(server, open_page):
     page.evaluate("() => { document.getElementById('comment').value = 'cow \\ud83d and 🐄'; }")
     page.keyboard.press("Enter")
     now_at(page, 1)
-    (kept,) = server.store.judgements("ann")
+    (kept,) = server.store.judgments("ann")
     assert kept.comment == "cow \ufffd and 🐄"
     assert page.locator("#refused").is_hidden()
 
@@ -201,7 +201,7 @@ def test_a_selection_that_cuts_a_character_is_a_highlight_of_the_whole_character
     page.keyboard.press("1")
     page.keyboard.press("Enter")
     now_at(page, 1)
-    (kept,) = server.store.judgements("ann")
+    (kept,) = server.store.judgments("ann")
     assert [(span["start"], span["end"], span["text"]) for span in kept.spans] == [(2, 4, "🐄 ")]
 
 

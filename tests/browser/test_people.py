@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.conftest import Server
 from tests.browser.test_annotate import faults
-from tests.fixtures.labelling import LONGEST_WAIT_MS, after, task
+from tests.fixtures.labeling import LONGEST_WAIT_MS, after, task
 
 
 def pictures(tmp_path):

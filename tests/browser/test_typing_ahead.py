@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.labelling import LONGEST_WAIT_MS, after, assignment_on, now_at, task
+from tests.fixtures.labeling import LONGEST_WAIT_MS, after, assignment_on, now_at, task
 
 KEYS_A_SECOND = 10
 WATCH = """
@@ -23,7 +23,7 @@ WATCH = """
     const plain = window.fetch;
     window.fetch = (url, how) => {
       const assignment = how?.body && String(JSON.parse(how.body).assignment);
-      if (/judgements|skip/.test(url) && !window.seen.has(assignment)) window.blind.push(assignment);
+      if (/judgments|skip/.test(url) && !window.seen.has(assignment)) window.blind.push(assignment);
       return plain(url, how);
     };
 """
@@ -72,10 +72,10 @@ def typed(page: Any, *keys: str) -> None:
 
 
 def sides(server: Any) -> str:
-    """Which completion on the screen each judgement preferred."""
+    """Which completion on the screen each judgment preferred."""
     return "".join(
-        "1" if ("ab"[judgement.order[0]] == judgement.value["preference"]) else "2"
-        for judgement in server.store.judgements("ann")
+        "1" if ("ab"[judgment.order[0]] == judgment.value["preference"]) else "2"
+        for judgment in server.store.judgments("ann")
     )
 
 
@@ -91,7 +91,7 @@ def test_ten_keys_a_second_are_lost_for_no_task_and_used_on_none_that_was_not_sh
             page.screenshot(path=screenshots / "typing-ahead.png")
     now_at(page, len(wanted))
     assert sides(server) == wanted
-    assert [judgement.task.id for judgement in server.store.judgements("ann")] == [f"t{n}" for n in range(len(wanted))]
+    assert [judgment.task.id for judgment in server.store.judgments("ann")] == [f"t{n}" for n in range(len(wanted))]
     assert page.evaluate("window.blind") == []
     assert page.locator("#notice").is_hidden()
 
@@ -102,7 +102,7 @@ def test_an_undo_and_what_is_typed_behind_it_are_in_order(server, slow, open_pag
     typed(page, *("1", "Enter", "2", "Enter", "u", "1", "Enter", "s", "2", "Enter"))
     now_at(page, 3)
     kept = {
-        judgement.task.id: side for judgement, side in zip(server.store.judgements("ann"), sides(server), strict=True)
+        judgment.task.id: side for judgment, side in zip(server.store.judgments("ann"), sides(server), strict=True)
     }
     assert kept == {"t0": "1", "t1": "1", "t3": "2"}, "t1 was answered again, and t2 skipped"
     assert page.evaluate("window.blind") == []

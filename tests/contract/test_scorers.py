@@ -38,7 +38,7 @@ def build(tmp_path, tiny_llama, tiny_tokenizer):
         if kind == "function":
             return stack.enter_context(FunctionReward(f"{HERE}:length"))
         if kind == "service":
-            return ServiceReward(stack.enter_context(serving(lengths)).url, batch_size=3)
+            return ServiceReward(stack.enter_context(serving(lengths)).url, request_size=3)
         if kind == "rules":
             return RuleBasedReward()
         if kind == "lexicon":

@@ -36,7 +36,7 @@ SHAPE = {"hidden_size": 128, "intermediate_size": 96, "initializer_range": 0.1}
 PROMPTS = build_prompts((9, 2, 14, 5))
 SAMPLING = SamplingConfig(max_new_tokens=12)
 RUN = {
-    "rollouts": 12, "prompts_per_rollout": 8, "group_size": 4, "sequences_per_step": 32, "learning_rate": 1e-2, "warmup_frac": 0,
+    "rollouts": 12, "prompts_per_rollout": 8, "group_size": 4, "minibatch_size": 32, "learning_rate": 1e-2, "warmup_frac": 0,
     "sampling": {"max_new_tokens": 5}, "eval_every": 1000, "seed": 3,
 }  # fmt: skip
 

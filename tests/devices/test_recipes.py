@@ -13,7 +13,7 @@ from rlhf.pipeline.run import Pipeline
 SAMPLING = {"max_new_tokens": 6}
 SHORT = {"max_steps": 1, "epochs": None, "limit": 12}
 ASKED = {"prompts": "stage:world/prompts.jsonl", "limit": 4, "sampling": SAMPLING}
-ONLINE = {**ASKED, "rollouts": 1, "prompts_per_rollout": 2, "sequences_per_step": 2}
+ONLINE = {**ASKED, "rollouts": 1, "prompts_per_rollout": 2, "minibatch_size": 2}
 
 
 def stages():

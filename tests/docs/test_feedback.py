@@ -97,10 +97,10 @@ def test_the_rules_of_the_page_are_those_of_the_code():
     rules = QualityRules()
     said = " ".join(PAGE.split())
     assert (
-        f"at least {rules.min_judgements} judgements, {rules.min_agreement} agreement, {rules.min_gold_accuracy} of the gold"
+        f"at least {rules.min_judgments} judgments, {rules.min_agreement} agreement, {rules.min_gold_accuracy} of the gold"
         in said
     )
-    assert inspect.signature(QualityRules).parameters["min_judgements"].default == 50
+    assert inspect.signature(QualityRules).parameters["min_judgments"].default == 50
 
 
 def test_the_events_that_are_shown_are_taken_and_every_kind_is_shown():

@@ -16,7 +16,7 @@ from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import settings_class
-from rlhf.evaluation.overoptimisation import HackingVerdict
+from rlhf.evaluation.overoptimization import HackingVerdict
 from rlhf.files import write_json
 from rlhf.pipeline.validate import check_quickly
 from rlhf.training.log import RunLog

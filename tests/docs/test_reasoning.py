@@ -1,4 +1,4 @@
-"""The reasoning recipes tell one story, the page's labeller works, and the table's tool puts them together."""
+"""The reasoning recipes tell one story, the page's labeler works, and the table's tool puts them together."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_table_says_of_every_target_how_many_seeds_reached_it():
     assert "| 1 | processor | 48 | - | - |" in text  # a sum of what is known would be no sum
 
 
-def test_the_pages_labeller_does_what_the_page_says():
+def test_the_pages_labeler_does_what_the_page_says():
     page = (ROOT / "docs" / "reasoning.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, object] = {}

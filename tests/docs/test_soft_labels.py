@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.losses.reward import label_noise
 from tools import soft_labels
-from tools.soft_labels import Crowd, judgements, labelled, page, verdict
+from tools.soft_labels import Crowd, judgments, labeled, page, verdict
 
 torch = pytest.importorskip("torch")
 
@@ -26,17 +26,17 @@ def pairs(num):
 
 
 ROWS = pairs(400)
-JUDGED = judgements(ROWS, WHO, seed=3)
+JUDGED = judgments(ROWS, WHO, seed=3)
 
 
 def right(arm):
-    found = labelled(ROWS, JUDGED, arm)
+    found = labeled(ROWS, JUDGED, arm)
     return sum(not row["flipped"] for row in found) / len(found)
 
 
 def test_a_row_that_is_flipped_is_flipped_in_text_and_ids_and_no_other_is():
     for arm in ("majority", "hard", "soft"):
-        for row in labelled(ROWS, JUDGED, arm):
+        for row in labeled(ROWS, JUDGED, arm):
             assert row["chosen"].startswith("bad" if row["flipped"] else "good")
             assert row["chosen_ids"][1] == (0 if row["flipped"] else 1)
             assert row["rejected_ids"][1] == (1 if row["flipped"] else 0)
@@ -54,7 +54,7 @@ def test_knowing_whom_to_trust_makes_better_labels_than_counting_and_truth_is_tr
 
 
 def test_soft_rows_are_hard_rows_with_a_confidence_that_becomes_their_probability():
-    hard, soft = (labelled(ROWS, JUDGED, arm) for arm in ("hard", "soft"))
+    hard, soft = (labeled(ROWS, JUDGED, arm) for arm in ("hard", "soft"))
     assert [row["chosen"] for row in hard] == [row["chosen"] for row in soft]
     assert "confidence" not in hard[0]
     confidences = torch.tensor([row["confidence"] for row in soft], dtype=torch.float64)

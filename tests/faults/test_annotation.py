@@ -1,4 +1,4 @@
-"""The labelling server is killed while people work: what was acknowledged is there, once; what was not is sent again."""
+"""The labeling server is killed while people work: what was acknowledged is there, once; what was not is sent again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_load_tool_notices_what_is_lost_doubled_or_changed(tmp_path):
         return " ".join(outcome.problems)
 
     assert problems(sent) == ""
-    assert "1 acknowledged judgements are lost" in problems({**sent, "k3": ("ann", 9, "a")})
+    assert "1 acknowledged judgments are lost" in problems({**sent, "k3": ("ann", 9, "a")})
     assert "nobody was told of" in problems({"k1": sent["k1"]})
     assert "is kept" in problems({**sent, "k2": ("ann", sent["k2"][1], "tie")})
     with PreferenceStore(tmp_path / "s.db") as store:
@@ -55,7 +55,7 @@ def test_the_load_tool_notices_what_is_lost_doubled_or_changed(tmp_path):
 
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_or_doubled_when_the_server_is_killed_under_load():
-    found = run_load("--annotators", "10", "--judgements", "20", "--kills", "2")
+    found = run_load("--annotators", "10", "--judgments", "20", "--kills", "2")
     assert found["problems"] == []
     assert (found["acknowledged"], found["kept"], found["kills"]) == (200, 200, 2)
     assert found["repeated"] > 0, "a kill that nobody noticed proves nothing"
@@ -65,7 +65,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_server_is_killed_under
 @pytest.mark.slow
 def test_the_same_holds_on_postgresql(postgres_server):
     found = run_load(
-        "--annotators", "10", "--judgements", "10", "--kills", "1", "--store", postgres_server.new_database()
+        "--annotators", "10", "--judgments", "10", "--kills", "1", "--store", postgres_server.new_database()
     )
     assert found["problems"] == []
     assert (found["acknowledged"], found["kept"], found["kills"]) == (100, 100, 1)
@@ -92,7 +92,7 @@ def test_the_command_serves_until_it_is_told_to_stop_and_goes_on_where_it_was(tm
             said += process.stdout.read()
             assert process.wait(20) == 0, said
         assert added in said
-        assert "Every judgement that was acknowledged is in annotations.db" in said
+        assert "Every judgment that was acknowledged is in annotations.db" in said
 
 
 def test_the_command_says_what_it_cannot_do(tmp_path):
@@ -112,7 +112,7 @@ def test_the_command_says_what_it_cannot_do(tmp_path):
 
 
 @pytest.mark.postgres
-def test_a_client_of_postgresql_that_is_killed_leaves_whole_judgements(postgres_server):
+def test_a_client_of_postgresql_that_is_killed_leaves_whole_judgments(postgres_server):
     place = postgres_server.new_database()
     with PreferenceStore(place) as store:
         store.add_annotator("ann")
@@ -129,7 +129,7 @@ def test_a_client_of_postgresql_that_is_killed_leaves_whole_judgements(postgres_
         process.kill()
         acknowledged += process.stdout.read().split()
     with PreferenceStore(place) as store:
-        kept = [judgement.task.id for judgement in store.judgements()]
+        kept = [judgment.task.id for judgment in store.judgments()]
         assert kept[: len(acknowledged)] == acknowledged
         assert len(kept) - len(acknowledged) in (0, 1), "one may be kept whose acknowledgement was never read"
         assert store.next_task("ann") is not None, "no lock of the dead stays"

@@ -122,8 +122,8 @@ BAD_LINES = {
         "2: no known kind of row has these columns; columns found: none",
         "wanted completion (prompt, completion); preference (chosen,",
     ),
-    "misspelt": (b'{"promt": "a", "completion": "b"}', "2: column 'prompt' is missing", "Did you mean 'promt'?"),
-    "misspelt alone": (
+    "misspelled": (b'{"promt": "a", "completion": "b"}', "2: column 'prompt' is missing", "Did you mean 'promt'?"),
+    "misspelled alone": (
         b'{"promt": "a"}',
         "2: no known kind of row has these columns; columns found: 'promt'",
         "Rename with columns={'promt': 'prompt'}",
@@ -190,7 +190,7 @@ ARRAY_ITEMS = {
         "huge number",
         "deep",
         "rather deep",
-        "misspelt",
+        "misspelled",
     )
 }
 
@@ -745,7 +745,7 @@ def test_the_chat_template_decides_about_the_order_of_roles(tmp_path, tokenizer,
     assert "1 dialogue whose roles are out of order" in report.to_text()
 
 
-def test_a_misspelt_role_is_refused_and_the_nearest_named(tmp_path, tokenizer):
+def test_a_misspelled_role_is_refused_and_the_nearest_named(tmp_path, tokenizer):
     from rlhf.data.datasets import SFTDataset
 
     path = tmp_path / "d.jsonl"

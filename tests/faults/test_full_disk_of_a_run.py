@@ -25,13 +25,13 @@ STAGES: dict[str, dict[str, Any]] = {
         "sampling": SAMPLING,
     },
     "reward": {
-        "kind": "reward", "model": "stage:sft", "data": "stage:preferences/pairs.jsonl", "max_steps": 2, "rows_per_step": 8,
+        "kind": "reward", "model": "stage:sft", "data": "stage:preferences/pairs.jsonl", "max_steps": 2, "batch_size": 8,
         "save_every": 1,
     },
     "ppo": {
         "kind": "ppo", "model": "stage:sft", "prompts": "stage:world/prompts.jsonl",
         "reward": "stage:reward", "rollouts": 2,
-        "prompts_per_rollout": 8, "sequences_per_step": 8, "epochs_per_rollout": 1, "save_every": 1, "sampling": SAMPLING,
+        "prompts_per_rollout": 8, "minibatch_size": 8, "epochs_per_rollout": 1, "save_every": 1, "sampling": SAMPLING,
     },
     "evaluate": {
         "kind": "evaluate", "policy": "stage:ppo", "baseline": "stage:sft", "prompts": "stage:world/test_prompts.jsonl",

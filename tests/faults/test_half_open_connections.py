@@ -22,7 +22,7 @@ LONGEST_ANSWER = 10.0
 ROW = {"id": "one", "prompt": "2+2?", "completion_a": "4", "completion_b": "5"}
 HALVES = {
     "headers": b"GET /label HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
-    "body": b"POST /api/judgements HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{",
+    "body": b"POST /api/judgments HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{",
     "form": b"POST /signout HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\n"
     b"Content-Length: 500\r\n\r\ncsrf_token=a",
     "nothing": b"",

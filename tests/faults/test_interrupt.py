@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Signalling(RunLog):
+class Signaling(RunLog):
     """Sends this process a signal when a number of events was written."""
 
     def __init__(self, folder: Path, *, after: int, number: signal.Signals) -> None:
@@ -40,7 +40,7 @@ class Signalling(RunLog):
             os.kill(os.getpid(), self.number)
 
 
-class SignallingReward(toy.ShareOfGood):
+class SignalingReward(toy.ShareOfGood):
     """Sends this process a signal in the middle of its n-th rollout."""
 
     def __init__(self, rollout: int) -> None:
@@ -80,7 +80,7 @@ def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(name, number, tmp
     for after in (1, 2, 3, 4):
         folder = tmp_path / str(after)
         with pytest.raises(InterruptedRun, match=rf"{number.name}.*step \d+ of \d+.*saved.*same command goes on"):
-            build(name, folder, Signalling(folder, after=after, number=number)).train()
+            build(name, folder, Signaling(folder, after=after, number=number)).train()
         assert list((folder / "run").glob("checkpoint-*")), "nothing was saved, though no checkpoint was due"
         trainer = build(name, folder)
         trainer.train()
@@ -93,7 +93,7 @@ def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(name, number, tmp
 def test_a_signal_in_a_rollout_or_an_evaluation_breaks_it_off_and_it_is_done_again(name, call, tmp_path):
     weights, expected = whole_run(name, tmp_path / "whole")
     with pytest.raises(InterruptedRun, match="saved"):
-        build(name, tmp_path / "hurt", scorer=SignallingReward(call)).train()
+        build(name, tmp_path / "hurt", scorer=SignalingReward(call)).train()
     trainer = build(name, tmp_path / "hurt")
     trainer.train()
     assert toy.largest_difference(toy.weights_of(trainer), weights) == 0.0
@@ -101,7 +101,7 @@ def test_a_signal_in_a_rollout_or_an_evaluation_breaks_it_off_and_it_is_done_aga
 
 
 def test_a_run_without_checkpoints_says_that_nothing_is_saved(tmp_path):
-    log = Signalling(tmp_path, after=2, number=signal.SIGTERM)
+    log = Signaling(tmp_path, after=2, number=signal.SIGTERM)
     trainer = toy.build_trainer("sft", log=log)
     with pytest.raises(InterruptedRun, match="nothing is saved, because this run keeps no checkpoints"):
         trainer.train()
@@ -118,10 +118,10 @@ def test_the_second_signal_leaves_at_once_and_names_the_last_checkpoint(tmp_path
 
 def test_a_closed_terminal_saves_a_checkpoint_and_one_that_nohup_ignores_changes_nothing(tmp_path):
     with pytest.raises(InterruptedRun, match=r"SIGHUP.*saved"):
-        build("sft", tmp_path / "closed", Signalling(tmp_path / "closed", after=2, number=signal.SIGHUP)).train()
+        build("sft", tmp_path / "closed", Signaling(tmp_path / "closed", after=2, number=signal.SIGHUP)).train()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        trainer = build("sft", tmp_path / "nohup", Signalling(tmp_path / "nohup", after=2, number=signal.SIGHUP))
+        trainer = build("sft", tmp_path / "nohup", Signaling(tmp_path / "nohup", after=2, number=signal.SIGHUP))
         trainer.train()
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -505,7 +505,7 @@ def test_models_of_another_kind_are_told_apart(tmp_path, tiny_model_folder):
     [
         (
             edit("rlhf_reward.json", mean=[0.0, 1.0]),
-            ("rlhf_reward.json: Normalisation has (2,) means and (1,) deviations",),
+            ("rlhf_reward.json: Normalization has (2,) means and (1,) deviations",),
         ),
         (
             edit("rlhf_reward.json", std=None),
@@ -627,7 +627,7 @@ def test_what_the_hub_answers_is_one_sentence(kind, phrases, monkeypatch):
 
 @pytest.mark.parametrize("kind", [ConnectionError, RepositoryNotFoundError])
 @pytest.mark.parametrize(("name", "near"), [("embeded", " Did you mean 'embedded'?"), ("gpt2", "hf download gpt2.")])
-def test_the_embedded_model_misspelt_is_told_what_is_near(kind, name, near, monkeypatch):
+def test_the_embedded_model_misspelled_is_told_what_is_near(kind, name, near, monkeypatch):
     sources._hub_has.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(HfApi, "model_info", hub_error(kind))

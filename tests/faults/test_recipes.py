@@ -121,17 +121,17 @@ def test_a_path_that_is_no_recipe_is_answered_with_those_that_are(tmp_path):
 # ---- recipes with a mistake
 
 MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "a misspelt key": (
+    "a misspelled key": (
         "seed: 3",
         "sede: 3",
         ("sede: there is no such key. Did you mean 'seed'?",),
     ),
-    "a misspelt key of a stage": (
+    "a misspelled key of a stage": (
         "data: rows.jsonl",
         "data: rows.jsonl, epoch: 3",
         ("stages.sft.epoch: there is no such key. Did you mean 'epochs'?",),
     ),
-    "a misspelt kind": (
+    "a misspelled kind": (
         "kind: ppo",
         "kind: ppoo",
         ("stages.ppo.kind: there is no kind 'ppoo'. Did you mean 'ppo'?", "grpo"),
@@ -166,8 +166,8 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "a hexadecimal number without end": (
         "model: base,",
-        f"model: base, rows_per_step: 0x{'f' * 100_000},",
-        ("stages.sft.rows_per_step: should be a number of at most 64 bits", "fff..."),
+        f"model: base, batch_size: 0x{'f' * 100_000},",
+        ("stages.sft.batch_size: should be a number of at most 64 bits", "fff..."),
     ),
     "a name that is too long": (
         "name: mine",
@@ -277,7 +277,7 @@ def test_all_mistakes_come_together_references_and_variables_too(path, monkeypat
 
 def test_numbers_that_nobody_means_come_together_with_all_else(path):
     given = {
-        "seed": "yes", "stages.sft.epochs": "1e300", "stages.sft.learning_rate": "on", "stages.sft.rows_per_step": "0x" + "f" * 100_000,
+        "seed": "yes", "stages.sft.epochs": "1e300", "stages.sft.learning_rate": "on", "stages.sft.batch_size": "0x" + "f" * 100_000,
         "stages.judge.max_steps": "9" * 5000, "name": "a" * 300, "stages.ppo.lr": "1",
     }  # fmt: skip
     _first, *lines = refusal(path, overrides=tuple(f"{key}={value}" for key, value in given.items())).splitlines()
@@ -343,11 +343,11 @@ def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, valu
     ("stage", "key", "ours"),
     [
         ("sft", "lr", "learning_rate"),
-        ("sft", "batch_size", "rows_per_step"),
+        ("sft", "batch_size", "batch_size"),
         ("ppo", "batch_size", "prompts_per_rollout"),
-        ("ppo", "mini_batch_size", "sequences_per_step"),
-        ("sft", "per_device_train_batch_size", "rows_per_step"),
-        ("ppo", "gradient_accumulation_steps", "sequences_per_step"),
+        ("ppo", "mini_batch_size", "minibatch_size"),
+        ("sft", "per_device_train_batch_size", "batch_size"),
+        ("ppo", "gradient_accumulation_steps", "minibatch_size"),
         ("sft", "gradient_checkpointing", "model.gradient_checkpointing"),
         ("sft", "peft_config", "model.lora"),
         ("ppo", "ref_model", "reference"),
@@ -394,7 +394,7 @@ def test_a_methods_key_of_another_library_is_answered_with_ours(kind, key, ours)
 @pytest.mark.parametrize(
     ("kind", "key", "value", "said"),
     [
-        ("dpo", "loss", "sigmoid_norm", "that is `length_normalised: true` here"),
+        ("dpo", "loss", "sigmoid_norm", "that is `length_normalized: true` here"),
         ("dpo", "loss", "exo_pair", "that is `loss: exo, label_smoothing: 0.1` here"),
         ("dpo", "loss", "nca_pair", "that is `loss: nca` here"),
         ("dpo", "loss", "sppo_hard", "that is `loss: sppo` here"),
@@ -426,7 +426,7 @@ def test_trls_loss_type_is_a_method_where_no_key_stands_for_it():
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("gradient_accumulation_steps", "Did you mean 'rows_per_step'? A step is accumulated by itself"),
+        ("gradient_accumulation_steps", "Did you mean 'batch_size'? A step is accumulated by itself"),
         ("packing", "there is no such key. Rows are always packed"),
         ("logging_steps", "there is no such key. Every step is logged, into events.jsonl"),
         (
@@ -497,11 +497,11 @@ def test_each_of_several_wrong_overrides_is_named(path):
 
 
 def test_mistakes_of_the_file_and_of_the_command_line_are_told_apart(path):
-    content = RECIPE.replace("data: rows.jsonl", "data: rows.jsonl, rows_per_step: 0")
+    content = RECIPE.replace("data: rows.jsonl", "data: rows.jsonl, batch_size: 0")
     first, *lines = refusal(path, content, ("seed=-1",)).splitlines()
     assert first == f"{path} with its overrides is not valid:"
     assert [line.strip().partition(":")[0] for line in lines if "[override" in line] == ["seed"]
-    assert [line.strip().partition(":")[0] for line in lines if "[override" not in line] == ["stages.sft.rows_per_step"]
+    assert [line.strip().partition(":")[0] for line in lines if "[override" not in line] == ["stages.sft.batch_size"]
 
 
 @pytest.mark.parametrize("place", ["2", "-1", "x", "²", "0x0"])

@@ -432,10 +432,10 @@ def test_threads_and_output_do_no_harm(judge, capfd):
 
 
 @pytest.mark.parametrize("in_process", [False, True], ids=["own process", "in process"])
-def test_a_function_that_changes_its_arguments_changes_nothing_of_ours_nor_of_its_neighbours(judge, in_process):
+def test_a_function_that_changes_its_arguments_changes_nothing_of_ours_nor_of_its_neighbors(judge, in_process):
     spoiler = judge("spoils_everything", in_process=in_process, arguments={"weights": [[1], [2]]})
-    neighbour = judge("takes_places", in_process=in_process)
-    both = CompositeReward([Component(scorer=spoiler), Component(scorer=neighbour)])
+    neighbor = judge("takes_places", in_process=in_process)
+    both = CompositeReward([Component(scorer=spoiler), Component(scorer=neighbor)])
     prompts, completions = samples("a", "b", answer=[["x"], "b"])
     for _ in range(2):
         assert both.score(prompts, completions).scores == [1.0, 3.0]
@@ -598,7 +598,7 @@ def test_one_failed_batch_fails_the_whole_rollout_and_lets_the_others_go():
 
     with serving(picky) as service:
         patience = Patience(timeout_seconds=0.3, retries=0)
-        scorer = ServiceReward(service.url, patience=patience, batch_size=1, concurrency=3, on_error="report")
+        scorer = ServiceReward(service.url, patience=patience, request_size=1, concurrency=3, on_error="report")
         message = str(refusal(scorer, "a", "bad", "c"))
     assert "gave no scores for 1 completion, from 'p1' (completion 0) on" in message
 
@@ -671,7 +671,7 @@ def test_anybodys_scorer_is_held_to_the_contract(answer, message):
         CompositeReward([Component(scorer=Theirs(answer))]).score(*samples("a", "b"))
 
 
-def test_what_one_judge_cannot_score_does_not_poison_how_the_others_are_normalised(judge):
+def test_what_one_judge_cannot_score_does_not_poison_how_the_others_are_normalized(judge):
     prompts, completions = [prompt(n) for n in range(3)], samples("bad", "ab", "abcd")[1]
     both = CompositeReward(
         [

@@ -20,7 +20,7 @@ PATIENCE = Patience(
 
 
 def build(folder: Path, url: str, **settings: Any) -> Any:
-    scorer = ServiceReward(url, patience=PATIENCE, batch_size=3, concurrency=1, on_error="report")
+    scorer = ServiceReward(url, patience=PATIENCE, request_size=3, concurrency=1, on_error="report")
     log = RunLog(folder, stage="grpo")
     changed = {"rollouts": 4, "save_every": 1, **settings}
     return toy.build_trainer("grpo", log=log, checkpoint_dir=folder / "grpo", scorer=scorer, **changed)

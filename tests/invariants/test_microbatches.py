@@ -15,7 +15,7 @@ pytestmark = pytest.mark.numeric
 
 CASES = {
     "sft": {},
-    "sft by tokens": {"tokens_per_step": 40},
+    "sft by tokens": {"batch_tokens": 40},
     "sft smoothed": {"label_smoothing": 0.2},
     "sft dft with noise": {"loss": "dft", "neftune_alpha": 10.0},
     "reward": {"head_dropout": 0.0},
@@ -120,8 +120,8 @@ def gradients(trainer) -> tuple[dict[str, torch.Tensor], int]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(case):
-    whole, one = gradients(double_trainer(case, tokens_per_microbatch=10**6))
-    split, many = gradients(double_trainer(case, tokens_per_microbatch=1))
+    whole, one = gradients(double_trainer(case, microbatch_tokens=10**6))
+    split, many = gradients(double_trainer(case, microbatch_tokens=1))
     assert one == 1
     assert many > 1
     assert max(float(grad.abs().max()) for grad in whole.values()) > 1e-4
@@ -137,7 +137,7 @@ def test_the_weights_after_a_run_do_not_depend_on_micro_batches(case):
     runs = []
     # A large eps, as AdamW makes a whole step of a gradient that is nothing but rounding.
     for limit in (10**6, 30, 1):
-        trainer = double_trainer(case, tokens_per_microbatch=limit, eps=1e-6)
+        trainer = double_trainer(case, microbatch_tokens=limit, eps=1e-6)
         start = weights_of(trainer)
         trainer.train()
         runs.append(weights_of(trainer))

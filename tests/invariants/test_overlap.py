@@ -229,7 +229,7 @@ def test_the_reward_rises_one_step_off_too(name):
     log = RunLog()
     settings = {"ppo": {"kl": {"coef": 0.01}}, "grpo": {"group_size": 4, "kl": {"coef": 0.01}}}[name]
     in_turn(
-        toy.build_trainer(name, log=log, overlap="one_step", rollouts=30, prompts_per_rollout=32, sequences_per_step=32,
+        toy.build_trainer(name, log=log, overlap="one_step", rollouts=30, prompts_per_rollout=32, minibatch_size=32,
                           learning_rate=2e-2, **settings)
     ).train()  # fmt: skip
     scores = [e["metrics"][f"{name}/score_mean"] for e in log.read("metrics") if f"{name}/score_mean" in e["metrics"]]

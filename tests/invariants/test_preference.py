@@ -25,7 +25,7 @@ SMOOTHED = [name for name, loss in PAIR_LOSSES.items() if "label_smoothing" in i
 CASES: dict[str, dict[str, Any]] = {
     **{f"dpo {loss}": {"loss": loss} for loss in get_args(PairLoss)},
     **{f"dpo {loss}, smoothed": {"loss": loss, "label_smoothing": 0.2} for loss in SMOOTHED},
-    "dpo per token": {"length_normalised": True, "beta": 2.0},
+    "dpo per token": {"length_normalized": True, "beta": 2.0},
     "dpo ipo per token": {"loss": "ipo", "ipo_per_token": True},
     "dpo forward KL": {"divergence": "forward_kl"},
     "dpo Jensen-Shannon": {"divergence": "js"},
@@ -50,7 +50,7 @@ del CASES["dpo exo"]  # has no loss without smoothing
 def gradient(case: str, *, shuffled: bool = False, path: Any = "packed", **settings: Any) -> dict[str, torch.Tensor]:
     """Of a step at weights that are not the reference's; loss, gradient and metrics."""
     name = case.replace(",", " ").split()[0]
-    trainer = toy.build_trainer(name, dtype=torch.float64, **CASES[case], **{"rows_per_step": 6, **settings})
+    trainer = toy.build_trainer(name, dtype=torch.float64, **CASES[case], **{"batch_size": 6, **settings})
     trainer.policy.choice = PathChoice(path, 0.0, "forced by a test")
     trainer.collect(0, Metrics())  # asks the reference, while the policy is it
     taken = trainer.rows.take(0)
@@ -64,7 +64,7 @@ def gradient(case: str, *, shuffled: bool = False, path: Any = "packed", **setti
         trainer.running.load_state_dict(RUNNING[type(trainer.running).__name__])
     metrics = Metrics()
     batches = next(trainer.steps(0, trainer.collect(0, metrics)))
-    assert (len(batches) > 1) == (settings.get("tokens_per_microbatch") == 1)
+    assert (len(batches) > 1) == (settings.get("microbatch_tokens") == 1)
     with torch.no_grad():
         trainer.before_step(batches, metrics)
     total = torch.zeros((), dtype=torch.float64)
@@ -96,9 +96,9 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 @pytest.mark.parametrize("case", CASES)
 def test_loss_gradient_and_metrics_do_not_depend_on_micro_batches_or_on_the_order_of_rows(case):
     whole = gradient(case)
-    assert_same(gradient(case, tokens_per_microbatch=1), whole, 1e-9)
+    assert_same(gradient(case, microbatch_tokens=1), whole, 1e-9)
     assert_same(gradient(case, shuffled=True), whole, 1e-9)
-    assert_same(gradient(case, shuffled=True, tokens_per_microbatch=1), whole, 1e-9)
+    assert_same(gradient(case, shuffled=True, microbatch_tokens=1), whole, 1e-9)
 
 
 @pytest.mark.parametrize("case", ["dpo sigmoid", "dpo aot_unpaired", "dpo weighted", "simpo", "cpo", "orpo", "kto"])
@@ -112,7 +112,7 @@ def test_a_reference_point_of_each_micro_batch_would_be_seen():
     """The trap: z0 of the rows that happen to share a forward. The invariance above holds because ours is another number."""
     points = set()
     for rows in (6, 3):
-        trainer = toy.build_trainer("kto", dtype=torch.float64, rows_per_step=6)
+        trainer = toy.build_trainer("kto", dtype=torch.float64, batch_size=6)
         trainer.collect(0, Metrics())
         toy.change_weights(trainer.policy.model, by=0.1, seed=6)
         part = trainer.rows.take(0)[:rows]

@@ -127,7 +127,7 @@ CASES = {
     "sft that stops early": ("sft", {"early_stopping": {"patience": 1, "min_delta": 1.0}, "epochs": 4}),
     "sft by tokens, without extras": (
         "sft",
-        {"tokens_per_step": 30, "ema_decay": None, "early_stopping": None, "held_out": False, "dropout": 0.0},
+        {"batch_tokens": 30, "ema_decay": None, "early_stopping": None, "held_out": False, "dropout": 0.0},
     ),
     "sft smoothed, with noise, held to the start": (
         "sft",
@@ -217,7 +217,7 @@ def test_a_run_that_goes_on_with_other_microbatches_ends_the_same_up_to_rounding
     with pytest.raises(KilledError):
         build(name, tmp_path / "killed", log=log, **settings).train()
     assert list((tmp_path / "killed" / "run").glob("checkpoint-*")), "it goes on, and does not begin again"
-    resumed = build(name, tmp_path / "killed", tokens_per_microbatch=20, **settings)
+    resumed = build(name, tmp_path / "killed", microbatch_tokens=20, **settings)
     resumed.train()
     assert toy.largest_difference(toy.weights_of(resumed), toy.weights_of(whole)) < 1e-4
 
@@ -259,7 +259,7 @@ def test_a_stream_goes_on_at_its_row(tmp_path):
 
     def run(folder: Path, log: RunLog) -> dict[str, torch.Tensor]:
         data = StreamingSFTDataset(str(tmp_path / "sft.jsonl"), toy.TOKENIZER, shuffle_buffer=4, seed=3)
-        config = toy.SFTConfig(learning_rate=1e-2, rows_per_step=3, max_steps=8, save_every=2)
+        config = toy.SFTConfig(learning_rate=1e-2, batch_size=3, max_steps=8, save_every=2)
         trainer = SFTTrainer(toy.build_policy(dropout=0.2), config, data, log=log, checkpoint_dir=folder / "run")
         trainer.train()
         return toy.weights_of(trainer)

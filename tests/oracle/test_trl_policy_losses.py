@@ -20,7 +20,7 @@ from rlhf.losses import (
     cispo_loss,
     clipped_policy_loss,
     clipped_tokens,
-    generalised_jsd,
+    generalized_jsd,
     kl_k3,
     off_policy_kl,
     sapo_loss,
@@ -286,12 +286,12 @@ def their_jsd(trl: Any) -> Any:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_the_generalised_jsd_is_trls(their_jsd, beta: float, temperature: float):
+def test_the_generalized_jsd_is_trls(their_jsd, beta: float, temperature: float):
     generator = torch.Generator().manual_seed(0)
     student, teacher = 2 * torch.randn(2, 4, 5, 11, dtype=torch.float64, generator=generator)
     student.requires_grad_()
     theirs = their_jsd(student, teacher, beta=beta, temperature=temperature, reduction="sum")
-    compare(theirs, generalised_jsd(student / temperature, teacher / temperature, beta=beta).sum(), student)
+    compare(theirs, generalized_jsd(student / temperature, teacher / temperature, beta=beta).sum(), student)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from torch import Tensor
 from rlhf.losses.divergences import divergence_scores
 from rlhf.losses.pair_tokens import (
     chosen_nll,
-    length_desensitised_logprobs,
+    length_desensitized_logprobs,
     log_collision_probs,
     wpo_weights,
 )
 from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES
-from rlhf.losses.preference import length_normalised_dpo_loss
+from rlhf.losses.preference import length_normalized_dpo_loss
 from rlhf.losses.reference_free import cpo_loss, odds_ratio_loss, simpo_loss
 from rlhf.losses.segments import segment_count, segment_mean, segment_sum, split_pairs
 from rlhf.losses.unpaired import kto_loss, kto_reference_point
@@ -145,9 +145,9 @@ def test_losses_on_pairs_are_trls(dpo_trainer, name: str, beta: float):
     close(theirs, ours, logprobs, tolerance=1e-7 if name == "exo" else 1e-10)
 
 
-def test_length_normalised_dpo_is_trls(dpo_trainer):
+def test_length_normalized_dpo_is_trls(dpo_trainer):
     logprobs, ref = tokens()
-    ours = length_normalised_dpo_loss(*split_pairs(sums(logprobs)), *split_pairs(sums(ref)), beta=3, **lengths())
+    ours = length_normalized_dpo_loss(*split_pairs(sums(logprobs)), *split_pairs(sums(ref)), beta=3, **lengths())
     close(their_dpo(dpo_trainer, logprobs, sums(ref), "sigmoid_norm", beta=3), ours.mean(), logprobs)
 
 
@@ -180,16 +180,16 @@ def test_divergences_are_trls(dpo_trainer, divergence: str, name: str):
 def test_divergences_per_token_are_trls(dpo_trainer, loss_type: str):
     logprobs, ref = tokens()
     scores = divergence_scores(sums(logprobs), sums(ref), divergence="js")
-    loss = PAIR_LOSSES["ipo"] if loss_type == "ipo" else length_normalised_dpo_loss
+    loss = PAIR_LOSSES["ipo"] if loss_type == "ipo" else length_normalized_dpo_loss
     ours = loss(*split_pairs(scores), *split_pairs(torch.zeros_like(scores)), beta=0.4, **lengths()).mean()
     close(their_dpo(dpo_trainer, logprobs, sums(ref), loss_type, beta=0.4, divergence="js_divergence"), ours, logprobs)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("name", ["sigmoid", "apo_zero"])
-def test_length_desensitised_losses_are_trls(dpo_trainer, name: str, alpha: float):
+def test_length_desensitized_losses_are_trls(dpo_trainer, name: str, alpha: float):
     logprobs, ref = tokens()
-    policy, reference = (length_desensitised_logprobs(x, SEQ, len(LENGTHS), alpha=alpha) for x in (logprobs, ref))
+    policy, reference = (length_desensitized_logprobs(x, SEQ, len(LENGTHS), alpha=alpha) for x in (logprobs, ref))
     ours = PAIR_LOSSES[name](*split_pairs(policy), *split_pairs(reference), beta=0.2).mean()
     close(their_dpo(dpo_trainer, logprobs, reference, name, beta=0.2, ld_alpha=alpha), ours, logprobs)
 

@@ -135,7 +135,7 @@ def pairs_of(batch: dict[str, Tensor]) -> list[Group]:
 
 @SPLITS
 @pytest.mark.parametrize("with_margin", [False, True])
-def test_reward_modelling_is_trls(build_trainer, reward_model, with_margin: bool, num_parts: int):
+def test_reward_modeling_is_trls(build_trainer, reward_model, with_margin: bool, num_parts: int):
     ours = our_copy(reward_model)
     margin = torch.tensor([0.5, 0.0, 2.0])
     rows: list[dict[str, Any]] = [

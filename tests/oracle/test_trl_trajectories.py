@@ -39,7 +39,7 @@ pytestmark = pytest.mark.numeric
 STEPS, ROWS = 20, 4
 TAIL = (" and", " so", " but", " yet", " the", " a", " of", " in")
 SHARED: dict[str, Any] = {"learning_rate": 2e-3, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 0}
-OURS: dict[str, Any] = {**SHARED, "rows_per_step": ROWS, "epochs": 2, "schedule": "linear", "warmup_frac": 0.0}
+OURS: dict[str, Any] = {**SHARED, "batch_size": ROWS, "epochs": 2, "schedule": "linear", "warmup_frac": 0.0}
 
 
 def texts() -> list[dict[str, str]]:
@@ -116,7 +116,7 @@ def their_settings() -> dict[str, Any]:
 
 
 def ids_of(dataset: Any, names: Sequence[str]) -> list[list[list[int]]]:
-    """The token ids on which TRL trains: nothing is left to how texts are tokenised."""
+    """The token ids on which TRL trains: nothing is left to how texts are tokenized."""
     return [[list(row[name]) for name in ("prompt_ids", *names)] for row in dataset]
 
 
@@ -133,7 +133,7 @@ def test_sft_goes_trls_way(build_trainer, policy, tokenizer, their_settings):
 
     def ours(**changes: Any) -> Any:
         log = RunLog()
-        config = SFTConfig.of({**OURS, "tokens_per_microbatch": 60, **changes})
+        config = SFTConfig.of({**OURS, "microbatch_tokens": 60, **changes})
         return run_ours(SFTTrainer(PolicyModel(copy.deepcopy(start), tokenizer), config, groups, log=log), log)
 
     # one entry of an embedding has a gradient that cancels to rounding, which AdamW divides by its own size
@@ -141,7 +141,7 @@ def test_sft_goes_trls_way(build_trainer, policy, tokenizer, their_settings):
     assert not same(ours(label_smoothing=0.01), theirs, atol=3e-4)
 
 
-def test_reward_modelling_goes_trls_way(build_trainer, reward_model, tokenizer, their_settings):
+def test_reward_modeling_goes_trls_way(build_trainer, reward_model, tokenizer, their_settings):
     start = copy.deepcopy(reward_model)
     rows = [{side: row["prompt"] + row[side] for side in ("chosen", "rejected")} for row in texts()]
     settings = {name: value for name, value in their_settings.items() if name != "beta"}
@@ -152,7 +152,7 @@ def test_reward_modelling_goes_trls_way(build_trainer, reward_model, tokenizer, 
 
     def ours(**changes: Any) -> Any:
         log, model = RunLog(), copy.deepcopy(start)
-        config = RewardModelConfig.of({**OURS, "tokens_per_microbatch": 100, **changes})
+        config = RewardModelConfig.of({**OURS, "microbatch_tokens": 100, **changes})
         return run_ours(RewardModelTrainer(RewardModel([model], tokenizer), config, groups, log=log), log, model)
 
     assert same(ours(), theirs)
@@ -171,7 +171,7 @@ def test_dpo_goes_trls_way(build_trainer, policy, reference, tokenizer, their_se
         log = RunLog()
         model = PolicyModel(copy.deepcopy(start), tokenizer)
         frozen = PolicyModel(copy.deepcopy(reference), tokenizer)
-        config = DPOConfig.of({**OURS, "beta": beta, "tokens_per_microbatch": 100})
+        config = DPOConfig.of({**OURS, "beta": beta, "microbatch_tokens": 100})
         return run_ours(DPOTrainer(model, config, groups, reference=frozen, log=log), log)
 
     assert same(ours(0.3), theirs)
@@ -206,7 +206,7 @@ def test_kto_goes_trls_way(build_trainer, policy, reference, tokenizer, their_se
         model = PolicyModel(copy.deepcopy(start), tokenizer)
         frozen = ReferenceModel(PolicyModel(copy.deepcopy(reference), tokenizer))
         weights = {"desirable_weight": 1.2, "undesirable_weight": 0.9}
-        config = KTOConfig.of({**OURS, "beta": 0.3, **weights, "tokens_per_microbatch": 60, **changes})
+        config = KTOConfig.of({**OURS, "beta": 0.3, **weights, "microbatch_tokens": 60, **changes})
         result = run_ours(KTOTrainer(model, config, groups, reference=frozen, log=log), log)
         return result, [event["metrics"]["kto/reference_point"] for event in log.read("metrics")]
 

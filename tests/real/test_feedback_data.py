@@ -1,4 +1,4 @@
-"""Published human judgements, counted by our functions: the figures of research/evaluation.md, section 7."""
+"""Published human judgments, counted by our functions: the figures of research/evaluation.md, section 7."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_tulu_grades_as_classes_agree_as_measured(grades, tmp_path, monkeypatch)
     )
     assert (found["num_items"], found["num_compared"]) == (996, 121)
     assert found["krippendorff_alpha"]["value"] == pytest.approx(0.2845, abs=5e-5)
-    assert found["fleiss_kappa"]["value"] is None, "items have one to three judgements"
+    assert found["fleiss_kappa"]["value"] is None, "items have one to three judgments"
 
 
 def test_vader_raters_err_together_and_tempering_makes_dawid_skene_better_than_the_majority(assets):
@@ -299,7 +299,7 @@ def test_hh_rlhf_is_won_by_the_longer_as_often_as_measured(assets, part, longer)
 
 @pytest.fixture(scope="module")
 def tulu(assets):
-    """Labelled rows, oldest first; the last of a person's judgements of an item counts."""
+    """Labeled rows, oldest first; the last of a person's judgments of an item counts."""
     path = assets / "tulu1_human_eval" / "eval_annotations_tulu_1.csv.gz"
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if row["preference"]]

@@ -64,10 +64,10 @@ COMMANDS = {
     "data stats": "FILE --tokenizer --json",
     "data convert": "FILE OUTPUT --to --skip-bad",
     "data dedup": "FILE OUTPUT --near --skip-bad",
-    "annotate": "TASKS --store --kind --batch --all-batches --overlap --gold-frac --timeout-minutes --max-judgements --guidelines "
+    "annotate": "TASKS --store --kind --batch --all-batches --overlap --gold-frac --timeout-minutes --max-judgments --guidelines "
     "--annotator --owner --host --port --public-url --i-know",
-    "feedback import": "FILE --store --format --kind --batch --gold --judgements --classes --skip-bad",
-    "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgements --qualified --min-items --min-agreement "
+    "feedback import": "FILE --store --format --kind --batch --gold --judgments --classes --skip-bad",
+    "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgments --qualified --min-items --min-agreement "
     "--min-gold-accuracy --smoothing --right-prior --kind --classes --batch --unjudged --events --regenerate-confidence",
     "feedback formats": "--json",
     "feedback report": "--store --classes --smoothing --right-prior --json",
@@ -80,7 +80,7 @@ COMMANDS = {
     "feedback compare export": "OUTPUT --store --name --key",
     "feedback compare import": "FILE --store --name",
     "feedback compare report": "--store --name --resamples --json",
-    "feedback prioritise": "--reward --store",
+    "feedback prioritize": "--reward --store",
     "feedback simulate": "--store --good --careless --spammers --overlap --gold-frac --limit --seed --i-know",
     "feedback plan": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price "
     "--reward-accuracy --measured --held-out --held-out-accuracy --measured-overlap --json",

@@ -160,7 +160,7 @@ def test_errors_about_something_else_pass_as_they_are(tmp_path):
     unchanged = {
         "a missing file": FileNotFoundError(errno.ENOENT, "", str(tmp_path / "a")),
         "a file elsewhere that can't be read": no_rights("/elsewhere/rows.jsonl"),
-        "a neighbour": no_rights(str(tmp_path.parent / "neighbour")),
+        "a neighbor": no_rights(str(tmp_path.parent / "neighbor")),
         "no file at all": ConnectionRefusedError(errno.ECONNREFUSED, ""),
         "a socket": PermissionError(errno.EACCES, ""),
         "an error that is already for people": DataError("rows.jsonl, line 3: No space left on device (os error 28)"),

@@ -1,4 +1,4 @@
-"""`rlhf annotate`: a labelling server in one process. Heavy imports happen inside the command."""
+"""`rlhf annotate`: a labeling server in one process. Heavy imports happen inside the command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def annotate(
         typer.Argument(help="A file of rows to judge, or `-` for standard input; without it, what the store holds."),
     ] = None,
     store: Annotated[
-        str, typer.Option(help="Where tasks and judgements are kept: a file (SQLite), or postgresql://USER@HOST/NAME.")
+        str, typer.Option(help="Where tasks and judgments are kept: a file (SQLite), or postgresql://USER@HOST/NAME.")
     ] = STORE,
     kind: Annotated[
         str | None, typer.Option(help="How to ask: pairwise, graded5, graded7, ranking, rating or binary.")
@@ -40,7 +40,7 @@ def annotate(
     all_batches: Annotated[
         bool, typer.Option("--all-batches", help="Ask tasks of every batch again, after a --batch.")
     ] = False,
-    overlap: Annotated[int | None, typer.Option(help="Independent judgements of each task (1).", min=1)] = None,
+    overlap: Annotated[int | None, typer.Option(help="Independent judgments of each task (1).", min=1)] = None,
     gold_frac: Annotated[
         float | None,
         typer.Option(help="Share of tasks whose answer is known, to check annotators (0).", min=0, max=0.99),
@@ -48,7 +48,7 @@ def annotate(
     timeout_minutes: Annotated[
         float | None, typer.Option(help="After so long an unanswered task goes to somebody else (30).", min=0.1)
     ] = None,
-    max_judgements: Annotated[int | None, typer.Option(help="Of each annotator (no limit).", min=1)] = None,
+    max_judgments: Annotated[int | None, typer.Option(help="Of each annotator (no limit).", min=1)] = None,
     guidelines: Annotated[
         Path | None, typer.Option(help="What annotators look at: a YAML or JSON file; see `rlhf feedback guidelines`.")
     ] = None,
@@ -66,10 +66,10 @@ def annotate(
         bool, typer.Option("--i-know", help="Serve other machines without https: who listens on the way reads along.")
     ] = False,
 ) -> None:
-    """Collect judgements: add tasks to a store and serve the labelling page until Ctrl-C.
+    """Collect judgments: add tasks to a store and serve the labeling page until Ctrl-C.
 
     Prints a link for the owner and, with --annotator, one for each annotator. Every link works once, and
-    only the newest of a person's. Starting again adds only tasks that are not there yet, and keeps all judgements.
+    only the newest of a person's. Starting again adds only tasks that are not there yet, and keeps all judgments.
 
     Without --batch all tasks of the store are asked, whether they were imported or opened by `rlhf feedback compare open`;
     the first line says which.
@@ -93,7 +93,7 @@ def annotate(
         settings = settings.model_copy(update={"port": server.getsockname()[1]})
         changed = {
             "overlap": overlap, "gold_frac": gold_frac, "timeout_minutes": timeout_minutes,
-            "max_judgements": max_judgements, "batch": batch,
+            "max_judgments": max_judgments, "batch": batch,
         }  # fmt: skip
         rules = {name: value for name, value in changed.items() if value is not None}
         if asked is not None:
@@ -107,11 +107,11 @@ def annotate(
         _say_how_far(opened, store)
         _print_links(opened, settings, owner=owner, annotators=annotator or [])
         _serve(opened, settings, server)
-    print(f"Stopped. Every judgement that was acknowledged is in {_shown(store)}; the same command goes on.")
+    print(f"Stopped. Every judgment that was acknowledged is in {_shown(store)}; the same command goes on.")
 
 
 def refuse_open_door(settings: WebSettings, *, i_know: bool) -> None:
-    """Passwords and judgements travel in the clear to other machines only on somebody's word.
+    """Passwords and judgments travel in the clear to other machines only on somebody's word.
 
     Raises:
         ConfigError: The address is reached by other machines, and neither https nor that word is given.
@@ -158,14 +158,14 @@ def add_tasks(store: PreferenceStore, found: Found) -> None:
     from rlhf.data.message_text import counted
     from rlhf.feedback.imports import import_items
 
-    done = import_items(store, found.items, with_judgements=False)
+    done = import_items(store, found.items, with_judgments=False)
     known = f", {done.num_known:,} there already" if done.num_known else ""
     print(f"{counted(done.num_added, 'task')} added{known}.")
     if found.left_out:
         first = found.left_out[0]
         print(f"{counted(len(found.left_out), 'row')} left out (the first: {first.where}: {first.reason})")
     if number := sum(len(item.said) for item in found.items):
-        print(f"! {counted(number, 'judgement')} in the file not taken; `rlhf feedback import` takes them.")
+        print(f"! {counted(number, 'judgment')} in the file not taken; `rlhf feedback import` takes them.")
 
 
 def check_batch(store: PreferenceStore, batch: str) -> None:
@@ -191,11 +191,11 @@ def _say_how_far(store: PreferenceStore, place: str) -> None:
     far = store.progress()
     gold = f" and {counted(far.num_gold, 'gold item')}" if far.num_gold else ""
     print(
-        f"{_shown(place)}: {counted(far.num_tasks, 'task')}{gold}, {far.num_done:,} of {counted(far.num_wanted, 'judgement')} made."
+        f"{_shown(place)}: {counted(far.num_tasks, 'task')}{gold}, {far.num_done:,} of {counted(far.num_wanted, 'judgment')} made."
     )
     if never := store.num_never_asked():
         print(
-            f"! {counted(never, 'task')} of kind multiclass can't be labelled on the page; their labels are imported."
+            f"! {counted(never, 'task')} of kind multiclass can't be labeled on the page; their labels are imported."
         )
     others = sum(number for name, number in batches.items() if name != batch)
     if batch is not None and others:

@@ -15,7 +15,7 @@ from rlhf.errors import ConfigError
 
 STORE = "evaluation.db"
 app = typer.Typer(
-    help="Compare models by people: blinded tasks from files of completions, and what the judgements say.",
+    help="Compare models by people: blinded tasks from files of completions, and what the judgments say.",
     no_args_is_help=True,
 )
 
@@ -112,7 +112,7 @@ def compare_import(
     store: StoreOption = STORE,
     name: NameOption = None,
 ) -> None:
-    """Bring judgements back from another tool, one line for each task and annotator, completions in the order of the export.
+    """Bring judgments back from another tool, one line for each task and annotator, completions in the order of the export.
 
     \b
     {"id": "human-eval-6d0c", "annotator": "ann", "value": VALUE}
@@ -143,7 +143,7 @@ def compare_report(
 
     with opened_store(store) as opened:
         protocol = HumanEvalProtocol.of_store(opened, name)
-        found = protocol.analyse(opened, resamples=resamples)
+        found = protocol.analyze(opened, resamples=resamples)
         simulated = simulated_words((one.annotator for one in protocol.judged(opened)), simulated_annotators(opened))
     notes = [simulated] if simulated else []
     if as_json:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlhf.feedback.tasks import Found
 
 app = typer.Typer(
-    help="Judgements of people: bring them in, look at them, take them out for training.", no_args_is_help=True
+    help="Judgments of people: bring them in, look at them, take them out for training.", no_args_is_help=True
 )
 
 
@@ -47,13 +47,13 @@ def feedback_import(
     gold: Annotated[
         bool, typer.Option("--gold", help="What the rows say is known to be right: these tasks check the annotators.")
     ] = False,
-    judgements: Annotated[
-        bool, typer.Option("--judgements/--no-judgements", help="Whether judgements in the files come along.")
+    judgments: Annotated[
+        bool, typer.Option("--judgments/--no-judgments", help="Whether judgments in the files come along.")
     ] = True,
     classes: ClassesOption = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and list them.")] = False,
 ) -> None:
-    """Add tasks to a store, and the judgements that a file holds.
+    """Add tasks to a store, and the judgments that a file holds.
 
     Rows become tasks by what they hold: two completions are compared, several ranked, one is called good or bad; rows of an item, an
     annotator and a label are labels of several classes. The same file may be imported again: what is there already stays as it is. All
@@ -76,8 +76,8 @@ def feedback_import(
             raise ConfigError(f"This store has the classes {listed(told)}; --classes leaves out {listed(missing)}.")
         if known_classes := given or told:
             check_classes(found, known_classes, how)
-        done = import_items(opened, found.items, with_judgements=judgements, on_other_texts=how)
-        overlap = overlap_words(found.items, opened.rules.overlap) if judgements else ""
+        done = import_items(opened, found.items, with_judgments=judgments, on_other_texts=how)
+        overlap = overlap_words(found.items, opened.rules.overlap) if judgments else ""
         if given:
             opened.set_setting(CLASSES, list(given))
     known = f", {done.num_known:,} there already" if done.num_known else ""
@@ -204,14 +204,14 @@ def feedback_invite(
         )
 
 
-@app.command("prioritise")
-def feedback_prioritise(
+@app.command("prioritize")
+def feedback_prioritize(
     reward: Annotated[
         list[str], typer.Option(help="Folder of a reward model with several members, or several of them.")
     ],
     store: StoreOption = STORE,
 ) -> None:
-    """Ask first what reward models disagree on: a judgement there teaches most."""
+    """Ask first what reward models disagree on: a judgment there teaches most."""
     from rlhf.models.sources import check_there
 
     for folder in reward:

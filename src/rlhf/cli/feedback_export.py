@@ -1,4 +1,4 @@
-"""`rlhf feedback export`: judgements as training data. Heavy imports happen inside the command."""
+"""`rlhf feedback export`: judgments as training data. Heavy imports happen inside the command."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def export(
     layout: Annotated[str, typer.Option("--format", help="Layout of the rows; see `rlhf feedback formats`.")] = "rows",
     aggregate: Annotated[
         str | None,
-        typer.Option(help="One row for each item instead of each judgement: majority, dawid-skene or bradley-terry."),
+        typer.Option(help="One row for each item instead of each judgment: majority, dawid-skene or bradley-terry."),
     ] = None,
     ties: Annotated[
         str | None,
         typer.Option(help="With --aggregate: drop what nobody wins (drop), or keep it (rows are then comparisons)."),
     ] = None,
-    min_judgements: Annotated[
+    min_judgments: Annotated[
         int | None, typer.Option(help="With --aggregate: leave out items that fewer people judged (1).", min=1)
     ] = None,
     qualified: Annotated[
         bool,
-        typer.Option("--qualified", help="Only judgements of annotators who meet the rules of `rlhf feedback report`."),
+        typer.Option("--qualified", help="Only judgments of annotators who meet the rules of `rlhf feedback report`."),
     ] = False,
     min_items: Annotated[
-        int | None, typer.Option(help="With --qualified: judgements an annotator has made at least (50).", min=0)
+        int | None, typer.Option(help="With --qualified: judgments an annotator has made at least (50).", min=0)
     ] = None,
     min_agreement: Annotated[
         float | None, typer.Option(help="With --qualified: least agreement with the others (0.7).", min=0, max=1)
@@ -70,24 +70,24 @@ def export(
     ] = False,
     events: Annotated[
         bool,
-        typer.Option("--events", help="What users of a served model did (thumbs, edits, votes) instead of judgements."),
+        typer.Option("--events", help="What users of a served model did (thumbs, edits, votes) instead of judgments."),
     ] = False,
     regenerate_confidence: Annotated[
         float | None,
         typer.Option(help="With --events: also take regenerations, as preferences this sure (0 to 1).", min=0, max=1),
     ] = None,
 ) -> None:
-    """Write judgements as training data, each with where it came from.
+    """Write judgments as training data, each with where it came from.
 
     For a reward model: `rlhf feedback export pairs.jsonl --aggregate dawid-skene`, then `rlhf reward ... use_confidence=true`.
     """
     known = _writable(layout)
     bars: dict[str, Any] = {
-        "min_judgements": min_items, "min_agreement": min_agreement, "min_gold_accuracy": min_gold_accuracy,
+        "min_judgments": min_items, "min_agreement": min_agreement, "min_gold_accuracy": min_gold_accuracy,
     }  # fmt: skip
     _refuse_idle(
         {
-            "--ties": ties, "--min-judgements": min_judgements, "--min-items": min_items, "--min-agreement": min_agreement,
+            "--ties": ties, "--min-judgments": min_judgments, "--min-items": min_items, "--min-agreement": min_agreement,
             "--min-gold-accuracy": min_gold_accuracy, "--regenerate-confidence": regenerate_confidence, "--aggregate": aggregate,
             "--qualified": qualified or None, "--kind": kind, "--batch": batch, "--unjudged": unjudged or None,
             "--events": events or None, "--classes": classes, "--smoothing": smoothing, "--right-prior": right_prior,
@@ -99,11 +99,11 @@ def export(
         )
     if aggregate is not None and known.write_items is not None:
         raise ConfigError(
-            f"{layout!r} holds single judgements; leave --aggregate out, or write --format rows, trl or openai."
+            f"{layout!r} holds single judgments; leave --aggregate out, or write --format rows, trl or openai."
         )
     if events and known.write_items is not None:
         raise ConfigError(
-            f"{layout!r} holds tasks and judgements of them, and what users did is rows; leave --events out, or write --format rows, "
+            f"{layout!r} holds tasks and judgments of them, and what users did is rows; leave --events out, or write --format rows, "
             "trl or openai."
         )
     with opened_store(store) as opened, private_files():  # they name annotators and users
@@ -126,7 +126,7 @@ def export(
             print(f"! {selection.simulated}")
         if known.write_items is not None:
             number = known.write_items(output, selection.items, selection.guidelines)
-            said = counted(selection.num_judgements, "judgement")
+            said = counted(selection.num_judgments, "judgment")
             print(f"{counted(number, 'task')} with {said} written to {output}.")
             return
         notes = selection.notes(with_unjudged=unjudged, aggregated=aggregate is not None)
@@ -139,7 +139,7 @@ def export(
             selection.items,
             aggregate=aggregate,
             ties=ties or "drop",
-            min_judgements=min_judgements or 1,
+            min_judgments=min_judgments or 1,
             guidelines=selection.guidelines,
             classes=selection.classes,
             belief=Belief(smoothing=smoothing, right_prior=right_prior),
@@ -152,7 +152,7 @@ def export(
 
 
 IDLE_WITHOUT = {
-    "--aggregate": ("--ties", "--min-judgements", "--smoothing", "--right-prior"),
+    "--aggregate": ("--ties", "--min-judgments", "--smoothing", "--right-prior"),
     "--qualified": ("--min-items", "--min-agreement", "--min-gold-accuracy"),
     "--events": ("--regenerate-confidence",),
 }

@@ -31,8 +31,8 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 """typer's own: it may bring a click of its own, which is another one than the package of that name."""
 
 
-MISSPELT = 0.75
-"""How alike two options are of which one is the other misspelt: `--quite` and `--quiet`."""
+MISSPELLED = 0.75
+"""How alike two options are of which one is the other misspelled: `--quite` and `--quiet`."""
 
 
 class SettingsCommand(TyperCommand):
@@ -47,7 +47,7 @@ class SettingsCommand(TyperCommand):
             option = getattr(err, "option_name", None)
             if isinstance(option, str) and option.startswith("--"):
                 # As they come, anything is offered for anything: `--help` for `--model`.
-                near = difflib.get_close_matches(option, getattr(err, "possibilities", None) or [], cutoff=MISSPELT)
+                near = difflib.get_close_matches(option, getattr(err, "possibilities", None) or [], cutoff=MISSPELLED)
                 err.possibilities = near
                 if near:
                     raise

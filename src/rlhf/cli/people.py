@@ -24,7 +24,7 @@ def revoke(
     store: StoreOption = STORE,
     is_token: Annotated[bool, typer.Option("--token", help="The name is of a program's token.")] = False,
 ) -> None:
-    """Shut somebody out at once; their judgements stay, and what they had open goes back to the queue."""
+    """Shut somebody out at once; their judgments stay, and what they had open goes back to the queue."""
     from rlhf.feedback.store import access
 
     with opened_store(store) as opened:

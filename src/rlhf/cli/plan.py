@@ -57,7 +57,7 @@ def _lines(found: RecipePlan) -> list[str]:
 def _stage_lines(stage: StagePlan) -> list[str]:
     trained = "" if stage.num_trainable == stage.num_parameters else f", {stage.num_trainable:,} of them trained"
     lines = [f"{stage.name} ({stage.kind}): {stage.num_parameters:,} weights{trained}"]
-    lines.append(f"  lengths      {stage.lengths}; {stage.tokens_per_step:,.0f} tokens a step")
+    lines.append(f"  lengths      {stage.lengths}; {stage.batch_tokens:,.0f} tokens a step")
     parts = sorted(stage.memory.items(), key=lambda item: -item[1])
     lines.append(
         f"  memory       {_size(stage.memory_bytes)}: " + ", ".join(f"{name} {_size(size)}" for name, size in parts)

@@ -13,7 +13,7 @@ from rlhf.cli.stores import STORE, StoreOption, opened_store
 from rlhf.errors import ConfigError
 
 OVERLAPS = (1, 3, 5, 7, 9)
-"""Judgements of each pair that a plan compares."""
+"""Judgments of each pair that a plan compares."""
 
 
 def simulate(
@@ -24,7 +24,7 @@ def simulate(
     overlap: Annotated[
         int | None,
         typer.Option(
-            help="Independent judgements of each task (1); the store remembers it, as of `rlhf annotate --overlap`.",
+            help="Independent judgments of each task (1); the store remembers it, as of `rlhf annotate --overlap`.",
             min=1,
             show_default=False,
         ),
@@ -35,13 +35,13 @@ def simulate(
             help="Share of tasks whose answer is known (0); remembered, too.", min=0, max=0.99, show_default=False
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Stop after so many judgements.", min=1, show_default=False)] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same judgements.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many judgments.", min=1, show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same judgments.")] = 0,
     i_know: Annotated[
         bool,
         typer.Option(
             "--i-know",
-            help="Also in a store where people judged or were invited: there is no way to take these judgements out.",
+            help="Also in a store where people judged or were invited: there is no way to take these judgments out.",
         ),
     ] = False,
 ) -> None:
@@ -64,10 +64,10 @@ def simulate(
         run = dry_run.simulate(opened, crowd(good, careless, spammers), seed=seed, limit=limit, among_people=i_know)
     if overlap is not None and overlap > good + careless + spammers:
         print(
-            f"! {counted(overlap, 'judgement')} of each task are wanted, and {counted(good + careless + spammers, 'annotator')} can "
+            f"! {counted(overlap, 'judgment')} of each task are wanted, and {counted(good + careless + spammers, 'annotator')} can "
             "give no more than one each."
         )
-    print(f"{counted(run.num_judgements, 'simulated judgement')}:")
+    print(f"{counted(run.num_judgments, 'simulated judgment')}:")
     for name, number in run.by_annotator.items():
         print(f"  {name}  {number:,}")
 
@@ -83,7 +83,7 @@ def plan(
     wanted_accuracy: Annotated[
         float | None,
         typer.Option(
-            help="How often the majority is to be right (0.9); says how many judgements of each, unless --overlap does.",
+            help="How often the majority is to be right (0.9); says how many judgments of each, unless --overlap does.",
             min=0.01,
             max=0.9999,
             show_default=False,
@@ -93,9 +93,9 @@ def plan(
         int | None, typer.Option(help="Pairs to judge; those that the difference needs by default.", min=1)
     ] = None,
     overlap: Annotated[
-        int | None, typer.Option(help="Judgements of each pair; as many as the accuracy needs by default.", min=1)
+        int | None, typer.Option(help="Judgments of each pair; as many as the accuracy needs by default.", min=1)
     ] = None,
-    price: Annotated[float, typer.Option(help="Price of one judgement.", min=0)] = 0.5,
+    price: Annotated[float, typer.Option(help="Price of one judgment.", min=0)] = 0.5,
     response_price: Annotated[float, typer.Option(help="Price of sampling one completion.", min=0)] = 0.02,
     reward_accuracy: Annotated[
         float | None,
@@ -126,20 +126,20 @@ def plan(
         ),
     ] = None,
     measured_overlap: Annotated[
-        int | None, typer.Option(help="Judgements of each pair behind --measured (1).", min=1, show_default=False)
+        int | None, typer.Option(help="Judgments of each pair behind --measured (1).", min=1, show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Before anybody is asked: how many pairs, how many judgements of each, and at what price."""
+    """Before anybody is asked: how many pairs, how many judgments of each, and at what price."""
     from rlhf.cli.reward_plan import reward_plan
     from rlhf.feedback import planning
 
     if overlap is not None and wanted_accuracy is not None:
         raise ConfigError(
-            "--overlap says how many judgements of each pair there are, and --wanted-accuracy reckons it; give one."
+            "--overlap says how many judgments of each pair there are, and --wanted-accuracy reckons it; give one."
         )
     wanted_accuracy = 0.9 if wanted_accuracy is None else wanted_accuracy
-    enough = planning.judgements_for_accuracy(accuracy, wanted_accuracy)
+    enough = planning.judgments_for_accuracy(accuracy, wanted_accuracy)
     if overlap is None and enough is None:
         raise ConfigError(
             f"No majority of 101 annotators who are right {accuracy:.0%} of the time is right {wanted_accuracy:.0%} of the time; find "
@@ -155,7 +155,7 @@ def plan(
     needed = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
     number = pairs or needed
     cost = planning.annotation_cost(
-        number, judgements_per_pair=each, price_per_judgement=price, price_per_response=response_price
+        number, judgments_per_pair=each, price_per_judgment=price, price_per_response=response_price
     )
     found: dict[str, Any] = {
         "pairs": number,
@@ -163,9 +163,9 @@ def plan(
         "detectable_difference": planning.detectable_difference(
             number, tie_frac=tie_frac, label_accuracy=right, power=power
         ),
-        "judgements_per_pair": each,
+        "judgments_per_pair": each,
         "majority_accuracy": right,
-        "judgements": cost.comparisons,
+        "judgments": cost.comparisons,
         "cost_annotation": cost.annotation,
         "cost_generation": cost.generation,
         "cost": cost.total,
@@ -205,7 +205,7 @@ def _guidance() -> dict[str, dict[str, Any]]:
 def _by_overlap(
     difference: float, tie_frac: float, power: float, accuracy: float, price: float, response_price: float
 ) -> list[dict[str, Any]]:
-    """What the same difference takes, and costs, with other numbers of judgements of each pair."""
+    """What the same difference takes, and costs, with other numbers of judgments of each pair."""
     from rlhf.feedback import planning
 
     rows = []
@@ -213,11 +213,11 @@ def _by_overlap(
         right = planning.majority_accuracy(accuracy, overlap)
         pairs = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
         cost = planning.annotation_cost(
-            pairs, judgements_per_pair=overlap, price_per_judgement=price, price_per_response=response_price
+            pairs, judgments_per_pair=overlap, price_per_judgment=price, price_per_response=response_price
         )
         rows.append(
             {
-                "judgements_per_pair": overlap, "majority_accuracy": right, "pairs": pairs, "judgements": cost.comparisons,
+                "judgments_per_pair": overlap, "majority_accuracy": right, "pairs": pairs, "judgments": cost.comparisons,
                 "cost": cost.total,
             }
         )  # fmt: skip
@@ -245,9 +245,9 @@ def _print_plan(
     for what, value, why in (
         ("pairs", f"{plan['pairs']:,}", f"{finds}, {power:.0%} of the time"),
         ("", f"{plan['pairs_for_difference']:,}", f"would find one {difference:.1%} from it; the labels' errors are reckoned with"),
-        ("judgements of each", f"{plan['judgements_per_pair']:,}",
+        ("judgments of each", f"{plan['judgments_per_pair']:,}",
          f"{asked}their majority is right {plan['majority_accuracy']:.1%} of the time, each alone {accuracy:.1%}"),
-        ("judgements", f"{plan['judgements']:,}", ""),
+        ("judgments", f"{plan['judgments']:,}", ""),
         ("cost", f"{plan['cost']:,.2f}", f"{plan['cost_annotation']:,.2f} judging, at {plan['price']:,.2f} each (--price); "
          f"{plan['cost_generation']:,.2f} sampling, at {plan['response_price']:,.2f} a completion (--response-price)"),
     ):  # fmt: skip
@@ -256,25 +256,25 @@ def _print_plan(
     cheapest = min(plan["overlaps"], key=lambda row: float(row["cost"]))
     if plan["pairs"] == plan["pairs_for_difference"] and cheapest["cost"] < plan["cost"]:
         out.print(
-            f"Cheaper: {counted(cheapest['judgements_per_pair'], 'judgement')} of each of {counted(cheapest['pairs'], 'pair')} "
-            f"{'finds' if cheapest['judgements_per_pair'] == 1 else 'find'} the same for {cheapest['cost']:,.2f}; see below."
+            f"Cheaper: {counted(cheapest['judgments_per_pair'], 'judgment')} of each of {counted(cheapest['pairs'], 'pair')} "
+            f"{'finds' if cheapest['judgments_per_pair'] == 1 else 'find'} the same for {cheapest['cost']:,.2f}; see below."
         )
-    out.print(f"\nThe same {difference:.1%} with other numbers of judgements of each (--overlap chooses one):")
+    out.print(f"\nThe same {difference:.1%} with other numbers of judgments of each (--overlap chooses one):")
     choices = Table.grid(padding=(0, 2))
     for row in plan["overlaps"]:
         choices.add_row(
-            f"  {row['judgements_per_pair']}", f"{row['majority_accuracy']:.1%} right", counted(row["pairs"], "pair"),
-            counted(row["judgements"], "judgement"), f"cost {row['cost']:,.2f}",
+            f"  {row['judgments_per_pair']}", f"{row['majority_accuracy']:.1%} right", counted(row["pairs"], "pair"),
+            counted(row["judgments"], "judgment"), f"cost {row['cost']:,.2f}",
         )  # fmt: skip
     out.print(choices)
     out.print()
     for line in reward_plan_lines(plan["reward_accuracy"], reward_accuracy):
         out.print(line, highlight=False, markup=False, soft_wrap=True)  # commands among them are to be copied
     if plan["reward_accuracy"] is None:
-        each = counted(plan["judgements_per_pair"], "judgement")
+        each = counted(plan["judgments_per_pair"], "judgment")
         out.print(
             f"Measured on held-out pairs with {each} of each, a perfect one is right {plan['majority_accuracy']:.1%} of the time; "
-            f"give --measured-overlap {plan['judgements_per_pair']} with the points then."
+            f"give --measured-overlap {plan['judgments_per_pair']} with the points then."
         )
     out.print(f"\nPairs for a reward model, by the size of the policy ({GUIDANCE_SOURCE}):")
     guide = Table.grid(padding=(0, 2))

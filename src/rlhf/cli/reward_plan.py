@@ -46,10 +46,10 @@ def reward_plan(
         wanted: Accuracy to reach on such held-out pairs, or None.
         held_out: Held-out pairs of points that name none.
         held_out_accuracy: How often their labels are right; None if they were judged like the others.
-        measured_overlap: Judgements of each pair so far; None for 1.
+        measured_overlap: Judgments of each pair so far; None for 1.
         accuracy: Of each annotator.
-        overlaps: Judgements of each pair to compare.
-        price: Of a judgement.
+        overlaps: Judgments of each pair to compare.
+        price: Of a judgment.
         response_price: Of a completion.
 
     Raises:
@@ -74,7 +74,7 @@ def reward_plan(
     most = max(point.pairs for point in points)
     found: dict[str, Any] = {
         "measured": [{"pairs": p.pairs, "accuracy": p.accuracy, "held_out": p.held_out} for p in points],
-        "judgements_per_pair": each,
+        "judgments_per_pair": each,
         "held_out_accuracy": right,
         "held_out_accuracy_is_given": held_out_accuracy is not None,
         "may_be_coins": [p.pairs for p in points if p.may_be_a_coin],
@@ -86,7 +86,7 @@ def reward_plan(
     if wanted is not None:
         plans = planning.overlap_plans(
             curve.pairs_for(wanted), sorted({*overlaps, each}), measured_overlap=each, annotator_accuracy=accuracy,
-            price_per_judgement=price, price_per_response=response_price,
+            price_per_judgment=price, price_per_response=response_price,
         )  # fmt: skip
         found |= _needed(curve, wanted, plans, most, each)
     return found
@@ -138,14 +138,14 @@ def _needed(curve: LearningCurve, wanted: float, plans: Sequence[OverlapPlan], m
         "farthest": most * FARTHEST,
         "overlaps": [
             {
-                "judgements_per_pair": plan.judgements_per_pair,
+                "judgments_per_pair": plan.judgments_per_pair,
                 "majority_accuracy": plan.label_accuracy,
                 "pairs": _whole(plan.needed.pairs),
                 "low": _whole(plan.needed.low),
                 "high": _whole(plan.needed.high),
-                "judgements": _whole(plan.judgements),
+                "judgments": _whole(plan.judgments),
                 "cost": plan.cost if math.isfinite(plan.cost) else None,
-                "is_measured": plan.judgements_per_pair == each,
+                "is_measured": plan.judgments_per_pair == each,
                 "is_cheapest": plan is cheapest,
             }
             for plan in plans
@@ -200,8 +200,8 @@ def _whence(found: Mapping[str, Any]) -> str:
     """How it is known how often held-out labels are right, and how to say that it is otherwise."""
     if found["held_out_accuracy_is_given"]:
         return " (--held-out-accuracy)"
-    each = found["judgements_per_pair"]
-    judged = "one judgement" if each == 1 else f"the majority of {each} judgements"
+    each = found["judgments_per_pair"]
+    judged = "one judgment" if each == 1 else f"the majority of {each} judgments"
     return f" ({judged} of each; --measured-overlap or --held-out-accuracy say otherwise)"
 
 
@@ -251,7 +251,7 @@ def _needed_lines(found: Mapping[str, Any], wanted: float) -> list[str]:
             f"{_share(found['ceiling'])}. More right labels of the held-out pairs, a better model, a longer training at a better "
             "rate or other data may raise it."
         ]
-    lines = [f"For {wanted:g}, by judgements of each training pair; labels right p of the time count (2p - 1)^2:"]
+    lines = [f"For {wanted:g}, by judgments of each training pair; labels right p of the time count (2p - 1)^2:"]
     lines += [f"  {_overlap_words(row, found['farthest'])}" for row in found["overlaps"]]
     if reach < 1 - CERTAIN:
         lines.append(
@@ -265,10 +265,10 @@ def _overlap_words(row: Mapping[str, Any], farthest: int) -> str:
     def pairs(number: int | None) -> str:
         return "no end" if number is None else f"{number:,}" if number <= farthest else f"over {farthest:,}"
 
-    cost = f"{row['judgements']:,} judgements, cost {row['cost']:,.2f}" if row["pairs"] <= farthest else "at any price"
+    cost = f"{row['judgments']:,} judgments, cost {row['cost']:,.2f}" if row["pairs"] <= farthest else "at any price"
     words = (("as measured", row["is_measured"]), ("the cheapest", row["is_cheapest"]))
     marks = ", ".join(word for word, is_it in words if is_it)
     return (
-        f"{row['judgements_per_pair']}  {row['majority_accuracy']:.1%} right  {pairs(row['pairs'])} pairs [{pairs(row['low'])}, "
+        f"{row['judgments_per_pair']}  {row['majority_accuracy']:.1%} right  {pairs(row['pairs'])} pairs [{pairs(row['low'])}, "
         f"{pairs(row['high'])}], {cost}" + (f"  <- {marks}" if marks else "")
     )

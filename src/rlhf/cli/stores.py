@@ -1,4 +1,4 @@
-"""The option that names a store of judgements, and how a command opens one."""
+"""The option that names a store of judgments, and how a command opens one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORE = "annotations.db"
 StoreOption = Annotated[
     str,
     typer.Option(
-        "--store", help="Where tasks and judgements are kept: a file (SQLite), or postgresql://USER@HOST/NAME."
+        "--store", help="Where tasks and judgments are kept: a file (SQLite), or postgresql://USER@HOST/NAME."
     ),
 ]
 KindOption = Annotated[
@@ -34,7 +34,7 @@ ClassesOption = Annotated[
 
 
 def _dawid_skene(about: str) -> Any:
-    return typer.Option(help=f"Dawid-Skene: judgements added to {about}.", min=0, show_default=False)
+    return typer.Option(help=f"Dawid-Skene: judgments added to {about}.", min=0, show_default=False)
 
 
 SmoothingOption = Annotated[
@@ -46,7 +46,7 @@ RightPriorOption = Annotated[
 
 
 def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:
-    """A store; one that is only looked at must be there, or a misspelt name would make an empty one.
+    """A store; one that is only looked at must be there, or a misspelled name would make an empty one.
 
     An empty file is none yet.
     """
@@ -63,11 +63,11 @@ def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:
 
 
 def say_recorded(recorded: Recorded) -> None:
-    """How many judgements were added, which were there already, and where answers differ."""
+    """How many judgments were added, which were there already, and where answers differ."""
     from rlhf.data.message_text import counted, printable
 
     there = f", {recorded.num_known:,} there already" if recorded.num_known else ""
-    print(f"{counted(recorded.num_added, 'judgement')} added{there}.")
+    print(f"{counted(recorded.num_added, 'judgment')} added{there}.")
     if number := recorded.num_corrections:
         does = "is a correction" if number == 1 else "are corrections"
         print(

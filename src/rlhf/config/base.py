@@ -1,6 +1,6 @@
 """The strict base of all settings, and reading them from YAML with overrides.
 
-A misspelt key, a wrong type or an impossible range is an error that names the key, the value and the nearest valid key;
+A misspelled key, a wrong type or an impossible range is an error that names the key, the value and the nearest valid key;
 all complaints come together. Nothing here imports torch.
 """
 
@@ -52,7 +52,7 @@ FunctionName = Annotated[FilePath, Names.FUNCTION]
 
 
 class Config(BaseModel):
-    """Base of all config classes: immutable, and a misspelt key is an error."""
+    """Base of all config classes: immutable, and a misspelled key is an error."""
 
     model_config = ConfigDict(
         defer_build=True,  # of a hundred classes a command needs a few

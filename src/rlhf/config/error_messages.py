@@ -74,7 +74,7 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
             hint = _quote_it("string_type", key).replace("write text", "write it")
             return tuple(error["loc"][:-1]), f"the key {key!r} is no text{hint}", ""
         case "union_tag_not_found":
-            # A misspelt section, most often one that an override made.
+            # A misspelled section, most often one that an override made.
             near = did_you_mean(str(place[-1]), _siblings(tree, place)) if place else ""
             return (*place, TAG), f"this key is required; it says what the section is.{near}", ""
         case "union_tag_invalid":

@@ -77,7 +77,7 @@ class PreferencesStage(StageConfig):
     prompts: InputPath
     """What is asked, for training pairs."""
     test_prompts: InputPath | None = None
-    """What is asked for held-out pairs, labelled without noise."""
+    """What is asked for held-out pairs, labeled without noise."""
     annotator: FunctionName = "rlhf.data.world.pairs:annotate"
     """`package.module:function` that turns samples into rows."""
     rows: Literal["preference", "comparison", "ranking", "rating", "unpaired"] = "preference"

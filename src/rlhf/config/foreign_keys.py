@@ -27,12 +27,12 @@ THEIRS: Mapping[str, Sequence[str]] = {
     "num_ppo_epochs": ["epochs_per_rollout"],
     "num_iterations": ["epochs_per_rollout"],
     "ppo_epochs": ["epochs_per_rollout"],
-    "batch_size": ["rows_per_step", "prompts_per_rollout"],
-    "train_batch_size": ["rows_per_step", "prompts_per_rollout"],
-    "mini_batch_size": ["sequences_per_step", "rows_per_step"],
-    "per_device_train_batch_size": ["rows_per_step", "sequences_per_step"],
-    "micro_batch_size": ["tokens_per_microbatch"],
-    "gradient_accumulation_steps": ["rows_per_step", "sequences_per_step"],
+    "batch_size": ["batch_size", "prompts_per_rollout"],
+    "train_batch_size": ["batch_size", "prompts_per_rollout"],
+    "mini_batch_size": ["minibatch_size", "batch_size"],
+    "per_device_train_batch_size": ["batch_size", "minibatch_size"],
+    "micro_batch_size": ["microbatch_tokens"],
+    "gradient_accumulation_steps": ["batch_size", "minibatch_size"],
     "max_seq_length": ["max_length"],
     "max_seq_len": ["max_length"],
     "cutoff_len": ["max_length"],
@@ -142,12 +142,12 @@ THEIRS: Mapping[str, Sequence[str]] = {
 }
 """Theirs, in lower case, to ours: dotted from the section that the key was written in; a section has some of them."""
 
-MICRO = "A step is accumulated by itself from micro-batches of tokens_per_microbatch tokens: memory only, the result is the same."
+MICRO = "A step is accumulated by itself from micro-batches of microbatch_tokens tokens: memory only, the result is the same."
 LOSSES = "What TRL calls a loss_type is a method here, and `rlhf methods` says of each which stage it is."
 REMARKS: Mapping[str, Sequence[tuple[str, str | None]]] = {
-    "per_device_train_batch_size": [(MICRO, "tokens_per_microbatch")],
-    "gradient_accumulation_steps": [(MICRO, "tokens_per_microbatch")],
-    "micro_batch_size": [("It is counted in tokens.", "tokens_per_microbatch")],
+    "per_device_train_batch_size": [(MICRO, "microbatch_tokens")],
+    "gradient_accumulation_steps": [(MICRO, "microbatch_tokens")],
+    "micro_batch_size": [("It is counted in tokens.", "microbatch_tokens")],
     "completion_only_loss": [("`score: completion` is the default.", "score")],
     "assistant_only_loss": [("As in `score: assistant`.", "score")],
     "bf16": [("As in `autocast: bfloat16`.", "autocast")],
@@ -176,7 +176,7 @@ REMARKS: Mapping[str, Sequence[tuple[str, str | None]]] = {
 has or None."""
 
 VALUES: Mapping[str, str] = {
-    "sigmoid_norm": "length_normalised: true",
+    "sigmoid_norm": "length_normalized: true",
     "exo_pair": "loss: exo, label_smoothing: 0.1",
     "nca_pair": "loss: nca",
     "bco_pair": "loss: bco",

@@ -28,14 +28,14 @@ class GRPOKLConfig(KLConfig):
 
 
 class GRPOConfig(RLConfig):
-    """Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
+    """Group-relative policy optimization (Shao et al. 2024, arXiv:2402.03300)."""
 
     group_size: int = Field(8, ge=1)
     """Completions sampled for each prompt."""
     prompts_per_rollout: int = Field(16, ge=1)
     """Prompts asked each time; with the other defaults a rollout is one step, as in the paper's section 4.2, and nothing is clipped."""
-    sequences_per_step: int = Field(128, ge=1)
-    """Completions in one optimiser step; a multiple of group_size keeps groups whole."""
+    minibatch_size: int = Field(128, ge=1)
+    """Completions in one optimizer step; a multiple of group_size keeps groups whole."""
     kl: GRPOKLConfig = GRPOKLConfig()
     """Penalty for moving away from the reference."""
     advantage: Advantage = "group"

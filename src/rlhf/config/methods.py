@@ -84,9 +84,9 @@ class Method:
 
 PAIR_TERMS = ("beta", "sft_coef")
 """What all losses on the margin against a reference have."""
-ROLLOUT = ("rollouts", "prompts_per_rollout", "group_size", "epochs_per_rollout", "sequences_per_step")
+ROLLOUT = ("rollouts", "prompts_per_rollout", "group_size", "epochs_per_rollout", "minibatch_size")
 """How much is asked, and how often it is learned from."""
-STEPS = ("prompts_per_rollout", "sequences_per_step", "epochs_per_rollout")
+STEPS = ("prompts_per_rollout", "minibatch_size", "epochs_per_rollout")
 """How many steps a rollout is; in the first of them a ratio is 1, and nothing that bounds it acts."""
 CLIPS = ("clip_low", "clip_high")
 PENALTY = ("kl.where", "kl.estimator", "kl.coef")
@@ -110,7 +110,7 @@ METHODS: dict[str, Method] = {
     "neftune": Method(
         "NEFTune", "SFT with noise on the embeddings: a small data set is not learned by heart.",
         "supervised", "sft", {"neftune_alpha": 5.0}, ("neftune_alpha", "score", "epochs"),
-        "losses.regularisers:neftune_noise", "Jain et al.", 2023, "2310.05914",
+        "losses.regularizers:neftune_noise", "Jain et al.", 2023, "2310.05914",
     ),
     "reward": Method(
         "Reward model (Bradley-Terry)",
@@ -165,7 +165,7 @@ METHODS: dict[str, Method] = {
         "losses.process:step_loss", "Lightman et al.", 2023, "2305.20050",
     ),
     "dpo": Method(
-        "Direct preference optimisation",
+        "Direct preference optimization",
         "Learn from pairs what a reward model and RL would end at, in one supervised step.",
         "preference", "dpo", {}, (*PAIR_TERMS, "loss", "reference_free", "learning_rate"),
         "losses.preference:dpo_loss", "Rafailov et al.", 2023, "2305.18290",
@@ -229,7 +229,7 @@ METHODS: dict[str, Method] = {
     ),
     "aot": Method(
         "AOT", "Optimal transport: the policy's margins shall dominate the reference's, rank by rank over a step.",
-        "preference", "dpo", {"loss": "aot"}, ("loss", *PAIR_TERMS, "rows_per_step"),
+        "preference", "dpo", {"loss": "aot"}, ("loss", *PAIR_TERMS, "batch_size"),
         "losses.transport:aot_loss", "Melnyk et al.", 2024, "2406.05882",
     ),
     "fdpo": Method(
@@ -240,12 +240,12 @@ METHODS: dict[str, Method] = {
     "ld_dpo": Method(
         "LD-DPO", "Tokens that only the longer completion of a pair has count for less: no reward for length.",
         "preference", "dpo", {"length_alpha": 0.5}, ("length_alpha", "loss", *PAIR_TERMS),
-        "losses.pair_tokens:length_desensitised_logprobs", "Liu et al.", 2024, "2409.06411",
+        "losses.pair_tokens:length_desensitized_logprobs", "Liu et al.", 2024, "2409.06411",
     ),
-    "length_normalised_dpo": Method(
-        "Length-normalised DPO", "DPO on log-ratios per token: a long completion has no larger say than a short one.",
-        "preference", "dpo", {"length_normalised": True, "beta": 3.0}, ("length_normalised", *PAIR_TERMS),
-        "losses.preference:length_normalised_dpo_loss", "Lambert et al.", 2024, "2411.15124",
+    "length_normalized_dpo": Method(
+        "Length-normalized DPO", "DPO on log-ratios per token: a long completion has no larger say than a short one.",
+        "preference", "dpo", {"length_normalized": True, "beta": 3.0}, ("length_normalized", *PAIR_TERMS),
+        "losses.preference:length_normalized_dpo_loss", "Lambert et al.", 2024, "2411.15124",
     ),
     "wpo": Method(
         "WPO", "Pairs that the policy could have written itself count more: old data as if it were fresh.",
@@ -292,7 +292,7 @@ METHODS: dict[str, Method] = {
     ),
     "online_dpo": Method(
         "Online DPO", "DPO on pairs that the policy has just written and a reward has just judged.",
-        "own", "online_dpo", {}, ("group_size", "beta", "loss", "label_smoothing", *ROLLOUT[:2], "sequences_per_step"),
+        "own", "online_dpo", {}, ("group_size", "beta", "loss", "label_smoothing", *ROLLOUT[:2], "minibatch_size"),
         "losses.preference:dpo_loss", "Guo et al.", 2024, "2402.04792",
     ),
     "best_of_n": Method(
@@ -304,8 +304,8 @@ METHODS: dict[str, Method] = {
     "distill": Method(
         "On-policy distillation",
         "A teacher's distributions on the student's own completions: dense, and about its own mistakes.",
-        "own", "distill", {}, ("divergence_beta", "on_policy_frac", *ROLLOUT[:2], "sequences_per_step"),
-        "losses.distillation:generalised_jsd", "Agarwal et al.", 2023, "2306.13649",
+        "own", "distill", {}, ("divergence_beta", "on_policy_frac", *ROLLOUT[:2], "minibatch_size"),
+        "losses.distillation:generalized_jsd", "Agarwal et al.", 2023, "2306.13649",
     ),
     "ppo": Method(
         "PPO", "The classic of RLHF: a critic says what to expect, a clipped ratio how far a step may go.",
@@ -316,7 +316,7 @@ METHODS: dict[str, Method] = {
         "VAPO", "PPO for long reasoning: a pre-trained critic, a lambda for each side, and for each length.",
         "policy", "vapo", {},
         (
-            "value_warmup_rollouts", "critic_lam", "length_adaptive_alpha", "positive_nll_coef", "positive_score",
+            "value_warmup_rollouts", "value_gae_lambda", "length_adaptive_alpha", "positive_nll_coef", "positive_score",
             *CLIPS, "group_size", *STEPS, "value_learning_rate",
         ),
         "losses.advantage:length_adaptive_lambda", "Yue et al.", 2025, "2504.05118",
@@ -385,7 +385,7 @@ OTHER_NAMES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "aot_unpaired": ("aot", {"loss": "aot_unpaired"}),
     "bco_pair": ("bco", {}),
     "bradley_terry": ("reward", {}),
-    "dpo_norm": ("length_normalised_dpo", {}),
+    "dpo_norm": ("length_normalized_dpo", {}),
     "exo_pair": ("exo", {}),
     "gkd": ("distill", {"divergence_beta": 0.5, "on_policy_frac": 0.5}),
     "nca_pair": ("nca", {}),

@@ -23,8 +23,8 @@ class OnlineDPOConfig(RLConfig):
     """Pairs are compared with each other, anyone who wrote them."""
     group_size: int = Field(2, ge=2)
     """Completions sampled for each prompt, of which the best and the worst are compared."""
-    sequences_per_step: int = Field(64, ge=1)
-    """Completions that are asked for one optimiser step. It learns from `sequences_per_step` / `group_size` pairs, one of each
+    minibatch_size: int = Field(64, ge=1)
+    """Completions that are asked for one optimizer step. It learns from `minibatch_size` / `group_size` pairs, one of each
     prompt; where prompts teach nothing, the rollout has fewer pairs and so fewer steps."""
     beta: float = Field(0.1, gt=0)
     """Strength of the pull towards the reference policy."""
@@ -61,7 +61,7 @@ class DistillConfig(RLConfig):
     takes_importance: ClassVar[bool] = False
     """The teacher says what it thinks of any text."""
     divergence_beta: float = Field(1.0, ge=0, le=1)
-    """Generalised Jensen-Shannon divergence from the teacher: 0 is the forward KL, 1 the reverse KL, between them a mixture."""
+    """Generalized Jensen-Shannon divergence from the teacher: 0 is the forward KL, 1 the reverse KL, between them a mixture."""
     on_policy_frac: float = Field(1.0, ge=0, le=1)
     """Share of a rollout's prompts that the student completes itself; the others come with a completion of `data`, as far as
     it has one."""

@@ -162,8 +162,8 @@ class RLConfig(TrainConfig):
     """Completions sampled for each prompt."""
     epochs_per_rollout: int = Field(1, ge=1)
     """Passes over each rollout."""
-    sequences_per_step: int = Field(64, ge=1)
-    """Completions in one optimiser step."""
+    minibatch_size: int = Field(64, ge=1)
+    """Completions in one optimizer step."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""
     engine: EngineSpec = LocalEngineConfig()
@@ -213,8 +213,8 @@ class RLConfig(TrainConfig):
 
     @property
     def steps_per_rollout(self) -> int:
-        """Optimiser steps that learn from one rollout. In the first of them every ratio is 1."""
-        groups_per_step = self.sequences_per_step // self.group_size
+        """Optimizer steps that learn from one rollout. In the first of them every ratio is 1."""
+        groups_per_step = self.minibatch_size // self.group_size
         return self.epochs_per_rollout * math.ceil(self.prompts_per_rollout / groups_per_step)
 
     @model_validator(mode="before")
@@ -288,9 +288,9 @@ class RLConfig(TrainConfig):
     def _can_be_learned_from(self) -> Self:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0, but greedy completions have no ratio; give a number above 0")
-        if self.sequences_per_step % self.group_size:
+        if self.minibatch_size % self.group_size:
             raise ValueError(
-                f"sequences_per_step ({self.sequences_per_step}) must be a multiple of group_size ({self.group_size})"
+                f"minibatch_size ({self.minibatch_size}) must be a multiple of group_size ({self.group_size})"
             )
         limit = self.sampling.max_new_tokens
         if self.overlong is not None and (buffer := self.overlong.buffer_before(limit)) > limit:
@@ -299,7 +299,7 @@ class RLConfig(TrainConfig):
 
 
 class PPOConfig(RLConfig):
-    """Proximal policy optimisation with a critic.
+    """Proximal policy optimization with a critic.
 
     Schulman et al. 2017, arXiv:1707.06347; for language models Ouyang et al. 2022, arXiv:2203.02155.
     """
@@ -320,7 +320,7 @@ class PPOConfig(RLConfig):
     """Discount."""
     lam: float = Field(0.95, ge=0, le=1)
     """GAE's lambda (Schulman et al. 2015, arXiv:1506.02438)."""
-    critic_lam: float | None = Field(None, ge=0, le=1)
+    value_gae_lambda: float | None = Field(None, ge=0, le=1)
     """The critic's own lambda (decoupled GAE, VAPO, arXiv:2504.05118); the policy's by default."""
     length_adaptive_alpha: float | None = Field(None, gt=0)
     """Set the policy's lambda by each completion's length l in tokens, to 1 - 1 / (alpha l), in place of `lam` (VAPO: 0.05). Up
@@ -376,7 +376,7 @@ class VAPOConfig(PPOConfig):
     """Ratio is not rewarded above 1 + clip_high."""
     kl: KLConfig = KLConfig(where="none", coef=0.0)
     """Penalty for moving away from the reference."""
-    critic_lam: float | None = Field(1.0, ge=0, le=1)
+    value_gae_lambda: float | None = Field(1.0, ge=0, le=1)
     """The critic's own lambda."""
     length_adaptive_alpha: float | None = Field(0.05, gt=0)
     """Set the policy's lambda by each completion's length l, to 1 - 1 / (alpha l)."""
@@ -387,7 +387,7 @@ class VAPOConfig(PPOConfig):
 
 
 class TRPOConfig(PPOConfig):
-    """Trust-region policy optimisation (Schulman et al. 2015, arXiv:1502.05477): one natural-gradient step a rollout.
+    """Trust-region policy optimization (Schulman et al. 2015, arXiv:1502.05477): one natural-gradient step a rollout.
 
     The policy takes one step with all completions of a rollout, as far as the exact KL to itself allows; there is nothing to
     clip. Then the critic learns by AdamW: rates, decay, clipping of gradients and the like are all for it alone.
@@ -397,8 +397,8 @@ class TRPOConfig(PPOConfig):
     """Peak learning rate of the critic, where `value_learning_rate` is null; the policy has none."""
     epochs_per_rollout: int = Field(4, ge=1)
     """Passes of the critic over each rollout."""
-    sequences_per_step: int = Field(64, ge=1)
-    """Completions in one optimiser step of the critic; the policy's step has those of the whole rollout."""
+    minibatch_size: int = Field(64, ge=1)
+    """Completions in one optimizer step of the critic; the policy's step has those of the whole rollout."""
     clip_low: float = Field(1.0, ge=0, le=1)
     """1: ratios have no lower bound. The trust region takes the place of clips."""
     clip_high: float = Field(1e9, ge=0)

@@ -33,7 +33,7 @@ class AgainstReference(Config):
 
     @field_validator("cache_reference")
     @classmethod
-    def _folder_and_no_misspelt_word(cls, given: bool | str) -> bool | str:
+    def _folder_and_no_misspelled_word(cls, given: bool | str) -> bool | str:
         """A word such as `fasle` would quietly become a folder's name."""
         if (
             isinstance(given, str)
@@ -61,7 +61,7 @@ class PairsConfig(OfflineConfig):
 
 
 class DPOConfig(PairsConfig, AgainstReference):
-    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and the losses that share its margin."""
+    """Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and the losses that share its margin."""
 
     beta: float = Field(0.1, gt=0)
     """Strength of the pull towards the reference policy."""
@@ -73,7 +73,7 @@ class DPOConfig(PairsConfig, AgainstReference):
     ipo_per_token: bool = False
     """IPO with log-ratios per token, as its authors' code has them, instead of the paper's per completion."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs believed to be labelled the wrong way round; for `sigmoid` (cDPO), `robust`, `aot`, `aot_unpaired`, and
+    """Share of pairs believed to be labeled the wrong way round; for `sigmoid` (cDPO), `robust`, `aot`, `aot_unpaired`, and
     `exo`, which needs one above 0 (its authors have 0.001)."""
     discopop_temperature: float = Field(0.05, gt=0, le=1)
     """How sharply DiscoPOP turns from its logistic to its exponential part, in nats times beta."""
@@ -82,7 +82,7 @@ class DPOConfig(PairsConfig, AgainstReference):
     divergence_alpha: float | None = Field(None, gt=0, lt=1)
     """Of the `alpha` divergence, between forward KL at 0 and reverse KL at 1, as in TRL 1.16; one minus the paper's, whose 0.25 is
     0.75 here."""
-    length_normalised: bool = False
+    length_normalized: bool = False
     """Log-ratios per token in place of per completion (arXiv:2310.05344 and TÜLU 3, 2411.15124); `beta` is then about ten times larger."""
     length_alpha: float | None = Field(None, ge=0, le=1)
     """What tokens beyond the shorter completion's length count (LD-DPO, arXiv:2409.06411); 1 is DPO, 0 cuts both to one length."""
@@ -99,7 +99,7 @@ class DPOConfig(PairsConfig, AgainstReference):
             "ipo_per_token": ("ipo",),
             "discopop_temperature": ("discopop",),
             "divergence": SEES_MARGIN_ONLY,
-            "length_normalised": ("sigmoid",),
+            "length_normalized": ("sigmoid",),
             "reference_free": SEES_MARGIN_ONLY,
             "weight_by_policy": SEES_ONE_PAIR,
         }
@@ -117,11 +117,11 @@ class DPOConfig(PairsConfig, AgainstReference):
             )
         if (self.divergence == "alpha") != (self.divergence_alpha is not None):
             raise ValueError("divergence: alpha and divergence_alpha go together; give both or none")
-        if self.loss not in SEES_ONE_PAIR and self.rows_per_step == 1 and self.tokens_per_step is None:
+        if self.loss not in SEES_ONE_PAIR and self.batch_size == 1 and self.batch_tokens is None:
             raise ValueError(
-                f"the loss {self.loss!r} compares the pairs of a step with each other, and rows_per_step is 1; give more, such as 32"
+                f"the loss {self.loss!r} compares the pairs of a step with each other, and batch_size is 1; give more, such as 32"
             )
-        if self.length_alpha is not None and (self.length_normalised or self.ipo_per_token):
+        if self.length_alpha is not None and (self.length_normalized or self.ipo_per_token):
             raise ValueError("length_alpha weighs sums of tokens; take it or log-ratios per token, not both")
         return self
 
@@ -134,11 +134,11 @@ class SimPOConfig(PairsConfig):
     target_margin: float = Field(1.0, ge=0)
     """By how much the chosen completion's reward is to win (gamma); the paper has 0.3 to 1.6."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs believed to be labelled the wrong way round."""
+    """Share of pairs believed to be labeled the wrong way round."""
 
 
 class CPOConfig(PairsConfig):
-    """Contrastive preference optimisation (Xu et al. 2024, arXiv:2401.08417): DPO with a uniform reference, and a likelihood term."""
+    """Contrastive preference optimization (Xu et al. 2024, arXiv:2401.08417): DPO with a uniform reference, and a likelihood term."""
 
     beta: float = Field(0.1, gt=0)
     """Reward per nat of a whole completion."""
@@ -146,7 +146,7 @@ class CPOConfig(PairsConfig):
     """Weight of the chosen completions' negative log-likelihood, each a mean per token as in the authors' code, which has it at 1;
     the paper's is a sum over tokens."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs believed to be labelled the wrong way round."""
+    """Share of pairs believed to be labeled the wrong way round."""
 
 
 class ORPOConfig(PairsConfig):
@@ -200,11 +200,11 @@ class KTOConfig(OfflineConfig, AgainstReference):
         if (
             self.loss == "kto"
             and self.reference_point == "step"
-            and self.tokens_per_step is None
-            and self.rows_per_step < 2
+            and self.batch_tokens is None
+            and self.batch_size < 2
         ):
             raise ValueError(
-                "reference_point: step compares rows of a step with each other, and rows_per_step is 1; make it larger, or "
+                "reference_point: step compares rows of a step with each other, and batch_size is 1; make it larger, or "
                 "take reference_point: running"
             )
         return self

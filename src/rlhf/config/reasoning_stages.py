@@ -1,4 +1,4 @@
-"""Stages around problems whose solutions can be checked: the reasoning world, labelled steps, problems solved."""
+"""Stages around problems whose solutions can be checked: the reasoning world, labeled steps, problems solved."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ReasoningStage(StageConfig):
     seed: int | None = Field(None, ge=0)
     """Seeds problems, demonstrations and the mistakes in them; the recipe's by default."""
     num_demonstrations: int = Field(12_000, ge=1)
-    """Problems with a demonstration for SFT, and with a solution full of mistakes, its steps labelled, for reward models."""
+    """Problems with a demonstration for SFT, and with a solution full of mistakes, its steps labeled, for reward models."""
     num_prompts: int = Field(2000, ge=1)
     """Problems to ask in training."""
     num_test_prompts: int = Field(300, ge=1)
     """Problems that no stage trains on."""
 
     def files_written(self) -> dict[str, str | None]:
-        """Demonstrations, prompts, labelled steps and a tokenizer."""
+        """Demonstrations, prompts, labeled steps and a tokenizer."""
         return {
             "sft.jsonl": "completion",
             "prompts.jsonl": "prompt",
@@ -52,7 +52,7 @@ class StepLabelsStage(StageConfig):
     """Who is asked."""
     prompts: InputPath | list[InputPath]
     """What is asked."""
-    labeller: FunctionName = "rlhf.data.reasoning.rows:label_completions"
+    labeler: FunctionName = "rlhf.data.reasoning.rows:label_completions"
     """`package.module:function` that cuts completions into steps and labels them."""
     arguments: Annotated[dict[str, Any], Names.TEXT_OR_FILE] = Field(default_factory=dict)
     """Given to every call by keyword, beside the columns of the prompt rows that it takes; `stage:NAME/FILE` is a file of an
@@ -75,7 +75,7 @@ class StepLabelsStage(StageConfig):
         return [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)]
 
     def files_written(self) -> dict[str, str | None]:
-        """Labelled steps; whole solutions with one label where they are wanted."""
+        """Labeled steps; whole solutions with one label where they are wanted."""
         return {"stepwise.jsonl": "stepwise", **({"outcome.jsonl": "unpaired"} if self.outcomes else {})}
 
 

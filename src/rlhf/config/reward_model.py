@@ -56,7 +56,7 @@ class RewardModelConfig(OfflineConfig):
     num_heads: int = Field(1, ge=1)
     """An ensemble of heads on each backbone: cheaper than backbones, and less independent."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs believed to be labelled the wrong way round."""
+    """Share of pairs believed to be labeled the wrong way round."""
     center_coef: float = Field(0.0, ge=0)
     """Weight of (chosen + rejected)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244: 0.01)."""
     use_margin: bool = False
@@ -103,7 +103,7 @@ class ProcessRewardModelConfig(OfflineConfig):
     """`steps`: cross-entropy of each step's label. `pairs`: Bradley-Terry on pairs of whole solutions, each scored by its
     steps brought together as `aggregate` says: labels of outcomes only."""
     until_first_error: bool = False
-    """Learn from each solution's steps up to its first wrong one, as PRM800K is labelled; else from all."""
+    """Learn from each solution's steps up to its first wrong one, as PRM800K is labeled; else from all."""
     wrong_weight: float = Field(1.0, gt=0)
     """Weight of a wrong step against a right one."""
     aggregate: Literal["min", "product", "mean", "last"] = "product"
@@ -117,7 +117,7 @@ class ProcessRewardModelConfig(OfflineConfig):
     head_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the head."""
     lm_coef: float = Field(0.0, ge=0)
-    """Weight of the language-model loss on the tokens of steps labelled right, which keeps the backbone's knowledge."""
+    """Weight of the language-model loss on the tokens of steps labeled right, which keeps the backbone's knowledge."""
     max_length: int | None = Field(1024, ge=2)
     """Longest solution in tokens, prompt included."""
     truncation: Truncation = "drop"

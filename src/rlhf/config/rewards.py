@@ -57,7 +57,7 @@ class CombinedRewardConfig(RewardBase):
     """How several scores of one completion become one."""
 
     combine: Combine = "mean"
-    """Of an ensemble, for each completion, from its members' normalised scores: `mean`; `min`, the strictest; `median`;
+    """Of an ensemble, for each completion, from its members' normalized scores: `mean`; `min`, the strictest; `median`;
     `mean_minus_std`, less where they disagree (Coste et al. 2023, arXiv:2310.02743)."""
     std_coef: float = Field(1.0, ge=0)
     """Weight of the deviation between the members in `mean_minus_std`."""
@@ -194,7 +194,7 @@ class ServiceRewardConfig(RewardBase):
     instead where the service sends it."""
     max_backoff_seconds: float = Field(60.0, gt=0)
     """The longest wait of ours."""
-    batch_size: int = Field(64, ge=1)
+    request_size: int = Field(64, ge=1)
     """Completions in one request."""
     concurrency: int = Field(4, ge=1)
     """Requests at a time."""

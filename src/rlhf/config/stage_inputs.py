@@ -13,7 +13,7 @@ from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
-from rlhf.config.regularisers import EWCConfig
+from rlhf.config.regularizers import EWCConfig
 from rlhf.config.rewards import PerhapsRewardSpecs
 from rlhf.config.training import OfflineConfig
 from rlhf.seeds import derive_seed
@@ -100,7 +100,7 @@ class DataInputs(StageConfig):
     """Without `eval_data`: hold this share of the rows out."""
     eval_split: Literal["prompt", "row"] = "prompt"
     """How `eval_frac` chooses: `prompt` keeps all rows of a prompt on one side, so that what is measured is about new prompts; `row`
-    is for data in which all rows have the same prompt, such as labelled sentences, and holds rows out whatever their prompt."""
+    is for data in which all rows have the same prompt, such as labeled sentences, and holds rows out whatever their prompt."""
     columns: dict[str, str | None] | None = None
     """Other names for columns, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)

@@ -1,6 +1,6 @@
 """Settings that every trainer has. Defaults are documented where they are declared.
 
-TrainConfig            optimiser, schedule, evaluation, checkpoints             here
+TrainConfig            optimizer, schedule, evaluation, checkpoints             here
   OfflineConfig        rows to a step, length of the run                        here
     SFTConfig                                                                   sft
     RewardModelConfig, ProcessRewardModelConfig                                 reward_model
@@ -28,7 +28,7 @@ MOST_EPOCHS = 1_000_000
 """So many passes are a slip of the pen; how many steps they are is counted before the first one."""
 
 FREE_TO_CHANGE: dict[str, bool | set[str]] = {
-    "tokens_per_microbatch": True,
+    "microbatch_tokens": True,
     "save_every": True,
     "keep_checkpoints": True,
     "keep_every": True,
@@ -60,7 +60,7 @@ class EarlyStoppingConfig(Config):
 
 
 class TrainConfig(Config):
-    """Optimiser, schedule, evaluation, checkpoints and logging: the same for every trainer."""
+    """Optimizer, schedule, evaluation, checkpoints and logging: the same for every trainer."""
 
     learning_rate: float = Field(2e-5, gt=0)
     """Peak learning rate."""
@@ -81,7 +81,7 @@ class TrainConfig(Config):
     """Decoupled weight decay of matrices and embeddings; norms and biases, which have one dimension, never decay."""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """The gradient of each model (policy, critic) is scaled down to this norm; null for no limit."""
-    tokens_per_microbatch: int = Field(16_384, ge=1)
+    microbatch_tokens: int = Field(16_384, ge=1)
     """Distinct tokens in one forward pass: memory only; the result does not depend on it."""
     autocast: Autocast = "none"
     """Type of the matrix products; float16 adds a gradient scaler."""
@@ -122,10 +122,10 @@ class OfflineConfig(TrainConfig):
     epochs: float | None = Field(1, gt=0, le=MOST_EPOCHS)
     """Passes over the rows; a part of a pass takes that part of its steps."""
     max_steps: int | None = Field(None, ge=1)
-    """Optimiser steps; wins over `epochs`."""
-    rows_per_step: int = Field(32, ge=1)
-    """Rows (texts, pairs) in one optimiser step."""
-    tokens_per_step: int | None = Field(None, ge=1)
+    """Optimizer steps; wins over `epochs`."""
+    batch_size: int = Field(32, ge=1)
+    """Rows (texts, pairs) in one optimizer step."""
+    batch_tokens: int | None = Field(None, ge=1)
     """Fill a step up to this many distinct tokens instead of counting rows."""
 
     @model_validator(mode="after")

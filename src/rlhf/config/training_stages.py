@@ -93,7 +93,7 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
 
     @property
     def rows_wanted(self) -> RowsFor:
-        """Labelled steps, or pairs."""
+        """Labeled steps, or pairs."""
         return "preference" if self.loss == "pairs" else "stepwise"
 
     @property
@@ -116,7 +116,7 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
 
 
 class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
-    """Direct preference optimisation."""
+    """Direct preference optimization."""
 
     rows_for = "preference"
     kind: Literal["dpo"]
@@ -136,7 +136,7 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
 
 
 class SimPOStage(SimPOConfig, OfflineStage, PolicyTraining):
-    """Simple preference optimisation: no reference."""
+    """Simple preference optimization: no reference."""
 
     rows_for = "preference"
     kind: Literal["simpo"]
@@ -146,7 +146,7 @@ class SimPOStage(SimPOConfig, OfflineStage, PolicyTraining):
 
 
 class CPOStage(CPOConfig, OfflineStage, PolicyTraining):
-    """Contrastive preference optimisation."""
+    """Contrastive preference optimization."""
 
     rows_for = "preference"
     kind: Literal["cpo"]
@@ -156,7 +156,7 @@ class CPOStage(CPOConfig, OfflineStage, PolicyTraining):
 
 
 class ORPOStage(ORPOConfig, OfflineStage, PolicyTraining):
-    """Odds-ratio preference optimisation."""
+    """Odds-ratio preference optimization."""
 
     rows_for = "preference"
     kind: Literal["orpo"]
@@ -184,7 +184,7 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
 
 
 class PPOStage(PPOConfig, PolicyStage):
-    """Proximal policy optimisation."""
+    """Proximal policy optimization."""
 
     kind: Literal["ppo"]
     runs = "ppo:run_ppo"
@@ -202,7 +202,7 @@ class VAPOStage(VAPOConfig, PolicyStage):
 
 
 class TRPOStage(TRPOConfig, PolicyStage):
-    """Trust-region policy optimisation."""
+    """Trust-region policy optimization."""
 
     kind: Literal["trpo"]
     runs = "trpo:run_trpo"
@@ -216,7 +216,7 @@ class GroupStage(GRPOConfig, PolicyStage):
 
 
 class GRPOStage(GroupStage):
-    """Group-relative policy optimisation."""
+    """Group-relative policy optimization."""
 
     kind: Literal["grpo"]
     command = "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
@@ -239,7 +239,7 @@ class DAPOStage(DAPOConfig, GroupStage):
 
 
 class GSPOStage(GSPOConfig, GroupStage):
-    """Group sequence policy optimisation."""
+    """Group sequence policy optimization."""
 
     kind: Literal["gspo"]
     command = "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
@@ -255,7 +255,7 @@ class CISPOStage(CISPOConfig, GroupStage):
 
 
 class SAPOStage(SAPOConfig, GroupStage):
-    """Soft adaptive policy optimisation."""
+    """Soft adaptive policy optimization."""
 
     kind: Literal["sapo"]
     command = "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"

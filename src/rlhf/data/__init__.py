@@ -1,4 +1,4 @@
-"""Data: contracts, readers, chat rendering, tokenisation, packing. Knows no model.
+"""Data: contracts, readers, chat rendering, tokenization, packing. Knows no model.
 
     contracts     PreferenceSample, RankingSample, RatingSample, the ten kinds of row, Prompt
     sources       files, folders, hub names, lists -> raw rows          formats, cells   raw rows -> checked rows

@@ -180,8 +180,8 @@ class Cells:
             name: value for name, value in columns.items() if not (name in ("margin", "confidence") and value == "")
         }
 
-    def judgement(self) -> dict[str, Any]:
-        """The fields every judgement has, and the left-over columns."""
+    def judgment(self) -> dict[str, Any]:
+        """The fields every judgment has, and the left-over columns."""
         given: dict[str, Any] = {}
         if self.cells.get("annotator_id") not in (None, ""):
             given["annotator_id"] = self.clean(str(self.cells["annotator_id"]), "annotator_id")

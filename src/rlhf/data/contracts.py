@@ -3,7 +3,7 @@
 A row belongs to one of ten kinds. Its texts are either *standard* (plain strings) or *conversational* (lists of
 ``{"role": ..., "content": ...}`` messages):
 
-    text         text                                        language modelling
+    text         text                                        language modeling
     messages     messages                                    a dialogue
     completion   prompt, completion                          a demonstration
     preference   prompt, chosen, rejected                    a pair, best first
@@ -53,7 +53,7 @@ class Kind(StrEnum):
 
 
 class ComparisonType(StrEnum):
-    """How a person was asked for a judgement."""
+    """How a person was asked for a judgment."""
 
     PAIRWISE = "pairwise"
     """A, B or tie, with or without how clearly."""
@@ -171,8 +171,8 @@ class PromptRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement(Row):
-    """What is kept of every human judgement."""
+class Judgment(Row):
+    """What is kept of every human judgment."""
 
     annotator_id: str | None = None
     confidence: float | None = None
@@ -185,7 +185,7 @@ class Judgement(Row):
             raise RowError(self.where, f"confidence is {shown(self.confidence)}; wanted a number from 0 to 1.")
 
     def provenance(self) -> dict[str, Any]:
-        """The columns that a row made of this judgement carries on."""
+        """The columns that a row made of this judgment carries on."""
         kept = dict(self.columns)
         if self.annotator_id is not None:
             kept["annotator_id"] = self.annotator_id
@@ -197,7 +197,7 @@ class Judgement(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceSample(Judgement):
+class PreferenceSample(Judgment):
     """Two completions as they were shown, and which was preferred."""
 
     kind: ClassVar[Kind] = Kind.COMPARISON
@@ -210,7 +210,7 @@ class PreferenceSample(Judgement):
     strength: Strength | None = None
 
     def __post_init__(self) -> None:
-        Judgement.__post_init__(self)
+        Judgment.__post_init__(self)
         # StrEnum members are strings: coercing here lets callers write preference="a".
         object.__setattr__(self, "preference", _member(Preference, self.preference, self.where, "preference"))
         if self.strength is not None:
@@ -219,7 +219,7 @@ class PreferenceSample(Judgement):
             raise RowError(self.where, f"a tie can't be {self.strength} better; leave strength out.")
 
     def pair(self) -> PreferenceRow | None:
-        """The same judgement as a training pair; None for a tie, which prefers nothing."""
+        """The same judgment as a training pair; None for a tie, which prefers nothing."""
         if self.preference is Preference.TIE:
             return None
         chosen, rejected = self.completion_a, self.completion_b
@@ -234,7 +234,7 @@ class PreferenceSample(Judgement):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankingSample(Judgement):
+class RankingSample(Judgment):
     """Several completions of one prompt, ranked (1 = best) or rated (1 to 5, 5 = best)."""
 
     kind: ClassVar[Kind] = Kind.RANKING
@@ -245,7 +245,7 @@ class RankingSample(Judgement):
     ratings: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        Judgement.__post_init__(self)
+        Judgment.__post_init__(self)
         if (self.ranks is None) == (self.ratings is None):
             raise RowError(self.where, "a ranking needs either ranks (1 = best) or ratings (5 = best), and not both.")
         name, numbers = ("ranks", self.ranks) if self.ranks is not None else ("ratings", self.ratings)
@@ -298,7 +298,7 @@ class RankingSample(Judgement):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RatingSample(Judgement):
+class RatingSample(Judgment):
     """One completion, rated from 1 to 5."""
 
     kind: ClassVar[Kind] = Kind.RATING
@@ -309,7 +309,7 @@ class RatingSample(Judgement):
     rating: float
 
     def __post_init__(self) -> None:
-        Judgement.__post_init__(self)
+        Judgment.__post_init__(self)
         check_rating(self.rating, self.where)
 
 

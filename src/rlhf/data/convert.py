@@ -68,7 +68,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
 """What ``run_convert`` can do to rows.
 
 ``explicit`` gives pairs a prompt (reading does that already), ``preference`` turns comparisons and rankings into pairs,
-``unpaired`` pairs into labelled completions, ``paired`` ratings and labels into pairs.
+``unpaired`` pairs into labeled completions, ``paired`` ratings and labels into pairs.
 """
 
 CONVERTS: Mapping[str, Sequence[Kind]] = {

@@ -1,4 +1,4 @@
-"""Data sets in memory: every row is tokenised when the data set is made, so that what is wrong shows at the door.
+"""Data sets in memory: every row is tokenized when the data set is made, so that what is wrong shows at the door.
 
 Ids are stored as 32-bit arrays (100,000 rows of 300 tokens are 120 MB) and become a ``Group`` or ``Prompt`` on access.
 Data too large for that streams: see ``streaming``.
@@ -179,7 +179,7 @@ class SFTDataset(TokenizedDataset[Group]):
         add_eos: bool = True,
         **options: Unpack[ReadOptions],
     ) -> None:
-        """Read and tokenise.
+        """Read and tokenize.
 
         Args:
             source: See ``rlhf.data.read.open_rows``, which takes ``options`` too.
@@ -221,7 +221,7 @@ class CompletionsDataset(TokenizedDataset[Group]):
         add_eos: bool = True,
         **options: Unpack[ReadOptions],
     ) -> None:
-        """Read and tokenise; the arguments are those of ``SFTDataset``."""
+        """Read and tokenize; the arguments are those of ``SFTDataset``."""
         how = tokenization(
             tokenizer,
             max_length=max_length,
@@ -296,7 +296,7 @@ class StepwiseDataset(TokenizedDataset[Group]):
         chat_template: str | None = None,
         **options: Unpack[ReadOptions],
     ) -> None:
-        """Read and tokenise; the arguments are those of ``SFTDataset``.
+        """Read and tokenize; the arguments are those of ``SFTDataset``.
 
         Args:
             source: See ``SFTDataset``.
@@ -335,7 +335,7 @@ class GRPODataset(TokenizedDataset[Prompt]):
         chat_template: str | None = None,
         **options: Unpack[ReadOptions],
     ) -> None:
-        """Read and tokenise; the arguments are those of ``SFTDataset``."""
+        """Read and tokenize; the arguments are those of ``SFTDataset``."""
         how = tokenization(
             tokenizer,
             max_prompt_length=max_prompt_length,

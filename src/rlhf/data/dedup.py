@@ -1,4 +1,4 @@
-"""Finding rows that say the same: equal after normalisation, or nearly equal by MinHash.
+"""Finding rows that say the same: equal after normalization, or nearly equal by MinHash.
 
 Near duplicates: Broder 1997, "On the resemblance and containment of documents" (MinHash estimates the Jaccard
 similarity of two sets of shingles); candidates by locality-sensitive hashing (Leskovec, Rajaraman and Ullman, "Mining
@@ -22,7 +22,7 @@ NUM_PERMUTATIONS = 128
 """Hashes of a MinHash: the estimate's standard error is at most 1 / (2 sqrt(128)) = 0.044."""
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Unicode NFKC, case folded, white space collapsed: what two readers would call the same text."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
@@ -35,8 +35,8 @@ def plain_text(text: Text) -> str:
 
 
 def row_text(row: Row) -> str:
-    """All texts of a row, normalised, column by column: two rows with the same are duplicates."""
-    parts = [f"{name}\x1f{normalise(plain_text(text))}" for name, text in row_texts(row).items()]
+    """All texts of a row, normalized, column by column: two rows with the same are duplicates."""
+    parts = [f"{name}\x1f{normalize(plain_text(text))}" for name, text in row_texts(row).items()]
     return "\x1e".join(parts)
 
 
@@ -49,7 +49,7 @@ def duplicate_groups(texts: Sequence[str], *, near: float | None = None) -> list
     """Sets of texts that are duplicates of each other.
 
     Args:
-        texts: Normalised.
+        texts: Normalized.
         near: None for equal texts only; else the least Jaccard similarity of two texts' shingles that makes them
             duplicates, in (0, 1]. Being duplicates is passed on: if a is like b and b like c, all three are one set.
 
@@ -70,7 +70,7 @@ def duplicate_groups(texts: Sequence[str], *, near: float | None = None) -> list
 
 
 def similarity(first: str, second: str) -> float:
-    """Jaccard similarity of two normalised texts' shingles: shared ones over all, from 0 to 1."""
+    """Jaccard similarity of two normalized texts' shingles: shared ones over all, from 0 to 1."""
     a, b = shingles(first), shingles(second)
     return len(a & b) / len(a | b)
 

@@ -161,7 +161,7 @@ def prompt_of(row: Row) -> PromptRow:
 
 
 def completion_of(row: Row) -> CompletionRow:
-    """A demonstration: the chosen side of a pair, or the completion of a row that is not labelled bad."""
+    """A demonstration: the chosen side of a pair, or the completion of a row that is not labeled bad."""
     if isinstance(row, CompletionRow):
         return row
     assert isinstance(row, PreferenceRow), row.kind

@@ -302,7 +302,7 @@ def _build_comparison(cells: Cells) -> Row:
         completion_b=second,
         preference=preference,
         strength=strength,
-        **cells.judgement(),
+        **cells.judgment(),
     )
 
 
@@ -331,13 +331,13 @@ def _build_ranking(cells: Cells) -> Row:
     prompt, *completions = _same_format(cells, prompt, *completions)
     ranks = cells.list_of("ranks", cells.one_number) if "ranks" in cells.cells else None
     ratings = cells.list_of("ratings", cells.one_number) if "ratings" in cells.cells else None
-    return RankingSample(prompt=prompt, completions=completions, ranks=ranks, ratings=ratings, **cells.judgement())
+    return RankingSample(prompt=prompt, completions=completions, ranks=ranks, ratings=ratings, **cells.judgment())
 
 
 def _build_rating(cells: Cells) -> Row:
     prompt, completion = _same_format(cells, cells.either("prompt"), cells.either("completion"))
     rating = cells.number("rating")
-    return RatingSample(prompt=prompt, completion=completion, rating=rating, **cells.judgement())
+    return RatingSample(prompt=prompt, completion=completion, rating=rating, **cells.judgment())
 
 
 def _build_unpaired(cells: Cells) -> Row:

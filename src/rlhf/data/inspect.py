@@ -72,7 +72,7 @@ class CheckReport:
     num_out_of_turn: int
     """Dialogues in which a speaker follows himself, the assistant begins, or a system message is not the first."""
     odd_roles: Mapping[str, int]
-    """Roles that few templates know, and how many rows have each: often misspelt."""
+    """Roles that few templates know, and how many rows have each: often misspelled."""
     num_duplicates: int
     """Rows that say the same as an earlier one, but for case and white space."""
     found_at: Mapping[Finding, Sequence[str]] = field(default_factory=dict)

@@ -41,7 +41,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences that share a prefix, as token ids: what tokenisation gives and packing takes."""
+    """Sequences that share a prefix, as token ids: what tokenization gives and packing takes."""
 
     prefix: Sequence[int]
     """Shared token ids, at least one (nothing predicts the first token of a text, so it is never scored)."""

@@ -46,7 +46,7 @@ class Plan:
     def items(
         self, rows: Sequence[Row], how: Tokenization, report: TokenizationReport, *, skip_bad_rows: bool
     ) -> list[Item]:
-        """Tokenise a batch of rows as they were read."""
+        """Tokenize a batch of rows as they were read."""
         training_rows: list[Row] = []
         for row in rows:
             report.num_rows += 1

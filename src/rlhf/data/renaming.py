@@ -17,7 +17,7 @@ MEANT: Mapping[str, str] = {
 """Columns of published data sets and what they are here. No alias: `answer` beside a prompt may be for the reward alone."""
 
 MOST_LETTERS = 20
-"""Of a name that may be a misspelt one of ours."""
+"""Of a name that may be a misspelled one of ours."""
 
 NO_TEXTS = frozenset({"id", "ids", "len", "length", "model", "num", "rating", "score", "source", "tokens"})
 """Words in names of columns that say something about a text and do not hold it."""

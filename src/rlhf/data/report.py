@@ -40,7 +40,7 @@ class TokenizationReport:
     ties: int = 0
     """Comparisons and rankings in which nothing is better; left out."""
     identical: int = 0
-    """Pairs whose chosen and rejected are equal; left out, for nothing can be learnt from them."""
+    """Pairs whose chosen and rejected are equal; left out, for nothing can be learned from them."""
     repeated_ids: int = 0
     """Rows whose id another row had already; ``#2``, ``#3`` ... was put behind it."""
     other_columns: dict[str, int] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def bad_row_lines(bad_rows: Sequence[BadRow]) -> list[str]:
 
 
 def places(wheres: Sequence[str]) -> str:
-    """Places of rows on one line, neighbours joined: ``d.jsonl:1-60, 75 (61 rows)``."""
+    """Places of rows on one line, neighbors joined: ``d.jsonl:1-60, 75 (61 rows)``."""
     if len(wheres) == 1:
         return wheres[0]
     runs: list[tuple[str, int, int]] = []

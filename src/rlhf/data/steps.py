@@ -34,7 +34,7 @@ class StepCutter:
     """Cuts completions into steps where their text has a separator.
 
     A step ends at the token with the separator's last character, wherever a tokenizer may have merged that with its
-    neighbours: the same token as in training rows, whose steps end with the separator too. Blank steps are none: an
+    neighbors: the same token as in training rows, whose steps end with the separator too. Blank steps are none: an
     empty line counts to the step behind it, and what is blank behind the last separator is left out.
 
     Args:

@@ -1,6 +1,6 @@
 """Data sets that are read while training goes on, and that go on at the same row after a restart.
 
-Rows are read, tokenised and, where asked for, shuffled in blocks: a block of ``shuffle_buffer`` rows is filled, put in
+Rows are read, tokenized and, where asked for, shuffled in blocks: a block of ``shuffle_buffer`` rows is filled, put in
 an order that hangs on (seed, epoch, number of the block), and emptied. So the whole state is where the block begins and
 how far it was emptied: a few numbers instead of a buffer of rows, and a resumed stream gives the same tokens.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT", Group, Prompt)
 BLOCK_ROWS = 256
-"""Rows tokenised together where nothing is shuffled."""
+"""Rows tokenized together where nothing is shuffled."""
 
 
 class StreamingDataset(Generic[ItemT]):

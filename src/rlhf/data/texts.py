@@ -29,7 +29,7 @@ from rlhf.data.tokenization import Tokenization
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """One sequence as text, before tokenisation."""
+    """One sequence as text, before tokenization."""
 
     prompt: str
     """Begins ``text``."""

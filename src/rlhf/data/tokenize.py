@@ -1,6 +1,6 @@
 """Rows to token ids, once, with the exact boundary between prompt and completion.
 
-A completion is tokenised together with its prompt, for that is the text the model will see; the prompt is tokenised
+A completion is tokenized together with its prompt, for that is the text the model will see; the prompt is tokenized
 alone, for that is what it is asked with. The ids of the prompt should begin the ids of the whole. Where the tokenizer
 merges across the boundary they do not: then the boundary moves left to the last token that both share, the row is
 counted, and not one token is lost.
@@ -8,7 +8,7 @@ counted, and not one token is lost.
     prompt "ab", completion "cd"      alone  [ab]        whole  [a bc d]     ->  prefix [], moved
     prompt "ab ", completion "cd"     alone  [ab _]      whole  [ab _ cd]    ->  prefix [ab _]
 
-The branches of a preference pair share the ids that both tokenisations and the prompt's own have in common.
+The branches of a preference pair share the ids that both tokenizations and the prompt's own have in common.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class StoredPrompt:
 
     @property
     def num_scored(self) -> int:
-        """None: nothing is learnt from a prompt itself."""
+        """None: nothing is learned from a prompt itself."""
         return 0
 
     @property
@@ -133,7 +133,7 @@ def tokenize_rows(
     *,
     skip_bad_rows: bool = False,
 ) -> list[tuple[Row, TokenizedRow]]:
-    """Tokenise a batch of rows; the ones that are dropped are counted in ``report``.
+    """Tokenize a batch of rows; the ones that are dropped are counted in ``report``.
 
     Args:
         rows: All of a kind that ``texts_of`` knows.
@@ -173,7 +173,7 @@ def tokenize_rows(
 def tokenize_prompts(
     rows: Sequence[Row], how: Tokenization, report: TokenizationReport, *, skip_bad_rows: bool = False
 ) -> list[tuple[Row, StoredPrompt]]:
-    """Tokenise a batch of prompts; like ``tokenize_rows``."""
+    """Tokenize a batch of prompts; like ``tokenize_rows``."""
     rendered: list[tuple[Row, str]] = []
     for row in rows:
         with listing_bad_rows(report, skip_bad_rows):
@@ -209,7 +209,7 @@ def listing_bad_rows(report: TokenizationReport, skip: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """Ids of every text of a batch, each tokenised once."""
+    """Ids of every text of a batch, each tokenized once."""
 
     plain: Mapping[str, list[int]]
     offsets: Mapping[str, list[tuple[int, int]]]
@@ -296,7 +296,7 @@ ID_COLUMNS: Mapping[type[Row], tuple[str, ...]] = {
     CompletionRow: ("completion_ids",),
     UnpairedRow: ("completion_ids",),
 }
-"""Columns beside ``prompt_ids`` that make a row a tokenised one."""
+"""Columns beside ``prompt_ids`` that make a row a tokenized one."""
 
 
 def given_ids(row: Row, how: Tokenization) -> Ids | None:

@@ -5,7 +5,7 @@ judges             functions that say how good completions are; ground truth of 
 winrate            how often one system's completion is the better one
 reward_quality     accuracy and calibration of a reward model
 measures           KL, entropy, variety of sampled completions
-overoptimisation   proxy reward against the judge over a training run
+overoptimization   proxy reward against the judge over a training run
 evaluator          all of it for a policy and its baseline
 records            what was found, and the schema of evaluation.json
 """

@@ -260,7 +260,7 @@ def judge_reward_model(reward_model: RewardModel, pairs: Pairs, *, seed: int = 0
         chosen.numpy(),
         rejected.numpy(),
         flipped=[bool(slip) for slip in slips] if known else None,
-        # Undoes the normalisation: the Bradley-Terry loss saw raw scores. Exact for one member, near for an ensemble.
+        # Undoes the normalization: the Bradley-Terry loss saw raw scores. Exact for one member, near for an ensemble.
         scale=float(reward_model.std.mean()),
         threshold=_tie_threshold(reward_model),
         seed=seed,

@@ -73,7 +73,7 @@ def finite_or_none(value: float) -> float | None:
 def wilson_interval(successes: float, n: int, *, confidence: float = CONFIDENCE) -> Estimate:
     """Share of successes among independent trials, each of which succeeds or fails.
 
-        centre     = (p + z^2 / 2n) / (1 + z^2 / n)
+        center     = (p + z^2 / 2n) / (1 + z^2 / n)
         half-width = z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22. Not for ties
@@ -312,10 +312,10 @@ def check_confidence(confidence: float) -> None:
 def _wilson_ends(share: float, n: float, confidence: float) -> tuple[float, float]:
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     stretch = 1 + z * z / n
-    centre = (share + z * z / (2 * n)) / stretch
+    center = (share + z * z / (2 * n)) / stretch
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / stretch
     # At a share of 0 or 1 one end is that share exactly; rounding must not put it outside.
-    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+    return max(0.0, min(share, center - half)), min(1.0, max(share, center + half))
 
 
 def _unusable(values: Array) -> Estimate | None:

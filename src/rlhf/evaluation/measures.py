@@ -111,7 +111,7 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
 
 
 def effective_pairs(texts: Sequence[str]) -> float:
-    """How many different pairs of neighbouring letters texts are made of, all together, weighted by how often each comes.
+    """How many different pairs of neighboring letters texts are made of, all together, weighted by how often each comes.
 
         exp(-sum_p f_p log f_p),   f_p the share of pair p
 

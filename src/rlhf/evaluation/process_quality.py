@@ -27,7 +27,7 @@ THRESHOLD = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessQuality:
-    """A process reward model on completions whose steps are labelled."""
+    """A process reward model on completions whose steps are labeled."""
 
     first_wrong: Estimate
     """Share of the completions with a wrong step in which exactly the first of them is found."""
@@ -126,7 +126,7 @@ def _check_steps(labels: Sequence[Sequence[bool]], scores: Sequence[Sequence[flo
 
 
 def _agreement(scores: Sequence[float], labels: Sequence[bool], threshold: float) -> float:
-    """Share of one completion's steps that are judged as they are labelled."""
+    """Share of one completion's steps that are judged as they are labeled."""
     same = [(score >= threshold) == bool(right) for score, right in zip(scores, labels, strict=True)]
     return sum(same) / len(same)
 

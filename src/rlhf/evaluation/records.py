@@ -18,7 +18,7 @@
                   limit, value}] that still held in the last fifth, first {...}, last {...}}]
     verdict       {tone, title, sentences, reasons}: what ``rlhf.evaluation.verdict`` makes of all this
     curve         null, or [{step, n, proxy, gold, gold_low, gold_high, kl, <metric> ...}]: one point a rollout
-    hacking       null, or what ``rlhf.evaluation.overoptimisation`` found: {verdict, sentence, ...}
+    hacking       null, or what ``rlhf.evaluation.overoptimization`` found: {verdict, sentence, ...}
     samples       [{chosen_as, prompt_id, prompt, verdict, before, after}]; before and after are
                   {text, ended, score, proxy, metrics}
     missing       name -> why a part was not measured
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.evaluation.intervals import Estimate, finite_or_none
-from rlhf.evaluation.overoptimisation import OveroptimisationFinding, overoptimisation
+from rlhf.evaluation.overoptimization import OveroptimisationFinding, overoptimization
 from rlhf.evaluation.reward_quality import RewardQuality
 from rlhf.evaluation.verdict import Verdict, verdict
 from rlhf.evaluation.verdict_inputs import Evidence, Independence, Training
@@ -172,7 +172,7 @@ class Evaluation:
     def with_curve(self, curve: Sequence[Mapping[str, Any]]) -> Evaluation:
         """A copy with a training run's curve (``judge_rollouts``) and what it says about reward hacking."""
         missing = {name: why for name, why in self.missing.items() if name != "curve"}
-        return replace(self, curve=[dict(point) for point in curve], hacking=overoptimisation(curve), missing=missing)
+        return replace(self, curve=[dict(point) for point in curve], hacking=overoptimization(curve), missing=missing)
 
     @property
     def verdict(self) -> Verdict:

@@ -135,7 +135,7 @@ def reward_quality(
         chosen_scores: [P].
         rejected_scores: [P].
         flipped: [P] True where the label is known to be a slip (``chosen`` is the worse one); None where nobody knows.
-        scale: What turns a score difference into Bradley-Terry logits: the deviation that normalised scores were
+        scale: What turns a score difference into Bradley-Terry logits: the deviation that normalized scores were
             divided by.
         threshold: See ``calibration``.
         seed: For the null of the calibration error.
@@ -244,7 +244,7 @@ def calibration(
 
 
 def fitted_scale(difference: ArrayLike) -> float:
-    """The factor on d that minimises the log loss: temperature scaling with T = 1 / factor.
+    """The factor on d that minimizes the log loss: temperature scaling with T = 1 / factor.
 
     Source: Guo et al. 2017, section 4.2, arXiv:1706.04599.
 

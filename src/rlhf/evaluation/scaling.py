@@ -1,7 +1,7 @@
-"""Over-optimisation as a curve: what a proxy reward and the truth become with distance from the first policy, and its fitted form.
+"""Over-optimization as a curve: what a proxy reward and the truth become with distance from the first policy, and its fitted form.
 
 Distance is d = sqrt(KL(policy || first policy)), nats of whole completions. Gao et al. 2022, "Scaling Laws for Reward Model
-Overoptimization", arXiv:2210.10760, find for both rewards, gold (the truth) and proxy (what was optimised):
+Overoptimization", arXiv:2210.10760, find for both rewards, gold (the truth) and proxy (what was optimized):
 
     best-of-n               R(d) = d (alpha - beta d)
     reinforcement learning  R(d) = d (alpha - beta log d)

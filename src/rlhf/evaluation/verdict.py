@@ -31,13 +31,13 @@ from rlhf.evaluation.numbers import (
 from rlhf.evaluation.verdict_inputs import Evidence, value_of
 
 NO_SIGN = "No sign of reward hacking"
-"""How a finding of ``rlhf.evaluation.overoptimisation`` begins that found nothing."""
+"""How a finding of ``rlhf.evaluation.overoptimization`` begins that found nothing."""
 GAMED = ("reward_hacking", "collapse")
-"""Verdicts of ``rlhf.evaluation.overoptimisation`` on a training run whose judge's score fell."""
+"""Verdicts of ``rlhf.evaluation.overoptimization`` on a training run whose judge's score fell."""
 
 
 class Tone(StrEnum):
-    """What colour a verdict has."""
+    """What color a verdict has."""
 
     GOOD = "good"
     """Better than the baseline, and nothing known speaks against it."""

@@ -1,1 +1,1 @@
-"""The human side: judgements, who can be trusted, and what becomes of them."""
+"""The human side: judgments, who can be trusted, and what becomes of them."""

@@ -1,9 +1,9 @@
 """What to ask next: the tasks on which the members of a reward ensemble disagree most teach a reward model most.
 
     priorities = reward_priorities(store.tasks(), [RewardModel.from_pretrained("runs/x/reward/model")])
-    store.set_priorities(priorities)                # ``rlhf feedback prioritise --reward FOLDER`` does both
+    store.set_priorities(priorities)                # ``rlhf feedback prioritize --reward FOLDER`` does both
 
-Disagreement between members is what judgements can remove; that a pair is close is not, and asking about it again and
+Disagreement between members is what judgments can remove; that a pair is close is not, and asking about it again and
 again buys nothing.
 """
 
@@ -66,7 +66,7 @@ def reward_priorities(tasks: Iterable[Task], models: Sequence[RewardModel]) -> d
 
     Args:
         tasks: Those to order.
-        models: Ensembles, or single models that together are one; scores are normalised by each model's own training.
+        models: Ensembles, or single models that together are one; scores are normalized by each model's own training.
 
     Returns:
         Task id -> priority, for ``PreferenceStore.set_priorities``.

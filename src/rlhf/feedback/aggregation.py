@@ -1,10 +1,10 @@
-"""From several judgements of an item to one, with how likely it is to be right: majority, Dawid-Skene.
+"""From several judgments of an item to one, with how likely it is to be right: majority, Dawid-Skene.
 
     majority_vote      every annotator counts the same
     dawid_skene        each annotator has a table of what they answer when the truth is c; learned without knowing the truth
 
 Both take any number of values. Dawid-Skene's probabilities hold if annotators err independently; where they do not,
-``rlhf.feedback.tempering`` measures it on held-out judgements and corrects them.
+``rlhf.feedback.tempering`` measures it on held-out judgments and corrects them.
 
 From the probability p of the winner comes the reward model's soft label: ``use_confidence`` takes 2p - 1 in the column
 ``confidence``, 0 for a coin's throw and 1 for certainty.
@@ -39,7 +39,7 @@ class Consensus:
     probabilities: Array
     """[items, k] of each value to be the true one."""
     reliability: dict[Hashable, float]
-    """Annotator to the estimated probability of a right judgement, on an item drawn like these."""
+    """Annotator to the estimated probability of a right judgment, on an item drawn like these."""
 
     @property
     def values(self) -> list[Any | None]:
@@ -58,9 +58,9 @@ class Consensus:
 
 
 def majority_vote(labels: Labels) -> Consensus:
-    """Shares of the judgements; an annotator's reliability is their agreement with the majority of the *others*.
+    """Shares of the judgments; an annotator's reliability is their agreement with the majority of the *others*.
 
-    Counting an annotator's own judgement into the majority they are compared with would flatter them.
+    Counting an annotator's own judgment into the majority they are compared with would flatter them.
     """
     counts = labels.counts()
     shares = counts / counts.sum(1, keepdims=True)
@@ -90,7 +90,7 @@ class DawidSkene(Consensus):
     confusion: Array
     """[annotators, k, k] probability of an answer (last axis) where the truth is c (middle axis)."""
     evidence: Array
-    """[items, k] log-likelihood of an item's judgements where the truth is c, as if they were independent."""
+    """[items, k] log-likelihood of an item's judgments where the truth is c, as if they were independent."""
     annotators: tuple[Hashable, ...]
 
 
@@ -102,33 +102,33 @@ def dawid_skene(
     max_iterations: int = 500,
     tolerance: float = 1e-8,
 ) -> DawidSkene:
-    """Truth of each item and confusion table of each annotator, together, by expectation maximisation.
+    """Truth of each item and confusion table of each annotator, together, by expectation maximization.
 
-        E  P(truth of i = c)  ~  prior[c] * product over judgements (i, a, v) of confusion[a, c, v]
+        E  P(truth of i = c)  ~  prior[c] * product over judgments (i, a, v) of confusion[a, c, v]
         M  confusion[a, c, v] ~  sum over items that a gave v of P(truth = c);   prior[c] ~ sum over items of P(truth = c)
 
-    It starts from the majority's shares, so the scale keeps its names. Smoothing, in judgements, keeps an annotator of few
-    items from being taken for infallible. Where most items have one judgement, the data alone say nothing of who is right,
+    It starts from the majority's shares, so the scale keeps its names. Smoothing, in judgments, keeps an annotator of few
+    items from being taken for infallible. Where most items have one judgment, the data alone say nothing of who is right,
     and iterations without ``right_prior`` end anywhere, with probabilities near 1.
 
     Source: Dawid and Skene 1979, "Maximum likelihood estimation of observer error-rates using the EM algorithm".
 
     Args:
-        labels: Judgements; items with one judgement count too.
-        smoothing: Judgements added to every cell of every confusion table.
-        right_prior: Judgements added to every cell where answer and truth agree: the belief that people mostly are right.
+        labels: Judgments; items with one judgment count too.
+        smoothing: Judgments added to every cell of every confusion table.
+        right_prior: Judgments added to every cell where answer and truth agree: the belief that people mostly are right.
         max_iterations: Of E and M together.
         tolerance: Largest change of a probability that ends the iteration.
 
     Returns:
-        See ``DawidSkene``. An item without a judgement, which a part of the data may have, gets the prior.
+        See ``DawidSkene``. An item without a judgment, which a part of the data may have, gets the prior.
 
     Raises:
         ConfigError: Smoothing or the prior is negative or not finite.
     """
     if not (0 <= smoothing < math.inf and 0 <= right_prior < math.inf):
         raise ConfigError(
-            f"smoothing is {smoothing} and right_prior {right_prior}; they are numbers of judgements, at least 0."
+            f"smoothing is {smoothing} and right_prior {right_prior}; they are numbers of judgments, at least 0."
         )
     counts = labels.counts()
     judged = counts.sum(1) > 0

@@ -6,7 +6,7 @@ All of them are functions of one small table, which is a sum over items:
     contingencies  [k, k]  first annotator's value against the second's, over the items that both judged
 
 so an interval comes from drawing items anew, and nothing else is to be measured again. Items are what is independent:
-the judgements of one item belong together.
+the judgments of one item belong together.
 
 A coefficient whose chance agreement is perfect (everybody gave one and the same value) has no meaning: it is NaN, with
 the reason, never 0 or 1.
@@ -29,14 +29,14 @@ from rlhf.errors import DataError, look_up
 from rlhf.evaluation.intervals import RESAMPLES, Estimate, check_confidence
 
 Array = NDArray[np.float64]
-Judgement = tuple[Hashable, Hashable, Any]
+Judgment = tuple[Hashable, Hashable, Any]
 """Item, annotator, value."""
 MIN_ITEMS = 20
 """Items below which no interval is given. Of alpha's intervals at 20 items, 92 to 99 % hold the truth (two to five annotators,
 right 60 to 95 % of the time); at 10, every third set of careful annotators has no two that differ, and no spread to draw from."""
 
 MAX_VOID_FRAC = 0.025
-"""Share of draws in which the coefficient does not exist, because all judgements drawn have one value, up to which there is an
+"""Share of draws in which the coefficient does not exist, because all judgments drawn have one value, up to which there is an
 interval: four items with a rare value, about. Of alpha's intervals at rare values (2 to 10 % of items, 40 to 400 of them, two or
 three annotators wrong 0.5 to 10 % of the time), 94 to 98 % hold the truth; were the other draws taken for all, 62 % at 50 items of
 which 2 % are rare."""
@@ -44,7 +44,7 @@ which 2 % are rare."""
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Judgements end to end; an annotator judges an item at most once, and not every item."""
+    """Judgments end to end; an annotator judges an item at most once, and not every item."""
 
     items: NDArray[np.int64]
     """[n] number of the item."""
@@ -58,19 +58,19 @@ class Labels:
     annotator_names: tuple[Hashable, ...]
 
     @classmethod
-    def of(cls, judgements: Iterable[Judgement], *, scale: Sequence[Any] | None = None) -> Self:
+    def of(cls, judgments: Iterable[Judgment], *, scale: Sequence[Any] | None = None) -> Self:
         """Number items and annotators in order of appearance.
 
         Args:
-            judgements: (item, annotator, value); a value of None or NaN is a judgement that was not made, and left out.
+            judgments: (item, annotator, value); a value of None or NaN is a judgment that was not made, and left out.
             scale: Values there can be, in order; by default those that occur, sorted.
 
         Raises:
             DataError: Nothing was judged, a value is not on the scale, or somebody judged an item twice.
         """
-        made = [(i, a, v) for i, a, v in judgements if not (v is None or v != v)]  # NaN of any library
+        made = [(i, a, v) for i, a, v in judgments if not (v is None or v != v)]  # NaN of any library
         if not made:
-            raise DataError("There is no judgement; wanted at least one (item, annotator, value).")
+            raise DataError("There is no judgment; wanted at least one (item, annotator, value).")
         scale = tuple(scale) if scale is not None else _sorted_values([value for _, _, value in made])
         place = {value: number for number, value in enumerate(scale)}
         items: dict[Hashable, int] = {}
@@ -85,7 +85,7 @@ class Labels:
                 )
             if (item, annotator) in seen:
                 raise DataError(
-                    f"{annotator!r} judged item {item!r} twice; keep the judgement that counts, such as the last."
+                    f"{annotator!r} judged item {item!r} twice; keep the judgment that counts, such as the last."
                 )
             seen.add((item, annotator))
             rows.append(
@@ -178,12 +178,12 @@ def fleiss_kappa(table: Array) -> Array:
 
         (P - P_e) / (1 - P_e),   P = share of agreeing pairs,  P_e = sum over values of their share squared
 
-    Where items have different numbers of judgements, Krippendorff's alpha is the coefficient to take.
+    Where items have different numbers of judgments, Krippendorff's alpha is the coefficient to take.
 
     Source: Fleiss 1971, "Measuring nominal scale agreement among many raters".
 
     Args:
-        table: [..., k, k] sum of ``coincidences`` of items with equally many judgements.
+        table: [..., k, k] sum of ``coincidences`` of items with equally many judgments.
 
     Returns:
         [...]; NaN where all values are the same, or no item has two.
@@ -254,7 +254,7 @@ def agreement_estimate(
     value = float(coefficient(tables.sum(0)))
     if not math.isfinite(value):
         return Estimate.missing(
-            "every judgement has the same value, so nothing says what chance would give", n=len(tables)
+            "every judgment has the same value, so nothing says what chance would give", n=len(tables)
         )
     if len(tables) < MIN_ITEMS:
         return _without_interval(
@@ -298,7 +298,7 @@ def _interval(sizes: Array, scale: Sequence[Any] | None) -> Array:
 
 
 def _ordinal(sizes: Array, scale: Sequence[Any] | None) -> Array:
-    # places of the middles of the values' blocks, were all judgements laid out in order
+    # places of the middles of the values' blocks, were all judgments laid out in order
     middles = sizes.cumsum(-1) - sizes / 2
     return np.asarray((middles[..., :, None] - middles[..., None, :]) ** 2)
 

@@ -1,4 +1,4 @@
-"""From the judgements of many to rows for training: one for each item, with how likely its label is to be right.
+"""From the judgments of many to rows for training: one for each item, with how likely its label is to be right.
 
 Whatever compares (pairs, grades, rankings, ratings of several completions) is taken apart into pairs with a winner or a
 tie; each pair becomes one preference row. With p the probability that the label is right, ties counted as half a win,
@@ -7,7 +7,7 @@ tie; each pair becomes one preference row. With p the probability that the label
     confidence  = 2p - 1            for `use_confidence` of the reward stage, whose soft label is (1 + confidence) / 2 = p
 
 Labels of several classes become one row for each item, with the probability of every class. Dawid-Skene's probabilities are
-tempered on held-out judgements (``rlhf.feedback.tempering``).
+tempered on held-out judgments (``rlhf.feedback.tempering``).
 
 Which completion is called the first is drawn anew for each pair before anything is learned: in a file of preferences the
 chosen one always stands first, and a prior or a confusion table over "first" and "second" would learn that.
@@ -28,7 +28,7 @@ from rlhf.feedback.agreement import Labels
 from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline
 from rlhf.feedback.items import Item
 from rlhf.feedback.provenance import RESERVED
-from rlhf.feedback.rows import labelled_text, overall_ratings
+from rlhf.feedback.rows import labeled_text, overall_ratings
 from rlhf.feedback.store.values import Task, TaskKind
 from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
 from rlhf.feedback.tempering import Tempering, tempered_dawid_skene
@@ -41,7 +41,7 @@ METHODS: Mapping[str, str] = {
     "bradley-terry": "completions have a strength and annotators a reliability, learned together; ties are half a win",
 }
 SMOOTHING, RIGHT_PRIOR = 0.5, 4.0
-"""What Dawid-Skene believes of people it has not seen yet: right about 80 % of the time, to the weight of five judgements. On
+"""What Dawid-Skene believes of people it has not seen yet: right about 80 % of the time, to the weight of five judgments. On
 simulated crowds of good, careless and spamming people it makes both labels and probabilities better than none. Of more than three
 values each cell gets less smoothing, so that the belief is about the same."""
 TIES = ("drop", "keep")
@@ -73,7 +73,7 @@ class Odds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """What Dawid-Skene believes of an annotator before any judgement, in judgements; None takes the default."""
+    """What Dawid-Skene believes of an annotator before any judgment, in judgments; None takes the default."""
 
     smoothing: float | None = None
     """Added to every cell of a confusion table: 0.5, or 1.5 over the number of values where that is less."""
@@ -83,7 +83,7 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was learned of the judgements of one kind, and how far its probabilities carry."""
+    """What was learned of the judgments of one kind, and how far its probabilities carry."""
 
     what: str
     """``pairs``, ``labels`` (good or bad) or ``classes``."""
@@ -107,7 +107,7 @@ def consensus_rows(
     *,
     aggregate: Aggregate | str = "dawid-skene",
     ties: str = "drop",
-    min_judgements: int = 1,
+    min_judgments: int = 1,
     guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES,
     classes: Sequence[str] | None = None,
     belief: Belief | None = None,
@@ -115,31 +115,31 @@ def consensus_rows(
     """One row for each item that enough people judged; gold items, whose answer was known, are left out.
 
     Args:
-        items: Tasks with their judgements.
+        items: Tasks with their judgments.
         aggregate: A name in ``METHODS``.
         ties: ``drop`` gives preference rows and leaves out what nobody wins; ``keep`` gives comparison rows, ties among
             them, for losses that learn from ties.
-        min_judgements: Fewer of an item say too little: it is left out.
+        min_judgments: Fewer of an item say too little: it is left out.
         guidelines: Whose weights make overall ratings of several dimensions.
         classes: That labels of kind ``multiclass`` choose from; by default those that occur.
         belief: Of Dawid-Skene.
 
     Raises:
         UnknownNameError: There is no such way to aggregate, or to treat ties.
-        ConfigError: ``min_judgements`` is below 1.
+        ConfigError: ``min_judgments`` is below 1.
         DataError: No item was judged often enough.
     """
     look_up(METHODS, aggregate, kind="way to aggregate")
     look_up({name: name for name in TIES}, ties, kind="way to treat ties")
-    if min_judgements < 1:
+    if min_judgments < 1:
         raise ConfigError(
-            f"min_judgements is {min_judgements}; an item without a judgement has no label, so wanted at least 1."
+            f"min_judgments is {min_judgments}; an item without a judgment has no label, so wanted at least 1."
         )
-    judged = [item for item in items if item.task.gold is None and len(item.said) >= min_judgements]
+    judged = [item for item in items if item.task.gold is None and len(item.said) >= min_judgments]
     if not judged:
         raise DataError(
-            f"No item apart from gold ones has {min_judgements} judgement(s) or more, so there is nothing to export; "
-            "lower min_judgements, or collect more."
+            f"No item apart from gold ones has {min_judgments} judgment(s) or more, so there is nothing to export; "
+            "lower min_judgments, or collect more."
         )
     rows: list[dict[str, Any]] = []
     votes = {item.task.id: list(_votes(item, guidelines)) for item in judged}
@@ -179,7 +179,7 @@ def dawid_skene_of(
 
 @dataclass(slots=True)
 class _Notes:
-    """How judgements are brought together, and what is learned meanwhile."""
+    """How judgments are brought together, and what is learned meanwhile."""
 
     aggregate: str
     belief: Belief
@@ -187,7 +187,7 @@ class _Notes:
     num_undecided: int = 0
 
     def consensus(self, what: str, labels: Labels) -> Consensus:
-        """Of the judgements of one kind."""
+        """Of the judgments of one kind."""
         if self.aggregate == "majority":
             return majority_vote(labels)
         smoothing, right_prior = self.belief.smoothing, self.belief.right_prior
@@ -200,14 +200,14 @@ class _Notes:
         return found
 
     def beside(self, what: str, num_votes: int) -> dict[str, Any]:
-        """How many independent judgements those of an item count as."""
+        """How many independent judgments those of an item count as."""
         if what not in self.learned:
             return {}
-        return {"effective_judgements": round(self.learned[what].tempering.effective(num_votes), 4)}
+        return {"effective_judgments": round(self.learned[what].tempering.effective(num_votes), 4)}
 
 
 def _votes(item: Item, guidelines: Sequence[AnnotationGuideline]) -> Iterator[tuple[Pair, str, str]]:
-    """(pair, annotator, side) of all that an item's judgements compare."""
+    """(pair, annotator, side) of all that an item's judgments compare."""
     task = item.task
     if len(task.responses) == 1:
         return
@@ -346,7 +346,7 @@ def _class_row(item: Item, odds: Mapping[str, float], notes: _Notes, ties: str) 
         return
     votes = Counter(said.value["class"] for said in item.said)
     yield {
-        **labelled_text(item.task), "label": winners[0] if len(winners) == 1 else None,
+        **labeled_text(item.task), "label": winners[0] if len(winners) == 1 else None,
         **_beside(item, notes.aggregate, ""), **notes.beside("classes", len(item.said)), "probability": round(best, 6),
         "probabilities": {name: round(probability, 6) for name, probability in odds.items()},
         "votes": {name: votes[name] for name in odds}, **_named({"model": item.task.responses[0].model}),
@@ -364,7 +364,7 @@ def _beside(item: Item, aggregate: str, part: str) -> dict[str, Any]:
     """Columns that every aggregated row has, and the task's own."""
     task = item.task
     kept = {name: value for name, value in task.columns.items() if name not in RESERVED and value is not None}
-    ours = {"id": f"{task.id}{part}", "task_id": task.id, "num_judgements": len(item.said), "aggregate": aggregate}
+    ours = {"id": f"{task.id}{part}", "task_id": task.id, "num_judgments": len(item.said), "aggregate": aggregate}
     return {**kept, **ours, **({"batch": task.batch} if task.batch else {})}
 
 

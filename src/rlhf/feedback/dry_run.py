@@ -1,7 +1,7 @@
 """A project tried out before anybody is paid: simulated annotators work through a store as people would.
 
 Completions get a hidden quality, drawn from a standard normal by the seed and the task's id (or, of gold items, such
-that the gold value holds), so the same seed gives the same judgements and the truth can be asked for.
+that the gold value holds), so the same seed gives the same judgments and the truth can be asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlhf.seeds import derive_seed
 class DryRun:
     """What happened."""
 
-    num_judgements: int = 0
+    num_judgments: int = 0
     by_annotator: Counter[str] = field(default_factory=Counter)
 
 
@@ -63,7 +63,7 @@ def simulate(
         store: With tasks; its rules say who gets what.
         crowd: Their names get the prefix ``sim-``.
         seed: Of qualities and answers.
-        limit: Judgements after which it stops.
+        limit: Judgments after which it stops.
         among_people: Also where people judged or were invited: what is simulated can't be taken out again.
 
     Raises:
@@ -86,7 +86,7 @@ def simulate(
     waiting = list(people)
     while waiting:
         for person in list(waiting):
-            if limit is not None and run.num_judgements >= limit:
+            if limit is not None and run.num_judgments >= limit:
                 return run
             assignment = store.next_task(person.name)
             if assignment is None:
@@ -97,7 +97,7 @@ def simulate(
             store.submit(
                 person.name, Submission(assignment=assignment.number, key=key, value=value, seconds=round(seconds, 1))
             )
-            run.num_judgements += 1
+            run.num_judgments += 1
             run.by_annotator[person.name] += 1
     return run
 
@@ -110,16 +110,16 @@ def check_no_people(store: PreferenceStore) -> None:
     """
     simulated = simulated_annotators(store)
     instead = "Import the same rows into a store of its own for the rehearsal, or say --i-know."
-    if said := Counter(j.annotator for j in store.judgements() if j.annotator not in simulated):
+    if said := Counter(j.annotator for j in store.judgments() if j.annotator not in simulated):
         raise ConfigError(
-            f"This store holds {counted(said.total(), 'judgement')} by {listed(sorted(said))}, and simulated ones among them could not be "
+            f"This store holds {counted(said.total(), 'judgment')} by {listed(sorted(said))}, and simulated ones among them could not be "
             f"taken out again. {instead}"
         )
     invited = sorted(row.name for row in store.annotators() if row.role == "annotator" and row.name not in simulated)
     if invited:
         raise ConfigError(
             f"This store is one for people: {listed(invited)} {'was' if len(invited) == 1 else 'were'} invited to judge in it, and simulated "
-            f"judgements would use up tasks that are meant for them and could not be taken out again. {instead}"
+            f"judgments would use up tasks that are meant for them and could not be taken out again. {instead}"
         )
 
 
@@ -149,7 +149,7 @@ def judged(
 
 
 def _value(kind: TaskKind, wins: Sequence[float], gap: float, dimensions: Sequence[str]) -> dict[str, Any]:
-    """A judgement's value from how many of the others each completion beat."""
+    """A judgment's value from how many of the others each completion beat."""
     side = "a" if wins[0] > wins[1] else "b" if wins[0] < wins[1] else "tie"
     match kind:
         case TaskKind.PAIRWISE:

@@ -1,15 +1,15 @@
-"""People comparing models: blinded tasks in, judgements out, each decoded by a key that was kept.
+"""People comparing models: blinded tasks in, judgments out, each decoded by a key that was kept.
 
     protocol = HumanEvalProtocol(kind="pairwise", seed=7)
     tasks = protocol.build_tasks(prompts, {"sft": [...], "ppo": [...]})
     protocol.open(store, tasks)                        # judged on our page, or
     protocol.export(tasks, "tasks.jsonl", "key.jsonl")    # on any other; then protocol.read("judged.jsonl", "key.jsonl")
-    print(protocol.analyse(store).to_text())
+    print(protocol.analyze(store).to_text())
 
 `rlhf feedback compare` does the same from the command line.
 
 Which completion comes first is drawn for every task, and balanced: of the tasks that compare the same models on the same
-criterion each model is first in equally many, give or take one. The order *is* the task's, so a judgement can always be decoded.
+criterion each model is first in equally many, give or take one. The order *is* the task's, so a judgment can always be decoded.
 
 Completions that are the same to the letter are not shown to anybody: of two that can't differ an annotator could report only
 a habit, such as liking what stands first. They are ties known in advance, and the results count them so.
@@ -64,7 +64,7 @@ KEY_COLUMNS = ("id", "item", "criterion", "kind", "models")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One judgement, decoded."""
+    """One judgment, decoded."""
 
     item: str
     """The prompt: what is independent."""
@@ -297,7 +297,7 @@ class HumanEvalProtocol:
         """What another tool gave back, decoded.
 
         Raises:
-            DataError: A line can't be read, names a task that the key does not know, or repeats a judgement.
+            DataError: A line can't be read, names a task that the key does not know, or repeats a judgment.
         """
         from rlhf.feedback.evaluation_files import keyed_rows, returned_rows
         from rlhf.feedback.store import check_value
@@ -327,32 +327,32 @@ class HumanEvalProtocol:
         """Put what another tool gave back into the store that holds the tasks; a second time changes nothing.
 
         Raises:
-            DataError: A line can't be read, names a task of another evaluation, or repeats a judgement.
+            DataError: A line can't be read, names a task of another evaluation, or repeats a judgment.
         """
         from rlhf.feedback.evaluation_files import record_returned
 
         return record_returned(store, self.tasks(store), judged_file, self._dimensions())
 
     def judged(self, store: PreferenceStore) -> list[Judged]:
-        """This evaluation's judgements in a store that count."""
+        """This evaluation's judgments in a store that count."""
         return [
             Judged(
                 item=str(found.task.columns["item"]), criterion=str(found.task.columns["criterion"]),
                 kind=str(found.task.kind), models=tuple(str(response.model) for response in found.task.responses),
                 annotator=found.annotator, value=found.value,
             )
-            for found in store.judgements()
+            for found in store.judgments()
             if found.task.columns.get("evaluation") == self.name
         ]  # fmt: skip
 
-    def analyse(
+    def analyze(
         self, source: PreferenceStore | Sequence[Judged], *, key_file: Path | str | None = None, resamples: int = 200
     ) -> HumanEvaluation:
-        """Everything that the judgements say of the models, with intervals over prompts.
+        """Everything that the judgments say of the models, with intervals over prompts.
 
         Args:
-            source: The store that holds the judgements, or what ``read`` gave.
-            key_file: That the judgements were read with: it knows how many comparisons were of completions that are the same.
+            source: The store that holds the judgments, or what ``read`` gave.
+            key_file: That the judgments were read with: it knows how many comparisons were of completions that are the same.
                 A store knows that itself.
             resamples: Draws of prompts behind the intervals of strengths; the others have closed forms.
 

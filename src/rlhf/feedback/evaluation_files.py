@@ -16,7 +16,7 @@ from rlhf.data.raw import Unreadable
 from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.items import Said
-from rlhf.feedback.store.record import Recorded, record_judgements
+from rlhf.feedback.store.record import Recorded, record_judgments
 from rlhf.feedback.store.store import PreferenceStore
 from rlhf.feedback.store.values import SHAPES, Task, TaskKind, check_value
 
@@ -68,7 +68,7 @@ def read_answers(files: Sequence[str]) -> Answers:
 def record_returned(
     store: PreferenceStore, tasks: Sequence[Task], path: Path | str, dimensions: Sequence[str] | None
 ) -> Recorded:
-    """Put judgements that another tool gave back into a store, all or none; bringing them again changes nothing.
+    """Put judgments that another tool gave back into a store, all or none; bringing them again changes nothing.
 
     Args:
         store: That holds the tasks.
@@ -94,14 +94,14 @@ def record_returned(
                     where, f"{name} is {describe(given)}; wanted {'a text' if name == 'comment' else 'a number'}."
                 )
         made.append((task.id, Said(annotator=str(row["annotator"]), value=value, where=where, **extras)))
-    return record_judgements(store, made)
+    return record_judgments(store, made)
 
 
 def returned_rows(path: Path | str) -> list[tuple[str, dict[str, Any]]]:
     """Lines ``{"id", "annotator", "value"}`` as (where, object); one for each task and annotator.
 
     Raises:
-        DataError: A line can't be read, or repeats a judgement.
+        DataError: A line can't be read, or repeats a judgment.
     """
     seen: dict[tuple[str, str], str] = {}
     found = keyed_rows(path, ("id", "annotator", "value"))

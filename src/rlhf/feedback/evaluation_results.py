@@ -1,4 +1,4 @@
-"""What people's judgements say of models: scores, win rates, strengths, and how small a difference could have been found."""
+"""What people's judgments say of models: scores, win rates, strengths, and how small a difference could have been found."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Versus:
     """Where their completions are the same on some prompts."""
     over_all: Estimate | None = None
     """And then the rate over all prompts, those counted as ties: right whatever part of the others was judged so far, where
-    ties thrown in with the judgements would count for more than their share until all are in."""
+    ties thrown in with the judgments would count for more than their share until all are in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class HumanEvaluation:
 
     models: tuple[str, ...]
     num_prompts: int
-    num_judgements: int
+    num_judgments: int
     num_annotators: int
     scores: list[Score]
     """Of ratings only."""
@@ -100,7 +100,7 @@ class HumanEvaluation:
     reliability. Empty for one model."""
     reliability: dict[str, Estimate]
     """Annotator -> probability that they report what is better, by the same fit; of those whom it could compare with others.
-    Missing where the judgements say less of it than the belief that the fit starts from."""
+    Missing where the judgments say less of it than the belief that the fit starts from."""
     reliability_reason: str
     """Why there is none, or not one for everybody."""
     num_identical: int
@@ -112,7 +112,7 @@ class HumanEvaluation:
         return {
             "models": list(self.models),
             "num_prompts": self.num_prompts,
-            "num_judgements": self.num_judgements,
+            "num_judgments": self.num_judgments,
             "num_annotators": self.num_annotators,
             "scores": [
                 {
@@ -163,10 +163,10 @@ def evaluate(
     seed: int,
     resamples: int,
 ) -> HumanEvaluation:
-    """See ``HumanEvalProtocol.analyse``.
+    """See ``HumanEvalProtocol.analyze``.
 
     Args:
-        judged: Decoded judgements.
+        judged: Decoded judgments.
         criteria: They were judged by.
         key: ``models`` and ``item`` of every comparison, and ``identical`` of those that nobody is asked; empty where unknown.
         seed: Of the draws.
@@ -184,7 +184,7 @@ def evaluate(
     return HumanEvaluation(
         models=models,
         num_prompts=len({one.item for one in judged}),
-        num_judgements=len(judged),
+        num_judgments=len(judged),
         num_annotators=len({one.annotator for one in judged}),
         scores=_scores(rated, criteria),
         differences=_differences(rated, criteria),
@@ -198,7 +198,7 @@ def evaluate(
 
 
 def _outcomes(one: Judged, criteria: Sequence[AnnotationGuideline]) -> Iterator[_Outcome]:
-    """A judgement as wins, losses and ties between models."""
+    """A judgment as wins, losses and ties between models."""
     if one.kind == "rating":
         for criterion, ratings in _ratings(one, criteria).items():
             for i, j in combinations(range(len(one.models)), 2):
@@ -428,7 +428,7 @@ def _power(win_rates: Sequence[Versus]) -> Power | None:
 
 def _lines(found: HumanEvaluation) -> Iterator[str]:
     yield (
-        f"{counted(found.num_judgements, 'judgement')} of {counted(found.num_prompts, 'prompt')} by "
+        f"{counted(found.num_judgments, 'judgment')} of {counted(found.num_prompts, 'prompt')} by "
         f"{counted(found.num_annotators, 'annotator')}; models: {', '.join(found.models)}. Brackets: 95 %, over prompts."
     )
     if found.num_identical:

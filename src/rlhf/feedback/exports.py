@@ -1,4 +1,4 @@
-"""What leaves a store: which judgements, of whom, as they were made or brought together."""
+"""What leaves a store: which judgments, of whom, as they were made or brought together."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Selection:
     classes: Sequence[str] | None = None
     """That labels of kind ``multiclass`` choose from; None where there is none."""
     unqualified: dict[str, str] = field(default_factory=dict)
-    """Annotator to why; their judgements stay behind."""
+    """Annotator to why; their judgments stay behind."""
     num_left_behind: int = 0
-    """Judgements of theirs."""
+    """Judgments of theirs."""
     only_unqualified: frozenset[str] = frozenset()
-    """Ids of tasks of which no other judgement is there."""
+    """Ids of tasks of which no other judgment is there."""
     kinds: Counter[str] = field(default_factory=Counter)
     """Kinds of the items that leave."""
     simulated: str = ""
-    """How many of the judgements that leave are simulated, in words; empty where none is."""
+    """How many of the judgments that leave are simulated, in words; empty where none is."""
 
     @property
-    def num_judgements(self) -> int:
+    def num_judgments(self) -> int:
         """Of all items that leave."""
         return sum(len(item.said) for item in self.items)
 
@@ -53,7 +53,7 @@ class Selection:
         """What is left out because nobody judged it, or nobody who is qualified, in words.
 
         Args:
-            with_unjudged: Tasks without a judgement are written, too.
+            with_unjudged: Tasks without a judgment are written, too.
             aggregated: Rows are one for each item, and gold items have none anyway.
         """
         bare = [i.task for i in self.items if not i.said and not (aggregated and i.task.gold is not None)]
@@ -62,7 +62,7 @@ class Selection:
         notes = []
         if with_unjudged:
             if unqualified:
-                notes.append(f"written without a judgement: {judged}.")
+                notes.append(f"written without a judgment: {judged}.")
             empty = [task for task in bare if not task.prompt]
             why = "that nobody judged: their prompt is empty, and a row of it could not be imported again"
             if empty:
@@ -72,7 +72,7 @@ class Selection:
             notes.append(f"left out: {judged}.")
         if unjudged := len(bare) - unqualified:
             more = "" if aggregated else " (--unjudged writes them, too, to .jsonl or .json)"
-            notes.append(f"left out: {counted(unjudged, 'task')} without a judgement{more}.")
+            notes.append(f"left out: {counted(unjudged, 'task')} without a judgment{more}.")
         return notes
 
 
@@ -91,7 +91,7 @@ def select(
         store: Where they are.
         kind: Only tasks of this kind.
         batch: Only tasks of this batch.
-        only_qualified: Only judgements of annotators whom the rules qualify; quality is measured over the whole store.
+        only_qualified: Only judgments of annotators whom the rules qualify; quality is measured over the whole store.
         rules: What qualifies.
         classes: That labels of kind ``multiclass`` choose from; see ``scale_of``.
 
@@ -118,12 +118,12 @@ def select(
 
 
 def _leave_unqualified(selection: Selection, store: PreferenceStore, rules: QualityRules | None) -> None:
-    reviews = AnnotatorQualityControl(rules).review(verdicts_of(store.judgements()))
+    reviews = AnnotatorQualityControl(rules).review(verdicts_of(store.judgments()))
     qualified = {str(review.annotator) for review in reviews if review.qualified}
     selection.unqualified = {
         str(review.annotator): "; ".join(review.unqualified_because) for review in reviews if not review.qualified
     }
-    before = selection.num_judgements
+    before = selection.num_judgments
     selection.only_unqualified = frozenset(
         item.task.id for item in selection.items if item.said and not any(s.annotator in qualified for s in item.said)
     )
@@ -131,8 +131,8 @@ def _leave_unqualified(selection: Selection, store: PreferenceStore, rules: Qual
         Item(task=item.task, said=tuple(said for said in item.said if said.annotator in qualified))
         for item in selection.items
     ]
-    selection.num_left_behind = before - selection.num_judgements
-    if before and not selection.num_judgements:
+    selection.num_left_behind = before - selection.num_judgments
+    if before and not selection.num_judgments:
         first = next(f"{name}: {why}" for name, why in selection.unqualified.items())
         raise DataError(
             f"Of {counted(len(reviews), 'annotator')} none is qualified, so nothing would be left ({first}). See `rlhf feedback report`, "

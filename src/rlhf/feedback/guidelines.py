@@ -113,14 +113,14 @@ def set_guidelines(store: PreferenceStore, guidelines: Sequence[AnnotationGuidel
             f"Guidelines have at least one dimension, each its own name; got {', '.join(names) or 'none'}."
         )
     rated: dict[str, int] = {}
-    for judgement in store.judgements():
-        for name in judgement.value.get("ratings", ()):
+    for judgment in store.judgments():
+        for name in judgment.value.get("ratings", ()):
             rated[name] = rated.get(name, 0) + 1
     for task in store.tasks():
         for name in (task.gold or {}).get("ratings", ()):
             rated.setdefault(name, 0)
     if gone := [name for name in rated if name in known and name not in names]:
-        held = counted(rated[gone[0]], "judgement") if rated[gone[0]] else "gold items"
+        held = counted(rated[gone[0]], "judgment") if rated[gone[0]] else "gold items"
         raise ConfigError(
             f"This store holds {held} of {gone[0]!r}, and the new guidelines are {', '.join(names)}. Keep every "
             "dimension that is rated already, or begin a store of its own."

@@ -84,7 +84,7 @@ def turned(item: Item, places: Sequence[int]) -> Item:
     """The same task with its completions in another order, and all that was said of it turned along.
 
     Args:
-        item: A task and its judgements, whose values are those of its kind.
+        item: A task and its judgments, whose values are those of its kind.
         places: For each place of the new order, where that completion stands now.
     """
     if list(places) == list(range(len(places))):
@@ -173,7 +173,7 @@ def _turned_span(span: Mapping[str, Any], now: Mapping[int, int]) -> Mapping[str
 
 
 def _turned_value(value: Any, places: Sequence[int]) -> Any:
-    """A judgement's value for the completions in another order; something of another shape (somebody's own) as it is."""
+    """A judgment's value for the completions in another order; something of another shape (somebody's own) as it is."""
     if not isinstance(value, Mapping):
         return value
     return {name: _turned(name, given, places) for name, given in value.items()}

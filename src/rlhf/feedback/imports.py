@@ -1,4 +1,4 @@
-"""What files bring, put into a store: all of it or nothing, and each judgement on the texts that it was made of."""
+"""What files bring, put into a store: all of it or nothing, and each judgment on the texts that it was made of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf.errors import DataError
 from rlhf.feedback.identity import lasting_id, places_of, turned
 from rlhf.feedback.items import Item, Said
 from rlhf.feedback.store.engine import write
-from rlhf.feedback.store.record import Recorded, keep_judgements
+from rlhf.feedback.store.record import Recorded, keep_judgments
 from rlhf.feedback.store.table_rows import row_of, task_of
 from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow
 from rlhf.feedback.store.values import Task, TaskKind
@@ -48,9 +48,9 @@ class Imported:
 
 
 def import_items(
-    store: PreferenceStore, items: Iterable[Item], *, with_judgements: bool = True, on_other_texts: OnBadRow = "error"
+    store: PreferenceStore, items: Iterable[Item], *, with_judgments: bool = True, on_other_texts: OnBadRow = "error"
 ) -> Imported:
-    """Add tasks that the store does not hold yet, and judgements; importing the same again changes nothing.
+    """Add tasks that the store does not hold yet, and judgments; importing the same again changes nothing.
 
     A task is known by its id, and by what earlier versions called it, if the texts are the same. Where its completions stand
     in another order here, what was said is turned round to the store's order.
@@ -58,25 +58,25 @@ def import_items(
     Args:
         store: Where to.
         items: As ``read_items`` gives them.
-        with_judgements: Whether what was said comes along.
+        with_judgments: Whether what was said comes along.
         on_other_texts: An id that the store knows with other texts: ``error`` refuses the import, ``skip`` lists the row.
 
     Raises:
         DataError: An id is known with other texts; or something can't be kept. Nothing was added then.
     """
     brought = list(items)
-    return write(store.engine, lambda session: _import(session, brought, with_judgements, on_other_texts))
+    return write(store.engine, lambda session: _import(session, brought, with_judgments, on_other_texts))
 
 
 def overlap_words(items: Sequence[Item], wanted: int) -> str:
     """That tasks which were judged less often than others in the file will not be asked again; empty where there is none.
 
-    All judgements of a file are kept. How many are wanted of a task is a setting of the store, so a new store takes a task
-    with one judgement for finished, whether or not the project that it comes from wanted three.
+    All judgments of a file are kept. How many are wanted of a task is a setting of the store, so a new store takes a task
+    with one judgment for finished, whether or not the project that it comes from wanted three.
 
     Args:
         items: Of the file.
-        wanted: Judgements of each task.
+        wanted: Judgments of each task.
     """
     asked = [item for item in items if item.task.gold is None and item.task.kind is not TaskKind.MULTICLASS]
     given = [len({said.annotator for said in item.said}) for item in asked]
@@ -85,7 +85,7 @@ def overlap_words(items: Sequence[Item], wanted: int) -> str:
     if not started:
         return ""
     return (
-        f"{counted(started, 'task')} of the file {'has' if started == 1 else 'have'} fewer judgements than others, which have up to {most}; "
+        f"{counted(started, 'task')} of the file {'has' if started == 1 else 'have'} fewer judgments than others, which have up to {most}; "
         f"`rlhf annotate --overlap {most}` asks for the rest of them."
     )
 
@@ -116,7 +116,7 @@ def left_out_words(rows: Sequence[BadRow]) -> list[str]:
     return lines
 
 
-def _import(session: Session, items: Sequence[Item], with_judgements: bool, on_other_texts: OnBadRow) -> Imported:
+def _import(session: Session, items: Sequence[Item], with_judgments: bool, on_other_texts: OnBadRow) -> Imported:
     shelf = _Known.of(session)
     result, made, now = Imported(), [], datetime.now(UTC)
     for item in items:
@@ -138,9 +138,9 @@ def _import(session: Session, items: Sequence[Item], with_judgements: bool, on_o
         if same.task.gold is not None and same.task.gold != there[0].gold:
             result.gold_not_taken.append(there[0].id)
         made += shelf.placed(session, item, there)
-    if with_judgements and made:
+    if with_judgments and made:
         session.flush()
-        result.recorded = keep_judgements(session, made)
+        result.recorded = keep_judgments(session, made)
     return result
 
 

@@ -15,12 +15,12 @@ from rlhf.feedback.store.table_rows import extras_of
 from rlhf.feedback.store.values import Submission, Task, check_value, is_name, shortened
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import Judgement, PreferenceStore
+    from rlhf.feedback.store import Judgment, PreferenceStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """One judgement, as a file knows it."""
+    """One judgment, as a file knows it."""
 
     annotator: str
     value: Mapping[str, Any]
@@ -34,14 +34,14 @@ class Said:
     seconds: float | None = None
     made_at: datetime | None = None
     diff_viewed: bool | None = None
-    """As ``Judgement.diff_viewed``."""
+    """As ``Judgment.diff_viewed``."""
     where: str = field(default="", compare=False)
     """File and line it came from, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A task with its judgements, in the order they were made."""
+    """A task with its judgments, in the order they were made."""
 
     task: Task
     said: Sequence[Said] = field(default_factory=tuple)
@@ -52,7 +52,7 @@ class Item:
 
 
 def check_item(item: Item, where: str = "") -> Item:
-    """The same item with its values in canonical shape, and all of a judgement as a store takes it.
+    """The same item with its values in canonical shape, and all of a judgment as a store takes it.
 
     Raises:
         DataError: Something was said that is no answer to this task, or that can't be kept; begins with ``where``.
@@ -60,7 +60,7 @@ def check_item(item: Item, where: str = "") -> Item:
     task = item.task
     said = []
     for one in item.said:
-        what = judgement_words(task.id, one.annotator, where)
+        what = judgment_words(task.id, one.annotator, where)
         value = check_value(task.kind, one.value, num_responses=len(task.responses), where=what)
         check_annotator(one.annotator, what)
         checked_extras(one, what)
@@ -73,9 +73,9 @@ def check_item(item: Item, where: str = "") -> Item:
     return replace(item, said=tuple(said))
 
 
-def judgement_words(task_id: str, annotator: str, where: str = "") -> str:
-    """How an error about a judgement begins."""
-    return f"{f'{where}: t' if where else 'T'}he judgement of task {task_id!r} by {shortened(annotator)}"
+def judgment_words(task_id: str, annotator: str, where: str = "") -> str:
+    """How an error about a judgment begins."""
+    return f"{f'{where}: t' if where else 'T'}he judgment of task {task_id!r} by {shortened(annotator)}"
 
 
 def check_annotator(name: str, where: str) -> None:
@@ -126,18 +126,18 @@ def laid_out_as(what: str, where: str) -> Iterator[None]:
 def items_of(store: PreferenceStore) -> list[Item]:
     """Everything a store holds that counts."""
     said: dict[str, list[Said]] = {}
-    for judgement in store.judgements():
-        said.setdefault(judgement.task.id, []).append(said_of(judgement))
+    for judgment in store.judgments():
+        said.setdefault(judgment.task.id, []).append(said_of(judgment))
     return [Item(task=task, said=tuple(said.get(task.id, ()))) for task in store.tasks()]
 
 
-def said_of(judgement: Judgement) -> Said:
-    """A store's judgement without its task."""
+def said_of(judgment: Judgment) -> Said:
+    """A store's judgment without its task."""
     return Said(
-        annotator=judgement.annotator, value=judgement.value, comment=judgement.comment,
-        order=None if judgement.order is None else tuple(judgement.order),
-        flags=tuple(judgement.flags), spans=tuple(judgement.spans), confidence=judgement.confidence,
-        seconds=judgement.seconds, made_at=judgement.made_at, diff_viewed=judgement.diff_viewed,
+        annotator=judgment.annotator, value=judgment.value, comment=judgment.comment,
+        order=None if judgment.order is None else tuple(judgment.order),
+        flags=tuple(judgment.flags), spans=tuple(judgment.spans), confidence=judgment.confidence,
+        seconds=judgment.seconds, made_at=judgment.made_at, diff_viewed=judgment.diff_viewed,
     )  # fmt: skip
 
 

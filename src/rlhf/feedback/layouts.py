@@ -25,7 +25,7 @@ class Layout:
 LAYOUTS: Mapping[str, Layout] = {
     OURS: Layout("rows of this library (JSONL, JSON, CSV, Parquet), TRL's and ShareGPT's and Alpaca's among them", exports=True),
     SAVED: Layout("the same rows as a folder for datasets.load_from_disk", exports=True),
-    "label-studio": Layout("Label Studio: a JSON list of tasks, with the labelling configuration beside it", exports=True),
+    "label-studio": Layout("Label Studio: a JSON list of tasks, with the labeling configuration beside it", exports=True),
     "argilla": Layout("Argilla 2: a folder with records.json and .argilla/", exports=True),
     "argilla-flat": Layout("Argilla 2: flat rows with <question>.responses", exports=False),
     "ultrafeedback": Layout("UltraFeedback: an instruction and completions rated on four dimensions", exports=False),

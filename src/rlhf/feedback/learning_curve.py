@@ -20,7 +20,7 @@ know of the held-out pairs' chance and, from four points on, of scatter beyond i
 to two or three points they do not know.
 
 Sources: the form and the fit to shares of a test set, Figueroa et al. 2012, "Predicting sample size required for classification
-performance", BMC Med. Inform. Decis. Mak. 12:8. What judgements that err are worth: ``rlhf.feedback.planning.label_worth``.
+performance", BMC Med. Inform. Decis. Mak. 12:8. What judgments that err are worth: ``rlhf.feedback.planning.label_worth``.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _check(points: Sequence[MeasuredAccuracy], label_accuracy: float) -> None:
             raise ConfigError(
                 f"An accuracy of {point.accuracy:g} after {point.pairs:,} pairs was measured on {point.held_out:,} held-out pairs, "
                 f"whose labels are said to be right {label_accuracy:.1%} of the time: no model can agree with them more often. "
-                "The annotators are better than that, or the held-out pairs were labelled more carefully: say how well."
+                "The annotators are better than that, or the held-out pairs were labeled more carefully: say how well."
             )
     if len({point.pairs for point in points}) < 2:
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""Before anybody is asked: how many pairs, how many judgements of each, at what price, to learn or to detect what.
+"""Before anybody is asked: how many pairs, how many judgments of each, at what price, to learn or to detect what.
 
 The kinds of answer differ in how far they can be trusted. Power is arithmetic, with the annotators' errors in it; costs are
 multiplication; how many pairs a reward model of some size wants is a rule of thumb, and says so. How right a reward model will be
 after so many pairs is read off the learning curve of one's own first ones (``rlhf.feedback.learning_curve``), and what other
-numbers of judgements of each would make of it is arithmetic again.
+numbers of judgments of each would make of it is arithmetic again.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ class Cost:
 def annotation_cost(
     num_pairs: int,
     *,
-    judgements_per_pair: int = 3,
-    price_per_judgement: float = 0.5,
+    judgments_per_pair: int = 3,
+    price_per_judgment: float = 0.5,
     responses_per_pair: int = 2,
     price_per_response: float = 0.02,
 ) -> Cost:
-    """Judgements and completions, each times its price, in whatever currency the prices are in.
+    """Judgments and completions, each times its price, in whatever currency the prices are in.
 
     Raises:
         ConfigError: A number is negative, or a pair is judged less than once.
     """
-    if min(num_pairs, price_per_judgement, price_per_response, responses_per_pair) < 0 or judgements_per_pair < 1:
+    if min(num_pairs, price_per_judgment, price_per_response, responses_per_pair) < 0 or judgments_per_pair < 1:
         raise ConfigError(
-            "Costs need counts and prices of at least 0, and at least one judgement of each pair; got "
-            f"{num_pairs} pairs, {judgements_per_pair} judgements at {price_per_judgement}, {responses_per_pair} responses at "
+            "Costs need counts and prices of at least 0, and at least one judgment of each pair; got "
+            f"{num_pairs} pairs, {judgments_per_pair} judgments at {price_per_judgment}, {responses_per_pair} responses at "
             f"{price_per_response}."
         )
-    comparisons = num_pairs * judgements_per_pair
+    comparisons = num_pairs * judgments_per_pair
     return Cost(
         comparisons=comparisons,
-        annotation=comparisons * price_per_judgement,
+        annotation=comparisons * price_per_judgment,
         generation=num_pairs * responses_per_pair * price_per_response,
     )
 
@@ -97,7 +97,7 @@ def pairs_for_win_rate(
         difference: Of the true win rate from 1/2, above 0 and below 1/2.
         tie_frac: Share of ties, which narrow the spread; taken to be seen by everybody.
         label_accuracy: How often the label of a pair that is no tie is right, above 1/2: ``majority_accuracy`` of its
-            judgements.
+            judgments.
         confidence: Of the two-sided test.
         power: Chance to find a difference that is there.
 
@@ -147,7 +147,7 @@ def detectable_difference(
     return high
 
 
-def majority_accuracy(annotator_accuracy: float, judgements: int) -> float:
+def majority_accuracy(annotator_accuracy: float, judgments: int) -> float:
     """How often the majority of independent annotators is right; an even number's draws are broken by a coin.
 
         sum over k > n/2 of C(n, k) p^k (1 - p)^(n - k)  +  half of k = n/2
@@ -156,20 +156,20 @@ def majority_accuracy(annotator_accuracy: float, judgements: int) -> float:
 
     Args:
         annotator_accuracy: p of each, between 0 and 1.
-        judgements: n of each item, at least 1.
+        judgments: n of each item, at least 1.
     """
     _check_shares(annotator_accuracy=(annotator_accuracy, -1e-12, 1 + 1e-12))
-    if judgements < 1:
-        raise ConfigError(f"judgements is {judgements}; an item is judged at least once.")
-    p, n = annotator_accuracy, judgements
+    if judgments < 1:
+        raise ConfigError(f"judgments is {judgments}; an item is judged at least once.")
+    p, n = annotator_accuracy, judgments
     return sum(
         math.comb(n, k) * p**k * (1 - p) ** (n - k) * (1.0 if 2 * k > n else 0.5)
         for k in range(math.ceil(n / 2), n + 1)
     )
 
 
-def judgements_for_accuracy(annotator_accuracy: float, wanted: float, *, limit: int = 101) -> int | None:
-    """The smallest odd number of judgements whose majority is right as often as wanted; None beyond the limit."""
+def judgments_for_accuracy(annotator_accuracy: float, wanted: float, *, limit: int = 101) -> int | None:
+    """The smallest odd number of judgments whose majority is right as often as wanted; None beyond the limit."""
     return next((n for n in range(1, limit + 1, 2) if majority_accuracy(annotator_accuracy, n) >= wanted), None)
 
 
@@ -178,7 +178,7 @@ def label_worth(label_accuracy: float) -> float:
 
     Wrong labels shrink the slope of P(label) in what separates the two completions by 2p - 1, and its square is the information
     about it. That is exact for pairs that are hard to tell apart; where they are easy, labels that err are worth less still,
-    so single judgements come off a little too well.
+    so single judgments come off a little too well.
 
     Sources: sample complexity under random classification noise, Angluin and Laird 1988, "Learning from noisy examples", Machine
     Learning 2, theorem 2; that it can't be less, Aslam and Decatur 1996, "On the sample complexity of noise-tolerant learning",
@@ -192,13 +192,13 @@ def label_worth(label_accuracy: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapPlan:
-    """One way to reach an accuracy: so many judgements of each pair."""
+    """One way to reach an accuracy: so many judgments of each pair."""
 
-    judgements_per_pair: int
+    judgments_per_pair: int
     label_accuracy: float
     """Of their majority."""
     needed: PairsNeeded
-    judgements: float
+    judgments: float
     """Of all pairs, at the median."""
     cost: float
     """At the median; infinite where it is."""
@@ -210,17 +210,17 @@ def overlap_plans(
     *,
     measured_overlap: int,
     annotator_accuracy: float,
-    price_per_judgement: float,
+    price_per_judgment: float,
     price_per_response: float,
 ) -> list[OverlapPlan]:
-    """What the same accuracy takes with other numbers of judgements of each training pair; the held-out pairs stay as they are.
+    """What the same accuracy takes with other numbers of judgments of each training pair; the held-out pairs stay as they are.
 
     Args:
-        needed: With ``measured_overlap`` judgements of each.
+        needed: With ``measured_overlap`` judgments of each.
         overlaps: To compare.
-        measured_overlap: Judgements of each pair behind the measured points.
+        measured_overlap: Judgments of each pair behind the measured points.
         annotator_accuracy: Of each annotator, above 1/2.
-        price_per_judgement: In any currency.
+        price_per_judgment: In any currency.
         price_per_response: Of sampling one of a pair's two completions.
 
     Raises:
@@ -236,16 +236,16 @@ def overlap_plans(
     for overlap in overlaps:
         right = majority_accuracy(annotator_accuracy, overlap)
         other = needed.times(measured / label_worth(right))
-        judgements, cost = math.inf, math.inf
+        judgments, cost = math.inf, math.inf
         if math.isfinite(other.pairs):
             whole = annotation_cost(
-                math.ceil(other.pairs), judgements_per_pair=overlap, price_per_judgement=price_per_judgement,
+                math.ceil(other.pairs), judgments_per_pair=overlap, price_per_judgment=price_per_judgment,
                 price_per_response=price_per_response,
             )  # fmt: skip
-            judgements, cost = whole.comparisons, whole.total
+            judgments, cost = whole.comparisons, whole.total
         found.append(
             OverlapPlan(
-                judgements_per_pair=overlap, label_accuracy=right, needed=other, judgements=judgements, cost=cost,
+                judgments_per_pair=overlap, label_accuracy=right, needed=other, judgments=judgments, cost=cost,
             )
         )  # fmt: skip
     return found

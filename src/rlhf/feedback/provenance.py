@@ -1,4 +1,4 @@
-"""The columns that tell where a judgement came from: written beside every exported row, and taken back on import.
+"""The columns that tell where a judgment came from: written beside every exported row, and taken back on import.
 
 What people and training look at stands in columns of its own; what only a round trip needs lies in one column,
 ``feedback``. In tables (CSV, Parquet), where every row has every column and nesting is awkward, that one is JSON text
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf.data.contracts import Judgement, Row, RowError, Text
+from rlhf.data.contracts import Judgment, Row, RowError, Text
 from rlhf.data.formats import ALIASES, COLUMNS
 from rlhf.data.message_text import describe
 from rlhf.feedback.items import Said
@@ -20,14 +20,14 @@ from rlhf.feedback.store.values import Task, TaskKind
 
 FEEDBACK = "feedback"
 """The column of whatever has no column of its own."""
-OF_JUDGEMENTS = ("seconds", "shown_first", "comment", "flags", "grade", "ratings_by_dimension", "guideline_version")
-"""Columns of a judgement; in a row that names no annotator they are somebody's own."""
+OF_JUDGMENTS = ("seconds", "shown_first", "comment", "flags", "grade", "ratings_by_dimension", "guideline_version")
+"""Columns of a judgment; in a row that names no annotator they are somebody's own."""
 OF_TASKS = ("task_id", "batch", "priority", "gold")
 OF_MODELS = ("model", "models", "model_a", "model_b", "chosen_model", "rejected_model", "sampling")
 LINEAGE = ("model", "sampling", "stage", "run", "seed", "sample", "finish_reason", "logprob", "weight_version")
 """Columns of a sampled row that belong to the completion, though all of a prompt's may have the same."""
 RESERVED = frozenset({
-    "id", "annotator_id", "confidence", "strength", FEEDBACK, *OF_JUDGEMENTS, *OF_TASKS, *OF_MODELS, *COLUMNS,
+    "id", "annotator_id", "confidence", "strength", FEEDBACK, *OF_JUDGMENTS, *OF_TASKS, *OF_MODELS, *COLUMNS,
     *ALIASES, *(other for others in ALIASES.values() for other in others),
 })  # fmt: skip
 """A task's own columns of these names would be taken for something else; they travel inside ``feedback``."""
@@ -75,7 +75,7 @@ class Cargo:
         cargo.is_gold = is_gold or gold in (True, 1, "true")
         is_ours = cargo.annotator is not None or bool(cargo.feedback)
         if is_ours:
-            cargo._take_judgement()
+            cargo._take_judgment()
         if is_ours or cargo.is_gold:
             cargo._take_verdict()
         own_id = columns.pop("id", None)
@@ -86,7 +86,7 @@ class Cargo:
 
     @property
     def all_columns(self) -> dict[str, Any]:
-        """The task's own, once everything else has been taken: those that travelled inside ``feedback`` too."""
+        """The task's own, once everything else has been taken: those that traveled inside ``feedback`` too."""
         return {**self.columns, **self.feedback.get("columns", {})}
 
     @property
@@ -123,7 +123,7 @@ class Cargo:
 
     @property
     def diff_viewed(self) -> Any:
-        """Whether the differences were seen marked; checked with the judgement."""
+        """Whether the differences were seen marked; checked with the judgment."""
         return self.feedback.get("diff_viewed")
 
     def take(self, column: str) -> str | None:
@@ -164,7 +164,7 @@ class Cargo:
             del self.columns[FEEDBACK]
 
     def _take_annotator(self, row: Row) -> None:
-        if isinstance(row, Judgement):
+        if isinstance(row, Judgment):
             self.annotator, self.confidence = row.annotator_id, row.confidence
             if row.metadata:
                 self.columns["metadata"] = dict(row.metadata)
@@ -177,7 +177,7 @@ class Cargo:
         if self.confidence is not None and not 0 <= self.confidence <= 1:
             raise self._bad("confidence", f"is {self.confidence}; wanted a number from 0 to 1")
 
-    def _take_judgement(self) -> None:
+    def _take_judgment(self) -> None:
         self.seconds = self._number("seconds")
         self.shown_first = self.take("shown_first")
         self.comment = self.take("comment") or ""
@@ -212,7 +212,7 @@ class Cargo:
 
 
 def provenance_of(task: Task, said: Said | None, *, guideline_version: str = "", flat: bool = False) -> dict[str, Any]:
-    """The columns beside an exported judgement, or beside a task that nobody has judged.
+    """The columns beside an exported judgment, or beside a task that nobody has judged.
 
     Args:
         task: What was asked.

@@ -1,7 +1,7 @@
 """Whom to trust: each annotator's agreement, gold accuracy, speed, leanings and drift, and who is qualified.
 
 Every share comes with its interval, and "unqualified" always with its reason. Leanings (to what stands first, to what is
-longer) are measured against one half, over judgements that chose a side, and are only meaningful where positions were
+longer) are measured against one half, over judgments that chose a side, and are only meaningful where positions were
 drawn at random.
 """
 
@@ -23,7 +23,7 @@ SIDES = ("a", "b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One judgement, with what is known of how it was made."""
+    """One judgment, with what is known of how it was made."""
 
     item: Hashable
     annotator: Hashable
@@ -39,7 +39,7 @@ class Verdict:
     at: float | None = None
     """When, seconds since 1970, for drift."""
     unit: Hashable = None
-    """The judgement that this is part of: a ranking of four says six things, which are one piece of evidence. None: one by
+    """The judgment that this is part of: a ranking of four says six things, which are one piece of evidence. None: one by
     itself."""
 
 
@@ -47,12 +47,12 @@ class Verdict:
 class QualityRules:
     """What an annotator must show to be qualified."""
 
-    min_judgements: int = 50
+    min_judgments: int = 50
     min_agreement: float = 0.7
     """With the majority of the others."""
     min_gold_accuracy: float = 0.8
     too_quick_seconds: float = 2.0
-    """Faster judgements count as not read."""
+    """Faster judgments count as not read."""
 
     def __post_init__(self) -> None:
         for name in ("min_agreement", "min_gold_accuracy"):
@@ -65,14 +65,14 @@ class AnnotatorQuality:
     """What is known of one annotator."""
 
     annotator: Hashable
-    num_judgements: int
+    num_judgments: int
     agreement: Estimate
     """With the majority of the others, over items that others judged too; a draw among them counts half."""
     gold_accuracy: Estimate
     seconds: float
     """Median; NaN where no times were kept."""
     too_quick_frac: float
-    """Share of timed judgements under the rules' limit; NaN where no times were kept."""
+    """Share of timed judgments under the rules' limit; NaN where no times were kept."""
     first_frac: Estimate
     """Share of decided comparisons won by what stood first; one half without a leaning."""
     longer_frac: Estimate
@@ -107,7 +107,7 @@ class AnnotatorQualityControl:
         """Everybody who judged anything, in order of appearance.
 
         Args:
-            verdicts: The judgements that count: one for each item and annotator.
+            verdicts: The judgments that count: one for each item and annotator.
         """
         verdicts = list(verdicts)
         by_item: dict[Hashable, list[Verdict]] = defaultdict(list)
@@ -138,7 +138,7 @@ class AnnotatorQualityControl:
         quick = [seconds < self.rules.too_quick_seconds for seconds in times]
         found = AnnotatorQuality(
             annotator=name,
-            num_judgements=len(whole),
+            num_judgments=len(whole),
             agreement=agreement,
             gold_accuracy=gold,
             seconds=median(times) if times else math.nan,
@@ -150,10 +150,10 @@ class AnnotatorQualityControl:
         return _with_reasons(found, self.rules)
 
 
-def _agreed(verdict: Verdict, judgements: Sequence[Verdict]) -> float | None:
+def _agreed(verdict: Verdict, judgments: Sequence[Verdict]) -> float | None:
     """1 where the others' majority says the same, a share for a draw among them, None where there are no others."""
     counts: dict[Any, int] = defaultdict(int)
-    for other in judgements:
+    for other in judgments:
         if other.annotator != verdict.annotator:
             counts[other.value] += 1
     if not counts:
@@ -163,7 +163,7 @@ def _agreed(verdict: Verdict, judgements: Sequence[Verdict]) -> float | None:
 
 
 def _units(verdicts: Sequence[Verdict]) -> list[Hashable]:
-    """Of each verdict, the judgement it is part of; its own number where it is one by itself."""
+    """Of each verdict, the judgment it is part of; its own number where it is one by itself."""
     return [(number,) if verdict.unit is None else verdict.unit for number, verdict in enumerate(verdicts)]
 
 
@@ -197,10 +197,10 @@ def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
     began = unit_means([v.at or 0.0 for v, _ in dated], units)
     timed = sorted(zip(began, shares, strict=True), key=lambda pair: pair[0])
     if timed and timed[0][0] == timed[-1][0]:
-        return Estimate.missing("all judgements have the same time, as those of a file without times do", n=len(timed))
+        return Estimate.missing("all judgments have the same time, as those of a file without times do", n=len(timed))
     half = len(timed) // 2
     if half < 10:
-        return Estimate.missing("fewer than 20 judgements with a time and others' verdicts", n=len(timed))
+        return Estimate.missing("fewer than 20 judgments with a time and others' verdicts", n=len(timed))
     early, late = (share_interval([share for _, share in part]) for part in (timed[:half], timed[-half:]))
     difference = late.value - early.value
     below = math.hypot(late.value - late.low, early.high - early.value)
@@ -210,8 +210,8 @@ def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
 
 def _with_reasons(found: AnnotatorQuality, rules: QualityRules) -> AnnotatorQuality:
     reasons = []
-    if found.num_judgements < rules.min_judgements:
-        reasons.append(f"{counted(found.num_judgements, 'judgement')} of at least {rules.min_judgements}")
+    if found.num_judgments < rules.min_judgments:
+        reasons.append(f"{counted(found.num_judgments, 'judgment')} of at least {rules.min_judgments}")
     for what, estimate, least in (
         ("agreement", found.agreement, rules.min_agreement),
         ("gold accuracy", found.gold_accuracy, rules.min_gold_accuracy),

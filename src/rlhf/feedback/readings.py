@@ -1,4 +1,4 @@
-"""Judgements of every kind as single answers that can be compared: what agreement, quality and aggregation work on.
+"""Judgments of every kind as single answers that can be compared: what agreement, quality and aggregation work on.
 
     kind      questions of one task                           answers
     pairwise  one                                             a, tie, b
@@ -8,7 +8,7 @@
     binary    one                                             False, True
     multiclass one                                            the classes, by name
 
-Answers of one judgement are one piece of evidence; anyone who makes an interval of them draws tasks, not answers.
+Answers of one judgment are one piece of evidence; anyone who makes an interval of them draws tasks, not answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlhf.data.contracts import Text
 from rlhf.feedback.quality import Verdict
 
 if TYPE_CHECKING:  # the store needs an extra; reading what it gave needs none
-    from rlhf.feedback.store import Judgement, TaskKind
+    from rlhf.feedback.store import Judgment, TaskKind
 
 Part = tuple[Hashable, ...]
 """Which of a task's questions: () where there is one, (0, 1) for two completions, ("accuracy", 0) for a rating."""
@@ -38,7 +38,7 @@ class Question:
     scale: tuple[Any, ...]
     """All answers there can be, in order."""
     is_ordered: bool
-    """Whether neighbours on the scale are nearer than others: then coefficients weigh how far apart answers are."""
+    """Whether neighbors on the scale are nearer than others: then coefficients weigh how far apart answers are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Answer:
     part: Part
     annotator: str
     value: Any
-    judgement: Judgement
+    judgment: Judgment
 
     @property
     def item(self) -> tuple[Hashable, ...]:
@@ -59,7 +59,7 @@ class Answer:
 
 
 def values_of(kind: TaskKind | str, value: Mapping[str, Any]) -> dict[Part, Any]:
-    """A judgement's or a gold item's value, taken apart."""
+    """A judgment's or a gold item's value, taken apart."""
     match str(kind):
         case "ranking":
             ranks = value["ranks"]
@@ -88,48 +88,48 @@ def question_of(kind: TaskKind | str, part: Part, classes: Sequence[str] = ()) -
     return Question(name=str(kind), scale=SIDES, is_ordered=False)
 
 
-def answers_of(judgements: Iterable[Judgement], classes: Sequence[str] | None = None) -> Iterator[Answer]:
+def answers_of(judgments: Iterable[Judgment], classes: Sequence[str] | None = None) -> Iterator[Answer]:
     """All that was said, in order.
 
     Args:
-        judgements: Of any kinds.
+        judgments: Of any kinds.
         classes: That those of kind ``multiclass`` choose from; by default those that they name.
     """
-    made = list(judgements)
+    made = list(judgments)
     known = classes if classes is not None else classes_of(made)
-    for judgement in made:
-        kind = judgement.task.kind
-        for part, value in values_of(kind, judgement.value).items():
+    for judgment in made:
+        kind = judgment.task.kind
+        for part, value in values_of(kind, judgment.value).items():
             yield Answer(
-                question=question_of(kind, part, known), task=judgement.task.id, part=part, annotator=judgement.annotator,
-                value=value, judgement=judgement,
+                question=question_of(kind, part, known), task=judgment.task.id, part=part, annotator=judgment.annotator,
+                value=value, judgment=judgment,
             )  # fmt: skip
 
 
-def classes_of(judgements: Iterable[Judgement]) -> tuple[str, ...]:
-    """Classes that judgements of kind ``multiclass`` name, sorted."""
-    return tuple(sorted({j.value["class"] for j in judgements if str(j.task.kind) == "multiclass"}))
+def classes_of(judgments: Iterable[Judgment]) -> tuple[str, ...]:
+    """Classes that judgments of kind ``multiclass`` name, sorted."""
+    return tuple(sorted({j.value["class"] for j in judgments if str(j.task.kind) == "multiclass"}))
 
 
-def verdicts_of(judgements: Iterable[Judgement]) -> Iterator[Verdict]:
+def verdicts_of(judgments: Iterable[Judgment]) -> Iterator[Verdict]:
     """For ``AnnotatorQualityControl``: answers as coarse as people can be expected to agree on.
 
     Grades count by the side they take, ratings as bad (1, 2), middling (3) or good (4, 5): who says "slightly" where
     others say "much" does not disagree about what is better.
     """
-    for answer in answers_of(judgements):
-        judgement = answer.judgement
-        task = judgement.task
+    for answer in answers_of(judgments):
+        judgment = answer.judgment
+        task = judgment.task
         gold = values_of(task.kind, task.gold).get(answer.part) if task.gold is not None else None
         yield Verdict(
             item=answer.item,
             annotator=answer.annotator,
             value=_coarse(answer.question, answer.value),
             gold=None if gold is None else _coarse(answer.question, gold),
-            seconds=judgement.seconds,
-            at=judgement.made_at.timestamp(),
-            unit=judgement.number,
-            **_leanings(judgement, answer.part),
+            seconds=judgment.seconds,
+            at=judgment.made_at.timestamp(),
+            unit=judgment.number,
+            **_leanings(judgment, answer.part),
         )
 
 
@@ -138,17 +138,17 @@ def length_of(text: Text) -> int:
     return len(text) if isinstance(text, str) else sum(len(str(turn.get("content") or "")) for turn in text)
 
 
-def _leanings(judgement: Judgement, part: Part) -> dict[str, str | None]:
+def _leanings(judgment: Judgment, part: Part) -> dict[str, str | None]:
     """Which of two completions stood first, and which is longer; nothing for answers about a single one."""
-    responses = judgement.task.responses
+    responses = judgment.task.responses
     pair = part if len(part) == 2 and part[0] in range(len(responses)) else (0, 1) if len(responses) == 2 else None
-    if pair is None or str(judgement.task.kind) in ("rating", "binary", "multiclass"):
+    if pair is None or str(judgment.task.kind) in ("rating", "binary", "multiclass"):
         return {}
     first, second = (int(str(place)) for place in pair)
     lead = length_of(responses[first].text) - length_of(responses[second].text)
     shown = None
-    if judgement.order is not None:  # a file need not tell, and then nothing is known of any leaning to a position
-        places = list(judgement.order)
+    if judgment.order is not None:  # a file need not tell, and then nothing is known of any leaning to a position
+        places = list(judgment.order)
         shown = "a" if places.index(first) < places.index(second) else "b"
     return {
         "shown_first": shown,

@@ -59,7 +59,7 @@ def _learned(store: PreferenceStore, classes: Sequence[str] | None, belief: Beli
 def _consensus_lines(found: Learned) -> Iterator[str]:
     """How far Dawid-Skene's probabilities carry, and what it takes each annotator for."""
     yield ""
-    yield f"Dawid-Skene on {found.what}, by which `rlhf feedback export --aggregate dawid-skene` brings judgements together"
+    yield f"Dawid-Skene on {found.what}, by which `rlhf feedback export --aggregate dawid-skene` brings judgments together"
     yield f"  {found.tempering}"
     names, scale = found.consensus.annotators, [str(value) for value in found.consensus.scale]
     if found.what == "pairs":
@@ -110,14 +110,14 @@ def coverage_words(found: Coverage) -> list[str]:
     """How far the work has come, in two to four sentences."""
     lines = [
         f"{counted(found.num_tasks, 'task')} and {counted(found.num_gold, 'gold item')}; "
-        f"{counted(found.num_judgements, 'judgement')} by {counted(found.num_annotators, 'annotator')}.",
-        f"{found.num_complete:,} {'has' if found.num_complete == 1 else 'have'} the {counted(found.overlap, 'judgement')} wanted, "
+        f"{counted(found.num_judgments, 'judgment')} by {counted(found.num_annotators, 'annotator')}.",
+        f"{found.num_complete:,} {'has' if found.num_complete == 1 else 'have'} the {counted(found.overlap, 'judgment')} wanted, "
         f"{found.num_started} some, {found.num_untouched} none.",
     ]
     if found.num_skipped:
         left = found.num_left_to_newcomers + found.num_left_to_nobody
         who = "everybody who has begun" if found.newcomers else "everybody here"
-        lines.append(f"Skipped and still wanting judgements: {found.num_skipped}, of which {left} by {who}.")
+        lines.append(f"Skipped and still wanting judgments: {found.num_skipped}, of which {left} by {who}.")
     if found.flags or found.num_comments:
         flags = ", ".join(f"{name} {count}" for name, count in sorted(found.flags.items())) or "none"
         lines.append(f"Flags: {flags}. Comments: {found.num_comments}.")
@@ -141,7 +141,7 @@ def alpha_words(found: QuestionAgreement) -> str:
     if not math.isfinite(alpha.low):
         return f"not judged: {alpha.reason}"
     too_low = (
-        "too low to build on one judgement"
+        "too low to build on one judgment"
         if alpha.high < tentative
         else f"not shown to be enough: it may lie under {tentative:g}"
     )
@@ -237,7 +237,7 @@ def _question_lines(found: QuestionAgreement) -> Iterator[str]:
 def _annotator_cells(found: AnnotatorQuality) -> list[str]:
     return [
         str(found.annotator),
-        str(found.num_judgements),
+        str(found.num_judgments),
         estimate_words(found.agreement),
         estimate_words(found.gold_accuracy),
         f"{found.seconds:.0f}" if math.isfinite(found.seconds) else "-",
@@ -261,7 +261,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def _annotator_dict(found: AnnotatorQuality) -> dict[str, Any]:
     return {
         "annotator": str(found.annotator),
-        "num_judgements": found.num_judgements,
+        "num_judgments": found.num_judgments,
         "agreement": found.agreement.to_dict(),
         "gold_accuracy": found.gold_accuracy.to_dict(),
         "median_seconds": finite_or_none(found.seconds),

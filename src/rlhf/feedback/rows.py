@@ -1,4 +1,4 @@
-"""From judgements to rows of DESIGN's kinds: one for each judgement, with where it came from.
+"""From judgments to rows of DESIGN's kinds: one for each judgment, with where it came from.
 
     pairwise, graded   comparison   preference, strength, and `grade` where grades were asked
     ranking            ranking      ranks
@@ -6,7 +6,7 @@
     binary             unpaired     label
     multiclass         (none)       label, the class; `text`, or `prompt` and `completion`
 
-Read again (``rlhf.feedback.tasks``), they give the same tasks and the same judgements.
+Read again (``rlhf.feedback.tasks``), they give the same tasks and the same judgments.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def rows_of(
     flat: bool = False,
     with_unjudged: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """One row for each judgement.
+    """One row for each judgment.
 
     Args:
-        items: Tasks with their judgements.
+        items: Tasks with their judgments.
         guidelines: Whose weights make overall ratings, and whose digest is the column ``guideline_version``.
         flat: For CSV and Parquet; see ``rlhf.feedback.provenance``.
         with_unjudged: Also a row for each task that nobody judged: its prompt and a list of completions. One with an empty
@@ -68,11 +68,11 @@ def _own_columns(task: Task, value: Mapping[str, Any], guidelines: Sequence[Anno
                 return {"prompt": task.prompt, "completion": texts[0], "rating": overall[0], **named}
             return {"prompt": task.prompt, "completions": texts, "ratings": overall, **named}
     if task.kind is TaskKind.MULTICLASS:
-        return {**labelled_text(task), "label": value["class"]}
+        return {**labeled_text(task), "label": value["class"]}
     return {"prompt": task.prompt, "completion": texts[0], "label": value["label"]}
 
 
-def labelled_text(task: Task) -> dict[str, Any]:
+def labeled_text(task: Task) -> dict[str, Any]:
     """What a class was given to: a text, a completion of a prompt, or an item of which only the id is known."""
     text = task.responses[0].text
     if task.prompt:
@@ -105,11 +105,11 @@ def _unjudged(task: Task, flat: bool) -> dict[str, Any]:
     """A prompt and its completions, without a verdict; of a class that is known, the class."""
     if task.kind is TaskKind.MULTICLASS:
         known = {"label": task.gold["class"], "gold": True} if task.gold is not None else {}
-        return {**labelled_text(task), **known, **provenance_of(task, None, flat=flat)}
+        return {**labeled_text(task), **known, **provenance_of(task, None, flat=flat)}
     texts = [response.text for response in task.responses]
     return {"prompt": task.prompt, "completions": texts, **provenance_of(task, None, flat=flat)}
 
 
-def with_judgements(items: Iterable[Item], keep: Any) -> list[Item]:
-    """The same items with only those judgements that ``keep(task, said)`` wants."""
+def with_judgments(items: Iterable[Item], keep: Any) -> list[Item]:
+    """The same items with only those judgments that ``keep(task, said)`` wants."""
     return [Item(task=item.task, said=tuple(said for said in item.said if keep(item.task, said))) for item in items]

@@ -25,9 +25,9 @@ class SimulatedAnnotator:
     error_rate: float = 0.0
     """Of giving the other answer by a slip, 0 to 1/2."""
     position_bias: float = 0.0
-    """Added to the difference in favour of what stands first, in the same units; negative for the second."""
+    """Added to the difference in favor of what stands first, in the same units; negative for the second."""
     length_bias: float = 0.0
-    """Added in favour of the longer completion."""
+    """Added in favor of the longer completion."""
     laziness: float = 0.0
     """Share of the items of which only the first is taken."""
     is_spammer: bool = False

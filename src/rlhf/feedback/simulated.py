@@ -1,4 +1,4 @@
-"""Which annotators of a store are simulated. What they said looks like judgements everywhere, so everywhere it is said."""
+"""Which annotators of a store are simulated. What they said looks like judgments everywhere, so everywhere it is said."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFIX = "sim-"
 
 
 def simulated_annotators(store: PreferenceStore) -> frozenset[str]:
-    """Names of those that ``simulate`` made, here or in the store that a file with their judgements came from.
+    """Names of those that ``simulate`` made, here or in the store that a file with their judgments came from.
 
     A name with the prefix for which a link was ever made is somebody's who wanted to be called so.
     """
@@ -31,14 +31,14 @@ def mark_simulated(store: PreferenceStore, names: Iterable[str]) -> None:
 
 
 def simulated_words(annotators: Iterable[str], simulated: Collection[str]) -> str:
-    """How many of some judgements are simulated; nothing where none is.
+    """How many of some judgments are simulated; nothing where none is.
 
     Args:
-        annotators: Of each judgement.
+        annotators: Of each judgment.
         simulated: Names, of ``simulated_annotators``.
     """
     made_up = [name in simulated for name in annotators]
     if not any(made_up):
         return ""
     are = "is" if sum(made_up) == 1 else "are"
-    return f"{sum(made_up):,} of {counted(len(made_up), 'judgement')} {are} simulated (rlhf feedback simulate) and no opinion of anybody's."
+    return f"{sum(made_up):,} of {counted(len(made_up), 'judgment')} {are} simulated (rlhf feedback simulate) and no opinion of anybody's."

@@ -36,7 +36,7 @@ from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import Judgement, PreferenceStore
+    from rlhf.feedback.store import Judgment, PreferenceStore
 
 Array = NDArray[np.float64]
 RESAMPLES = 1000
@@ -59,29 +59,29 @@ class Coverage:
     gold_frac: float
     """Share of an annotator's tasks that are to be gold items."""
     overlap: int
-    """Judgements wanted of each task."""
+    """Judgments wanted of each task."""
     num_complete: int
     """Tasks with as many."""
     num_started: int
     """Tasks with some, but fewer."""
     num_untouched: int
     num_skipped: int
-    """Tasks that somebody skipped and that still want judgements."""
+    """Tasks that somebody skipped and that still want judgments."""
     num_left_to_newcomers: int
     """Of those: everybody who works here has skipped or judged them, and somebody who was invited has not begun."""
     num_left_to_nobody: int
     """Of those: the same, and nobody else was invited, so they are asked of nobody any more."""
     newcomers: tuple[str, ...]
     """Who was invited and has not begun."""
-    num_judgements: int
+    num_judgments: int
     """That count: neither replaced nor taken back."""
     num_simulated: int
-    """Of those judgements, what simulated annotators said."""
+    """Of those judgments, what simulated annotators said."""
     num_annotators: int
     """Who judged anything."""
     num_comments: int
     flags: dict[str, int]
-    """Flag -> judgements that carry it."""
+    """Flag -> judgments that carry it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,19 +159,19 @@ def findings_of(
         resamples: Draws of tasks behind each interval.
     """
     rules = rules or QualityRules()
-    judgements = store.judgements()
-    verdicts = list(verdicts_of(judgements))
+    judgments = store.judgments()
+    verdicts = list(verdicts_of(judgments))
     by_question: dict[Question, list[Answer]] = defaultdict(list)
-    known = scale_of(store, classes_of(judgements), classes)
-    for answer in answers_of((j for j in judgements if j.task.gold is None), known):
+    known = scale_of(store, classes_of(judgments), classes)
+    for answer in answers_of((j for j in judgments if j.task.gold is None), known):
         by_question[answer.question].append(answer)
     agreement = [
         question_agreement(question, answers, seed=derive_seed(seed, "agreement", question.name), resamples=resamples)
         for question, answers in by_question.items()
     ]
     simulated = simulated_annotators(store)
-    coverage = _coverage(store, judgements, simulated)
-    made_up = simulated_words((judgement.annotator for judgement in judgements), simulated)
+    coverage = _coverage(store, judgments, simulated)
+    made_up = simulated_words((judgment.annotator for judgment in judgments), simulated)
     return Findings(
         coverage=coverage,
         annotators=AnnotatorQualityControl(rules).review(verdicts),
@@ -207,10 +207,10 @@ def question_agreement(
     )
 
 
-def _coverage(store: PreferenceStore, judgements: Sequence[Judgement], simulated: Collection[str]) -> Coverage:
+def _coverage(store: PreferenceStore, judgments: Sequence[Judgment], simulated: Collection[str]) -> Coverage:
     overlap = store.rules.overlap
     far, skipped = store.progress(), store.skipped()
-    given = Counter(judgement.task.id for judgement in judgements if judgement.task.gold is None)
+    given = Counter(judgment.task.id for judgment in judgments if judgment.task.gold is None)
     complete = sum(count >= overlap for count in given.values())
     return Coverage(
         num_tasks=far.num_tasks,
@@ -224,11 +224,11 @@ def _coverage(store: PreferenceStore, judgements: Sequence[Judgement], simulated
         num_left_to_newcomers=skipped.num_left_to_newcomers,
         num_left_to_nobody=skipped.num_left_to_nobody,
         newcomers=skipped.newcomers,
-        num_judgements=len(judgements),
-        num_simulated=sum(judgement.annotator in simulated for judgement in judgements),
-        num_annotators=len({judgement.annotator for judgement in judgements}),
-        num_comments=sum(bool(judgement.comment) for judgement in judgements),
-        flags=dict(Counter(flag for judgement in judgements for flag in judgement.flags)),
+        num_judgments=len(judgments),
+        num_simulated=sum(judgment.annotator in simulated for judgment in judgments),
+        num_annotators=len({judgment.annotator for judgment in judgments}),
+        num_comments=sum(bool(judgment.comment) for judgment in judgments),
+        flags=dict(Counter(flag for judgment in judgments for flag in judgment.flags)),
     )
 
 
@@ -251,7 +251,7 @@ def _why_no_fleiss(question: Question, counts: Array) -> Estimate | None:
         return Estimate.missing("answers have an order, which Fleiss' kappa ignores; see alpha")
     if len(counts) and counts.min() != counts.max():
         return Estimate.missing(
-            f"items have {counts.min():.0f} to {counts.max():.0f} judgements; alpha allows for that"
+            f"items have {counts.min():.0f} to {counts.max():.0f} judgments; alpha allows for that"
         )
     return None
 
@@ -316,7 +316,7 @@ def _notes(coverage: Coverage, agreement: Sequence[QuestionAgreement], verdicts:
     if coverage.num_left_to_nobody:
         notes.append(
             f"{counted(coverage.num_left_to_nobody, 'task')} will not be finished: everybody here has skipped or judged them, and they "
-            "still want judgements. Invite somebody else, or look whether they can be judged at all."
+            "still want judgments. Invite somebody else, or look whether they can be judged at all."
         )
     if coverage.num_left_to_newcomers:
         notes.append(
@@ -324,14 +324,14 @@ def _notes(coverage: Coverage, agreement: Sequence[QuestionAgreement], verdicts:
             f"{counted(coverage.num_left_to_newcomers, 'task')}, skipped or judged by everybody else here. If they don't come, invite "
             "somebody else."
         )
-    if not coverage.num_judgements:
+    if not coverage.num_judgments:
         return [*notes, "Nothing was judged yet."]
     if not any(found.num_compared for found in agreement):
         notes.append(f"No task was judged by two people, so agreement can't be measured; {_why_alone(coverage)}.")
     if not any(verdict.gold is not None for verdict in verdicts):
         notes.append(_why_no_gold(coverage))
     if all(verdict.seconds is None for verdict in verdicts):
-        notes.append("No times were kept: judgements that came from a file have none unless the file says them.")
+        notes.append("No times were kept: judgments that came from a file have none unless the file says them.")
     return notes
 
 
@@ -355,7 +355,7 @@ def _why_alone(coverage: Coverage) -> str:
     """What keeps two people from having judged the same, and what to do about it."""
     if coverage.overlap < 2:
         return "ask for an overlap of 2 or more"
-    wanted = f"{counted(coverage.overlap, 'judgement')} of each are wanted"
+    wanted = f"{counted(coverage.overlap, 'judgment')} of each are wanted"
     if coverage.num_annotators == 1:
         return f"{wanted}, and one person has judged so far: invite others, or wait for them"
     return f"{wanted}, and those who judged had different tasks so far: let them go on"

@@ -17,20 +17,20 @@ from rlhf.evaluation.intervals import CONFIDENCE, Estimate
 
 Array = NDArray[np.float64]
 MIN_INFORMED = 0.5
-"""Share of what is known of a reliability that must come from judgements, or it is not called measured: the prior alone is 0.875,
+"""Share of what is known of a reliability that must come from judgments, or it is not called measured: the prior alone is 0.875,
 and of two models that are equally good, judged by nobody twice, there is nothing but the prior."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One judgement of two competitors."""
+    """One judgment of two competitors."""
 
     annotator: Hashable
     winner: Hashable
     loser: Hashable
     is_tie: bool = False
     item: Hashable = None
-    """What was looked at, such as a prompt: judgements of one item and the same competitors are about one truth. None: an item
+    """What was looked at, such as a prompt: judgments of one item and the same competitors are about one truth. None: an item
     by itself."""
 
 
@@ -45,7 +45,7 @@ class Strengths:
     loss: float
     """Mean negative log-likelihood of a comparison, nats, without the prior."""
     reliability_intervals: dict[Hashable, Estimate]
-    """The same with intervals, where those were asked for; missing where the prior says more than the judgements."""
+    """The same with intervals, where those were asked for; missing where the prior says more than the judgments."""
 
     def win_probability(self, first: Hashable, second: Hashable) -> float:
         """That a reliable annotator prefers the first."""
@@ -65,13 +65,13 @@ def crowd_bradley_terry(
         P(what was said of an item) = sigmoid(s_i - s_j) product_a eta_a^y_a (1 - eta_a)^(1 - y_a)
                                     + sigmoid(s_j - s_i) product_a (1 - eta_a)^y_a eta_a^(1 - y_a),    y_a = 1 for i, 0 for j
 
-    With one judgement of an item that is the model of Chen et al.; several also say who is right where competitors are equal,
+    With one judgment of an item that is the model of Chen et al.; several also say who is right where competitors are equal,
     as in Dawid and Skene's. A tie is half a win for each: the mean of the log-likelihoods of all ties as wins and as losses.
     The prior on strengths, ``prior / 2`` times their squares, keeps an unbeaten competitor and groups that never met finite;
     eta has a Beta prior with most of its weight above one half, which also says which way round is right.
 
     Intervals are Laplace's, on the logits of eta, from the curvature of all parameters together. In simulations of equal and
-    of unequal models (five annotators, right 95, 95, 95, 65 and 50 % of the time, two to five judgements of each of 40 to 300
+    of unequal models (five annotators, right 95, 95, 95, 65 and 50 % of the time, two to five judgments of each of 40 to 300
     items, 100 runs of each) 88 to 100 % of those for the first four held the truth and 80 to 95 % for who guesses, least with few.
 
     Sources: Chen et al. 2013, "Pairwise ranking aggregation in a crowdsourced setting", eqs. 5 to 7 (WSDM); Dawid and Skene
@@ -202,7 +202,7 @@ class _Crowd:
         for place, name in enumerate(self.people):
             if not 0 < variance[place] * known_before[place] <= 1 - MIN_INFORMED:
                 found[name] = Estimate.missing(
-                    "the judgements say too little of it; let several people judge the same prompts", n=int(made[place])
+                    "the judgments say too little of it; let several people judge the same prompts", n=int(made[place])
                 )
                 continue
             low, high = expit(logits[place] - reach[place]), expit(logits[place] + reach[place])

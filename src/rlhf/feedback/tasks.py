@@ -1,4 +1,4 @@
-"""From rows of files to tasks for people, and what rows already say to judgements.
+"""From rows of files to tasks for people, and what rows already say to judgments.
 
     row           asked as                     what it says
     comparison    pairwise, graded5, graded7   who was preferred
@@ -10,7 +10,7 @@
     messages      binary, of the last turn
     prompt        the same, where the row has a list `completions` (or `completion_a` and `completion_b`, no verdict)
 
-What a row says becomes a judgement where it names its annotator (``annotator_id``), the gold value where it has
+What a row says becomes a judgment where it names its annotator (``annotator_id``), the gold value where it has
 ``gold: true``, and else stays beside the task in its column ``known``.
 """
 
@@ -184,7 +184,7 @@ def _items_of_row(row: Row, asking: Asking) -> list[Item]:
         raise RowError(row.where, f"column 'priority' is {cargo.priority}; wanted a finite number.")
     said: list[Said] = []
     if cargo.annotator is not None:
-        said.append(said_in(cargo, _answer(value, own_kind, row, "its judgement"), row.where, len(texts)))
+        said.append(said_in(cargo, _answer(value, own_kind, row, "its judgment"), row.where, len(texts)))
     if cargo.is_gold and gold is None:
         gold = _answer(value, own_kind, row, "its gold value")
     elif value is not None and cargo.annotator is None:
@@ -204,7 +204,7 @@ def _are_equal(texts: Sequence[Text]) -> bool:
 
 
 def said_in(cargo: Cargo, value: Mapping[str, Any], where: str, num_responses: int) -> Said:
-    """The judgement that a row with an annotator holds."""
+    """The judgment that a row with an annotator holds."""
     order = cargo.order
     if order is None and cargo.shown_first in ("a", "b") and num_responses == 2:
         order = (0, 1) if cargo.shown_first == "a" else (1, 0)
@@ -228,7 +228,7 @@ def _answer(value: Mapping[str, Any] | None, kind: TaskKind, row: Row, what: str
         raise RowError(
             row.where,
             f"as a task of kind {kind} the row needs `{_KEYS[kind]}` for {what}, and it says {said}; choose another kind, "
-            "or leave the judgements out.",
+            "or leave the judgments out.",
         )
     return value
 
@@ -320,7 +320,7 @@ def _of(kind: TaskKind | None, possible: Sequence[TaskKind], row: Row) -> TaskKi
 
 
 def _ranks(ranks: Sequence[float]) -> list[int]:
-    """Ranks as judgements have them: whole, from 1, at most as many as there are; others keep their order."""
+    """Ranks as judgments have them: whole, from 1, at most as many as there are; others keep their order."""
     if all(float(rank).is_integer() and rank <= len(ranks) for rank in ranks) and min(ranks) == 1:
         return [int(rank) for rank in ranks]
     return [1 + sum(other < rank for other in ranks) for rank in ranks]

@@ -6,21 +6,21 @@
     rankings      plackett_luce_loss [R]; num_choices, ranked_pairs
     process       step_loss [K], pairwise_outcome_loss [P] of the steps of solutions
     steps         aggregate_steps [S], steps_until_first_error [K]
-    regularisers  ewc_penalty, l2_penalty, DiagonalFisher; entropy_bonus [M]; neftune_noise [N, H]
-    preference    dpo_loss, length_normalised_dpo_loss, dpo_hinge_loss, ipo_loss, robust_dpo_loss, exo_loss, discopop_loss
+    regularizers  ewc_penalty, l2_penalty, DiagonalFisher; entropy_bonus [M]; neftune_noise [N, H]
+    preference    dpo_loss, length_normalized_dpo_loss, dpo_hinge_loss, ipo_loss, robust_dpo_loss, exo_loss, discopop_loss
                   [P]: margins against a reference; implicit_rewards
     anchored      nca_loss, bco_pair_loss, sppo_loss, apo_zero_loss, apo_down_loss [P]: each side against the reference
     transport     aot_loss, aot_unpaired_loss [P] over a whole step; same_rank
     pairs         PAIR_LOSSES: the three above by name
     reference_free  simpo_loss, cpo_loss, odds_ratio_loss [P]; log_odds
     divergences   divergence_scores [S]: other divergences than reverse KL in the place of log-ratios
-    pair_tokens   chosen_nll, wpo_weights [P]; length_desensitised_logprobs [S]; log_collision_probs
+    pair_tokens   chosen_nll, wpo_weights [P]; length_desensitized_logprobs [S]; log_collision_probs
     unpaired      kto_loss, bco_loss [S]; kto_reference_point, mismatched_rows
     running       RunningMean, RunningReferencePoint, RunningRewardShift: what unpaired losses remember
     policy        clipped_policy_loss, reinforce_loss, cispo_loss, sapo_loss [M]; clipped_tokens, ratio_statistics;
                   with one ratio for a whole sequence: sequence_policy_loss, sequence_log_ratios [M]
     importance    importance_weights, off_policy_kl [M]: a sampler that is not quite the policy
-    distillation  generalised_jsd, distillation_loss [M] against a teacher's distributions
+    distillation  generalized_jsd, distillation_loss [M] against a teacher's distributions
     trust_region  fisher_product, conjugate_gradient, trust_region_step, line_search [D]
     shaping       overlong_penalty, teaching_groups [S]: what happens to scores before credit
     value         clipped_value_loss [M]
@@ -49,7 +49,7 @@ from rlhf.losses.advantage import (
 )
 from rlhf.losses.aggregation import AGGREGATIONS, aggregate, constant_mean, sequence_mean, token_mean
 from rlhf.losses.anchored import apo_down_loss, apo_zero_loss, bco_pair_loss, nca_loss, sppo_loss
-from rlhf.losses.distillation import distillation_loss, generalised_jsd
+from rlhf.losses.distillation import distillation_loss, generalized_jsd
 from rlhf.losses.divergences import DIVERGENCES, divergence_scores
 from rlhf.losses.importance import (
     IMPORTANCE_BOUNDS,
@@ -59,7 +59,7 @@ from rlhf.losses.importance import (
     off_policy_kl,
 )
 from rlhf.losses.kl import KL_ESTIMATORS, exact_kl, kl_abs, kl_k1, kl_k2, kl_k3, kl_overflows
-from rlhf.losses.pair_tokens import chosen_nll, length_desensitised_logprobs, log_collision_probs, wpo_weights
+from rlhf.losses.pair_tokens import chosen_nll, length_desensitized_logprobs, log_collision_probs, wpo_weights
 from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
 from rlhf.losses.policy import (
     MAX_LOG_RATIO,
@@ -78,13 +78,13 @@ from rlhf.losses.preference import (
     exo_loss,
     implicit_rewards,
     ipo_loss,
-    length_normalised_dpo_loss,
+    length_normalized_dpo_loss,
     robust_dpo_loss,
 )
 from rlhf.losses.process import pairwise_outcome_loss, step_loss
 from rlhf.losses.rankings import num_choices, plackett_luce_loss, ranked_pairs
 from rlhf.losses.reference_free import cpo_loss, log_odds, odds_ratio_loss, simpo_loss
-from rlhf.losses.regularisers import DiagonalFisher, entropy_bonus, ewc_penalty, l2_penalty, neftune_noise
+from rlhf.losses.regularizers import DiagonalFisher, entropy_bonus, ewc_penalty, l2_penalty, neftune_noise
 from rlhf.losses.reward import (
     binary_loss,
     bradley_terry_loss,
@@ -182,7 +182,7 @@ __all__ = [
     "exo_loss",
     "fisher_product",
     "gae",
-    "generalised_jsd",
+    "generalized_jsd",
     "graded_loss",
     "greedy_baseline_advantages",
     "group_advantages",
@@ -202,8 +202,8 @@ __all__ = [
     "label_smoothed_loss",
     "leave_one_out_advantages",
     "length_adaptive_lambda",
-    "length_desensitised_logprobs",
-    "length_normalised_dpo_loss",
+    "length_desensitized_logprobs",
+    "length_normalized_dpo_loss",
     "line_search",
     "log_collision_probs",
     "log_odds",

@@ -52,10 +52,10 @@ def gae(
     *,
     gamma: float,
     lam: float | Tensor,
-    critic_lam: float | None = None,
+    value_gae_lambda: float | None = None,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over each sequence's tokens, and the returns the critic learns.
+    """Generalized advantage estimation over each sequence's tokens, and the returns the critic learns.
 
         delta[t]     = rewards[t] + gamma * values[t + 1] - values[t]
         advantage[t] = delta[t] + gamma * lam * advantage[t + 1]
@@ -65,7 +65,7 @@ def gae(
     0 if the sequence ended there. One that was cut by the length limit did not end: with ``bootstrap_values`` the
     estimate after its last token stands for what would have come.
 
-    With ``critic_lam`` the critic's returns are made with a lambda of their own (decoupled GAE): at 1 they are the
+    With ``value_gae_lambda`` the critic's returns are made with a lambda of their own (decoupled GAE): at 1 they are the
     rewards to come, which no early mistake of the critic can bend, while the policy keeps a lambda of less variance.
 
     Sources: Schulman et al. 2015, eq. 16, arXiv:1506.02438; bootstrapping at a cut: Pardo et al. 2017,
@@ -78,7 +78,7 @@ def gae(
         score_seq: [M] int64, never decreasing.
         gamma: Discount per token; 1 for language models.
         lam: Between one-step (0) and Monte-Carlo (1) estimates; [S] for one of each sequence.
-        critic_lam: Lambda of the returns; None for that of the advantages.
+        value_gae_lambda: Lambda of the returns; None for that of the advantages.
         bootstrap_values: [S] value after the last scored token: 0 for a sequence that ended, the critic's estimate for
             a truncated one. None: every sequence is taken as ended.
 
@@ -94,9 +94,9 @@ def gae(
         advantages = _discounted_to_end(delta, score_seq, gamma * lam.to(values.dtype)[score_seq])
     else:
         advantages = segment_cumsum_reverse(delta, score_seq, discount=gamma * lam)
-    if critic_lam is None:
+    if value_gae_lambda is None:
         return advantages, advantages + values
-    return advantages, segment_cumsum_reverse(delta, score_seq, discount=gamma * critic_lam) + values
+    return advantages, segment_cumsum_reverse(delta, score_seq, discount=gamma * value_gae_lambda) + values
 
 
 @torch.no_grad()
@@ -189,14 +189,14 @@ def group_advantages(
     Returns:
         [S] in the dtype of ``scores``.
     """
-    centred, index, count = _centred(scores, group)
+    centerd, index, count = _centred(scores, group)
     if not divide_by_std:
-        return centred
+        return centerd
     freedom = (count - 1).clamp(min=1) if unbiased else count
     variance = (
-        segment_mean(centred.double().square(), index, len(count)) * count / freedom
+        segment_mean(centerd.double().square(), index, len(count)) * count / freedom
     )  # 1e20 squared is not finite in float32
-    return centred / (variance.sqrt() + eps)[index].to(centred.dtype)
+    return centerd / (variance.sqrt() + eps)[index].to(centerd.dtype)
 
 
 @torch.no_grad()
@@ -215,8 +215,8 @@ def leave_one_out_advantages(scores: Tensor, group: Tensor) -> Tensor:
     Returns:
         [S]; 0 for a completion without siblings, which has no baseline.
     """
-    centred, index, count = _centred(scores, group)
-    return centred * (count / (count - 1).clamp(min=1))[index]
+    centerd, index, count = _centred(scores, group)
+    return centerd * (count / (count - 1).clamp(min=1))[index]
 
 
 @torch.no_grad()
@@ -229,7 +229,7 @@ def batch_std_advantages(
 
     A group's own deviation, as in GRPO, makes easy and hard prompts (where nearly all completions agree) count most.
 
-    Source: Khatri et al. 2025 (ScaleRL), section on advantage normalisation, arXiv:2510.13786.
+    Source: Khatri et al. 2025 (ScaleRL), section on advantage normalization, arXiv:2510.13786.
 
     Args:
         scores: [S] one score for each completion.
@@ -240,11 +240,11 @@ def batch_std_advantages(
     Returns:
         [S] in the dtype of ``scores``; exactly 0 for a group of equal scores.
     """
-    centred, _, _ = _centred(scores, group)
-    totals = moments(centred)
+    centerd, _, _ = _centred(scores, group)
+    totals = moments(centerd)
     total, total_of_squares, count = (totals if add_up is None else add_up(totals)).to(scores.device).unbind()
     variance = (total_of_squares - total.square() / count) / (count - 1).clamp(min=1)
-    return (centred / (variance.clamp(min=0).sqrt() + eps)).to(scores.dtype)
+    return (centerd / (variance.clamp(min=0).sqrt() + eps)).to(scores.dtype)
 
 
 @torch.no_grad()
@@ -295,9 +295,9 @@ def _centred(scores: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores less their group's mean [S], group numbers from 0 [S], and group sizes [G]."""
     check_same_shape(scores, group)
     if not scores.is_floating_point():
-        raise ConfigError(f"Scores must be floating-point numbers to be centred; got {scores.dtype}.")
+        raise ConfigError(f"Scores must be floating-point numbers to be centerd; got {scores.dtype}.")
     numbers, index = torch.unique(group, return_inverse=True)
     # the mean of equal numbers may be off by a rounding; measured from the group's maximum they are exact zeros
     shifted = scores - segment_max(scores, index, len(numbers))[index]
-    centred = shifted - segment_mean(shifted, index, len(numbers))[index]
-    return centred, index, segment_count(index, len(numbers)).to(scores.dtype)
+    centerd = shifted - segment_mean(shifted, index, len(numbers))[index]
+    return centerd, index, segment_count(index, len(numbers)).to(scores.dtype)

@@ -1,4 +1,4 @@
-"""From one loss per token to one number, with denominators of the whole optimiser step.
+"""From one loss per token to one number, with denominators of the whole optimizer step.
 
 A denominator counts over all micro-batches and ranks of the step, never over the tensor at hand: then the parts of a
 batch add up to the whole, gradients too, however it was split. With data-parallel training that averages gradients over
@@ -22,7 +22,7 @@ def token_mean(losses: Tensor, *, num_tokens: int) -> Tensor:
 
     Args:
         losses: [M] of one micro-batch; may be empty.
-        num_tokens: Scored tokens of the whole optimiser step.
+        num_tokens: Scored tokens of the whole optimizer step.
 
     Returns:
         0-dimensional; sums to the mean over the parts.
@@ -44,7 +44,7 @@ def sequence_mean(losses: Tensor, score_seq: Tensor, *, num_sequences: int) -> T
     Args:
         losses: [M] of one micro-batch; may be empty.
         score_seq: [M] int64, sequence of each token.
-        num_sequences: Sequences of the whole optimiser step.
+        num_sequences: Sequences of the whole optimizer step.
 
     Returns:
         0-dimensional; sums to the mean over the parts.
@@ -62,7 +62,7 @@ def constant_mean(losses: Tensor, *, num_sequences: int, constant: float) -> Ten
 
     Args:
         losses: [M] of one micro-batch; may be empty.
-        num_sequences: Sequences of the whole optimiser step.
+        num_sequences: Sequences of the whole optimizer step.
         constant: Tokens, the same for the whole run, such as the limit on a completion's length.
 
     Returns:
@@ -92,8 +92,8 @@ def aggregate(
         losses: [M] of one micro-batch; may be empty.
         score_seq: [M] int64, sequence of each token.
         how: One of ``AGGREGATIONS``.
-        num_tokens: Scored tokens of the whole optimiser step.
-        num_sequences: Sequences of the whole optimiser step.
+        num_tokens: Scored tokens of the whole optimizer step.
+        num_sequences: Sequences of the whole optimizer step.
         constant: Tokens per sequence to divide by; needed for "constant" only.
 
     Returns:
@@ -119,5 +119,5 @@ def aggregate(
 
 def _positive(count: int, what: str) -> int:
     if count < 1:
-        raise TrainingError(f"The optimiser step has {count} {what}s to average over; it needs at least one.")
+        raise TrainingError(f"The optimizer step has {count} {what}s to average over; it needs at least one.")
     return count

@@ -54,7 +54,7 @@ def bco_pair_loss(
     beta: float,
     shift: float = 0.0,
 ) -> Tensor:
-    """Binary classifier optimisation of a pair: the implicit reward is the logit of "this one was chosen".
+    """Binary classifier optimization of a pair: the implicit reward is the logit of "this one was chosen".
 
         -log sigmoid(beta r_chosen - shift) - log sigmoid(-(beta r_rejected - shift))
 
@@ -86,7 +86,7 @@ def sppo_loss(
     beta: float,
     win_probabilities: Tensor | None = None,
 ) -> Tensor:
-    """Self-play preference optimisation: each log-ratio is drawn to what its win rate is worth.
+    """Self-play preference optimization: each log-ratio is drawn to what its win rate is worth.
 
         (r_chosen - (p - 1/2) / beta)^2 + (r_rejected + (p - 1/2) / beta)^2
 
@@ -119,7 +119,7 @@ def apo_zero_loss(
     *,
     beta: float,
 ) -> Tensor:
-    """Anchored preference optimisation, chosen up and rejected down: for data better than what the policy writes.
+    """Anchored preference optimization, chosen up and rejected down: for data better than what the policy writes.
 
         sigmoid(-beta r_chosen) + sigmoid(beta r_rejected)
 
@@ -147,7 +147,7 @@ def apo_down_loss(
     *,
     beta: float,
 ) -> Tensor:
-    """Anchored preference optimisation, both down and rejected further: for data worse than what the policy writes.
+    """Anchored preference optimization, both down and rejected further: for data worse than what the policy writes.
 
         sigmoid(beta r_chosen) + sigmoid(-beta (r_chosen - r_rejected))
 

@@ -20,8 +20,8 @@ LOWEST_LOGPROB = -1e4
 """Nats below which a probability is 0 in float64 too; finite, so that barred tokens make no inf - inf."""
 
 
-def generalised_jsd(student_logits: Tensor, teacher_logits: Tensor, *, beta: float) -> Tensor:
-    """Generalised Jensen-Shannon divergence between teacher P and student Q.
+def generalized_jsd(student_logits: Tensor, teacher_logits: Tensor, *, beta: float) -> Tensor:
+    """Generalized Jensen-Shannon divergence between teacher P and student Q.
 
         M = beta P + (1 - beta) Q
         beta KL(P || M) + (1 - beta) KL(Q || M)         for 0 < beta < 1;  at most log 2
@@ -44,7 +44,7 @@ def generalised_jsd(student_logits: Tensor, teacher_logits: Tensor, *, beta: flo
         ConfigError: ``beta`` is out of range, or the vocabularies differ in size.
     """
     if not 0 <= beta <= 1:
-        raise ConfigError(f"beta of the generalised JSD is {beta}; it must lie in [0, 1]: 0 forward KL, 1 reverse KL.")
+        raise ConfigError(f"beta of the generalized JSD is {beta}; it must lie in [0, 1]: 0 forward KL, 1 reverse KL.")
     if student_logits.shape != teacher_logits.shape:
         raise ConfigError(
             f"Student and teacher logits have shapes {list(student_logits.shape)} and {list(teacher_logits.shape)}; "
@@ -71,7 +71,7 @@ def distillation_loss(
     beta: float,
     tile_tokens: int = 512,
 ) -> Tensor:
-    """``generalised_jsd`` of every scored token from hidden states, never holding [M, V].
+    """``generalized_jsd`` of every scored token from hidden states, never holding [M, V].
 
     Logits exist for one tile of tokens at a time, and are made again in the backward pass.
 
@@ -80,11 +80,11 @@ def distillation_loss(
         teacher_hidden: [M, H'] the same tokens under the teacher.
         student_head: [T, H] -> [T, V] logits at the temperature meant; gradients reach its parameters.
         teacher_head: [T, H'] -> [T, V]; nothing reaches it.
-        beta: As in ``generalised_jsd``.
+        beta: As in ``generalized_jsd``.
         tile_tokens: T, tokens whose logits are held together.
 
     Returns:
-        [M] loss per token. The caller divides by the token count of the whole optimiser step.
+        [M] loss per token. The caller divides by the token count of the whole optimizer step.
     """
     if tile_tokens < 1:
         raise ConfigError(f"tile_tokens is {tile_tokens}; a tile holds at least one token.")
@@ -97,7 +97,7 @@ def distillation_loss(
     def one_tile(student_rows: Tensor, teacher_rows: Tensor) -> Tensor:
         with torch.no_grad():
             teacher_logits = teacher_head(teacher_rows)
-        return generalised_jsd(student_head(student_rows), teacher_logits, beta=beta)
+        return generalized_jsd(student_head(student_rows), teacher_logits, beta=beta)
 
     tiles = zip(student_hidden.split(tile_tokens), teacher_hidden.split(tile_tokens), strict=True)
     return torch.cat([checkpoint(one_tile, *tile, use_reentrant=False) for tile in tiles])

@@ -1,6 +1,6 @@
 """Divergences other than reverse KL between policy and reference, for every loss on a margin (f-DPO).
 
-Where a policy maximises reward - beta * D_f(policy || reference), its implicit reward is beta * f'(policy / reference):
+Where a policy maximizes reward - beta * D_f(policy || reference), its implicit reward is beta * f'(policy / reference):
 the log-ratio of DPO is the case of reverse KL. A loss that sees log-ratios only by their margin takes these scores in
 their place, which reads "log-probabilities" with zeros for the reference:
 

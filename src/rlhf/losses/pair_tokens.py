@@ -31,7 +31,7 @@ def chosen_nll(logprobs: Tensor, score_seq: Tensor, num_sequences: int) -> Tenso
     return chosen
 
 
-def length_desensitised_logprobs(logprobs: Tensor, score_seq: Tensor, num_sequences: int, *, alpha: float) -> Tensor:
+def length_desensitized_logprobs(logprobs: Tensor, score_seq: Tensor, num_sequences: int, *, alpha: float) -> Tensor:
     """LD-DPO: sums in which the tokens that only the longer completion of a pair has count for less.
 
         sum over the first n tokens + alpha * sum over those after,  n = min(chosen length, rejected length)
@@ -53,7 +53,7 @@ def length_desensitised_logprobs(logprobs: Tensor, score_seq: Tensor, num_sequen
         ConfigError: ``alpha`` is outside [0, 1], or tokens or pairs are out of order.
     """
     if not 0 <= alpha <= 1:
-        raise ConfigError(f"length_desensitised_logprobs needs an alpha from 0 to 1; got {alpha}.")
+        raise ConfigError(f"length_desensitized_logprobs needs an alpha from 0 to 1; got {alpha}.")
     shared = torch.minimum(*split_pairs(segment_count(score_seq, num_sequences))).repeat_interleave(2)
     last, lengths = segment_ends(score_seq)  # of sequences that have tokens; also checks the order
     first = (last + 1 - lengths).repeat_interleave(lengths)

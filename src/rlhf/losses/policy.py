@@ -60,7 +60,7 @@ def clipped_policy_loss(
         dual_clip: Ratio is not punished above this, which must lie above 1 + clip_high; 3 is usual. None for no bound.
 
     Returns:
-        [M] loss per token. The caller divides by the token count of the whole optimiser step, over micro-batches and
+        [M] loss per token. The caller divides by the token count of the whole optimizer step, over micro-batches and
         ranks.
     """
     check_same_shape(logprobs, old_logprobs, advantages)

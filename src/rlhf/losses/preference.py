@@ -46,7 +46,7 @@ def dpo_loss(
         ref_chosen_logprobs: [P] chosen completion under the frozen reference.
         ref_rejected_logprobs: [P] rejected completion under the reference.
         beta: Strength of the pull towards the reference; the paper uses 0.1 to 0.5.
-        label_smoothing: Share of pairs believed to be labelled the wrong way round, in [0, 0.5).
+        label_smoothing: Share of pairs believed to be labeled the wrong way round, in [0, 0.5).
 
     Returns:
         [P] loss per pair. The caller reduces.
@@ -131,7 +131,7 @@ def ipo_loss(
     return (chosen - rejected - 1 / (2 * beta)).square()
 
 
-def length_normalised_dpo_loss(
+def length_normalized_dpo_loss(
     chosen_logprobs: Tensor,
     rejected_logprobs: Tensor,
     ref_chosen_logprobs: Tensor,

@@ -29,7 +29,7 @@ def step_loss(step_scores: Tensor, labels: Tensor, *, wrong_weight: float = 1.0)
         wrong_weight: w; more than 1 where wrong steps are rare.
 
     Returns:
-        [K] loss per step. The caller divides by the steps of the whole optimiser step.
+        [K] loss per step. The caller divides by the steps of the whole optimizer step.
     """
     return binary_loss(step_scores, labels, negative_weight=wrong_weight)
 
@@ -47,7 +47,7 @@ def pairwise_outcome_loss(
 
         P(chosen wins) = q(chosen) / (q(chosen) + q(rejected)),   log q as in ``aggregate_steps``
 
-    Teaches steps from judgements of whole solutions, alone or beside ``step_loss`` where steps are labelled too.
+    Teaches steps from judgments of whole solutions, alone or beside ``step_loss`` where steps are labeled too.
 
     Args:
         step_scores: [K] log-odds that the step is right.

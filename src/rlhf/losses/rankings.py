@@ -76,7 +76,7 @@ def ranked_pairs(ranks: Tensor, ranking: Tensor) -> tuple[Tensor, Tensor]:
         bradley_terry_loss(scores[better], scores[worse])
 
     Each completion is scored once, however many pairs it is in. Pairs of one ranking are not independent: weigh them
-    by 1 / (pairs of the ranking), and keep them in one optimiser step, or the model overfits them.
+    by 1 / (pairs of the ranking), and keep them in one optimizer step, or the model overfits them.
 
     Source: Ouyang et al. 2022, section 3.5, arXiv:2203.02155.
 

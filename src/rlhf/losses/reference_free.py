@@ -37,7 +37,7 @@ def simpo_loss(
         rejected_mean_logprobs: [P] the same for the rejected completion.
         beta: Reward per nat per token; the paper has 2 to 10, far above DPO's 0.1 per nat of a whole completion.
         target_margin: In units of the reward; the paper has 0.3 to 1.6. Often given as a share of beta.
-        label_smoothing: Share of pairs believed to be labelled the wrong way round, in [0, 0.5).
+        label_smoothing: Share of pairs believed to be labeled the wrong way round, in [0, 0.5).
 
     Returns:
         [P] loss per pair, without any likelihood term. The caller reduces.
@@ -54,7 +54,7 @@ def simpo_loss(
 def cpo_loss(
     chosen_logprobs: Tensor, rejected_logprobs: Tensor, *, beta: float, label_smoothing: float = 0.0
 ) -> Tensor:
-    """The preference part of contrastive preference optimisation: DPO with a uniform reference.
+    """The preference part of contrastive preference optimization: DPO with a uniform reference.
 
         margin = chosen - rejected,  loss as ``dpo_loss``
 
@@ -67,7 +67,7 @@ def cpo_loss(
         chosen_logprobs: [P] nats, summed over the completion's tokens.
         rejected_logprobs: [P].
         beta: Reward per nat; the paper has 0.1.
-        label_smoothing: Share of pairs believed to be labelled the wrong way round, in [0, 0.5).
+        label_smoothing: Share of pairs believed to be labeled the wrong way round, in [0, 0.5).
 
     Returns:
         [P] loss per pair, without the likelihood term. The caller reduces.

@@ -1,6 +1,6 @@
 """Averages that outlive a step: reference points of unpaired losses. A few numbers of state, saved with the trainer.
 
-Each is updated once per optimiser step, with the values of all its rows over all micro-batches and ranks, and read as
+Each is updated once per optimizer step, with the values of all its rows over all micro-batches and ranks, and read as
 often as wanted in between: how a step is split can't change it. Values are summed exactly, so neither can their order.
 """
 
@@ -72,7 +72,7 @@ class RunningReferencePoint:
     """KTO's z0 as a running average of log-ratios; it is cut at 0 when read, not when averaged, which would raise it.
 
     Update it with log-ratios of mismatched rows for the paper's estimate with less noise; or, for no extra forward pass,
-    with those of the step's own rows. The latter includes what the policy has learnt about these rows, so it lies above
+    with those of the step's own rows. The latter includes what the policy has learned about these rows, so it lies above
     a KL where most rows are desirable, and below where most are not.
 
     Args:

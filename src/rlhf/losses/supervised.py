@@ -1,7 +1,7 @@
 """Losses on given completions, one number per scored token.
 
 Which tokens are scored (completions only, every assistant turn, whole texts) is the packing's choice; a loss sees no
-others. ``token_mean`` makes each of them one number, over the tokens of the whole optimiser step.
+others. ``token_mean`` makes each of them one number, over the tokens of the whole optimizer step.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from rlhf.losses.shapes import check_same_shape
 
 
 def graded_loss(chosen_scores: Tensor, rejected_scores: Tensor, grades: Tensor, *, margins: Tensor) -> Tensor:
-    """Negative log-likelihood of judgements on an ordered scale, whose margins can be learned with the scores.
+    """Negative log-likelihood of judgments on an ordered scale, whose margins can be learned with the scores.
 
         P(grade k) = sigmoid(d - m[k]) - sigmoid(d - m[k + 1]),   d = chosen - rejected
         P(tie)     = sigmoid(d + m[1]) - sigmoid(d - m[1]),       grade 0
 
-    with m[K + 1] infinite. Margin m[k] is the lead at which half of all judgements are of grade k or above: what "much
-    better" is worth, found in the data and not guessed. It can be learned because every judgement says both what was
+    with m[K + 1] infinite. Margin m[k] is the lead at which half of all judgments are of grade k or above: what "much
+    better" is worth, found in the data and not guessed. It can be learned because every judgment says both what was
     passed and what was not; ``bradley_terry_loss`` knows only the first, so a margin learned by it would vanish.
 
     One margin and no ties is Bradley and Terry's model (margin 0); one margin and ties is Rao and Kupper's.
@@ -59,7 +59,7 @@ def graded_loss(chosen_scores: Tensor, rejected_scores: Tensor, grades: Tensor, 
 
 
 def ordered_margins(raw: Tensor) -> Tensor:
-    """Free numbers as margins that are above 0 and rise: what an optimiser can move without breaking their order.
+    """Free numbers as margins that are above 0 and rise: what an optimizer can move without breaking their order.
 
         m[k] = softplus(raw[1]) + ... + softplus(raw[k])
 

@@ -2,7 +2,7 @@
 
 In one dimension the optimal plan is to sort both sides, so each number meets the one of its own rank. **Ranks belong to
 the whole step**: within a micro-batch they are others, and so would be the loss. Give these functions all pairs of the
-optimiser step; or call ``same_rank`` on the detached values of the whole step, bring what it matches into one
+optimizer step; or call ``same_rank`` on the detached values of the whole step, bring what it matches into one
 micro-batch, and apply ``dpo_loss`` to each part. That is the same loss and gradient, however the step is split.
 """
 

@@ -1,6 +1,6 @@
 """Losses on single completions that are known to be desirable or not: KTO and unpaired BCO. S is the number of rows.
 
-Both compare a completion's implicit reward with a reference point that belongs to the whole optimiser step, never to a
+Both compare a completion's implicit reward with a reference point that belongs to the whole optimizer step, never to a
 micro-batch: KTO's z0 is how far the policy has moved from the reference, BCO's shift is what an average completion earns.
 It is a plain number here. Per step:
 
@@ -64,7 +64,7 @@ def kto_loss(
 
 
 def bco_loss(logprobs: Tensor, ref_logprobs: Tensor, desirable: Tensor, *, beta: float, shift: float) -> Tensor:
-    """Binary classifier optimisation: the implicit reward, less a shift, is the logit of "this one is desirable".
+    """Binary classifier optimization: the implicit reward, less a shift, is the logit of "this one is desirable".
 
         desirable:    -log sigmoid(beta logratio - shift)
         undesirable:  -log sigmoid(shift - beta logratio)

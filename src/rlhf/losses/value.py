@@ -26,7 +26,7 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, c
         clip: c, in units of the return; None for the plain squared error.
 
     Returns:
-        [M] loss per token. The caller divides by the token count of the whole optimiser step.
+        [M] loss per token. The caller divides by the token count of the whole optimizer step.
     """
     check_same_shape(values, old_values, returns)
     error = (values - returns).square()

@@ -44,7 +44,7 @@ def whiten(values: Tensor, totals: Tensor | None = None, *, shift_mean: bool = T
 
     Args:
         values: [M].
-        totals: float64 [3], ``moments`` of the population: of these values alone where None, or of the whole optimiser
+        totals: float64 [3], ``moments`` of the population: of these values alone where None, or of the whole optimizer
             step, added over micro-batches and ranks, so that the result does not depend on the split.
         shift_mean: Whether the mean is taken away. Rewards keep theirs: its sign says whether an episode was good at
             all.

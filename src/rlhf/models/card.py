@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 LICENSE_NOTE = (
-    "The licences of the base model and of the data apply to these weights as well; none was checked. Read them before you pass "
+    "The licenses of the base model and of the data apply to these weights as well; none was checked. Read them before you pass "
     "the model on."
 )
 LOADING = {
@@ -60,7 +60,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
     if facts.get("recipe"):
         text = yaml.safe_dump(_plain(facts["recipe"]), sort_keys=False, allow_unicode=True, width=120)
         parts.append(f"## Recipe\n\n```yaml\n{text}```")
-    parts.append(f"## Licence\n\n{_line(facts['license']) + '. ' if facts.get('license') else ''}{LICENSE_NOTE}")
+    parts.append(f"## License\n\n{_line(facts['license']) + '. ' if facts.get('license') else ''}{LICENSE_NOTE}")
     return "\n\n".join(parts) + "\n"
 
 

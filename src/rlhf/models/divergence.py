@@ -77,7 +77,7 @@ def teacher_divergence(
     temperature: float = 1.0,
     hidden: Tensor | None = None,
 ) -> Tensor:
-    """``generalised_jsd`` between a teacher and a student at every scored token, with gradient to the student alone.
+    """``generalized_jsd`` between a teacher and a student at every scored token, with gradient to the student alone.
 
     Source: Agarwal et al. 2023 (GKD), arXiv:2306.13649.
 
@@ -102,7 +102,7 @@ def teacher_divergence(
 
 
 def divergence(student: Distributions, teacher: Distributions, *, beta: float) -> Tensor:
-    """``generalised_jsd`` of distributions that are at hand; [M] nats, nothing reaches the teacher.
+    """``generalized_jsd`` of distributions that are at hand; [M] nats, nothing reaches the teacher.
 
     Raises:
         ModelError: They are over different vocabularies.

@@ -1,7 +1,7 @@
 """Which norms, rotations and gates of a model are computed in C (``rlhf.models.compiled_layers``): those that give the same numbers.
 
 A class or function is looked at for its shape, tried on a few random numbers, and replaced by one that asks at each call whether C is
-wanted and can take what came. What computes something else (Gemma's ``1 + weight``, rotations of neighbours, clipped gates) keeps its own
+wanted and can take what came. What computes something else (Gemma's ``1 + weight``, rotations of neighbors, clipped gates) keeps its own
 code. Nothing of a model changes, so copies, files and adapters are what they were.
 """
 

@@ -14,7 +14,7 @@ from rlhf.losses.ties import ordered_margins
 
 Kind = Literal["margins", "threshold", "tie_weight", "offset"]
 IN_WORDS: Mapping[str, str] = {
-    "margins": "the leads at which half of all judgements are of a grade or above",
+    "margins": "the leads at which half of all judgments are of a grade or above",
     "threshold": "the lead below which two completions pass for equal",
     "tie_weight": "the weight of a tie beside the geometric mean of the strengths",
     "offset": "what is added to a raw score before it is compared with a label",
@@ -22,7 +22,7 @@ IN_WORDS: Mapping[str, str] = {
 
 
 class LearnedScalars(nn.Module):
-    """A few numbers for each of K scores, kept free so that an optimiser can move them anywhere.
+    """A few numbers for each of K scores, kept free so that an optimizer can move them anywhere.
 
     All but an offset are above 0, and margins rise.
     """

@@ -90,7 +90,7 @@ def load_weights(kind: Any, source: str, config: ModelConfig, /, **settings: Any
     Args:
         kind: A transformers model class or auto class.
         source: A folder or hub name, as ``model_source`` gives it.
-        config: dtype, revision, quantisation, permission for remote code and pickles.
+        config: dtype, revision, quantization, permission for remote code and pickles.
         settings: More for ``from_pretrained``.
 
     Raises:
@@ -160,7 +160,7 @@ def _check_fetched(source: str, revision: str | None) -> None:
 def disable_dropout(model: nn.Module) -> None:
     """Set every dropout probability to 0, in modules and in the numbers that attention layers keep.
 
-    In policy optimisation the ratio to the old policy is 1 at the first step only where both runs drop the same units.
+    In policy optimization the ratio to the old policy is 1 at the first step only where both runs drop the same units.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -181,7 +181,7 @@ def _new_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed:
 
 
 def _new_config(shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-    """A transformers config for a new model; transformers itself would swallow a misspelt key."""
+    """A transformers config for a new model; transformers itself would swallow a misspelled key."""
     kind = shape.pop("model_type", None)
     if kind is None:
         raise ModelError("A new model (`init`) needs `model_type`, such as llama.")

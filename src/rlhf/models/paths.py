@@ -42,9 +42,9 @@ the weights are. Half precision is compared in float32."""
 WIDENED_BYTES = 1 << 32
 """Weights of half precision that are compared in float32 take no more than this while they are, 4 GiB: a billion of them."""
 NOISY_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Of half precision where it can't be widened; a quantised model's products are taken for bfloat16's."""
+"""Of half precision where it can't be widened; a quantized model's products are taken for bfloat16's."""
 NOISE_FACTOR = 3
-"""Products of quantised weights, and of models too large for that, are in half precision, where the family's own padded and
+"""Products of quantized weights, and of models too large for that, are in half precision, where the family's own padded and
 unpadded runs differ too: a path may be this many times as noisy."""
 CHECK_LOGITS = 1 << 28
 """Logits of one row that the check may hold, 1 GB in float32; longer rows are cut."""
@@ -193,7 +193,7 @@ def _widened(model: PreTrainedModel) -> Iterator[None]:
     """Weights of half precision in float32 inside, and the same bits again afterwards.
 
     Two kernels that are both right differ by tenths of a nat in bfloat16 (0.3 on the embedded model), as much as a wrong mask may
-    cost; in float32 by a hundred-thousandth. Weights that are quantised stay as they are, and those that would take more than
+    cost; in float32 by a hundred-thousandth. Weights that are quantized stay as they are, and those that would take more than
     ``WIDENED_BYTES``: a model that just fits is compared in its own type.
     """
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())} if _is_plain(model) else {}

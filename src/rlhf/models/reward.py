@@ -217,11 +217,11 @@ class RewardModel(nn.Module):
     forward = raw_scores  # wrappers such as DDP and FSDP only see calls of the module itself
 
     def member_scores(self, batch: PackedBatch) -> Tensor:
-        """[K, S] normalised; their spread over K says how much the members disagree."""
+        """[K, S] normalized; their spread over K says how much the members disagree."""
         return (self.raw_scores(batch) - self.mean[:, None]) / self.std[:, None]
 
     def scores(self, batch: PackedBatch) -> Tensor:
-        """[S] the mean of the normalised scores. Differentiable; call it under ``torch.no_grad`` to judge."""
+        """[S] the mean of the normalized scores. Differentiable; call it under ``torch.no_grad`` to judge."""
         return self.member_scores(batch).mean(0)
 
     def scores_and_spread(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -252,11 +252,11 @@ class RewardModel(nn.Module):
         """
         if mean.shape != self.mean.shape or std.shape != self.std.shape:
             raise ModelError(
-                f"Normalisation has {tuple(mean.shape)} means and {tuple(std.shape)} deviations for {self.num_scores} scores."
+                f"Normalization has {tuple(mean.shape)} means and {tuple(std.shape)} deviations for {self.num_scores} scores."
             )
         if not bool((torch.isfinite(mean) & torch.isfinite(std) & (std > 0)).all()):
             raise ModelError(
-                f"Scores can't be normalised by means {mean.tolist()} and deviations {std.tolist()}: a reward model that gives every "
+                f"Scores can't be normalized by means {mean.tolist()} and deviations {std.tolist()}: a reward model that gives every "
                 f"completion the same score has learned nothing."
             )
         self.mean.copy_(mean)

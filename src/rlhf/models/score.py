@@ -4,7 +4,7 @@ Three paths give the same results, from fast to general:
 
     packed   one row of distinct tokens through ``rlhf.models.attention``; the default
     padded   one row per sequence through the model's backbone: families whose attention can't be replaced, or that mix
-             neighbours (state-space, linear attention)
+             neighbors (state-space, linear attention)
     logits   the family's own forward, logits and all: where even the output projection is unusual
 
 ``rlhf.models.paths`` compares them on a few rows at the start of every run and names the one that is right.
@@ -215,7 +215,7 @@ def check_batch(model: PreTrainedModel, batch: PackedBatch) -> None:
         )
     if lowest < 0 or highest >= vocabulary:
         raise DataError(
-            f"A batch holds the token {lowest if lowest < 0 else highest}, but the model's vocabulary has {vocabulary}; tokenise "
+            f"A batch holds the token {lowest if lowest < 0 else highest}, but the model's vocabulary has {vocabulary}; tokenize "
             f"the data with the model's own tokenizer."
         )
 

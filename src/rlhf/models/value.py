@@ -105,7 +105,7 @@ class ValueModel(nn.Module):
         Args:
             reward: Stays as it is.
             member: Which one of an ensemble.
-            head: "reward" also takes over a linear head with its normalisation: values begin as the scores of unfinished texts.
+            head: "reward" also takes over a linear head with its normalization: values begin as the scores of unfinished texts.
             lora: Train an adapter and the head.
             seed: Seeds head and adapter.
         """

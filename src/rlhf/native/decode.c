@@ -146,7 +146,7 @@ typedef struct {
     float query_eps, key_eps;                      /* of those norms */
 } layer_t;
 
-/* A head's numbers, normed where the model does that, and turned by its position: neighbours are one complex number. */
+/* A head's numbers, normed where the model does that, and turned by its position: neighbors are one complex number. */
 static inline void turned(const element *restrict x, float *restrict out, const float *restrict rotation, const float *weight, float eps) {
     float y[WIDTH];
     for (int d = 0; d < WIDTH; d++) y[d] = load(x[d]);

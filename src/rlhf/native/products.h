@@ -1,14 +1,14 @@
 /* Products of small matrices that stay in registers and the nearest cache, and how their factors are laid out for them.
  *
  *   HALF         1 where elements are bfloat16, 0 where they are float32
- *   VALUE_WIDTH  of the rows of elements whose neighbours may share a word
+ *   VALUE_WIDTH  of the rows of elements whose neighbors may share a word
  *   WIDTH        of the other rows
  *   PAIRS        0 to do without the processor's products of bfloat16
  *   TILES        0 to do without its products of tiles of bfloat16 (AMX)
  *
  * Every product is made of pieces of ROWS x (1 or 2 vectors) that stay in registers. Its right factor is laid out beforehand so that it
  * is read from front to back, its left factor one word at a time. A word is a float32; or, where the processor multiplies bfloat16, two
- * of these, neighbours along the sum. Where it multiplies tiles of them, pieces are squares of PANEL x PANEL. All sums are in float32.
+ * of these, neighbors along the sum. Where it multiplies tiles of them, pieces are squares of PANEL x PANEL. All sums are in float32.
  */
 #ifndef PRODUCTS_H
 #define PRODUCTS_H
@@ -172,7 +172,7 @@ INLINE void join(word *out, v16 above, v16 below) {
 #endif
 }
 
-/* LANES numbers as LANES / STEP words, each of neighbours in the row. */
+/* LANES numbers as LANES / STEP words, each of neighbors in the row. */
 INLINE void narrow(word *out, v16 x) {
 #if PAIRS
     keep_halves((uint16_t *)out, x);

@@ -131,7 +131,7 @@ INLINE float softmax_row(const float *scores, word *probs, int64_t columns, int6
     return all;
 }
 
-/* Of ROWS neighbouring queries, the first at a position and `count` of them there, by `wide` keys of each segment from key `low` on. The
+/* Of ROWS neighboring queries, the first at a position and `count` of them there, by `wide` keys of each segment from key `low` on. The
  * number of columns that they see. */
 static int64_t score_rows(const batch_t *batch, const forward_t *at, const segment_t *segments, const int64_t *low, const int64_t *wide,
                           int64_t position, int64_t count) {
@@ -153,7 +153,7 @@ static int64_t score_rows(const batch_t *batch, const forward_t *at, const segme
     return end;
 }
 
-/* Up to BAND neighbouring queries of a head. */
+/* Up to BAND neighboring queries of a head. */
 static void attend_rows(const batch_t *batch, const forward_t *at, const segment_t *segments, int64_t head, int64_t row, int64_t position,
                         int64_t count) {
     int64_t low[2], wide[2], stride = batch->heads * WIDTH;
@@ -236,9 +236,9 @@ typedef struct {
     float *grad_key;     /* [ROOM, KEYS] */
     float *grad_value;   /* [VALUE_ROOM, KEYS] */
     /* of QUERIES x KEYS */
-    word *probs;         /* [QUERIES / STEP, KEYS] neighbours are one below the other */
+    word *probs;         /* [QUERIES / STEP, KEYS] neighbors are one below the other */
     word *slopes;        /* likewise, dS */
-    word *flat_slopes;   /* [QUERIES, KEYS / STEP] neighbours are side by side */
+    word *flat_slopes;   /* [QUERIES, KEYS / STEP] neighbors are side by side */
 } backward_t;
 
 static int64_t lay_backward(const batch_t *batch, const run_t *runs, int64_t count, float *memory, backward_t *at) {
@@ -342,7 +342,7 @@ INLINE void slope_piece(const backward_t *at, const float *scores, const float *
         }
 }
 
-/* What up to QUERIES neighbouring queries of a head, laid from `row` on, and a tile's `keys` keys, from position `start` on, owe each
+/* What up to QUERIES neighboring queries of a head, laid from `row` on, and a tile's `keys` keys, from position `start` on, owe each
  * other. */
 static void learn_block(const batch_t *batch, const backward_t *at, int64_t row, int64_t position, int64_t count, int64_t start,
                         int64_t keys) {

@@ -71,7 +71,7 @@ class RLHFConfig(Config):
     batch_size: int = Field(64, ge=1)
     """Prompts in each rollout."""
     mini_batch_size: int = Field(8, ge=1)
-    """Completions in an optimiser step of PPO."""
+    """Completions in an optimizer step of PPO."""
     max_new_tokens: int = Field(64, ge=1)
     """Longest completion in tokens."""
     max_length: int = Field(1024, ge=2)
@@ -157,7 +157,7 @@ class RLHFTrainer:
                 "rollouts": config.ppo_rollouts,
                 "epochs_per_rollout": config.ppo_epochs,
                 "prompts_per_rollout": config.batch_size,
-                "sequences_per_step": config.mini_batch_size,
+                "minibatch_size": config.mini_batch_size,
                 "sampling": {"max_new_tokens": config.max_new_tokens},
                 "kl": {"coef": config.kl_coef},
                 "value_init": "reward" if "reward" in self.stages and "reward" not in settings else "policy",
@@ -182,7 +182,7 @@ class RLHFTrainer:
                 "rollouts": config.ppo_rollouts,
                 "prompts_per_rollout": max(1, config.batch_size // size),
                 "group_size": size,
-                "sequences_per_step": size * max(1, config.batch_size // size),
+                "minibatch_size": size * max(1, config.batch_size // size),
                 "sampling": {"max_new_tokens": config.max_new_tokens},
                 **settings,
             },

@@ -110,11 +110,11 @@ def files_of_function(text: str) -> list[Path]:
         file = waiting.pop()
         if file not in found:
             found.append(file)
-            waiting += [] if any(file.is_relative_to(place) for place in INSTALLED) else _neighbours(file)
+            waiting += [] if any(file.is_relative_to(place) for place in INSTALLED) else _neighbors(file)
     return sorted(found)
 
 
-def _neighbours(file: Path) -> Iterator[Path]:
+def _neighbors(file: Path) -> Iterator[Path]:
     """Modules beside a file that it imports, by absolute name or relative to itself."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))

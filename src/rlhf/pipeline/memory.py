@@ -64,10 +64,10 @@ def memory_advice(name: str, stage: Any) -> str:
 
 
 def _lower_activations(stage: Any) -> Iterator[str]:
-    tokens = getattr(stage, "tokens_per_microbatch", None)
+    tokens = getattr(stage, "microbatch_tokens", None)
     if tokens is not None and tokens > SMALLEST_MICROBATCH:
         lower = max(SMALLEST_MICROBATCH, tokens // 4)
-        yield f"tokens_per_microbatch={lower}    (is {tokens}; changes no result beyond rounding, and goes on from the last checkpoint)"
+        yield f"microbatch_tokens={lower}    (is {tokens}; changes no result beyond rounding, and goes on from the last checkpoint)"
     model = getattr(stage, "model", None)
     if tokens is not None and isinstance(model, ModelConfig) and not model.gradient_checkpointing:
         yield "model.gradient_checkpointing=true    (is false; about 30 % slower)"
@@ -92,7 +92,7 @@ def _lower_weights(stage: Any) -> Iterator[str]:
         model = getattr(stage, place, None)
         if not isinstance(model, ModelConfig):
             continue
-        trained = hasattr(stage, "tokens_per_microbatch")
+        trained = hasattr(stage, "microbatch_tokens")
         if trained and model.lora is None:
             yield f"{place}.lora={{rank: {RANK}}}    (is null; trains adapters instead of all weights)"
         if model.dtype == "float32":

@@ -31,7 +31,7 @@ class CompositeReward:
 
     A function that returns None for a sample is left out of that sample's sum; a sample to which none applies is an
     error. A sample that one component fails on has no score at all, and plays no part in how the others' are
-    normalised.
+    normalized.
     """
 
     def __init__(

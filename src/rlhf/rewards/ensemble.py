@@ -27,7 +27,7 @@ def combine_scores(each: Tensor, *, how: Combine, std_coef: float = 1.0) -> Tens
     """One score of each completion from those of K judges, on one scale.
 
         mean             sum / K
-        min              the smallest                      ("worst-case optimisation")
+        min              the smallest                      ("worst-case optimization")
         median           the middle one, or between the two middle ones
         mean_minus_std   mean - std_coef * deviation over the judges, divided by K and not K - 1
 

@@ -29,7 +29,7 @@ class LearnedReward:
     """Scores completions with a reward model.
 
     Ids are used as they are where policy and reward model share a tokenizer; a prompt that several completions share
-    is computed once. Otherwise the texts are tokenised anew, as the reward model's training pairs were. A completion
+    is computed once. Otherwise the texts are tokenized anew, as the reward model's training pairs were. A completion
     that was cut by the length limit is scored as it is, without EOS.
     """
 
@@ -51,7 +51,7 @@ class LearnedReward:
             tokenizer: The policy's. None where it is not known: then ids are used if the reward model's tokenizer reads
                 the same texts from them.
             name: What metrics and errors call it.
-            combine: Of an ensemble: how the normalised scores of its members and heads become one, see
+            combine: Of an ensemble: how the normalized scores of its members and heads become one, see
                 ``combine_scores``. The deviation between them is the component ``<name>_std``.
             std_coef: For ``mean_minus_std``: weight of the deviation.
             max_tokens: Distinct tokens in one forward pass; memory only.
@@ -121,7 +121,7 @@ class LearnedReward:
         return scores
 
     def _each_score(self, groups: list[Group]) -> Tensor:
-        """[K, S] normalised scores of every member and head."""
+        """[K, S] normalized scores of every member and head."""
         with evaluating(self.model):
             parts = [
                 self.model.member_scores(pack(run)).float().cpu()
@@ -215,7 +215,7 @@ def groups_of_texts(
     *,
     who: str,
 ) -> list[Group]:
-    """One group each, in order; completions with and without an end of their own are tokenised apart.
+    """One group each, in order; completions with and without an end of their own are tokenized apart.
 
     Raises:
         RewardError: A sample can't be read as text by ``who``.
@@ -243,7 +243,7 @@ def groups_of_samples(
     as_ids: Sequence[bool],
     who: str,
 ) -> list[Group]:
-    """Samples in order, each as the ids that were sampled or (``as_ids`` [S] says) as a text that is tokenised by ``tokenizer``."""
+    """Samples in order, each as the ids that were sampled or (``as_ids`` [S] says) as a text that is tokenized by ``tokenizer``."""
     groups: list[Group] = []
     for by_ids, run in groupby(range(len(completions)), key=as_ids.__getitem__):
         places = list(run)
@@ -253,7 +253,7 @@ def groups_of_samples(
 
 
 def groups_of_ids(prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
-    """Neighbours with the same prompt share it; the order of completions stays."""
+    """Neighbors with the same prompt share it; the order of completions stays."""
     groups: list[Group] = []
     for prompt, completion in zip(prompts, completions, strict=True):
         branch = Branch(completion.tokens)

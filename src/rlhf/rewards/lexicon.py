@@ -2,7 +2,7 @@
 
 Written for VADER's: 7,520 words and emoticons, each rated from -4 to 4 by ten people. Source: Hutto and Gilbert 2014,
 "VADER: a parsimonious rule-based model for sentiment analysis of social media text", ICWSM. Of its rules, negation and
-the final normalisation are here; its boosters ("very"), capitals, "but" and punctuation are not.
+the final normalization are here; its boosters ("very"), capitals, "but" and punctuation are not.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class ServiceReward:
         arguments: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         patience: Patience | None = None,
-        batch_size: int = 64,
+        request_size: int = 64,
         concurrency: int = 4,
         on_error: OnError = "raise",
     ) -> None:
@@ -56,7 +56,7 @@ class ServiceReward:
             arguments: Sent with every request beside the rest.
             headers: HTTP headers; ``$NAME`` in a value is the environment variable.
             patience: Timeouts and retries.
-            batch_size: Completions in one request.
+            request_size: Completions in one request.
             concurrency: Requests at a time.
             on_error: ``report`` puts samples that the service could not judge into the result's ``errors`` instead of
                 raising; a service that does not answer is raised even then.
@@ -65,7 +65,7 @@ class ServiceReward:
             ConfigError: There is no such format, or a header's environment variable is not set.
         """
         self.arguments = dict(arguments or {})
-        self.batch_size = batch_size
+        self.request_size = request_size
         self.on_error = on_error
         self._format = look_up(FORMATS, format, kind="format of a reward service")
         self._caller = Caller(
@@ -141,8 +141,8 @@ class ServiceReward:
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, Failure]]:
         """All answers are there before the first is looked at: no half of a rollout has scores."""
-        starts = range(0, len(completions), self.batch_size)
-        parts = [slice(start, start + self.batch_size) for start in starts]
+        starts = range(0, len(completions), self.request_size)
+        parts = [slice(start, start + self.request_size) for start in starts]
         requests = [self._request(prompts[part], completions[part]) for part in parts]
         if requests:
             run_async(self._caller.ask_all(requests))
@@ -150,7 +150,7 @@ class ServiceReward:
         failures: dict[int, Failure] = {}
         for start, request in zip(starts, requests, strict=True):
             assert request.answer is not None
-            found, wrong = checked(request.answer.verdicts, len(completions[start : start + self.batch_size]))
+            found, wrong = checked(request.answer.verdicts, len(completions[start : start + self.request_size]))
             wrong |= {place: Failure(f"it says {reason!r}") for place, reason in request.answer.errors.items()}
             verdicts += [None if place in wrong else verdict for place, verdict in enumerate(found)]
             failures |= {start + place: failure for place, failure in wrong.items()}
@@ -207,7 +207,7 @@ def build_service(spec: ServiceRewardConfig, at: RewardContext) -> ServiceReward
             backoff_seconds=spec.backoff_seconds,
             max_backoff_seconds=spec.max_backoff_seconds,
         ),
-        batch_size=spec.batch_size,
+        request_size=spec.request_size,
         concurrency=spec.concurrency,
         on_error=at.on_error,
     )

@@ -57,7 +57,7 @@ class ScoreResult:
     scores: list[float]
     """[n] finite, except where ``errors`` says why not (then NaN)."""
     per_component: Mapping[str, list[float | None]] = field(default_factory=dict)
-    """Name -> [n] raw verdicts, before weights and normalisation; None where a component does not apply."""
+    """Name -> [n] raw verdicts, before weights and normalization; None where a component does not apply."""
     errors: Mapping[int, str] = field(default_factory=dict)
     """Place of a completion -> why it has no score. Empty unless the scorer was built to report instead of raising."""
 

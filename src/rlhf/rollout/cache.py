@@ -33,7 +33,7 @@ class Buffer:
         return self._memory.nbytes if self._memory is not None else 0
 
     def view(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
-        """A tensor of this shape, not initialised, on the device of ``like``; the one given before becomes invalid."""
+        """A tensor of this shape, not initialized, on the device of ``like``; the one given before becomes invalid."""
         size = math.prod(shape)
         memory = self._memory
         if memory is None or memory.numel() < size or memory.dtype != dtype or memory.device != like.device:
@@ -155,7 +155,7 @@ class KVCache:
                 table[first:last, :, :filled] = 0
 
     def _replace(self, module: nn.Module, name: str, *, first: int, second: int) -> tuple[Tensor, Tensor]:
-        """A layer's former table, and the new one in its place, of other first and third axes and not initialised."""
+        """A layer's former table, and the new one in its place, of other first and third axes and not initialized."""
         layer = self.layers[module]
         old: Tensor = getattr(layer, name)
         buffer = self._buffers[module, name] = Buffer()  # not the old one: its memory is being read

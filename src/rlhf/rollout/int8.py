@@ -47,7 +47,7 @@ class Int8Projection:
             weight: [out, in].
             bias: [out], kept as it is.
         """
-        self.scale, codes = quantise(weight)
+        self.scale, codes = quantize(weight)
         self.bias = bias.detach() if bias is not None else None
         self._packed = torch.ops.onednn.qlinear_prepack(codes, None) if _has_kernel(weight) else None
         self._codes = codes if self._packed is None else None
@@ -72,7 +72,7 @@ class Int8Projection:
         return out.mul_(largest).to(x.dtype).view(*x.shape[:-1], -1)
 
 
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Scale float32 [out] and codes int8 [out, in] of a weight [out, in]."""
     scale = torch.empty(len(weight), device=weight.device)
     codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)

@@ -38,7 +38,7 @@ def check_prompts(prompts: Sequence[PromptLike], model: PreTrainedModel, samplin
         if wrong is not None:
             raise DataError(
                 f"Prompt {prompt.id!r} holds the token {wrong}, but the model's vocabulary has {vocabulary}; "
-                "tokenise it with the model's own tokenizer."
+                "tokenize it with the model's own tokenizer."
             )
         if limit is not None and len(prompt.ids) + sampling.max_new_tokens > limit:
             raise DataError(

@@ -75,7 +75,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Ten
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     greedy = sampling.temperature == 0
-    penalised = sampling.repetition_penalty != 1
+    penalized = sampling.repetition_penalty != 1
     filtered = not greedy and has_filters(sampling)
     if is_plain(sampling):
         if sampling.temperature != 1:
@@ -84,9 +84,9 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Ten
         tokens = invert_cdf(probs, uniform)
         return Draw(tokens, _pick(probs, tokens).log(), None)
     shaped = logits
-    if penalised:
+    if penalized:
         assert seen is not None, "a repetition penalty needs the tokens seen so far"
-        shaped = penalise(logits, seen, sampling.repetition_penalty)
+        shaped = penalize(logits, seen, sampling.repetition_penalty)
     if greedy:
         tokens = shaped.argmax(dim=-1)
         return Draw(tokens, _pick(logits, tokens) - logits.logsumexp(dim=-1), None)
@@ -163,7 +163,7 @@ def threshold(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     return lowest
 
 
-def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Divide positive and multiply negative logits of seen tokens.
 
     Source: Keskar et al. 2019, section 4.1, arXiv:1909.05858; the sign rule is transformers'.

@@ -48,7 +48,7 @@ class Learned:
     forward: float
     backward: float
     peak_bytes: float
-    """Above weights and optimiser, with the gradients that it leaves: at its highest, as the first micro-batch of a step."""
+    """Above weights and optimizer, with the gradients that it leaves: at its highest, as the first micro-batch of a step."""
     peak_bytes_again: float
     """The same with the gradients of an earlier micro-batch in memory."""
     kept_bytes: float
@@ -77,7 +77,7 @@ class Costs(Protocol):
         """What such a pass takes above the weights, at its highest."""
         ...
 
-    def optimise(self) -> float:
+    def optimize(self) -> float:
         """Seconds of clipping and of one step of AdamW."""
         ...
 
@@ -146,7 +146,7 @@ class Roofline:
         """See ``Costs``: what one layer makes of its tokens, and the logits of a tile."""
         return self._saved_bytes(tokens) / self.shape.num_layers + self._tile_bytes(tokens)
 
-    def optimise(self) -> float:
+    def optimize(self) -> float:
         """See ``Costs``: weight, gradient and two averages are read, three of them written, and the gradient read once for its norm."""
         return 8 * self.shape.num_trainable * self.shape.trained_width / self.bandwidth + 50 * self.launch
 

@@ -33,7 +33,7 @@ def model_bytes(shape: ModelShape, *, copies: int = 1) -> dict[str, float]:
     return {
         "weights": float(shape.weight_bytes * copies),
         "gradients": float(trained),
-        "optimiser": float(trained * AVERAGES),
+        "optimizer": float(trained * AVERAGES),
     }
 
 

@@ -45,17 +45,17 @@ class StagePlan:
     num_parameters: int
     num_trainable: int
     steps: int | None
-    """Optimiser steps of the whole run; None where the data is not there to count."""
+    """Optimizer steps of the whole run; None where the data is not there to count."""
     steps_per_phase: float
     """How many learn from one rollout; 1 where rows come from a file."""
-    tokens_per_step: float
-    """Distinct tokens that one optimiser step learns from."""
+    batch_tokens: float
+    """Distinct tokens that one optimizer step learns from."""
     lengths: str
     """Where the lengths of rows come from."""
     memory: dict[str, float]
     """Bytes by component, at the highest moment."""
     seconds: dict[str, float]
-    """Processor seconds of each activity, per optimiser step."""
+    """Processor seconds of each activity, per optimizer step."""
     seconds_once: dict[str, float]
     """At the beginning of the run."""
     strategy: Strategy
@@ -211,9 +211,9 @@ class _Planner:
                 seconds["data"] += one.times * one.microbatches * learned.packing
             seconds["forward"] += one.times * one.microbatches * learned.forward
             seconds["backward"] += one.times * one.microbatches * learned.backward
-        for whose, times in work.optimised.items():
+        for whose, times in work.optimized.items():
             first = next(one for one in work.learned if one.whose == whose)
-            seconds["optimiser"] += times * self._cost(first, groups).optimise()
+            seconds["optimizer"] += times * self._cost(first, groups).optimize()
         once: dict[str, float] = {one.activity: one.times * self._read_seconds(one, groups) for one in work.once}
         if sampling is not None:
             self._sample(groups, sampling, work, seconds, parts)
@@ -226,7 +226,7 @@ class _Planner:
             num_trainable=shape.num_trainable,
             steps=steps,
             steps_per_phase=work.steps,
-            tokens_per_step=work.learned[0].tokens,
+            batch_tokens=work.learned[0].tokens,
             lengths=said,
             memory=parts,
             seconds={name: spent / work.steps for name, spent in seconds.items() if spent > 0},
@@ -252,7 +252,7 @@ class _Planner:
         learned = self._cost(first, groups).learn(first.largest)
         scored = first.largest * scored_share if first.head == "logprobs" else 0.0
         tiles = tile_bytes(scored, shape.vocabulary) if scored else 0.0
-        parts |= {"weights": own["weights"], "optimiser": own["optimiser"]}
+        parts |= {"weights": own["weights"], "optimizer": own["optimizer"]}
         parts |= memory.learning_bytes(learned, shape, microbatches=first.microbatches, tiles=tiles)
         parts["gradients"] += (copies - 1) * own["gradients"] / copies
         passes = first.microbatches * (math.inf if steps is None else steps)
@@ -263,7 +263,7 @@ class _Planner:
             trained.append(critic)
             beside = self._cost(one, groups).learn(one.largest)
             held = memory.model_bytes(critic)
-            parts["critic"] = held["weights"] + held["optimiser"] + beside.peak_bytes
+            parts["critic"] = held["weights"] + held["optimizer"] + beside.peak_bytes
         reading = self._reading_bytes(work, groups)
         if self.machine.is_gpu:  # its allocator gives what was freed to anyone who comes next
             reading = max(0.0, reading - parts["activations"] - parts["gradients"])

@@ -138,9 +138,9 @@ class Probe:
             found = resident_growth(lambda: self._forward(model, batch))
         return found * max(1.0, tokens / batch.num_tokens)
 
-    def optimise(self) -> float:
+    def optimize(self) -> float:
         """See ``Costs``."""
-        return self._extended(self._optimised, 1.0)
+        return self._extended(self._optimized, 1.0)
 
     def _extended(self, points: Sequence[Point], size: float) -> float:
         return extended(points, self.shape.num_layers, size)
@@ -171,7 +171,7 @@ class Probe:
         return found
 
     @functools.cached_property
-    def _optimised(self) -> list[Point]:
+    def _optimized(self) -> list[Point]:
         found = []
         for layers in self.layers:
             model = self.thin_copy(layers)

@@ -1,4 +1,4 @@
-"""How long the rows of a stage are: a sample of its data as the stage will tokenise it, or its limits where there is no data yet."""
+"""How long the rows of a stage are: a sample of its data as the stage will tokenize it, or its limits where there is no data yet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlhf.scale.sources import Sources
 from rlhf.seeds import derive_seed
 
 SAMPLE = 512
-"""Rows that are tokenised."""
+"""Rows that are tokenized."""
 MOST_READ = 50_000
 """Rows that are read; a longer file is judged by its beginning."""
 SYNTHETIC = 64
@@ -40,7 +40,7 @@ class Sample:
     """Rows of a stage."""
 
     groups: list[Group]
-    """Tokenised; at least one."""
+    """Tokenized; at least one."""
     num_rows: int | None
     """Of all the data; None where that is not known."""
     said: str
@@ -142,7 +142,7 @@ def _held_out(stage: OfflineStage, sources: Sources) -> int | None:
 def _read(
     source: str | list[str], wanted: str, stage: Any, sources: Sources, *, limit: int | None
 ) -> tuple[list[Any], int | None] | None:
-    """Tokenised rows and how many there are in all; None where data or tokenizer are still to be made."""
+    """Tokenized rows and how many there are in all; None where data or tokenizer are still to be made."""
     files, config = sources.files(source), sources.tokenizer(stage.model)
     if files is None or config is None:
         sources.assume(f"{_named(source)} is not there yet: lengths are those of the settings")

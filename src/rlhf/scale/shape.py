@@ -21,7 +21,7 @@ WIDTH: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
 FOUR_BIT_BYTES = 0.56
 """Of a weight in 4 bits with its share of the scales (Dettmers et al. 2023, arXiv:2305.14314, section 3: 4.127 bits with double
-quantisation, 4.5 without)."""
+quantization, 4.5 without)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

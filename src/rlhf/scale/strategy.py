@@ -32,7 +32,7 @@ class Strategy:
 
 
 def recommend(stage: Any, shape: ModelShape, parts: dict[str, float], machine: Machine) -> Strategy:
-    """The first of these that fits: as it is; recomputed activations; on a GPU optimiser, gradients and then weights spread over the
+    """The first of these that fits: as it is; recomputed activations; on a GPU optimizer, gradients and then weights spread over the
     GPUs of a machine; adapters; adapters on weights in 4 bits.
 
     Args:
@@ -50,9 +50,9 @@ def recommend(stage: Any, shape: ModelShape, parts: dict[str, float], machine: M
         why = f"activations fill {parts.get('activations', 0) / room:.0%} of the memory; recomputed they cost about 30 % more time"
         return Strategy("checkpointing", why, ("model.gradient_checkpointing=true",))
     if needed <= TIGHT * room:
-        limit = max(256, int(stage.tokens_per_microbatch) // 4)
+        limit = max(256, int(stage.microbatch_tokens) // 4)
         why = f"it takes {needed / room:.0%} of the memory: lower the tokens of a micro-batch, which changes no result"
-        return Strategy("single, tight", why, (f"tokens_per_microbatch={limit}",))
+        return Strategy("single, tight", why, (f"microbatch_tokens={limit}",))
     if machine.is_gpu and config.lora is None and (sharded := _sharded(parts, room)) is not None:
         return sharded
     return _adapters(stage, shape, parts, room)
@@ -67,9 +67,9 @@ def _with_checkpointing(parts: dict[str, float], shape: ModelShape) -> float:
 def _sharded(parts: dict[str, float], room: float) -> Strategy | None:
     """ZeRO's stages (Rajbhandari et al. 2020, arXiv:1910.02054): what is divided by the number of GPUs grows from stage to stage."""
     stages = (
-        ("zero-1", ("optimiser",), "the optimiser's averages"),
-        ("zero-2", ("optimiser", "gradients"), "averages and gradients"),
-        ("zero-3 (FSDP)", ("optimiser", "gradients", "weights", "reference"), "averages, gradients and weights"),
+        ("zero-1", ("optimizer",), "the optimizer's averages"),
+        ("zero-2", ("optimizer", "gradients"), "averages and gradients"),
+        ("zero-3 (FSDP)", ("optimizer", "gradients", "weights", "reference"), "averages, gradients and weights"),
     )
     for name, divided, what in stages:
         spread = sum(parts.get(key, 0.0) for key in divided)
@@ -90,7 +90,7 @@ def _adapters(stage: Any, shape: ModelShape, parts: dict[str, float], room: floa
         {
             k: v
             for k, v in parts.items()
-            if k not in ("weights", "gradients", "optimiser", "reference", "checkpoint copy")
+            if k not in ("weights", "gradients", "optimizer", "reference", "checkpoint copy")
         }
     )
     if stage.model.lora is None and weights * WIDTH["bfloat16"] + adapter + beside <= room:

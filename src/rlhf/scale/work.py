@@ -1,4 +1,4 @@
-"""What one optimiser step of each kind of stage does, in passes over tokens: the arithmetic of its loop, without its numbers."""
+"""What one optimizer step of each kind of stage does, in passes over tokens: the arithmetic of its loop, without its numbers."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Work:
     """What a phase of a loop does."""
 
     steps: float
-    """Optimiser steps of a phase."""
+    """Optimizer steps of a phase."""
     learned: list[Pass]
     """Forward and back."""
     read: list[Pass]
     """Without gradient."""
-    optimised: dict[Whose, float]
+    optimized: dict[Whose, float]
     """Steps of AdamW of each model."""
     once: list[Pass] = field(default_factory=list)
     """At the beginning of the run, not in each phase."""
@@ -74,10 +74,10 @@ def offline_work(
         num_rows: Of the data; None where that is not known.
         eval_rows: Held out in files of their own; None where there are none, or they are not there yet.
     """
-    rows = stage.rows_per_step if stage.tokens_per_step is None else max(1.0, stage.tokens_per_step / tokens_per_row)
+    rows = stage.batch_size if stage.batch_tokens is None else max(1.0, stage.batch_tokens / tokens_per_row)
     if num_rows is not None:
         rows = min(rows, num_rows)
-    limit, tokens = stage.tokens_per_microbatch, rows * tokens_per_row
+    limit, tokens = stage.microbatch_tokens, rows * tokens_per_row
     judges = stage.kind in ("reward", "prm")
     head: Head = "scalar" if judges else "logprobs"
     models = int(getattr(stage, "num_models", 1))
@@ -96,7 +96,7 @@ def offline_work(
 
 
 def steps_of_run(stage: Any, num_rows: int | None, tokens_per_row: float) -> int | None:
-    """Optimiser steps of a whole run; None where the number of rows is not known."""
+    """Optimizer steps of a whole run; None where the number of rows is not known."""
     if not isinstance(stage, OfflineStage):
         return int(stage.rollouts * steps_of_rollout(stage))
     if stage.max_steps is not None:
@@ -104,7 +104,7 @@ def steps_of_run(stage: Any, num_rows: int | None, tokens_per_row: float) -> int
     if num_rows is None or stage.epochs is None:
         return None
     kept = num_rows * (1 - stage.eval_frac if stage.eval_data is None else 1)
-    rows = stage.rows_per_step if stage.tokens_per_step is None else max(1.0, stage.tokens_per_step / tokens_per_row)
+    rows = stage.batch_size if stage.batch_tokens is None else max(1.0, stage.batch_tokens / tokens_per_row)
     return max(1, math.ceil(stage.epochs * math.ceil(kept / rows)))
 
 
@@ -121,7 +121,7 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
         tokens: Distinct tokens of the rollout, prompts that are shared counted once.
         reward_models: Whose, and how each reads.
     """
-    limit, steps = stage.tokens_per_microbatch, steps_of_rollout(stage)
+    limit, steps = stage.microbatch_tokens, steps_of_rollout(stage)
     epochs = float(stage.epochs_per_rollout)
     in_step = tokens * epochs / steps
     critic = getattr(stage, "value_model", None)
@@ -135,7 +135,7 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
     once = [Pass("scoring", "policy", tokens, limit)]
     if not read:
         once.append(Pass("reference", "reference", tokens, limit))
-    optimised = {"policy": float(steps)}
+    optimized = {"policy": float(steps)}
     if asks_policy_again(stage):
         read.append(Pass("scoring", "policy", tokens, limit))
         once = once[1:]
@@ -145,20 +145,20 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
         read.append(values)
     if critic == "separate":
         learned.append(Pass("forward", "critic", in_step, limit, "scalar", times=steps))
-        optimised["critic"] = float(steps)
+        optimized["critic"] = float(steps)
     if stage.kind == "trpo":
         # the gradient and, for each step of the solver, a Hessian-vector product: a pass forward and two back; then tries
         products = 1 + 2 * stage.cg_iterations * stage.fisher_frac
         learned[0] = Pass("forward", "policy", tokens, limit, times=products)
         read.append(Pass("scoring", "policy", tokens, limit, times=2))
-        optimised["policy"] = 1.0
+        optimized["policy"] = 1.0
     if isinstance(stage, DistillStage):
         read.append(Pass("scoring", "teacher", tokens, limit, times=epochs))
     read += [Pass("reward", whose, tokens, limit, head) for whose, head in reward_models]
     asked = 1.0
     if getattr(stage, "advantage", None) == "greedy":
         asked += 1 / stage.group_size
-    return Work(float(steps), learned, read, optimised, once, asked=asked)
+    return Work(float(steps), learned, read, optimized, once, asked=asked)
 
 
 def asks_policy_again(stage: Any) -> bool:
@@ -198,7 +198,7 @@ def not_foreseen(stage: Any) -> Iterator[str]:
 
 def _exact_kl(stage: Any, *, tokens: float, in_step: float) -> Iterator[Pass]:
     """A KL over the whole vocabulary asks the reference while the policy learns, or both of them before."""
-    limit = stage.tokens_per_microbatch
+    limit = stage.microbatch_tokens
     if stage.kl.estimator != "exact":
         return
     if stage.kl.where == "loss":

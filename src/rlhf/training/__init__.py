@@ -1,7 +1,7 @@
 """Trainers: one loop that is written once, and what each algorithm adds to it.
 
 loop          Loop, the only training loop
-algorithm     Algorithm, what the loop asks of SFT, reward modelling, DPO, PPO, GRPO
+algorithm     Algorithm, what the loop asks of SFT, reward modeling, DPO, PPO, GRPO
 offline       what the trainers that learn from files share; row_order: which rows each step takes
 sft           SFTTrainer
 reward_model  RewardModelTrainer
@@ -14,7 +14,7 @@ online        what all share that learn from their own completions: ask, judge, 
               rollout sampled beside the training on this one
 ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
-optim         optimiser, schedule, clipping, mixed precision, weight averaging
+optim         optimizer, schedule, clipping, mixed precision, weight averaging
 control       AdaptiveKLController, EarlyStopping
 checkpoint    rolling checkpoints, hashed; a damaged one is passed over; checkpoint_names: what their folders are called
 monitoring    guards and alarms: which numbers are wrong, and what is done then

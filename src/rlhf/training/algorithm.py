@@ -1,4 +1,4 @@
-"""What the loop needs of SFT, reward modelling, DPO, PPO, GRPO ...: the contract between the one loop and what it learns."""
+"""What the loop needs of SFT, reward modeling, DPO, PPO, GRPO ...: the contract between the one loop and what it learns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf.training.optim import Optimizer, TrainedModule
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts over a whole optimiser step, all its micro-batches together: the denominators of every mean."""
+    """Counts over a whole optimizer step, all its micro-batches together: the denominators of every mean."""
 
     num_tokens: int
     """Scored tokens."""
@@ -63,7 +63,7 @@ class Penalty(Protocol):
 
 
 class Algorithm(Protocol):
-    """What the loop needs from SFT, reward modelling, DPO, PPO, GRPO ..."""
+    """What the loop needs from SFT, reward modeling, DPO, PPO, GRPO ..."""
 
     name: str
     """Names its metrics, its seeds and its progress bar."""
@@ -92,7 +92,7 @@ class Algorithm(Protocol):
         ...
 
     def steps(self, phase: int, experience: Any) -> Iterator[Sequence[PackedBatch]]:
-        """The micro-batches of each optimiser step, the same ones every time it is called."""
+        """The micro-batches of each optimizer step, the same ones every time it is called."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class Algorithm(Protocol):
         ...
 
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """Change the weights by the gradients that are there; what the optimiser reports, and whatever else is worth it."""
+        """Change the weights by the gradients that are there; what the optimizer reports, and whatever else is worth it."""
         ...
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:

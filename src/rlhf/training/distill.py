@@ -32,7 +32,7 @@ from rlhf.training.rollouts import Gathered, Judged, Rollout
 
 
 class DistillTrainer(OnlineTrainer):
-    """Generalised knowledge distillation (GKD, Agarwal et al. 2023, algorithm 1, arXiv:2306.13649).
+    """Generalized knowledge distillation (GKD, Agarwal et al. 2023, algorithm 1, arXiv:2306.13649).
 
     No gradient flows through the sampling, and nobody scores: the loss is the divergence from the teacher at every token.
 
@@ -143,7 +143,7 @@ class DistillTrainer(OnlineTrainer):
                     lambda batch, beta=beta: teacher_divergence(  # type: ignore[misc]
                         self.policy, self.teacher, batch, beta=beta, temperature=temperature
                     ),
-                    max_tokens=self.config.tokens_per_microbatch,
+                    max_tokens=self.config.microbatch_tokens,
                 )
             metrics.mean(f"eval/{name}", found)
 

@@ -1,4 +1,4 @@
-"""Direct preference optimisation and its kin: learn from pairs, measured against a reference, without a reward model."""
+"""Direct preference optimization and its kin: learn from pairs, measured against a reference, without a reward model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlhf.losses import (
     WHOLE_STEP_LOSSES,
     divergence_scores,
     implicit_rewards,
-    length_desensitised_logprobs,
-    length_normalised_dpo_loss,
+    length_desensitized_logprobs,
+    length_normalized_dpo_loss,
     segment_count,
     split_pairs,
     wpo_weights,
@@ -87,7 +87,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
             self.scored = ReferenceScores(train_data, eval_data, check=check_pair, sums=self._sums)
             train_data, eval_data = self.scored.train, self.scored.held_out
         super().__init__(policy, config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
-        self.pair_loss = length_normalised_dpo_loss if config.length_normalised else PAIR_LOSSES[config.loss]
+        self.pair_loss = length_normalized_dpo_loss if config.length_normalized else PAIR_LOSSES[config.loss]
         self._whole: WholeStep | None = None
 
     def collecting_takes_long(self, phase: int) -> bool:
@@ -148,7 +148,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
             options["label_smoothing"] = config.label_smoothing
         if config.loss == "discopop":
             options["tau"] = config.discopop_temperature
-        if config.ipo_per_token or config.length_normalised:
+        if config.ipo_per_token or config.length_normalized:
             lengths = segment_count(batch.score_seq, batch.num_sequences).clamp(min=1)
             options["chosen_lengths"], options["rejected_lengths"] = split_pairs(lengths)
             rewards = rewards / lengths
@@ -180,7 +180,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
         alpha = self.settings.length_alpha
         if alpha is None:
             return completion_sums(logprobs, batch)
-        return length_desensitised_logprobs(logprobs, batch.score_seq, batch.num_sequences, alpha=alpha)
+        return length_desensitized_logprobs(logprobs, batch.score_seq, batch.num_sequences, alpha=alpha)
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and what the reference said."""

@@ -1,4 +1,4 @@
-"""What one rollout brought: token ids, with numbers per completion and per token, to be cut into optimiser steps."""
+"""What one rollout brought: token ids, with numbers per completion and per token, to be cut into optimizer steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RolloutExperience:
         return [self.batch(numbers[first:end]) for first, end in pairwise(bounds)]
 
     def steps(self, order: Sequence[int], *, groups_per_step: int, max_tokens: int) -> Iterator[list[PackedBatch]]:
-        """The groups in this order, cut into optimiser steps, each in micro-batches; a last, smaller step is kept."""
+        """The groups in this order, cut into optimizer steps, each in micro-batches; a last, smaller step is kept."""
         for first in range(0, len(order), groups_per_step):
             yield self.batches(order[first : first + groups_per_step], max_tokens=max_tokens)
 

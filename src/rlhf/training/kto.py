@@ -226,7 +226,7 @@ class KTOTrainer(OfflineTrainer):
             mixed.append(Group(group.prefix, [branch if limit is None else _cut(branch, limit - len(group.prefix))]))
         assert self.reference is not None, "kept where the point is measured"
         said = []
-        for run in split_by_tokens(mixed, max_tokens=self.config.tokens_per_microbatch):
+        for run in split_by_tokens(mixed, max_tokens=self.config.microbatch_tokens):
             batch = pack(run).to(self.policy.device)
             models = (self.policy, self.reference)
             said.append(torch.stack([completion_sums(model.logprobs(batch), batch) for model in models]))
@@ -249,7 +249,7 @@ def check_prompts_of_steps(rows: Rows, train: MapData, held_out: Sequence[Group]
     for what, groups in parts:
         if len({tuple(group.prefix) for group in groups}) > 1:
             continue
-        way_out = "hold more rows out, or" if groups is held_out else "make steps of more rows (rows_per_step), or"
+        way_out = "hold more rows out, or" if groups is held_out else "make steps of more rows (batch_size), or"
         if len({tuple(train[i].prefix) for i in range(len(train))}) < 2:
             what, way_out = f"{what}, as all of the data,", "no larger step would have another:"
         raise ConfigError(

@@ -3,7 +3,7 @@
 An algorithm says what to learn from and how to turn a packed batch into a loss; the loop does everything else:
 accumulate, clip, step, schedule, evaluate, stop early, checkpoint, resume, log. A run is a sequence of *phases*:
 
-    offline (SFT, reward, DPO)     a phase is one optimiser step on the next rows
+    offline (SFT, reward, DPO)     a phase is one optimizer step on the next rows
     online (PPO, GRPO)             a phase asks the policy, judges, gives credit, and takes several steps with that
 """
 
@@ -228,7 +228,7 @@ class Loop:
         self._before_collecting = None
 
     def _step(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """One optimiser step from its micro-batches."""
+        """One optimizer step from its micro-batches."""
         totals = Totals.of(batches)
         metrics = Metrics()
         for trained in self.modules:
@@ -245,7 +245,7 @@ class Loop:
         found: dict[str, float] = {}
         if wrong is None:
             self._add_penalties(metrics)
-            with doing("optimiser"):
+            with doing("optimizer"):
                 found = self.algorithm.take_step(self.optimizer, self.at.step, batches)
             if not math.isfinite(found["grad_norm"]) and not self.optimizer.searches_scale:
                 wrong = ("the norm of the gradient", found["grad_norm"])

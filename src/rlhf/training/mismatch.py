@@ -150,7 +150,7 @@ class Mismatch:
         tried = "".join(f"; not {cause.split(':')[0]} ({left:.2g} left)" for cause, left in others.items())
         return (
             f"the cause is none that was looked for (its weights are the trainer's by their hash, and it does not repeat an earlier "
-            f"version{tried}). It is {self.engine.health().detail}: another type or quantisation than the trainer's, or a kernel that "
+            f"version{tried}). It is {self.engine.health().detail}: another type or quantization than the trainer's, or a kernel that "
             "computes something else. Try engine.dtype: float32; or raise the limit and set `importance`."
         )
 

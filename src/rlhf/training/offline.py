@@ -1,4 +1,4 @@
-"""What the trainers that learn from files share: rows in, micro-batches out, one optimiser step a phase."""
+"""What the trainers that learn from files share: rows in, micro-batches out, one optimizer step a phase."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class OfflineTrainer(ABC):
         return ()
 
     def batches(self, groups: Iterable[Group]) -> list[PackedBatch]:
-        """Pack rows into micro-batches of at most ``tokens_per_microbatch`` distinct tokens, in order."""
-        return [self.pack(run) for run in split_by_tokens(groups, max_tokens=self.config.tokens_per_microbatch)]
+        """Pack rows into micro-batches of at most ``microbatch_tokens`` distinct tokens, in order."""
+        return [self.pack(run) for run in split_by_tokens(groups, max_tokens=self.config.microbatch_tokens)]
 
     def evaluate(self) -> dict[str, float]:
         """``measure`` over all held-out rows, shortest first so that attention buckets are even; empty without rows."""

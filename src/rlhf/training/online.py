@@ -112,7 +112,7 @@ class OnlineTrainer(ABC):
         when the next rollout begins."""
         self.order = Cycle(len(prompts), seed=config.seed, name="prompts")
         self.num_phases = config.rollouts
-        self.groups_per_step = config.sequences_per_step // config.group_size
+        self.groups_per_step = config.minibatch_size // config.group_size
         self.steps_per_phase = config.steps_per_rollout
         self.version = 0
         """Of the weights, as the engine is told: phases that led to them."""
@@ -258,7 +258,7 @@ class OnlineTrainer(ABC):
 
     def steps(self, phase: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
         """Every epoch visits all groups in its own order."""
-        limit = self.config.tokens_per_microbatch
+        limit = self.config.microbatch_tokens
         for epoch in range(self.config.epochs_per_rollout):
             order = permutation(len(experience.groups), self.config.seed, self.name, phase, epoch)
             yield from experience.steps(order, groups_per_step=self.groups_per_step, max_tokens=limit)
@@ -297,7 +297,7 @@ class OnlineTrainer(ABC):
 
     def everything(self, experience: RolloutExperience) -> list[PackedBatch]:
         """The whole rollout."""
-        return experience.batches(range(len(experience.groups)), max_tokens=self.config.tokens_per_microbatch)
+        return experience.batches(range(len(experience.groups)), max_tokens=self.config.microbatch_tokens)
 
     @property
     def first_step_of_policy(self) -> int:
@@ -460,7 +460,7 @@ class OnlineTrainer(ABC):
     def _logprobs(
         self, phase: Activity, model: PolicyModel | Reference, experience: RolloutExperience, temperature: float
     ) -> Tensor:
-        device, limit = self.policy.device, self.config.tokens_per_microbatch
+        device, limit = self.policy.device, self.config.microbatch_tokens
         with doing(phase, tokens=experience.num_tokens), self._precision():
             return experience.map(
                 lambda batch: model.logprobs(batch.to(device), temperature=temperature), max_tokens=limit

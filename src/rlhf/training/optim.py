@@ -1,4 +1,4 @@
-"""Optimiser, learning-rate schedule, gradient clipping and weight averaging: written once, used by the one loop."""
+"""Optimizer, learning-rate schedule, gradient clipping and weight averaging: written once, used by the one loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SKIPPED_STEPS = 25
 
 @dataclass(frozen=True, slots=True)
 class TrainedModule:
-    """A module that the optimiser changes, and how fast."""
+    """A module that the optimizer changes, and how fast."""
 
     name: str
     module: nn.Module
@@ -115,7 +115,7 @@ class Optimizer:
         """Clip, take one step at the schedule's learning rate, clear gradients.
 
         Args:
-            step: Optimiser steps taken before this one.
+            step: Optimizer steps taken before this one.
 
         Returns:
             ``learning_rate`` (of the first module), ``grad_norm/<module>`` before clipping, and ``grad_norm`` of all. A gradient
@@ -148,7 +148,7 @@ class Optimizer:
         exact = norm.to(torch.promote_types(norm.dtype, torch.float32))
         scale = ((exact + CLIP_EPS) / limit).clamp(min=1)
         if self._clips_in_step:  # a pass over all gradients less
-            # Where torch.amp.GradScaler puts what a fused optimiser is to divide by.
+            # Where torch.amp.GradScaler puts what a fused optimizer is to divide by.
             self.adamw.grad_scale = scale  # type: ignore[attr-defined]
         else:
             for (

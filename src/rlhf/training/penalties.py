@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rlhf.config.regularisers import FisherTargets
+from rlhf.config.regularizers import FisherTargets
 from rlhf.data.pack import Group, pack
 from rlhf.errors import ConfigError
 from rlhf.losses import DiagonalFisher, ewc_penalty, l2_penalty

@@ -140,7 +140,7 @@ def kl_in_reward(
         with evaluating(policy.model):
             return experience.map(
                 lambda batch: exact_kl_per_token(policy, reference, batch, temperature=temperature),
-                max_tokens=config.tokens_per_microbatch,
+                max_tokens=config.microbatch_tokens,
             )
     columns = experience.token_columns
     return _estimate(config, columns["old_logprobs"], columns["ref_logprobs"], metrics)

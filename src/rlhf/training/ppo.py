@@ -1,4 +1,4 @@
-"""Proximal policy optimisation with a critic: the classic loop, and VAPO, which is the same loop with other settings."""
+"""Proximal policy optimization with a critic: the classic loop, and VAPO, which is the same loop with other settings."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class PPOTrainer(OnlineTrainer):
             metrics.mean(f"{self.name}/lambda_mean", lam)
         advantages, returns = gae(
             rewards, values, score_seq,
-            gamma=config.gamma, lam=lam, critic_lam=config.critic_lam, bootstrap_values=after_end,
+            gamma=config.gamma, lam=lam, value_gae_lambda=config.value_gae_lambda, bootstrap_values=after_end,
         )  # fmt: skip
         metrics.mean(f"{self.name}/advantage_mean", advantages)
         unexplained = (returns - values).var(correction=0) / returns.var(correction=0).clamp(min=1e-8)
@@ -213,7 +213,7 @@ class PPOTrainer(OnlineTrainer):
 
     def _old_values(self, experience: RolloutExperience) -> tuple[Tensor, Tensor | None]:
         """[M] the critic's estimates, and, where truncated completions are bootstrapped, [S] those after the end."""
-        limit = self.settings.tokens_per_microbatch
+        limit = self.settings.microbatch_tokens
         with doing("scoring", tokens=experience.num_tokens), evaluating(self.policy.model, self.value_model):
             values = experience.map(self._values, max_tokens=limit)
             if not self.settings.bootstrap_truncated:

@@ -1,4 +1,4 @@
-"""Process reward modelling: scores of the steps of a solution."""
+"""Process reward modeling: scores of the steps of a solution."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlhf.training.row_order import MapData, StreamData
 class ProcessRewardModelTrainer(OfflineTrainer):
     """Learns which steps are right: from a label for each, or from pairs of whole solutions of which one is better.
 
-    A step's loss is divided by the steps of the whole optimiser step: neither a solution's length nor the cut into
+    A step's loss is divided by the steps of the whole optimizer step: neither a solution's length nor the cut into
     micro-batches gives it another weight.
 
     Args:
@@ -130,7 +130,7 @@ class ProcessRewardModelTrainer(OfflineTrainer):
         return loss
 
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
-        """Loss and accuracy; of labelled steps also whether the first wrong one is found."""
+        """Loss and accuracy; of labeled steps also whether the first wrong one is found."""
         batch = batch.to(self.model.device)
         if self.settings.loss == "pairs":
             metrics.mean("eval/loss", self._pair_losses(batch, metrics, "eval"))

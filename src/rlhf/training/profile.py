@@ -31,7 +31,7 @@ TRACE_FILE = "profile_trace.json.gz"
 WHOLE: tuple[Activity, ...] = ("evaluation", "checkpoint")
 """Phases that nothing inside interrupts."""
 TRACED_STEPS = 3
-"""Optimiser steps that are traced at least, in whole phases: a rollout is traced with the steps that learn from it."""
+"""Optimizer steps that are traced at least, in whole phases: a rollout is traced with the steps that learn from it."""
 FIRST_TRACED_PHASE = 2
 """Counted from 0; the first phases build what later ones reuse."""
 MAX_TRACE_SECONDS = 20.0
@@ -192,7 +192,7 @@ class Profile:
         return found[1:] or found
 
     def _median_of(self, what: Activity) -> float | None:
-        """Processor seconds of an activity per optimiser step, in the middle one of the phases."""
+        """Processor seconds of an activity per optimizer step, in the middle one of the phases."""
         found = [parts.get(what, 0.0) / steps for parts, steps in self._whole_phases()]
         return statistics.median(found) if found else None
 

@@ -118,7 +118,7 @@ class ReferenceScores:
         digests = [group_digest(group) for group in groups]
         distinct = dict(zip(digests, groups, strict=True))
         order = sorted(distinct, key=lambda digest: (distinct[digest].num_tokens, digest))
-        runs = split_by_tokens([distinct[digest] for digest in order], max_tokens=config.tokens_per_microbatch)
+        runs = split_by_tokens([distinct[digest] for digest in order], max_tokens=config.microbatch_tokens)
         logprobs = reference_logprobs(reference, runs, order, config=config, device=device, log=log)
         sums, start = [], 0
         for batch in map(pack, runs):
@@ -152,7 +152,7 @@ def reference_logprobs(
     folder = cache_folder(config.cache_reference)
     key = None
     if folder is not None:
-        limit = config.tokens_per_microbatch
+        limit = config.microbatch_tokens
         key = cache_key(reference, digests, max_tokens=limit, autocast=config.autocast, device=device)
     if folder is None or key is None:
         return _asked(reference, runs, config.autocast, device)

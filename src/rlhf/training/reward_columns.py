@@ -1,4 +1,4 @@
-"""What reward modelling reads beside tokens: the columns of judged rows, checked, as numbers for each completion.
+"""What reward modeling reads beside tokens: the columns of judged rows, checked, as numbers for each completion.
 
 Every loss has its rows: pairs (with strength, confidence or margin), pairs and ties, rankings, ratings, verdicts.
 """
@@ -29,7 +29,7 @@ SHAPES: Mapping[str, str] = {
 }
 
 
-def judgement_columns(groups: Sequence[Group], config: RewardModelConfig) -> dict[str, Tensor]:
+def judgment_columns(groups: Sequence[Group], config: RewardModelConfig) -> dict[str, Tensor]:
     """The columns that a loss needs, one number for each completion of each row, in order.
 
     Raises:

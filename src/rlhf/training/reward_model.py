@@ -1,4 +1,4 @@
-"""Reward modelling: scores under which what people said of completions is likely."""
+"""Reward modeling: scores under which what people said of completions is likely."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rlhf.training.loop import TrainResult
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
 from rlhf.training.optim import TrainedModule, mixed_precision
-from rlhf.training.reward_columns import check_row, judgement_columns
+from rlhf.training.reward_columns import check_row, judgment_columns
 from rlhf.training.row_order import MapData, StreamData
 
 ROWS_TO_NORMALIZE = 2000
@@ -51,7 +51,7 @@ LEARNED: Mapping[str, tuple[Kind, list[float]]] = {
 
 
 class RewardModelTrainer(OfflineTrainer):
-    """Makes judgements likely under the scores; the members of an ensemble learn side by side from the same batches.
+    """Makes judgments likely under the scores; the members of an ensemble learn side by side from the same batches.
 
     After training the scores are shifted and scaled to mean 0 and deviation 1 over training completions, so that a KL
     weight means the same with every reward model. Without that, scores learned from ratings keep the raters' scale.
@@ -129,7 +129,7 @@ class RewardModelTrainer(OfflineTrainer):
         """Completions, with what was said of them."""
         for group in groups:
             check_row(group, self.settings)
-        columns = judgement_columns(groups, self.settings)
+        columns = judgment_columns(groups, self.settings)
         return pack(groups).with_columns(**columns)
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:

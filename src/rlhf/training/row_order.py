@@ -1,4 +1,4 @@
-"""Which rows each optimiser step takes: decided by seed, epoch and step alone, so a resumed run takes the same ones."""
+"""Which rows each optimizer step takes: decided by seed, epoch and step alone, so a resumed run takes the same ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MapData(Protocol):
         ...
 
     def __getitem__(self, index: int) -> Group:
-        """One row, tokenised."""
+        """One row, tokenized."""
         ...
 
 
@@ -51,7 +51,7 @@ class Rows(Protocol):
     num_steps: int
 
     def take(self, step: int) -> list[Group]:
-        """The rows of one optimiser step."""
+        """The rows of one optimizer step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class ShuffledRows:
 
     Args:
         data: At least one row.
-        config: rows_per_step or tokens_per_step, epochs or max_steps, seed.
+        config: batch_size or batch_tokens, epochs or max_steps, seed.
     """
 
     def __init__(self, data: MapData, config: OfflineConfig) -> None:
@@ -76,7 +76,7 @@ class ShuffledRows:
             raise DataError("There is no usable row to train on; run `rlhf data check FILE` to see why.")
         self.data = data
         self.config = config
-        limit = config.tokens_per_step
+        limit = config.batch_tokens
         self._sizes = [data[i].num_tokens for i in range(len(data))] if limit is not None else []
         self._first_step = [0]
         """First step of each epoch that was cut so far, and of the one behind."""
@@ -84,7 +84,7 @@ class ShuffledRows:
         self.num_steps = config.max_steps if config.max_steps is not None else self._steps_of(config.epochs or 0)
 
     def take(self, step: int) -> list[Group]:
-        """The rows of one optimiser step."""
+        """The rows of one optimizer step."""
         epoch = bisect.bisect_right(self._first_step, step) - 1
         while step >= self._first_step[epoch] + len(self._epoch(epoch)):
             epoch += 1
@@ -109,11 +109,11 @@ class ShuffledRows:
         """The epoch's rows, cut into steps; those of the newest epoch are kept."""
         if self._cut_epoch[0] != epoch:
             order = permutation(len(self.data), self.config.seed, "rows", epoch)
-            if self.config.tokens_per_step is None:
-                size = self.config.rows_per_step
+            if self.config.batch_tokens is None:
+                size = self.config.batch_size
                 steps = [order[i : i + size] for i in range(0, len(order), size)]
             else:
-                steps = _cut(order, [self._sizes[i] for i in order], self.config.tokens_per_step)
+                steps = _cut(order, [self._sizes[i] for i in order], self.config.batch_tokens)
             self._cut_epoch = (epoch, steps)
             if epoch + 1 == len(self._first_step):
                 self._first_step.append(self._first_step[epoch] + len(steps))
@@ -135,8 +135,8 @@ class StreamedRows:
         """The next rows; a stream that ends begins again, one that is empty is an error."""
         taken: list[Group] = []
         tokens = 0
-        limit = self.config.tokens_per_step
-        while len(taken) < self.config.rows_per_step if limit is None else tokens < limit:
+        limit = self.config.batch_tokens
+        while len(taken) < self.config.batch_size if limit is None else tokens < limit:
             group = self._next()
             taken.append(group)
             tokens += group.num_tokens

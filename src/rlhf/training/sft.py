@@ -23,7 +23,7 @@ from rlhf.training.row_order import MapData, StreamData
 
 
 class SFTTrainer(OfflineTrainer):
-    """Minimises the loss of the scored tokens, averaged over all of a step's tokens.
+    """Minimizes the loss of the scored tokens, averaged over all of a step's tokens.
 
     Held-out rows are always measured by their plain negative log-likelihood, without noise: runs of different losses compare.
 

@@ -1,4 +1,4 @@
-"""Trust-region policy optimisation: one natural-gradient step a rollout, as long as the exact KL allows."""
+"""Trust-region policy optimization: one natural-gradient step a rollout, as long as the exact KL allows."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ class TRPOTrainer(PPOTrainer):
         if phase >= config.value_warmup_rollouts:
             self.policy_learns = True
             order = permutation(len(experience.groups), config.seed, self.name, phase, "policy")
-            yield experience.batches(order, max_tokens=config.tokens_per_microbatch)
+            yield experience.batches(order, max_tokens=config.microbatch_tokens)
         self.policy_learns = False
         for epoch in range(config.epochs_per_rollout):
             order = permutation(len(experience.groups), config.seed, self.name, phase, epoch)
             yield from experience.steps(
-                order, groups_per_step=self.groups_per_step, max_tokens=config.tokens_per_microbatch
+                order, groups_per_step=self.groups_per_step, max_tokens=config.microbatch_tokens
             )
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:

@@ -256,7 +256,7 @@ def test_the_reference_that_was_asked_before_counts_over_one_epoch():
 def test_where_the_time_goes_is_of_the_timed_steps_alone():
     ours = side([1.0], seconds=[1.0, 3.0])
     ours.warm_up = [Step(9.0, 9.0, 1.0, None, None)]
-    # two optimiser steps to one of the comparison; what is told adds up from the beginning
+    # two optimizer steps to one of the comparison; what is told adds up from the beginning
     ours.notes["activities"] = [{"forward": seconds} for seconds in (4.0, 8.0, 8.5, 9.0)] + [
         {"forward": 10.0, "backward": 1.0},
         {"forward": 11.0, "backward": 2.0},

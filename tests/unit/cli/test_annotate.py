@@ -66,7 +66,7 @@ def test_what_the_command_does_not_take_of_a_file_is_said(tmp_path, capsys):
     ]
     with PreferenceStore(tmp_path / "s.db") as store:
         add_tasks(store, read_items(rows))
-        assert store.judgements() == []
+        assert store.judgments() == []
         add_tasks(store, read_items([{"prompt": "r", "completion": "x"}, {"prompt": "r", "completion": "z"}]))
         row = {"id": "t", "prompt": "q", "completion_a": "w", "completion_b": "x", "preference": "tie"}
         add_tasks(store, read_items([row]))
@@ -74,7 +74,7 @@ def test_what_the_command_does_not_take_of_a_file_is_said(tmp_path, capsys):
             add_tasks(store, read_items([row | {"completion_b": "y"}]))
     assert capsys.readouterr().out == (
         "1 task added.\n1 row left out (the first: row 2: both completions say the same, so there is nothing to judge.)\n"
-        "! 1 judgement in the file not taken; `rlhf feedback import` takes them.\n1 task added.\n1 task added.\n"
+        "! 1 judgment in the file not taken; `rlhf feedback import` takes them.\n1 task added.\n1 task added.\n"
     )
 
 
@@ -95,7 +95,7 @@ def test_a_token_is_made_and_people_are_shut_out_and_let_in_again(tmp_path, caps
             people.revoke("zoe", store=place, is_token=True)
 
 
-def test_a_misspelt_store_is_not_made(tmp_path):
+def test_a_misspelled_store_is_not_made(tmp_path):
     for command in (people.token, people.revoke, people.admit):
         with pytest.raises(ConfigError, match="There is no store"):
             command("ann", store=str(tmp_path / "nothing.db"))
@@ -111,7 +111,7 @@ def test_what_cannot_be_served_leaves_no_store_behind(words, tmp_path, monkeypat
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_a_misspelt_or_empty_store_is_told_and_stays_as_it_is(tmp_path, monkeypatch):
+def test_a_misspelled_or_empty_store_is_told_and_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     PreferenceStore("judged.db").close()
     with pytest.raises(

@@ -12,7 +12,7 @@ RECIPE = """\
 name: mine
 output_dir: {output}
 stages:
-  sft: {{kind: sft, model: embedded, data: {data}, learning_rate: 1e-3, rows_per_step: 2}}
+  sft: {{kind: sft, model: embedded, data: {data}, learning_rate: 1e-3, batch_size: 2}}
 """
 
 

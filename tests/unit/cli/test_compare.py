@@ -49,8 +49,8 @@ def test_two_models_are_compared_without_a_line_of_python(call, tmp_path):
             {"id": task["id"], "annotator": "ann", "value": {"preference": side}, "seconds": 4, "comment": "so"}
         )
     (tmp_path / "back.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
-    assert call("compare", "import", "back.jsonl") == "6 judgements added.\n"
-    assert call("compare", "import", "back.jsonl") == "0 judgements added, 6 there already.\n"
+    assert call("compare", "import", "back.jsonl") == "6 judgments added.\n"
+    assert call("compare", "import", "back.jsonl") == "0 judgments added, 6 there already.\n"
     found = json.loads(call("compare", "report", "--json"))
     (rate,) = found["win_rates"]
     assert rate["models"] == ["best", "two"]
@@ -58,7 +58,7 @@ def test_two_models_are_compared_without_a_line_of_python(call, tmp_path):
     assert rate["losses"] == 1
     assert "best over two" in call("compare", "report")
     with PreferenceStore("evaluation.db") as store:
-        assert {judgement.comment for judgement in store.judgements()} == {"so"}
+        assert {judgment.comment for judgment in store.judgments()} == {"so"}
 
 
 def test_ratings_ask_the_criteria_of_a_file(call):
@@ -84,12 +84,12 @@ def test_prompts_with_identical_completions_are_counted_as_prompts_and_not_as_ta
     assert "On 2 prompts completions of some models are the same" in call("compare", "report", "--resamples", 0)
 
 
-def test_a_report_on_simulated_judgements_says_so_before_anything_else(call):
+def test_a_report_on_simulated_judgments_says_so_before_anything_else(call):
     call("compare", "open", "one.jsonl", "two.jsonl", "--overall")
     call("simulate", "--store", "evaluation.db", "--good", 1, "--careless", 0)
-    words = "6 of 6 judgements are simulated (rlhf feedback simulate) and no opinion of anybody's."
+    words = "6 of 6 judgments are simulated (rlhf feedback simulate) and no opinion of anybody's."
     assert call("compare", "report", "--resamples", 0).startswith(
-        f"! {words}\n6 judgements of 6 prompts by 1 annotator"
+        f"! {words}\n6 judgments of 6 prompts by 1 annotator"
     )
     assert json.loads(call("compare", "report", "--resamples", 0, "--json"))["notes"] == [words]
     assert f"! {words}\n" in call("export", "pairs.jsonl", "--store", "evaluation.db")
@@ -130,7 +130,7 @@ def test_several_evaluations_in_one_store_are_told_apart_by_name(call, tmp_path)
         ({"value": {"preference": "a"}, "confidence": 4}, "confidence is 4; it lies between 0 and 1"),
     ],
 )
-def test_a_judgement_that_is_none_is_refused_by_its_line(row, message, call, tmp_path):
+def test_a_judgment_that_is_none_is_refused_by_its_line(row, message, call, tmp_path):
     call("compare", "open", "one.jsonl", "two.jsonl", "--overall")
     call("compare", "export", "tasks.jsonl")
     given = {"id": rows_in(tmp_path / "tasks.jsonl")[0]["id"], "annotator": "ann", **row}

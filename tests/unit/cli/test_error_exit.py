@@ -101,7 +101,7 @@ def test_no_control_code_in_a_line_or_a_table_reaches_the_terminal(capsys):
 def test_exit_codes_tell_kinds_apart():
     codes = {
         error.exit_code for error in CLASSES if error is not UnknownNameError
-    }  # a misspelt name is a wrong setting
+    }  # a misspelled name is a wrong setting
     assert len(codes) == len(CLASSES) - 1
     assert not codes & {0, RLHFError.exit_code, error_exit.OUR_FAULT, error_exit.NOTHING_TO_SAVE}
 

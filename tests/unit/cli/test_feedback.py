@@ -21,7 +21,7 @@ def call(feedback):
 
 def all_simulated(number):
     """What `export` says before anything else where nobody but simulated annotators judged."""
-    return f"! {number} of {number} judgements are simulated (rlhf feedback simulate) and no opinion of anybody's.\n"
+    return f"! {number} of {number} judgments are simulated (rlhf feedback simulate) and no opinion of anybody's.\n"
 
 
 def jsonl(rows):
@@ -44,7 +44,7 @@ def test_from_samples_in_a_pipe_to_soft_labels_that_the_reward_stage_reads(call,
     assert call("simulate", "--good", 3, "--careless", 0, "--seed", 1).startswith("2")
     assert "sim-good-0" in call("report")
     assert json.loads(call("report", "--json"))
-    said = call("export", "pairs.jsonl", "--aggregate", "dawid-skene", "--min-judgements", 3)
+    said = call("export", "pairs.jsonl", "--aggregate", "dawid-skene", "--min-judgments", 3)
     assert said.startswith(all_simulated(24))
     assert "not checked" in said, "six items are too few to check probabilities on"
     assert said.endswith("6 rows written to pairs.jsonl.\n")
@@ -62,17 +62,17 @@ def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
     assert call("export", "all.jsonl", "--unjudged") == f"{all_simulated(3)}8 rows written to all.jsonl.\n"
     assert stat.S_IMODE((tmp_path / "all.jsonl").stat().st_mode) == 0o600, "it names annotators"
     assert (
-        call("import", "all.jsonl", "--store", "again.db") == "8 tasks added (read as 'rows').\n3 judgements added.\n"
+        call("import", "all.jsonl", "--store", "again.db") == "8 tasks added (read as 'rows').\n3 judgments added.\n"
     )
     assert (
         call("import", "all.jsonl", "--store", "again.db")
-        == "0 tasks added, 8 there already (read as 'rows').\n0 judgements added, 3 there already.\n"
+        == "0 tasks added, 8 there already (read as 'rows').\n0 judgments added, 3 there already.\n"
     )
     call("export", "again.jsonl", "--unjudged", "--store", "again.db")
     assert sorted((tmp_path / "again.jsonl").read_text().splitlines()) == sorted(
         (tmp_path / "all.jsonl").read_text().splitlines()
     )
-    call("import", "all.jsonl", "--store", "bare.db", "--no-judgements")
+    call("import", "all.jsonl", "--store", "bare.db", "--no-judgments")
     with pytest.raises(DataError, match="nothing to export yet"):
         call("export", "none.jsonl", "--store", "bare.db")
 
@@ -84,11 +84,11 @@ def test_rows_go_through_a_folder_of_datasets_and_back(call, tmp_path):
     call("import", "pairs.jsonl")
     call("simulate", "--good", 2, "--careless", 0, "--limit", 4)
     assert call("export", "saved", "--format", "datasets") == (
-        f"{all_simulated(4)}left out: 2 tasks without a judgement (--unjudged writes them, too, to .jsonl or .json).\n"
+        f"{all_simulated(4)}left out: 2 tasks without a judgment (--unjudged writes them, too, to .jsonl or .json).\n"
         "4 rows written to saved.\n"
     )
     assert set(datasets.load_from_disk("saved")["task_id"]) == {f"t{n}" for n in range(4)}
-    assert call("import", "saved", "--store", "again.db") == "4 tasks added (read as 'rows').\n4 judgements added.\n"
+    assert call("import", "saved", "--store", "again.db") == "4 tasks added (read as 'rows').\n4 judgments added.\n"
     call("export", "a.jsonl")
     call("export", "b.jsonl", "--store", "again.db")
     assert sorted((tmp_path / "a.jsonl").read_text().splitlines()) == sorted(
@@ -97,19 +97,19 @@ def test_rows_go_through_a_folder_of_datasets_and_back(call, tmp_path):
     with pytest.raises(DataError, match="saved is there already"):
         call("export", "saved", "--format", "datasets")
     said = call("export", "soft", "--format", "datasets", "--aggregate", "majority")
-    assert said == f"{all_simulated(4)}left out: 2 tasks without a judgement.\n4 rows written to soft.\n"
+    assert said == f"{all_simulated(4)}left out: 2 tasks without a judgment.\n4 rows written to soft.\n"
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("layout", ["label-studio", "argilla"])
-def test_judgements_travel_through_another_tool(layout, call, tmp_path):
+def test_judgments_travel_through_another_tool(layout, call, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(jsonl(PAIRS))
     call("import", "pairs.jsonl")
     call("simulate", "--good", 2, "--careless", 0)
     name = "out.json" if layout == "label-studio" else "out"
     said = call("export", name, "--format", layout)
-    assert said == f"{all_simulated(6)}6 tasks with 6 judgements written to {name}.\n"
-    assert call("import", name, "--store", "again.db") == f"6 tasks added (read as '{layout}').\n6 judgements added.\n"
+    assert said == f"{all_simulated(6)}6 tasks with 6 judgments written to {name}.\n"
+    assert call("import", name, "--store", "again.db") == f"6 tasks added (read as '{layout}').\n6 judgments added.\n"
     call("export", "a.jsonl")
     call("export", "b.jsonl", "--store", "again.db")
     assert sorted((tmp_path / "a.jsonl").read_text().splitlines()) == sorted(
@@ -152,9 +152,9 @@ def test_reasons_of_thousands_of_rows_fit_a_screen():
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"seconds": -5}, "the judgement of task 't1' by 'ann': seconds is -5.0; a time is at least 0"),
-        ({"flags": ["ugly"]}, "the judgement of task 't1' by 'ann': There is no flag 'ugly'"),
-        ({"annotator_id": "a\nb"}, "the judgement of task 't1' by 'a\\nb': an annotator's name has 1 to 64 printable"),
+        ({"seconds": -5}, "the judgment of task 't1' by 'ann': seconds is -5.0; a time is at least 0"),
+        ({"flags": ["ugly"]}, "the judgment of task 't1' by 'ann': There is no flag 'ugly'"),
+        ({"annotator_id": "a\nb"}, "the judgment of task 't1' by 'a\\nb': an annotator's name has 1 to 64 printable"),
         ({"id": "t0", "prompt": "another"}, "the store knows the id 't0' with another prompt ('q0')"),
     ],
 )
@@ -167,7 +167,7 @@ def test_what_can_not_be_kept_is_told_by_file_and_line_and_nothing_of_the_file_c
     call("export", "before.jsonl", "--unjudged")
     assert [row.columns["task_id"] for row in read_rows("before.jsonl")] == ["t0"]
     said = call("import", "rows.jsonl", "--skip-bad")
-    assert said.startswith("1 task added (read as 'rows').\n1 judgement added.\n")
+    assert said.startswith("1 task added (read as 'rows').\n1 judgment added.\n")
     assert f"left out: rows.jsonl:2: {words}" in said
 
 
@@ -177,10 +177,10 @@ def test_answers_that_differ_are_told_apart_from_those_that_are_there(call, tmp_
         return call("import", "rows.jsonl").partition("\n")[2]
 
     told = "one person answered one task more than once, and the last answer counts"
-    assert bring("a", "b") == f"2 judgements added.\n1 of those added is a correction: {told}.\n"
-    assert bring("a", "b") == "0 judgements added, 2 there already.\n"
+    assert bring("a", "b") == f"2 judgments added.\n1 of those added is a correction: {told}.\n"
+    assert bring("a", "b") == "0 judgments added, 2 there already.\n"
     assert bring("tie") == (
-        "0 judgements added, 1 there already.\n"
+        "0 judgments added, 1 there already.\n"
         "! 1 of those there already says something else here, and the store's answers stay (the first: rows.jsonl:1).\n"
     )
 
@@ -191,7 +191,7 @@ def test_an_export_says_what_it_leaves_out_because_nobody_judged_it(call, tmp_pa
     (tmp_path / "rows.jsonl").write_text(jsonl([PAIRS[0] | SAID, *PAIRS[1:3]]))
     call("import", "rows.jsonl")
     assert call("export", "out.jsonl") == (
-        "left out: 2 tasks without a judgement (--unjudged writes them, too, to .jsonl or .json).\n1 row written to out.jsonl.\n"
+        "left out: 2 tasks without a judgment (--unjudged writes them, too, to .jsonl or .json).\n1 row written to out.jsonl.\n"
     )
     assert call("export", "all.jsonl", "--unjudged") == "3 rows written to all.jsonl.\n"
     with PreferenceStore("annotations.db") as store:
@@ -207,9 +207,9 @@ def test_an_import_warns_of_nothing_that_is_kept_and_names_tasks_that_would_not_
 
     rows = [PAIRS[0] | {"annotator_id": who, "preference": "a"} for who in ("ann", "bob", "cem")]
     (tmp_path / "even.jsonl").write_text(jsonl(rows))
-    assert call("import", "even.jsonl", "--store", "even.db") == "1 task added (read as 'rows').\n3 judgements added.\n"
+    assert call("import", "even.jsonl", "--store", "even.db") == "1 task added (read as 'rows').\n3 judgments added.\n"
     (tmp_path / "rows.jsonl").write_text(jsonl([*rows, PAIRS[1] | SAID]))
-    told = "1 task of the file has fewer judgements than others"
+    told = "1 task of the file has fewer judgments than others"
     said = call("import", "rows.jsonl")
     assert told in said
     assert "--overlap 3" in said
@@ -218,9 +218,9 @@ def test_an_import_warns_of_nothing_that_is_kept_and_names_tasks_that_would_not_
         pass
     call("export", "out.jsonl")
     assert told not in call("import", "out.jsonl"), "this store asks for three"
-    assert "1 has the 3 judgements wanted, 1 some" in call("report")
+    assert "1 has the 3 judgments wanted, 1 some" in call("report")
     assert told in call("import", "out.jsonl", "--store", "again.db"), "a new store wants one"
-    assert told not in call("import", "out.jsonl", "--store", "third.db", "--no-judgements")
+    assert told not in call("import", "out.jsonl", "--store", "third.db", "--no-judgments")
 
 
 def test_an_export_tells_tasks_that_nobody_judged_from_those_that_only_the_unqualified_did(call, tmp_path):
@@ -245,18 +245,18 @@ def test_an_export_tells_tasks_that_nobody_judged_from_those_that_only_the_unqua
     told = call("export", "out.jsonl", *bar)
     assert "left out: cem: agreement 0.00 of at least 0.7; gold accuracy not measured" in told
     assert "left out: 2 tasks that only annotators who are not qualified judged.\n" in told
-    assert "left out: 1 task without a judgement (--unjudged writes them, too, to .jsonl or .json).\n" in told
+    assert "left out: 1 task without a judgment (--unjudged writes them, too, to .jsonl or .json).\n" in told
     told = call("export", "soft.jsonl", *bar, "--aggregate", "majority")
     assert (
-        "left out: 2 tasks that only annotators who are not qualified judged.\nleft out: 1 task without a judgement.\n"
+        "left out: 2 tasks that only annotators who are not qualified judged.\nleft out: 1 task without a judgment.\n"
         in told
     )
     assert "2 rows written" in told
     told = call("export", "all.jsonl", *bar, "--unjudged")
-    assert "written without a judgement: 2 tasks that only annotators who are not qualified judged.\n" in told
+    assert "written without a judgment: 2 tasks that only annotators who are not qualified judged.\n" in told
     assert "left out: 1 task" not in told
     with PreferenceStore("annotations.db") as store:
-        assert len(store.judgements("cem")) == 3
+        assert len(store.judgments("cem")) == 3
     assert "not qualified judged" not in call("export", "raw.jsonl")
 
 
@@ -329,33 +329,33 @@ def test_a_plan_counts_what_it_says(call):
             "--json",
         )
     )
-    # three at 80 %: 0.8^3 + 3 * 0.8^2 * 0.2 = 0.896; pairs times three judgements times 2
-    assert (plan["judgements_per_pair"], round(plan["majority_accuracy"], 3)) == (3, 0.896)
+    # three at 80 %: 0.8^3 + 3 * 0.8^2 * 0.2 = 0.896; pairs times three judgments times 2
+    assert (plan["judgments_per_pair"], round(plan["majority_accuracy"], 3)) == (3, 0.896)
     assert plan["judgements"] == 3 * plan["pairs"]
     assert plan["cost"] == 2 * plan["judgements"]
     assert plan["detectable_difference"] == pytest.approx(0.1, abs=0.001)
     # a true difference of .1 is seen as (2 * .896 - 1) .1 = .0792: ((1.95996 * .5 + .84162 * .49369) / .0792)^2 = 310.9
     assert plan["pairs"] == 311
     assert plan["overlaps"][1] == {
-        "judgements_per_pair": 3, "majority_accuracy": plan["majority_accuracy"], "pairs": 311, "judgements": 933, "cost": 1866.0,
+        "judgments_per_pair": 3, "majority_accuracy": plan["majority_accuracy"], "pairs": 311, "judgements": 933, "cost": 1866.0,
     }  # fmt: skip
     assert plan["reward_accuracy"] is None
 
 
 def test_a_plan_says_what_it_did_not_compute_and_how_to_measure_it(call):
     text = " ".join(call("plan").split())
-    assert "judgements of each 7 --wanted-accuracy is 0.9: their majority is right" in text
+    assert "judgments of each 7 --wanted-accuracy is 0.9: their majority is right" in text
     assert "at 0.50 each (--price); " in text
-    prices = [float(cost.replace(",", "")) for cost in re.findall(r"judgements cost ([\d,.]+\d)", text)]
+    prices = [float(cost.replace(",", "")) for cost in re.findall(r"judgments cost ([\d,.]+\d)", text)]
     assert len(prices) == 5
     assert prices == sorted(prices), (
-        "fewer judgements of each are the cheaper way to the same difference, and that is seen"
+        "fewer judgments of each are the cheaper way to the same difference, and that is seen"
     )
     assert "--wanted-accuracy is" not in call("plan", "--overlap", 3)
     assert "Accuracy of the reward model: nothing was measured" in text
     assert "a perfect one is right 92.9% of the time" in text
     assert "give --measured-overlap 7" in text, "or the points would be reckoned as judged once"
-    assert "Cheaper: 1 judgement of each of 2,824 pairs finds the same for 1,524.96" in text
+    assert "Cheaper: 1 judgment of each of 2,824 pairs finds the same for 1,524.96" in text
     assert "Cheaper:" not in call("plan", "--overlap", 1)
     assert "Cheaper:" not in call("plan", "--pairs", 100), "other pairs would not find the same"
     assert "a rule of thumb" in text
@@ -387,11 +387,11 @@ def test_a_plan_says_how_many_pairs_and_how_much_overlap_reach_an_accuracy(call)
     text = call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.7)
     assert f"  1  80.0% right  {one['pairs']:,} pairs [{one['low']:,}, " in text
     assert "<- as measured, the cheapest" in text
-    # the same points measured with five judgements of each: the others are held against those
+    # the same points measured with five judgments of each: the others are held against those
     five = json.loads(call("plan", *MEASURED, "--measured-overlap", 5, "--reward-accuracy", 0.7, "--json"))[
         "reward_accuracy"
     ]
-    assert [row["judgements_per_pair"] for row in five["overlaps"] if row["is_measured"]] == [5]
+    assert [row["judgments_per_pair"] for row in five["overlaps"] if row["is_measured"]] == [5]
     assert five["overlaps"][0]["pairs"] > 2000
 
 
@@ -437,8 +437,8 @@ def test_a_curve_below_what_was_measured_says_why_and_whence_the_labels_are_know
     said = call("plan", *points, "--accuracy", 0.75)
     assert "after 1,000 pairs  0.68" in said
     assert "is less than the 0.700 measured after 1,000" in said
-    assert "(one judgement of each; --measured-overlap or --held-out-accuracy say otherwise)" in said
-    assert "(the majority of 5 judgements of each;" in call("plan", *points, "--measured-overlap", 5)
+    assert "(one judgment of each; --measured-overlap or --held-out-accuracy say otherwise)" in said
+    assert "(the majority of 5 judgments of each;" in call("plan", *points, "--measured-overlap", 5)
     assert "is less than" not in call("plan", *points, "--held-out-accuracy", 1)
 
 

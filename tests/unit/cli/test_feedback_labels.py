@@ -41,7 +41,7 @@ def rows_of(path):
 def test_labels_come_in_are_reported_and_leave_with_the_probability_of_each_class(file, call, tmp_path):
     said = call("import", file, "--classes", "negative,neutral,positive,mixed")
     assert "41 tasks added" in said
-    assert "164 judgements added" in said
+    assert "164 judgments added" in said
     assert "!" not in said, "all are kept, so nothing is to be warned of"
     told = call("report")
     assert "Agreement on multiclass" in told
@@ -59,8 +59,8 @@ def test_labels_come_in_are_reported_and_leave_with_the_probability_of_each_clas
     for row in rows_of(tmp_path / "out.jsonl"):
         assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
         assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-        assert sum(row["votes"].values()) == row["num_judgements"] == 4
-        assert row["effective_judgements"] <= 4
+        assert sum(row["votes"].values()) == row["num_judgments"] == 4
+        assert row["effective_judgments"] <= 4
         assert row["probabilities"]["mixed"] < 0.05
     call("export", "counted.jsonl", "--aggregate", "majority", "--ties", "keep")
     counted = rows_of(tmp_path / "counted.jsonl")

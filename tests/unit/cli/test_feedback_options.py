@@ -45,8 +45,8 @@ def store(call):
     [
         (("--ties", "keep"), "^--ties does nothing without --aggregate; leave it out, or add --aggregate.$"),
         (
-            ("--ties", "keep", "--min-judgements", "2"),
-            "--ties and --min-judgements do nothing without --aggregate; leave them out",
+            ("--ties", "keep", "--min-judgments", "2"),
+            "--ties and --min-judgments do nothing without --aggregate; leave them out",
         ),
         (("--min-items", "9"), "--min-items does nothing without --qualified"),
         (("--min-agreement", "0.5", "--min-gold-accuracy", "0"), "do nothing without --qualified"),
@@ -57,7 +57,7 @@ def store(call):
         ),
         (
             ("--events", "--format", "label-studio"),
-            "'label-studio' holds tasks and judgements of them, and what users did is",
+            "'label-studio' holds tasks and judgments of them, and what users did is",
         ),
         (("--events", "--format", "argilla"), "leave --events out, or write --format rows"),
         (("--events", "--aggregate", "majority"), "--aggregate does nothing with --events"),
@@ -87,13 +87,13 @@ def test_two_options_that_undo_each_other_are_refused(words, message, call, stor
 
 def test_options_that_belong_together_are_taken(call, store, tmp_path):
     call("feedback", "simulate", "--good", 2, "--careless", 0, "--overlap", 2)
-    call("feedback", "export", "x.jsonl", "--aggregate", "majority", "--ties", "keep", "--min-judgements", 2)
+    call("feedback", "export", "x.jsonl", "--aggregate", "majority", "--ties", "keep", "--min-judgments", 2)
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 4
 
 
 def test_simulated_annotators_judge_as_often_as_is_wanted(call, store):
     assert call("feedback", "simulate", "--good", 3, "--careless", 0, "--overlap", 3).stdout.startswith(
-        "12 simulated judgements"
+        "12 simulated judgments"
     )
     with PreferenceStore(store) as opened:
         assert opened.rules.overlap == 3
@@ -102,7 +102,7 @@ def test_simulated_annotators_judge_as_often_as_is_wanted(call, store):
 def test_a_crowd_too_small_for_the_overlap_is_told(call, store):
     said = call("feedback", "simulate", "--good", 1, "--careless", 0, "--overlap", 2).stdout
     assert said.startswith(
-        "! 2 judgements of each task are wanted, and 1 annotator can give no more than one each.\n4 sim"
+        "! 2 judgments of each task are wanted, and 1 annotator can give no more than one each.\n4 sim"
     )
 
 
@@ -222,13 +222,13 @@ def test_the_tasks_that_are_asked_are_told_by_their_batch(call, store, capsys):
     with PreferenceStore(store) as opened:
         _say_how_far(opened, store)
         said = capsys.readouterr().out
-        assert "annotations.db: 7 tasks, 0 of 7 judgements made." in said
+        assert "annotations.db: 7 tasks, 0 of 7 judgments made." in said
         assert "Asked are the tasks of all batches: none (4), 'human-eval' (3); --batch NAME asks one alone." in said
         check_batch(opened, "human-eval")
         set_rules(opened, {"batch": "human-eval"})
         _say_how_far(opened, store)
         said = capsys.readouterr().out
-        assert "annotations.db: 3 tasks, 0 of 3 judgements made." in said, "progress is of what is asked"
+        assert "annotations.db: 3 tasks, 0 of 3 judgments made." in said, "progress is of what is asked"
         assert "Asked is the batch 'human-eval' alone; 4 tasks beside it wait" in said
         with pytest.raises(ConfigError, match=r"no batch 'human-evil' in this store\. Did you mean 'human-eval'"):
             check_batch(opened, "human-evil")

@@ -12,7 +12,7 @@ output_dir: {output}
 seed: 1
 threads: 1
 stages:
-  sft: {{kind: sft, model: embedded, data: {data}, learning_rate: 1e-3, rows_per_step: 2, max_steps: 6}}
+  sft: {{kind: sft, model: embedded, data: {data}, learning_rate: 1e-3, batch_size: 2, max_steps: 6}}
 """
 
 

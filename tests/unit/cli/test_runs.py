@@ -278,7 +278,7 @@ def test_who_only_looks_at_a_run_waits_for_no_torch(call, done, recipe, tmp_path
     refused = [
         ["generate", gone],
         ["sft", f"model={gone}", f"data={recipe}", "-o", str(tmp_path / "out")],
-        ["feedback", "prioritise", "--reward", gone, "--store", str(tmp_path / "store.db")],
+        ["feedback", "prioritize", "--reward", gone, "--store", str(tmp_path / "store.db")],
     ]
     ran = subprocess.run([sys.executable, "-c", LOOK, json.dumps(looks + refused)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -106,8 +106,8 @@ def test_the_recipe_itself_is_fine():
         ),
         ({"stages__sft__betas": [0.9, 1.0]}, "stages.sft.betas.1: should be less than 1 (got 1.0)"),
         (
-            {"stages__sft__rows_per_step": "many"},
-            "stages.sft.rows_per_step: should be a valid integer, unable to parse string as an integer (got 'many')",
+            {"stages__sft__batch_size": "many"},
+            "stages.sft.batch_size: should be a valid integer, unable to parse string as an integer (got 'many')",
         ),
         (
             {"stages__sft__schedule": "cosin"},
@@ -168,7 +168,7 @@ def test_a_key_of_another_kind_of_stage_is_not_suggested():
         (lambda: PPOConfig(kl={"coef": -1}), "kl.coef: should be greater than or equal to 0 (got -1)"),
         (lambda: PPOConfig(kl=KLConfig(coef=1)).updated(lam=2), "lam: should be less than or equal to 1 (got 2)"),
         (lambda: KLConfig(where="loss"), "k1 pulls nowhere as a loss"),
-        (lambda: GRPOConfig(sequences_per_step=12), "sequences_per_step (12) must be a multiple of group_size (8)"),
+        (lambda: GRPOConfig(minibatch_size=12), "minibatch_size (12) must be a multiple of group_size (8)"),
         (lambda: PPOConfig(sampling={"temperature": 0}), "sampling.temperature is 0"),
         (lambda: DPOConfig(loss="hinge", label_smoothing=0.1), "label_smoothing belongs to the loss `sigmoid`"),
         (lambda: DPOConfig(ipo_per_token=True), "ipo_per_token belongs to the loss `ipo`"),

@@ -23,7 +23,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     # Liu et al. 2025, arXiv:2503.20783, section 3.2: no division by the deviation or by the length, no KL; README.md of
     # sail-sg/understand-r1-zero at dfca49d: 8 completions of 128 prompts, steps of 128
     "DrGRPOConfig": {
-        "advantage": "group_mean", "policy_loss": "clip", "aggregation": "constant", "group_size": 8, "sequences_per_step": 128,
+        "advantage": "group_mean", "policy_loss": "clip", "aggregation": "constant", "group_size": 8, "minibatch_size": 128,
         "steps": 8, **NO_KL,
     },
     # Yu et al. 2025, arXiv:2503.14476, section 4.1: clip 0.2 and 0.28, 16 completions, mean over tokens, no KL, the last fifth
@@ -58,7 +58,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     # examples/scripts/train_reinforce_llama_ray.sh of OpenRLHF/OpenRLHF at 033a769: 1,024 prompts, steps of 128
     "ReinforcePPConfig": {
         "advantage": "batch", "baseline": "none", "policy_loss": "clip", "aggregation": "token", "group_size": 1,
-        "prompts_per_rollout": 1024, "sequences_per_step": 128, "steps": 8, **IN_REWARD,
+        "prompts_per_rollout": 1024, "minibatch_size": 128, "steps": 8, **IN_REWARD,
     },
     # Li et al. 2023, arXiv:2310.10505, algorithm 1: one sample and one greedy completion, one step
     "ReMaxConfig": {
@@ -90,7 +90,7 @@ def test_a_preset_that_is_made_of_its_ratio_has_ratios_that_leave_1(preset):
 
 
 def test_a_last_step_with_fewer_groups_is_a_step():
-    sizes = {"group_size": 4, "sequences_per_step": 8, "epochs_per_rollout": 3}
+    sizes = {"group_size": 4, "minibatch_size": 8, "epochs_per_rollout": 3}
     assert GRPOConfig.of({**sizes, "prompts_per_rollout": 5}).steps_per_rollout == 9
 
 
@@ -107,7 +107,7 @@ def test_settings_that_were_written_out_can_be_read_again(name):
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("GRPOConfig", {"group_size": 1, "sequences_per_step": 1}, "group_size must be at least 2, and is 1"),
+        ("GRPOConfig", {"group_size": 1, "minibatch_size": 1}, "group_size must be at least 2, and is 1"),
         ("RLOOConfig", {"group_size": 1}, "advantage 'leave_one_out' compares completions of one prompt"),
         ("ReinforcePPConfig", {"baseline": "group"}, "group_size must be at least 2"),
         ("GRPOConfig", {"baseline": "group"}, "baseline belongs to the advantage `batch`; the advantage is 'group'"),

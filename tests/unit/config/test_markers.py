@@ -90,7 +90,7 @@ def test_the_search_knows_the_settings_that_name_something():
         "EnvironmentConfig.factory",
         "FunctionRewardConfig.function",
         "PreferencesStage.annotator",
-        "StepLabelsStage.labeller",
+        "StepLabelsStage.labeler",
     }
     assert {
         "DataInputs.data",

@@ -75,7 +75,7 @@ def test_two_methods_are_not_the_same_stage():
     assert len(set(made)) == len(made)  # iterative DPO is DPO, several times
 
 
-def test_a_misspelt_method_is_answered_with_the_nearest():
+def test_a_misspelled_method_is_answered_with_the_nearest():
     with pytest.raises(UnknownNameError, match=r"No method is called 'simp0'\. Did you mean 'simpo'"):
         method("simp0")
 
@@ -85,7 +85,7 @@ def test_a_setting_is_described_with_its_default_and_its_meaning():
     assert (found.name, found.type, found.default) == ("beta", "float > 0", "0.1")
     assert found.meaning.startswith("Strength of the pull")
     assert describe_setting(DPOStage, "loss", default="ipo").default == "ipo"
-    assert describe_setting(DPOStage, "length_normalised").default == "false"
+    assert describe_setting(DPOStage, "length_normalized").default == "false"
     assert describe_setting(DPOStage, "reference").default == "null"
 
 

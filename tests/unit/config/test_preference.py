@@ -27,7 +27,7 @@ def test_label_smoothing_is_never_silently_ignored(loss):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss": "aot", "rows_per_step": 1}, "compares the pairs of a step with each other, and rows_per_step is 1"),
+        ({"loss": "aot", "batch_size": 1}, "compares the pairs of a step with each other, and batch_size is 1"),
         ({"loss": "exo"}, "the loss `exo` asks for an infinite margin without label_smoothing"),
         ({"reference_free": True, "divergence": "js"}, "divergence is from a reference"),
         ({"reference_free": True, "loss": "nca"}, "reference_free belongs to the loss `sigmoid` or `hinge`"),
@@ -35,8 +35,8 @@ def test_label_smoothing_is_never_silently_ignored(loss):
         ({"divergence": "alpha"}, "divergence: alpha and divergence_alpha go together"),
         ({"divergence_alpha": 0.5}, "divergence: alpha and divergence_alpha go together"),
         ({"loss": "aot", "weight_by_policy": True}, "weight_by_policy belongs to the loss"),
-        ({"loss": "ipo", "length_normalised": True}, "length_normalised belongs to the loss `sigmoid`"),
-        ({"length_normalised": True, "length_alpha": 0.5}, "take it or log-ratios per token"),
+        ({"loss": "ipo", "length_normalized": True}, "length_normalized belongs to the loss `sigmoid`"),
+        ({"length_normalized": True, "length_alpha": 0.5}, "take it or log-ratios per token"),
         ({"discopop_temperature": 0.1}, "discopop_temperature belongs to the loss `discopop`"),
         ({"loss": "discopop", "discopop_temperature": 2}, "discopop_temperature: should be less than or equal to 1"),
     ],
@@ -53,14 +53,14 @@ def test_options_that_would_do_nothing_are_refused(settings, message):
         ({"loss": "bco", "reference_point": "zero"}, "reference_point belongs to the loss `kto`"),
         ({"reference_point_decay": 0.5}, "reference_point_decay is of a running average"),
         ({"desirable_weight": 0, "undesirable_weight": 0}, "are both 0"),
-        ({"rows_per_step": 1}, "reference_point: step compares rows of a step with each other"),
+        ({"batch_size": 1}, "reference_point: step compares rows of a step with each other"),
     ],
 )
 def test_options_of_kto_that_would_do_nothing_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         KTOConfig.of(settings)
-    KTOConfig(rows_per_step=1, reference_point="running", reference_point_decay=0.5)
-    KTOConfig(loss="bco", reference_point_decay=0.5, rows_per_step=1)
+    KTOConfig(batch_size=1, reference_point="running", reference_point_decay=0.5)
+    KTOConfig(loss="bco", reference_point_decay=0.5, batch_size=1)
 
 
 @pytest.mark.parametrize("config", [DPOConfig, KTOConfig])
@@ -78,7 +78,7 @@ def test_a_folder_for_the_reference_need_not_be_there(given):
     assert DPOConfig.of({"cache_reference": given}).cache_reference == given
 
 
-def test_a_misspelt_override_of_the_cache_is_named(tmp_path, monkeypatch):
+def test_a_misspelled_override_of_the_cache_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "recipe.yaml"
     path.write_text("name: a\nstages:\n  dpo: {kind: dpo, model: embedded, data: b.jsonl}\n", encoding="utf-8")

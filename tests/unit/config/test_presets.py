@@ -9,11 +9,11 @@ from rlhf.errors import UnknownNameError
 
 # The table at the top of rlhf/config/presets.py: smallest and largest value.
 GUIDANCE = {
-    "1b": {"learning_rate": (5e-6, 1e-5), "prompts_per_rollout": (128, 256), "sequences_per_step": (16, 32),
+    "1b": {"learning_rate": (5e-6, 1e-5), "prompts_per_rollout": (128, 256), "minibatch_size": (16, 32),
            "epochs_per_rollout": (4, 8), "kl": (0.05, 0.2), "clip": (0.2, 0.2), "entropy_coef": (0.01, 0.01)},
-    "7b": {"learning_rate": (1e-6, 5e-6), "prompts_per_rollout": (64, 128), "sequences_per_step": (8, 16),
+    "7b": {"learning_rate": (1e-6, 5e-6), "prompts_per_rollout": (64, 128), "minibatch_size": (8, 16),
            "epochs_per_rollout": (2, 4), "kl": (0.1, 0.3), "clip": (0.2, 0.2), "entropy_coef": (0.01, 0.01)},
-    "70b": {"learning_rate": (5e-7, 1e-6), "prompts_per_rollout": (32, 64), "sequences_per_step": (4, 8),
+    "70b": {"learning_rate": (5e-7, 1e-6), "prompts_per_rollout": (32, 64), "minibatch_size": (4, 8),
             "epochs_per_rollout": (1, 2), "kl": (0.2, 0.5), "clip": (0.1, 0.2), "entropy_coef": (0, 0)},
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ def test_a_part_of_grpos_penalty_keeps_the_rest_as_the_paper_has_it():
     assert (policy.PPOConfig().kl.where, policy.PPOConfig().kl.estimator) == ("reward", "k1")
 
 
-@pytest.mark.parametrize("name", ["epochs", "max_steps", "rows_per_step", "tokens_per_step"])
+@pytest.mark.parametrize("name", ["epochs", "max_steps", "batch_size", "batch_tokens"])
 def test_settings_that_an_online_trainer_would_not_read_are_refused(name):
     assert name in sft.SFTConfig.model_fields
     assert name not in policy.PPOConfig.model_fields

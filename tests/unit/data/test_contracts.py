@@ -62,7 +62,7 @@ def test_who_judged_and_how_surely_travels_to_the_pair():
         ({"confidence": float("nan")}, "confidence is nan"),
     ],
 )
-def test_an_impossible_judgement_is_refused(changes, message):
+def test_an_impossible_judgment_is_refused(changes, message):
     with pytest.raises(RowError, match=message):
         sample(where="file.jsonl:3", **changes)
 

@@ -124,7 +124,7 @@ def test_bad_rows_are_in_the_report(tokenizer, tmp_path):
         SFTDataset(path, tokenizer)
 
 
-def test_a_misspelt_option_is_an_error(tokenizer):
+def test_a_misspelled_option_is_an_error(tokenizer):
     with pytest.raises(TypeError, match="on_bad_rows"):
         SFTDataset(SFT, tokenizer, on_bad_rows="skip")
 

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from rlhf.data.dedup import duplicate_groups, normalise, row_text, shingles, similarity
+from rlhf.data.dedup import duplicate_groups, normalize, row_text, shingles, similarity
 from rlhf.data.formats import parse_row
 from rlhf.data.prefixes import shared_length
 from rlhf.errors import ConfigError
 
 
 def test_case_width_and_space_make_no_difference():
-    assert normalise("The  Fox\n lives") == normalise("the fox lives") == normalise("the \uff26\uff2f\uff38 lives ")
-    assert normalise("the fox") != normalise("the foxes")
+    assert normalize("The  Fox\n lives") == normalize("the fox lives") == normalize("the \uff26\uff2f\uff38 lives ")
+    assert normalize("the fox") != normalize("the foxes")
 
 
 def test_equal_texts_form_one_set_in_order():

@@ -35,7 +35,7 @@ def test_each_kind_is_known_by_its_columns(raw, kind):
 @pytest.mark.parametrize(
     "names", [("instruction", "response"), ("prompt", "completion"), ("input", "output"), ("prompt", "response")]
 )
-def test_the_usual_column_names_are_recognised(names):
+def test_the_usual_column_names_are_recognized(names):
     row = parse_row({names[0]: "question", names[1]: "answer"})
     assert (row.prompt, row.completion) == ("question", "answer")
 

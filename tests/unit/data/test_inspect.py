@@ -257,5 +257,5 @@ def test_one_of_a_kind_is_counted_in_the_singular(tmp_path):
         ([f"d:{n}" for n in range(1, 40, 2)], "d:1, 3, 5, 7, 9, 11, 13, 15 ... (20 rows)"),
     ],
 )
-def test_places_of_rows_are_joined_where_they_are_neighbours(wheres, text):
+def test_places_of_rows_are_joined_where_they_are_neighbors(wheres, text):
     assert places(wheres) == text

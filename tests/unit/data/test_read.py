@@ -198,7 +198,7 @@ def test_a_file_without_one_usable_row_is_an_error_even_when_skipping(tmp_path):
         read_rows(path, on_bad_row="skip")
 
 
-def test_a_misspelt_path_is_no_hub_name(tmp_path):
+def test_a_misspelled_path_is_no_hub_name(tmp_path):
     put(tmp_path / "pairs.jsonl", "{}")
     with pytest.raises(DataError, match=r"There is no file or folder .*pair.jsonl. Did you mean 'pairs.jsonl'"):
         read_rows(tmp_path / "pair.jsonl")
@@ -277,7 +277,7 @@ def test_limit_counts_usable_rows():
         read_rows(rows, limit=0)
 
 
-def test_a_misspelt_policy_is_an_error():
+def test_a_misspelled_policy_is_an_error():
     with pytest.raises(UnknownNameError, match="Did you mean 'skip'"):
         read_rows(PAIRS, on_bad_row="skp")
 
@@ -324,7 +324,7 @@ def test_real_files_of_other_shapes_are_read(assets):
         on_bad_row="skip",
     )
     assert (len(tulu), tulu[0].kind) == (1150, Kind.COMPARISON)
-    assert {bad.reason[:31] for bad in tulu.bad_rows} == {"column 'preference' is a string"}, "left unlabelled"
+    assert {bad.reason[:31] for bad in tulu.bad_rows} == {"column 'preference' is a string"}, "left unlabeled"
     assert len({row.annotator_id for row in tulu}) == 16
     panda = read_rows(
         assets / "pandalm" / "testset-v1.json.gz",

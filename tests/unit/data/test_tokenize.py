@@ -236,7 +236,7 @@ def test_a_template_without_end_marks_gets_eos(plain_tokenizer):
 
 
 def test_a_header_that_merges_with_the_first_word_moves_the_boundary(plain_tokenizer):
-    # "assistant: " and "in" tokenise as "assistant", ":", " in": the space belongs to the word.
+    # "assistant: " and "in" tokenize as "assistant", ":", " in": the space belongs to the word.
     template = (
         "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"

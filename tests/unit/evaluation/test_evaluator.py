@@ -169,16 +169,16 @@ def test_a_pair_has_two_completions(reward_model):
         judge_reward_model(reward_model, [Group([3], [Branch([4])])])
 
 
-def test_calibration_reads_raw_scores_whatever_the_normalisation(reward_model):
+def test_calibration_reads_raw_scores_whatever_the_normalization(reward_model):
     import torch
 
     pairs = [Group([3, 4], [Branch([10, i, 1]), Branch([i, 11])]) for i in range(20, 40)]
     plain = judge_reward_model(reward_model, pairs)
     reward_model.set_normalization(torch.tensor([0.3]), torch.tensor([0.05]))
-    normalised = judge_reward_model(reward_model, pairs)
+    normalized = judge_reward_model(reward_model, pairs)
     reward_model.set_normalization(torch.tensor([0.0]), torch.tensor([1.0]))
-    assert normalised.margin.value == pytest.approx(plain.margin.value / 0.05, rel=1e-4)
-    assert normalised.calibration.log_loss == pytest.approx(plain.calibration.log_loss, rel=1e-4)
+    assert normalized.margin.value == pytest.approx(plain.margin.value / 0.05, rel=1e-4)
+    assert normalized.calibration.log_loss == pytest.approx(plain.calibration.log_loss, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_pairs_without_a_best_scale_have_none(difference):
     assert math.isnan(fitted_scale(difference))
 
 
-def test_a_normalised_score_is_calibrated_at_its_own_scale():
+def test_a_normalized_score_is_calibrated_at_its_own_scale():
     raw = true_probabilities(3000)
     assert calibration(raw / 4, scale=4.0).log_loss == pytest.approx(calibration(raw).log_loss)
 

@@ -1,4 +1,4 @@
-"""Items of every kind, with whatever a task, a completion and a judgement can carry."""
+"""Items of every kind, with whatever a task, a completion and a judgment can carry."""
 
 from __future__ import annotations
 

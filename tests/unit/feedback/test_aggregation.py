@@ -60,13 +60,13 @@ def test_where_all_agree_dawid_skene_agrees():
     assert min(found.confidences) > 0.99
 
 
-def test_a_belief_of_fewer_than_no_judgements_is_refused():
+def test_a_belief_of_fewer_than_no_judgments_is_refused():
     with pytest.raises(ConfigError, match="at least 0"):
         dawid_skene(Labels.of([(0, "x", 1)]), smoothing=-1)
 
 
-def test_single_judgements_are_believed_by_who_believes_in_people_and_by_nobody_else():
-    """With one judgement an item, everything can be explained by one truth and people who answer at random."""
+def test_single_judgments_are_believed_by_who_believes_in_people_and_by_nobody_else():
+    """With one judgment an item, everything can be explained by one truth and people who answer at random."""
     said = [(n, f"p{n % 4}", "b" if n % 3 else "a") for n in range(24)]
     labels = Labels.of(said, scale=("a", "tie", "b"))
     believed = dawid_skene(labels, smoothing=0.5, right_prior=4.0)

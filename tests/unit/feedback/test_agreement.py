@@ -141,9 +141,9 @@ def test_intervals_of_the_fewest_items_hold_the_truth(annotators, accuracy):
         right = rng.random((MIN_ITEMS, annotators)) < accuracy
         side = rng.integers(0, 2, (MIN_ITEMS, 1))
         values = np.where(right, side, 1 - side)
-        judgements = [(i, a, int(values[i, a])) for i in range(MIN_ITEMS) for a in range(annotators)]
+        judgments = [(i, a, int(values[i, a])) for i in range(MIN_ITEMS) for a in range(annotators)]
         found = agreement_estimate(
-            coincidences(Labels.of(judgements, scale=(0, 1))), krippendorff_alpha, seed=seed, resamples=300
+            coincidences(Labels.of(judgments, scale=(0, 1))), krippendorff_alpha, seed=seed, resamples=300
         )
         if math.isfinite(found.low):
             given += 1
@@ -173,7 +173,7 @@ def test_a_value_that_many_draws_lack_has_no_interval_and_the_reason_is_true():
 
 
 def test_intervals_of_a_rare_value_hold_the_truth():
-    # q: how often a judgement has the rare value; alpha = 1 - observed / expected disagreement
+    # q: how often a judgment has the rare value; alpha = 1 - observed / expected disagreement
     prevalence, error, items = 0.02, 0.01, 50
     q = prevalence * (1 - error) + (1 - prevalence) * error
     truth = 1 - error * (1 - error) / (q * (1 - q))
@@ -193,7 +193,7 @@ def test_intervals_of_a_rare_value_hold_the_truth():
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan"), np.float64("nan"), Decimal("nan")])
-def test_a_judgement_that_was_not_made_is_left_out_whatever_says_so(missing):
+def test_a_judgment_that_was_not_made_is_left_out_whatever_says_so(missing):
     labels = Labels.of([(0, "x", 1.0), (0, "y", missing), (1, "y", 2.0)])
     assert labels.scale == (1.0, 2.0)
     assert len(labels.values) == 2
@@ -202,14 +202,14 @@ def test_a_judgement_that_was_not_made_is_left_out_whatever_says_so(missing):
 @pytest.mark.parametrize(
     ("judgements", "words"),
     [
-        ([], "There is no judgement"),
+        ([], "There is no judgment"),
         ([(1, "ann", "a"), (1, "ann", "b")], "'ann' judged item 1 twice"),
         ([(1, "ann", "c")], "value 'c', which is not on the scale"),
     ],
 )
-def test_wrong_judgements_are_named(judgements, words):
+def test_wrong_judgments_are_named(judgments, words):
     with pytest.raises(DataError, match=words):
-        Labels.of(judgements, scale=("a", "b"))
+        Labels.of(judgments, scale=("a", "b"))
 
 
 def test_a_weighting_that_does_not_exist_is_named():

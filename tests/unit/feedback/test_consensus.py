@@ -33,7 +33,7 @@ def test_the_majority_wins_with_its_share():
     (row,) = consensus_rows([item("t", sides("abb"))], aggregate="majority")
     # two of three say b: p = 2/3, confidence = 2/3 - 1/3
     assert row == {
-        "prompt": "t?", "chosen": "y", "rejected": "x", "id": "t", "task_id": "t", "num_judgements": 3,
+        "prompt": "t?", "chosen": "y", "rejected": "x", "id": "t", "task_id": "t", "num_judgments": 3,
         "aggregate": "majority", "probability": 0.666667, "confidence": 0.333333, "chosen_model": "my", "rejected_model": "mx",
         "votes": {"chosen": 2, "tie": 0, "rejected": 1},
     }  # fmt: skip
@@ -56,7 +56,7 @@ def test_what_nobody_wins_is_dropped_or_kept_as_a_tie():
 
 
 @pytest.mark.parametrize("aggregate", METHODS)
-def test_one_judgement_is_believed_and_never_turned_round(aggregate):
+def test_one_judgment_is_believed_and_never_turned_round(aggregate):
     items = [item(f"t{n}", {f"p{n % 3}": {"preference": "b" if n % 4 else "a"}}) for n in range(12)]
     rows = consensus_rows(items, aggregate=aggregate)
     assert [row["chosen"] for row in rows] == ["y" if n % 4 else "x" for n in range(12)]
@@ -125,17 +125,17 @@ def test_single_completions_keep_their_kind():
         "r", {"p0": {"ratings": {"overall": [4]}}, "p1": {"ratings": {"overall": [3]}}}, TaskKind.RATING, texts="x"
     )
     (row,) = consensus_rows([rated])
-    assert (row["rating"], row["num_judgements"], row["aggregate"]) == (3.5, 2, "mean")
+    assert (row["rating"], row["num_judgments"], row["aggregate"]) == (3.5, 2, "mean")
 
 
 def test_gold_items_and_those_that_too_few_judged_stay_behind():
     items = [item("g", sides("aaa"), gold={"preference": "a"}), item("few", sides("a")), item("enough", sides("ab"))]
-    assert [row["id"] for row in consensus_rows([*items, item("won", sides("aa"))], min_judgements=2, ties="keep")] == [
+    assert [row["id"] for row in consensus_rows([*items, item("won", sides("aa"))], min_judgments=2, ties="keep")] == [
         "enough",
         "won",
     ]
-    with pytest.raises(DataError, match=r"No item apart from gold ones has 3 judgement\(s\)"):
-        consensus_rows(items, min_judgements=3)
+    with pytest.raises(DataError, match=r"No item apart from gold ones has 3 judgment\(s\)"):
+        consensus_rows(items, min_judgments=3)
 
 
 def test_a_wrong_option_is_named():
@@ -144,4 +144,4 @@ def test_a_wrong_option_is_named():
     with pytest.raises(UnknownNameError, match="way to treat ties"):
         consensus_rows([item("t", sides("a"))], ties="half")
     with pytest.raises(ConfigError, match="at least 1"):
-        consensus_rows([item("t", sides("a"))], min_judgements=0)
+        consensus_rows([item("t", sides("a"))], min_judgments=0)

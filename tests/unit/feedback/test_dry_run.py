@@ -34,18 +34,18 @@ def store(tmp_path):
         yield store
 
 
-def test_a_crowd_gives_every_task_the_judgements_it_wants_and_the_same_ones_again(store, tmp_path):
+def test_a_crowd_gives_every_task_the_judgments_it_wants_and_the_same_ones_again(store, tmp_path):
     tasks = [task(f"{kind}-{n}", kind) for kind in GOLD for n in range(2)]
     store.add_tasks(tasks)
     run = simulate(store, crowd(2, 1), seed=5)
-    assert run.num_judgements == 2 * len(tasks)
-    assert sum(run.by_annotator.values()) == run.num_judgements
-    said = [(j.task.id, j.annotator, j.value, j.seconds) for j in store.judgements()]
+    assert run.num_judgments == 2 * len(tasks)
+    assert sum(run.by_annotator.values()) == run.num_judgments
+    said = [(j.task.id, j.annotator, j.value, j.seconds) for j in store.judgments()]
     with PreferenceStore(tmp_path / "again.db", rules=AssignmentRules(overlap=2)) as again:
         again.add_tasks(tasks)
         simulate(again, crowd(2, 1), seed=5)
-        assert [(j.task.id, j.annotator, j.value, j.seconds) for j in again.judgements()] == said
-    assert simulate(store, crowd(2, 1), seed=5).num_judgements == 0
+        assert [(j.task.id, j.annotator, j.value, j.seconds) for j in again.judgments()] == said
+    assert simulate(store, crowd(2, 1), seed=5).num_judgments == 0
 
 
 @pytest.mark.parametrize("kind", GOLD)
@@ -78,11 +78,11 @@ def test_a_store_that_people_worked_in_is_refused_unless_one_knows(store):
     store.add_annotator("ann")
     held = store.next_task("ann")
     store.submit("ann", Submission(assignment=held.number, key="k", value={"preference": "a"}))
-    with pytest.raises(ConfigError, match=r"1 judgement by 'ann', and simulated .*--i-know"):
+    with pytest.raises(ConfigError, match=r"1 judgment by 'ann', and simulated .*--i-know"):
         simulate(store, crowd(1))
-    assert {judgement.annotator for judgement in store.judgements()} == {"ann"}
+    assert {judgment.annotator for judgment in store.judgments()} == {"ann"}
     assert {row.name for row in store.annotators()} == {"ann"}, "nothing was added"
-    assert simulate(store, crowd(1), among_people=True).num_judgements > 0
+    assert simulate(store, crowd(1), among_people=True).num_judgments > 0
 
 
 def test_a_store_to_which_people_were_invited_is_refused_too_and_nothing_is_added(store):
@@ -91,7 +91,7 @@ def test_a_store_to_which_people_were_invited_is_refused_too_and_nothing_is_adde
     store.add_annotator("ann")
     with pytest.raises(ConfigError, match=r"'ann' was invited .* could not be taken out again.*--i-know"):
         simulate(store, crowd(1))
-    assert not store.judgements()
+    assert not store.judgments()
     assert {row.name for row in store.annotators()} == {"ann", "olga"}
 
 
@@ -103,13 +103,13 @@ def test_nobody_judges_under_a_persons_name(store):
         simulate(store, crowd(1), among_people=True)
 
 
-def test_what_is_simulated_is_said_wherever_judgements_are_counted(store, tmp_path):
+def test_what_is_simulated_is_said_wherever_judgments_are_counted(store, tmp_path):
     store.add_tasks([task(f"t{n}") for n in range(3)])
     store.add_annotator("ann")
     held = store.next_task("ann")
     store.submit("ann", Submission(assignment=held.number, key="k", value={"preference": "a"}))
     simulate(store, crowd(1), among_people=True, limit=2)
-    words = "2 of 3 judgements are simulated (rlhf feedback simulate) and no opinion of anybody's."
+    words = "2 of 3 judgments are simulated (rlhf feedback simulate) and no opinion of anybody's."
     found = findings_of(store, resamples=10)
     assert (found.coverage.num_simulated, found.notes[0]) == (2, words)
     assert f"! {words}\n" in in_words(found)
@@ -119,7 +119,7 @@ def test_what_is_simulated_is_said_wherever_judgements_are_counted(store, tmp_pa
     assert simulated_annotators(store) == {"sim-good-0"}, "the store remembers what it made"
 
 
-def test_simulated_judgements_that_come_in_a_file_are_known_and_a_person_called_so_is_no_simulation(store):
+def test_simulated_judgments_that_come_in_a_file_are_known_and_a_person_called_so_is_no_simulation(store):
     store.add_annotator("sim-good-7")
     store.add_annotator("sim-one")
     make_invitation(store.engine, "sim-one")
@@ -128,7 +128,7 @@ def test_simulated_judgements_that_come_in_a_file_are_known_and_a_person_called_
 
 def test_where_nothing_is_simulated_nothing_is_said():
     assert simulated_words(["ann", "bob"], {"sim-one"}) == ""
-    assert simulated_words(["ann", "sim-one"], {"sim-one"}).startswith("1 of 2 judgements is simulated")
+    assert simulated_words(["ann", "sim-one"], {"sim-one"}).startswith("1 of 2 judgments is simulated")
 
 
 def test_a_limit_stops_and_spammers_are_left_out_of_what_the_qualified_said(store):
@@ -136,9 +136,9 @@ def test_a_limit_stops_and_spammers_are_left_out_of_what_the_qualified_said(stor
     store.add_tasks(
         [*(task(f"t{n}") for n in range(24)), *(task(f"g{n}", gold={"preference": "a"}) for n in range(12))]
     )
-    assert simulate(store, crowd(1), limit=3).num_judgements == 3
+    assert simulate(store, crowd(1), limit=3).num_judgments == 3
     simulate(store, crowd(3, 0, 1), seed=2)
-    chosen = select(store, only_qualified=True, rules=QualityRules(min_judgements=20))
+    chosen = select(store, only_qualified=True, rules=QualityRules(min_judgments=20))
     assert set(chosen.unqualified) == {"sim-spammer-0"}
     assert "agreement" in chosen.unqualified["sim-spammer-0"]
     assert chosen.num_left_behind > 20

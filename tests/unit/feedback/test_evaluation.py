@@ -85,7 +85,7 @@ def test_what_another_tool_gives_back_is_decoded_by_the_key(tmp_path):
     ]
     (tmp_path / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged))
     assert {row["value"]["preference"] for row in judged} == {"a", "b"}, "the order differs from task to task"
-    found = protocol.analyse(protocol.read(tmp_path / "judged.jsonl", tmp_path / "key.jsonl"), resamples=5)
+    found = protocol.analyze(protocol.read(tmp_path / "judged.jsonl", tmp_path / "key.jsonl"), resamples=5)
     rate = of(found.win_rates).rate
     assert (rate.wins, rate.losses) == (12, 0)
     assert of(found.win_rates).first == "strong"
@@ -113,7 +113,7 @@ def test_a_line_that_can_not_be_decoded_is_named(tmp_path, line, message):
     assert message in str(caught.value)
 
 
-def test_a_judgement_that_comes_twice_is_refused(tmp_path):
+def test_a_judgment_that_comes_twice_is_refused(tmp_path):
     protocol = HumanEvalProtocol(criteria=())
     (task,) = protocol.build_tasks(PROMPTS[:1], {"one": ["w"], "two": ["s"]})
     protocol.export([task], tmp_path / "tasks.jsonl", tmp_path / "key.jsonl")
@@ -136,7 +136,7 @@ def test_an_evaluation_runs_through_a_store_and_finds_the_better_model(tmp_path)
             ratings["clarity"] = [3] * 3
             sent = Submission(assignment=held.number, key=f"k{held.number}", value={"ratings": ratings})
             store.submit("ann", sent)
-        found = protocol.analyse(store, resamples=10)
+        found = protocol.analyze(store, resamples=10)
     # weights 1, 1.2, 1.5, 0.8, 0.8; clarity is 3 for all: strong = (4.5 * 5 + 0.8 * 3) / 5.3
     overall = {score.model: score.mean.value for score in found.scores if score.criterion == OVERALL}
     assert overall["strong"] == pytest.approx((4.5 * 5 + 2.4) / 5.3)
@@ -155,11 +155,11 @@ def test_other_guidelines_in_the_store_are_not_overwritten(tmp_path):
             HumanEvalProtocol(kind="rating").open(store, [])
 
 
-def test_the_prompt_is_the_unit_and_not_the_judgement():
+def test_the_prompt_is_the_unit_and_not_the_judgment():
     # Three annotators who agree on 20 prompts know no more about the models than one does.
     one = [judged_pair(str(n), "a" if n % 4 else "b") for n in range(20)]
     three = [judged_pair(str(n), "a" if n % 4 else "b", who=who) for n in range(20) for who in ("ann", "bob", "cem")]
-    alone, together = (of(HumanEvalProtocol(criteria=()).analyse(x, resamples=2).win_rates).rate for x in (one, three))
+    alone, together = (of(HumanEvalProtocol(criteria=()).analyze(x, resamples=2).win_rates).rate for x in (one, three))
     assert alone.rate == together.rate == 0.75
     assert (alone.low, alone.high) == pytest.approx((together.low, together.high))
     assert (alone.n, together.n, together.num_prompts) == (20, 60, 20)
@@ -168,7 +168,7 @@ def test_the_prompt_is_the_unit_and_not_the_judgement():
 def test_models_are_compared_by_their_difference_on_the_same_prompt():
     # Prompts differ by up to 4 in how they are rated, the models by exactly 1 on each.
     given = [rated(str(n), {"accuracy": [2 + n % 4, 1 + n % 4]}) for n in range(20)]
-    found = HumanEvalProtocol(kind="rating").analyse(given, resamples=2)
+    found = HumanEvalProtocol(kind="rating").analyze(given, resamples=2)
     difference = of(found.differences, "accuracy").mean
     assert difference.value == 1
     assert math.isnan(difference.low), "twenty times the same shows no spread"
@@ -181,9 +181,9 @@ def test_models_are_compared_by_their_difference_on_the_same_prompt():
 
 def test_a_mean_of_few_prompts_has_no_interval_and_says_so():
     given = [rated(str(n), {"accuracy": [5, 3 + n % 2]}) for n in range(MIN_RATED)]
-    enough = of(HumanEvalProtocol(kind="rating").analyse(given, resamples=2).differences, "accuracy").mean
+    enough = of(HumanEvalProtocol(kind="rating").analyze(given, resamples=2).differences, "accuracy").mean
     assert enough.low < enough.value < enough.high
-    few = HumanEvalProtocol(kind="rating").analyse(given[:2], resamples=2)
+    few = HumanEvalProtocol(kind="rating").analyze(given[:2], resamples=2)
     assert math.isnan(of(few.differences, "accuracy").mean.low)
     assert f"new less old: +1.50 (no interval: 2 prompts, and it takes {MIN_RATED})" in few.to_text()
     assert all(math.isnan(strength.low) for strength in few.strengths.values())
@@ -191,7 +191,7 @@ def test_a_mean_of_few_prompts_has_no_interval_and_says_so():
 
 def test_a_model_s_name_can_not_steer_the_terminal():
     given = [judged_pair(str(n), "a", models=("new\x1b[2J", "old")) for n in range(4)]
-    text = HumanEvalProtocol(criteria=()).analyse(given, resamples=2).to_text()
+    text = HumanEvalProtocol(criteria=()).analyze(given, resamples=2).to_text()
     assert "\x1b" not in text
     assert "new\\x1b[2J over old" in text
 
@@ -199,7 +199,7 @@ def test_a_model_s_name_can_not_steer_the_terminal():
 def test_criteria_are_told_apart_and_pooled():
     given = [judged_pair(str(n), "a", criterion="clarity") for n in range(10)]
     given += [judged_pair(str(n), "b", criterion="accuracy") for n in range(10)]
-    found = HumanEvalProtocol().analyse(given, resamples=2)
+    found = HumanEvalProtocol().analyze(given, resamples=2)
     assert of(found.win_rates, "clarity").rate.rate == 1
     assert of(found.win_rates, "accuracy").rate.rate == 0
     assert of(found.win_rates).rate.rate == 0.5
@@ -214,7 +214,7 @@ def test_reliable_annotators_weigh_more_in_strengths_and_intervals_hold_the_trut
             first, second = rng.sample(["x", "y", "z"], 2)
             better = "a" if (first < second) == (rng.random() < right) else "b"
             given.append(judged_pair(str(n), better, who=who, models=(first, second)))
-    found = HumanEvalProtocol(criteria=()).analyse(given, resamples=30)
+    found = HumanEvalProtocol(criteria=()).analyze(given, resamples=30)
     assert list(found.strengths) == ["x", "y", "z"]
     assert found.reliability["good"].value > 0.85 > 0.65 > found.reliability["spammer"].value
     assert all(strength.low < strength.value < strength.high for strength in found.strengths.values())
@@ -235,7 +235,7 @@ def test_where_nobody_judged_the_same_prompt_the_report_shows_no_reliability_tha
     said = evaluation_of_equals(tmp_path, 0, overlap=1)
     assert not any(found.measured for found in said.reliability.values())
     assert re.search(
-        r"what is better\): not measured of [^:]*sim-careless-0[^:]*: the judgements say too little of it; let",
+        r"what is better\): not measured of [^:]*sim-careless-0[^:]*: the judgments say too little of it; let",
         said.to_text(),
     )
     assert json.loads(json.dumps(said.to_dict()))["reliability"]["sim-good-0"]["value"] is None
@@ -249,44 +249,44 @@ def evaluation_of_equals(tmp_path, seed, *, overlap):
     with PreferenceStore(tmp_path / "s.db", rules=AssignmentRules(overlap=overlap), seed=seed) as store:
         protocol.open(store, protocol.build_tasks(prompts, completions))
         simulate(store, crowd(3, 1, 1), seed=seed)
-        return protocol.analyse(store, resamples=2)
+        return protocol.analyze(store, resamples=2)
 
 
 def test_a_strength_that_only_the_prior_holds_has_no_interval():
     won = [judged_pair(str(n), "a") for n in range(30)]
-    found = HumanEvalProtocol(criteria=()).analyse(won, resamples=20)
+    found = HumanEvalProtocol(criteria=()).analyze(won, resamples=20)
     assert found.strengths["new"].value > 0 > found.strengths["old"].value
     assert all(math.isnan(one.low) and math.isnan(one.high) for one in found.strengths.values())
     assert "won every comparison" in found.to_text()
     # one loss in thirty: a draw of thirty prompts lacks it one time in three
     rarely = [judged_pair(str(n), "b" if n == 0 else "a") for n in range(30)]
-    found = HumanEvalProtocol(criteria=()).analyse(rarely, resamples=100)
+    found = HumanEvalProtocol(criteria=()).analyze(rarely, resamples=100)
     assert all(math.isnan(one.low) for one in found.strengths.values())
     assert "% of draws" in found.strengths["new"].reason
     often = [judged_pair(str(n), "b" if n % 3 == 0 else "a") for n in range(30)]
-    found = HumanEvalProtocol(criteria=()).analyse(often, resamples=20)
+    found = HumanEvalProtocol(criteria=()).analyze(often, resamples=20)
     assert all(one.low < one.value < one.high for one in found.strengths.values())
 
 
 def test_strengths_without_spread_or_without_draws_say_so():
     # each prompt has one win of either: every draw of the prompts is the same
     even = [judged_pair(str(n), side, who=who) for n in range(20) for who, side in (("ann", "a"), ("bob", "b"))]
-    found = HumanEvalProtocol(criteria=()).analyse(even, resamples=20)
+    found = HumanEvalProtocol(criteria=()).analyze(even, resamples=20)
     assert math.isnan(found.strengths["new"].low)
     assert "no spread" in found.strengths["new"].reason
-    assert "no draws" in HumanEvalProtocol(criteria=()).analyse(even, resamples=0).strengths["new"].reason
+    assert "no draws" in HumanEvalProtocol(criteria=()).analyze(even, resamples=0).strengths["new"].reason
     apart = [judged_pair(str(n), "ab"[n % 2], models=("wx", "yz")[n % 4 // 2]) for n in range(24)]
-    assert "never compared" in HumanEvalProtocol(criteria=()).analyse(apart, resamples=5).strengths["w"].reason
+    assert "never compared" in HumanEvalProtocol(criteria=()).analyze(apart, resamples=5).strengths["w"].reason
 
 
 def test_annotators_who_judged_different_models_are_not_compared():
     ann = [judged_pair(f"p{n}", "ab"[n % 2], who="ann", models=("u", "v")) for n in range(6)]
     bob = [judged_pair(f"p{n}", "ab"[n % 2], who="bob", models=("x", "y")) for n in range(6)]
-    found = HumanEvalProtocol(criteria=()).analyse(ann + bob, resamples=2)
+    found = HumanEvalProtocol(criteria=()).analyze(ann + bob, resamples=2)
     assert found.reliability == {}
     assert found.reliability_reason == "not measured of ann, bob: nobody else judged the same models"
     cem = [judged_pair("p0", "a", who="cem", models=("u", "v"))]
-    found = HumanEvalProtocol(criteria=()).analyse(ann + bob + cem, resamples=2)
+    found = HumanEvalProtocol(criteria=()).analyze(ann + bob + cem, resamples=2)
     assert set(found.reliability) == {"ann", "cem"}
     assert found.reliability_reason == "not measured of bob: nobody else judged the same models"
 
@@ -297,18 +297,18 @@ def test_ratings_that_weigh_the_same_are_ties_between_models():
         for name, w in zip("abc", (0.1, 0.2, 0.3), strict=True)
     ]
     given = [rated(str(n), {"a": [3, 4], "b": [3, 4], "c": [3, 2]}) for n in range(40)]
-    found = HumanEvalProtocol(kind="rating", criteria=criteria).analyse(given, resamples=2)
+    found = HumanEvalProtocol(kind="rating", criteria=criteria).analyze(given, resamples=2)
     rate = of(found.win_rates).rate  # .1 * 3 + .2 * 3 + .3 * 3 = .1 * 4 + .2 * 4 + .3 * 2
     assert (rate.wins, rate.ties, rate.losses) == (0, 40, 0)
 
 
 def test_power_says_what_so_many_prompts_can_show():
     given = [judged_pair(str(n), ("a", "b", "tie", "a")[n % 4]) for n in range(100)]
-    power = HumanEvalProtocol(criteria=()).analyse(given, resamples=2).power
+    power = HumanEvalProtocol(criteria=()).analyze(given, resamples=2).power
     assert power.tie_frac == 0.25
     assert pairs_for_win_rate(power.detectable, tie_frac=0.25) == 100
     assert power.prompts_for_small == pairs_for_win_rate(0.05, tie_frac=0.25)
-    all_ties = HumanEvalProtocol(criteria=()).analyse([judged_pair(str(n), "tie") for n in range(9)], resamples=2)
+    all_ties = HumanEvalProtocol(criteria=()).analyze([judged_pair(str(n), "tie") for n in range(9)], resamples=2)
     assert all_ties.power.prompts_for_small is None
     assert "no win rate" in all_ties.to_text()
 
@@ -338,4 +338,4 @@ def test_wrong_material_is_refused():
     with pytest.raises(DataError, match="baseline 'three'"):
         HumanEvalProtocol(baseline="three").build_tasks(["a"], {"one": ["x"], "two": ["y"]})
     with pytest.raises(DataError, match="Nothing of the evaluation 'human-eval'"):
-        protocol.analyse([])
+        protocol.analyze([])

@@ -106,7 +106,7 @@ def test_a_store_asks_for_what_it_was_told_and_keeps_what_is_rated(tmp_path):
         store.add_annotator("ann")
         value = {"ratings": {"truth": [4], "tone & style": [2]}}
         store.submit("ann", Submission(assignment=store.next_task("ann").number, key="k", value=value))
-        with pytest.raises(ConfigError, match="holds 1 judgement of 'tone & style'"):
+        with pytest.raises(ConfigError, match="holds 1 judgment of 'tone & style'"):
             set_guidelines(store, ASKED[:1])
         set_guidelines(store, [*ASKED, AnnotationGuideline(name="new", description="one more")])
         assert [one.name for one in guidelines_of(store)] == ["truth", "tone & style", "new"]

@@ -27,7 +27,7 @@ def judged_by(store, protocol, num):
         given = store.next_task("ann")
         side = "ab"[[response.model for response in given.task.responses].index("new")]
         store.submit("ann", Submission(assignment=given.number, key=f"k-{number}", value={"preference": side}))
-    return protocol.analyse(store, resamples=5)
+    return protocol.analyze(store, resamples=5)
 
 
 def test_nobody_is_asked_and_the_rate_over_all_prompts_counts_them_as_ties(tmp_path):
@@ -61,7 +61,7 @@ def test_the_rate_over_all_prompts_is_right_while_half_is_still_to_be_judged(tmp
     with PreferenceStore(tmp_path / "s.db") as store:
         protocol.open(store, protocol.build_tasks(PROMPTS, {"new": NEW, "old": OLD}))
         found = judged_by(store, protocol, 2)
-    # thrown in with two judgements, the four ties would make it (2 + 4 / 2) / 6 = 0.67
+    # thrown in with two judgments, the four ties would make it (2 + 4 / 2) / 6 = 0.67
     assert found.win_rates[0].over_all.value == pytest.approx(10 / 12)
 
 
@@ -207,7 +207,7 @@ def test_the_key_of_an_export_tells_them_and_the_tasks_do_not(tmp_path):
         lines = [{"id": row["id"], "annotator": "ann", "value": {"preference": side[row["id"]]}} for row in rows]
         (tmp_path / "back.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         judged = protocol.read(tmp_path / "back.jsonl", tmp_path / "key.jsonl")
-        found = protocol.analyse(judged, key_file=tmp_path / "key.jsonl", resamples=5)
+        found = protocol.analyze(judged, key_file=tmp_path / "key.jsonl", resamples=5)
         assert found.win_rates[0].over_all.value == pytest.approx(10 / 12)
 
 

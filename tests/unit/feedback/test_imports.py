@@ -73,7 +73,7 @@ def test_other_prompts_from_a_file_of_the_same_name_are_other_tasks(store):
         ({"completion_b": "v"}, "^row 1: the store knows the id 't' with other completions of the same prompt"),
     ],
 )
-def test_a_judgement_of_other_texts_is_never_put_on_a_known_task(change, words, store):
+def test_a_judgment_of_other_texts_is_never_put_on_a_known_task(change, words, store):
     bring(store, [ROW])
     new = ROW | {"id": "new", "annotator_id": "cem"}
     with pytest.raises(DataError, match=rf"{words}.* Nothing was imported\.$"):
@@ -159,7 +159,7 @@ def test_a_question_without_an_id_is_known_by_the_name_that_it_had(store):
     assert kept(store) == {old: (["y", "x"], {"ann": {"preference": "a"}, "bob": {"preference": "b"}})}
 
 
-def test_a_question_that_a_store_of_before_holds_twice_gets_nobodys_judgement_twice(store):
+def test_a_question_that_a_store_of_before_holds_twice_gets_nobodys_judgment_twice(store):
     first, second = (named_before("pairwise", "q", texts) for texts in (["y", "x"], ["x", "y"]))
     of_before(store, first, ["y", "x"], ("ann", "a"))
     of_before(store, second, ["x", "y"])
@@ -185,7 +185,7 @@ def test_a_question_that_a_store_of_before_holds_twice_gets_nobodys_judgement_tw
 def test_all_comes_in_or_nothing(store):
     (item,) = read_items([ROW]).items
     bad = replace(item, task=replace(item.task, id="u"), said=(replace(item.said[0], seconds=-5),))
-    with pytest.raises(DataError, match=r"^row 1: the judgement of task 'u' by 'ann': seconds is -5"):
+    with pytest.raises(DataError, match=r"^row 1: the judgment of task 'u' by 'ann': seconds is -5"):
         import_items(store, [item, bad])
     half = replace(item, task=replace(item.task, id="u", prompt="\ud800"))
     with pytest.raises(DataError, match=r"^row 1: Task 'u' holds half a character"):
@@ -198,7 +198,7 @@ def test_a_later_answer_of_one_person_in_one_import_is_a_correction(store):
     assert (done.recorded.num_added, done.recorded.num_corrections, done.recorded.num_known) == (2, 1, 1)
     ((_, said),) = kept(store).values()
     assert said == {"ann": {"preference": "b"}}
-    assert len(store.judgements()) == 1, "the first is replaced, and stays in the record"
+    assert len(store.judgments()) == 1, "the first is replaced, and stays in the record"
     assert store.progress().num_done == 1
     again = bring(store, [ROW, ROW | {"preference": "b"}]).recorded
     assert (again.num_added, again.num_known, again.other_answers) == (0, 2, ()), "both are known"

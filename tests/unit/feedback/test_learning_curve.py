@@ -177,11 +177,11 @@ def test_labels_that_err_are_worth_less_still_where_pairs_are_easy():
 def test_what_overlap_is_worth_by_hand():
     found = fit_learning_curve(measured(SIZES, 4000)).pairs_for(0.78)
     plans = overlap_plans(
-        found, (1, 3), measured_overlap=1, annotator_accuracy=0.8, price_per_judgement=0.5, price_per_response=0.02
+        found, (1, 3), measured_overlap=1, annotator_accuracy=0.8, price_per_judgment=0.5, price_per_response=0.02
     )
     one, three = plans
     assert three.label_accuracy == majority_accuracy(0.8, 3) == pytest.approx(0.896)
-    # worth .6^2 = .36 and .792^2 = .627264: .5739 as many pairs, of three judgements each
+    # worth .6^2 = .36 and .792^2 = .627264: .5739 as many pairs, of three judgments each
     assert one.needed == found
     assert three.needed.pairs / one.needed.pairs == pytest.approx(0.36 / 0.627264)
     assert three.needed.low / one.needed.low == pytest.approx(0.36 / 0.627264)
@@ -189,10 +189,10 @@ def test_what_overlap_is_worth_by_hand():
     assert three.cost == pytest.approx(math.ceil(three.needed.pairs) * 1.54)
     assert one.cost < three.cost
     dear = overlap_plans(
-        found, (1, 3), measured_overlap=1, annotator_accuracy=0.8, price_per_judgement=0.1, price_per_response=5
+        found, (1, 3), measured_overlap=1, annotator_accuracy=0.8, price_per_judgment=0.1, price_per_response=5
     )
     assert dear[1].cost < dear[0].cost, "where completions are dear, judging each more often is cheaper"
     with pytest.raises(ConfigError, match="no more than a coin"):
         overlap_plans(
-            found, (1,), measured_overlap=1, annotator_accuracy=0.5, price_per_judgement=1, price_per_response=1
+            found, (1,), measured_overlap=1, annotator_accuracy=0.5, price_per_judgment=1, price_per_response=1
         )

@@ -10,7 +10,7 @@ from rlhf.errors import ConfigError
 from rlhf.feedback.planning import (
     annotation_cost,
     detectable_difference,
-    judgements_for_accuracy,
+    judgments_for_accuracy,
     majority_accuracy,
     pairs_for_win_rate,
 )
@@ -46,7 +46,7 @@ def test_the_promised_power_is_there():
 
 @pytest.mark.parametrize("overlap", [1, 7])
 def test_the_promised_power_is_there_with_annotators_who_err(overlap):
-    # every judgement is drawn by itself: 75 % of them right, the majority is the label
+    # every judgment is drawn by itself: 75 % of them right, the majority is the label
     n = pairs_for_win_rate(0.05, label_accuracy=majority_accuracy(0.75, overlap))
     rng, found = np.random.default_rng(3), 0
     for _ in range(1200):
@@ -76,12 +76,12 @@ def test_a_majority_of_three_by_hand():
     assert majority_accuracy(0.8, 3) == pytest.approx(0.8**3 + 3 * 0.8**2 * 0.2)
     assert majority_accuracy(0.8, 2) == pytest.approx(0.8), "a coin breaks the draw"
     assert majority_accuracy(0.5, 7) == pytest.approx(0.5)
-    assert judgements_for_accuracy(0.8, 0.9) == 5
-    assert judgements_for_accuracy(0.5, 0.9) is None
+    assert judgments_for_accuracy(0.8, 0.9) == 5
+    assert judgments_for_accuracy(0.5, 0.9) is None
 
 
 def test_impossible_plans_are_refused():
     with pytest.raises(ConfigError, match=r"difference is 0\.6"):
         pairs_for_win_rate(0.6)
-    with pytest.raises(ConfigError, match="at least one judgement"):
-        annotation_cost(10, judgements_per_pair=0)
+    with pytest.raises(ConfigError, match="at least one judgment"):
+        annotation_cost(10, judgments_per_pair=0)

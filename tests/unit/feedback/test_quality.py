@@ -84,7 +84,7 @@ def test_agreement_is_with_the_others_and_a_draw_counts_half():
         Verdict(item=0, annotator="x", value="a"), Verdict(item=0, annotator="y", value="a"),
         Verdict(item=0, annotator="z", value="b"), Verdict(item=1, annotator="x", value="b"),
     ]  # fmt: skip
-    found = {q.annotator: q for q in AnnotatorQualityControl(QualityRules(min_judgements=1)).review(verdicts)}
+    found = {q.annotator: q for q in AnnotatorQualityControl(QualityRules(min_judgments=1)).review(verdicts)}
     assert found["z"].agreement.value == 0
     assert found["x"].agreement.value == 0.5, "y says a, z says b"
     assert found["x"].agreement.n == 1, "nobody else judged item 1"

@@ -21,7 +21,7 @@ PEOPLE = [
     SimulatedAnnotator(name="good", error_rate=0.05),
     SimulatedAnnotator(name="lazy", laziness=0.7),
 ]
-RULES = QualityRules(min_judgements=30)
+RULES = QualityRules(min_judgments=30)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +61,10 @@ def test_coverage_counts_tasks_by_how_often_they_were_judged(tmp_path):
         held = store.next_task("bob")
         sent = Submission(assignment=held.number, key="k", value={"preference": "tie"}, flags=["unsafe"], comment="hm")
         store.submit("bob", sent)
-        store.undo("bob")  # a judgement that was taken back counts nowhere
+        store.undo("bob")  # a judgment that was taken back counts nowhere
         coverage = findings_of(store).coverage
         assert (coverage.num_complete, coverage.num_started, coverage.num_untouched) == (1, 1, 1)
-        assert (coverage.num_judgements, coverage.num_annotators) == (3, 2)
+        assert (coverage.num_judgments, coverage.num_annotators) == (3, 2)
         assert coverage.flags == {}
         store.submit("bob", Submission(assignment=held.number, key="k2", value={"preference": "a"}, flags=["unsafe"]))
         assert findings_of(store).coverage.flags == {"unsafe": 1}
@@ -77,7 +77,7 @@ def test_gold_items_do_not_flatter_the_agreement(judged):
     assert agreement.alpha.n == agreement.fleiss.n == 50
 
 
-def test_fleiss_is_not_given_where_items_have_different_numbers_of_judgements(tmp_path):
+def test_fleiss_is_not_given_where_items_have_different_numbers_of_judgments(tmp_path):
     same = {"preference": "a"}
     answers = {
         "ann": dict.fromkeys("xyz", same),
@@ -87,8 +87,8 @@ def test_fleiss_is_not_given_where_items_have_different_numbers_of_judgements(tm
     with small_store(tmp_path, [pair_task(name) for name in "xyz"], answers, overlap=3) as store:
         (agreement,) = findings_of(store).agreement
         assert not agreement.fleiss.measured
-        assert agreement.fleiss.reason == "items have 2 to 3 judgements; alpha allows for that"
-        # coincidences: x gives aa = 3 (three judgements), y and z each ab = ba = 1; n_a = 5, n_b = 2
+        assert agreement.fleiss.reason == "items have 2 to 3 judgments; alpha allows for that"
+        # coincidences: x gives aa = 3 (three judgments), y and z each ab = ba = 1; n_a = 5, n_b = 2
         # alpha = 1 - (7 - 1) * (2 + 2) / (2 * 5 * 2) = -0.2
         assert agreement.alpha.value == pytest.approx(-0.2)
         assert agreement.same.value == pytest.approx(3 / 7)
@@ -125,9 +125,9 @@ def test_a_ranking_is_taken_apart_into_pairs_and_stays_one_piece_of_evidence(tmp
         assert agreement.same.n == 3, "intervals rest on tasks"
         assert agreement.same.value == pytest.approx(1 / 3)
         ann = found.annotators[0]
-        assert ann.num_judgements == 3
+        assert ann.num_judgments == 3
         assert ann.agreement.n == 3
-        kept = {j.annotator: j for j in store.judgements() if j.task.id == "r0"}["ann"]
+        kept = {j.annotator: j for j in store.judgments() if j.task.id == "r0"}["ann"]
         sides = {v.item[1:]: (v.shown_first, v.longer) for v in verdicts_of([kept])}
         order = list(kept.order)
         for (i, j), (first, longer) in sides.items():
@@ -203,7 +203,7 @@ def test_gold_items_that_nobody_has_judged_yet_are_not_asked_for_again(tmp_path)
     ("overlap", "answers", "why"),
     [
         (1, {"ann": "x"}, "ask for an overlap of 2 or more"),
-        (3, {"ann": "x"}, "3 judgements of each are wanted, and one person has judged so far"),
+        (3, {"ann": "x"}, "3 judgments of each are wanted, and one person has judged so far"),
         (3, {"ann": "x", "bob": "y"}, "and those who judged had different tasks so far"),
     ],
 )
@@ -254,7 +254,7 @@ def test_all_alike_has_no_alpha_but_a_share(tmp_path):
         (0.82, 0.9, 0.95, "reliable"),
         (0.7, 0.9, 0.95, "enough for tentative conclusions"),
         (0.5, 0.9, 0.95, "not shown to be enough: it may lie under 0.667"),
-        (0.2, 0.4, 0.6, "too low to build on one judgement"),
+        (0.2, 0.4, 0.6, "too low to build on one judgment"),
     ],
 )
 def test_alpha_is_called_what_its_lower_end_can_be_relied_on_for(judged, low, value, high, words):
@@ -280,7 +280,7 @@ def test_what_everybody_skipped_is_reported(tmp_path):
         coverage, text = findings_of(store).coverage, report_text(store)
         assert store.next_task("ann") is store.next_task("bob") is None
     assert (coverage.num_skipped, coverage.num_left_to_nobody) == (1, 1)
-    assert "Skipped and still wanting judgements: 1, of which 1 by everybody here." in text
+    assert "Skipped and still wanting judgments: 1, of which 1 by everybody here." in text
     assert "! 1 task will not be finished" in text
 
 
@@ -294,7 +294,7 @@ def test_names_can_not_steer_the_terminal(judged):
 
 
 def test_a_question_has_the_whole_scale_though_nobody_used_it_all(judged):
-    answers = [answer for answer in answers_of(judged.judgements()) if answer.judgement.task.gold is None]
+    answers = [answer for answer in answers_of(judged.judgments()) if answer.judgment.task.gold is None]
     assert {answer.value for answer in answers} == {"a", "b"}
     found = question_agreement(question_of("pairwise", ()), answers, seed=0, resamples=50)
     assert found.question.scale == ("a", "tie", "b")

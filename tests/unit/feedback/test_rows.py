@@ -28,7 +28,7 @@ def pair(value, kind=TaskKind.PAIRWISE, **said):
     return Item(task=task, said=[Said(annotator="ann", value=value, **said)])
 
 
-def test_a_judgement_becomes_a_comparison_with_where_it_came_from():
+def test_a_judgment_becomes_a_comparison_with_where_it_came_from():
     item = pair({"preference": "a"}, order=(1, 0), seconds=4.5, confidence=0.0, comment="carried", flags=("unclear",))
     (row,) = rows_of([item])
     assert row == {

@@ -52,7 +52,7 @@ def test_a_crowd_that_errs_independently_keeps_its_probabilities(seed):
 
 
 @pytest.mark.parametrize(("num_items", "overlap"), [(MIN_ITEMS - 1, 5), (200, 2)])
-def test_what_too_few_judgements_can_not_check_is_left_as_it_was_and_said(num_items, overlap):
+def test_what_too_few_judgments_can_not_check_is_left_as_it_was_and_said(num_items, overlap):
     _, labels = judged(0, num_items=num_items, overlap=overlap, hard_frac=0.5)
     found, tempering = tempered_dawid_skene(labels, **BELIEF)
     assert (found.probabilities == dawid_skene(labels, **BELIEF).probabilities).all()
@@ -61,7 +61,7 @@ def test_what_too_few_judgements_can_not_check_is_left_as_it_was_and_said(num_it
     assert tempering.to_dict()["correlation"] is None
 
 
-def test_one_judgement_counts_fully_and_many_at_most_as_one_over_their_correlation():
+def test_one_judgment_counts_fully_and_many_at_most_as_one_over_their_correlation():
     tempering = Tempering(correlation=0.25)
     assert tempering.effective(1) == 1
     assert tempering.effective(5) == 2.5  # 5 / (1 + 4 / 4)
@@ -69,7 +69,7 @@ def test_one_judgement_counts_fully_and_many_at_most_as_one_over_their_correlati
     assert Tempering().effective(7) == 7
 
 
-def test_the_judgements_of_an_item_are_held_out_in_turn():
+def test_the_judgments_of_an_item_are_held_out_in_turn():
     _, labels = judged(1, num_items=50, overlap=10, hard_frac=0.0)
     folds = _folds(labels, seed=0)
     for item in range(50):

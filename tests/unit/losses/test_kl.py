@@ -149,7 +149,7 @@ def test_exact_divergence_of_a_coin_by_hand():
     torch.testing.assert_close(found, torch.tensor(0.14384103622589045, dtype=torch.float64))
 
 
-def test_exact_divergence_does_not_see_the_scale_of_unnormalised_logits(policies):
+def test_exact_divergence_does_not_see_the_scale_of_unnormalized_logits(policies):
     policy, reference = policies
     torch.testing.assert_close(exact_kl(policy + 5, reference - 3), exact_kl(policy, reference))
 

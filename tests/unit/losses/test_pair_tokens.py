@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf.errors import ConfigError
-from rlhf.losses.pair_tokens import chosen_nll, length_desensitised_logprobs, log_collision_probs, wpo_weights
+from rlhf.losses.pair_tokens import chosen_nll, length_desensitized_logprobs, log_collision_probs, wpo_weights
 from rlhf.losses.preference import dpo_loss
 from rlhf.losses.segments import segment_sum, split_pairs
 from tests.unit.losses.helpers import (
@@ -33,36 +33,36 @@ def test_the_likelihood_term_teaches_chosen_tokens_only():
     torch.testing.assert_close(grad, double(*[-1 / 3] * 3, 0, *[-1 / 2] * 2, 0, 0, 0, 0))
 
 
-def test_length_desensitised_sums_by_hand():
+def test_length_desensitized_sums_by_hand():
     # one token is shared: -1 - 6 / 4 and -8; two are: -2 and -1 - 2 - 7 / 4
-    sums = length_desensitised_logprobs(LOGPROBS, SEQ, 4, alpha=0.25)
+    sums = length_desensitized_logprobs(LOGPROBS, SEQ, 4, alpha=0.25)
     torch.testing.assert_close(sums, double(-2.5, -8, -2, -4.75))
 
 
-def test_length_desensitised_sums_at_the_ends_of_alpha():
-    assert torch.equal(length_desensitised_logprobs(LOGPROBS, SEQ, 4, alpha=1), segment_sum(LOGPROBS, SEQ, 4))
-    assert length_desensitised_logprobs(LOGPROBS, SEQ, 4, alpha=0).tolist() == [-1, -8, -2, -3]
+def test_length_desensitized_sums_at_the_ends_of_alpha():
+    assert torch.equal(length_desensitized_logprobs(LOGPROBS, SEQ, 4, alpha=1), segment_sum(LOGPROBS, SEQ, 4))
+    assert length_desensitized_logprobs(LOGPROBS, SEQ, 4, alpha=0).tolist() == [-1, -8, -2, -3]
 
 
 def test_a_completion_without_scored_tokens_shares_none():
-    sums = length_desensitised_logprobs(double(-1, -3), torch.tensor([0, 0]), 2, alpha=0.5)
+    sums = length_desensitized_logprobs(double(-1, -3), torch.tensor([0, 0]), 2, alpha=0.5)
     assert sums.tolist() == [-2, 0]
 
 
-def test_length_desensitised_gradients_are_those_of_finite_differences():
+def test_length_desensitized_gradients_are_those_of_finite_differences():
     leaf = LOGPROBS.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: length_desensitised_logprobs(x, SEQ, 4, alpha=0.3), [leaf])
+    assert torch.autograd.gradcheck(lambda x: length_desensitized_logprobs(x, SEQ, 4, alpha=0.3), [leaf])
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])
 def test_an_alpha_outside_its_range_is_refused(alpha):
     with pytest.raises(ConfigError, match=f"an alpha from 0 to 1; got {alpha}"):
-        length_desensitised_logprobs(LOGPROBS, SEQ, 4, alpha=alpha)
+        length_desensitized_logprobs(LOGPROBS, SEQ, 4, alpha=alpha)
 
 
 def test_sequences_that_are_not_pairs_are_refused():
     with pytest.raises(ConfigError, match="got 3 sequences"):
-        length_desensitised_logprobs(LOGPROBS[:6], SEQ[:6], 3, alpha=0.5)
+        length_desensitized_logprobs(LOGPROBS[:6], SEQ[:6], 3, alpha=0.5)
 
 
 def test_collision_probabilities_by_hand():
@@ -92,10 +92,10 @@ def test_wpo_weights_carry_no_gradient():
     assert not wpo_weights(leaf, 2 * leaf, SEQ, 4).requires_grad
 
 
-def _desensitised(logprobs, batch):
+def _desensitized(logprobs, batch):
     terms = batch.score_seq, batch.num_sequences
-    policy = split_pairs(length_desensitised_logprobs(logprobs, *terms, alpha=0.3))
-    reference = split_pairs(length_desensitised_logprobs(per_token(batch, seed=5) - 2, *terms, alpha=0.3))
+    policy = split_pairs(length_desensitized_logprobs(logprobs, *terms, alpha=0.3))
+    reference = split_pairs(length_desensitized_logprobs(per_token(batch, seed=5) - 2, *terms, alpha=0.3))
     return dpo_loss(*policy, *reference, beta=0.1)
 
 
@@ -105,7 +105,7 @@ def _weighted(logprobs, batch):
     return dpo_loss(*policy, *reference, beta=0.1) * wpo_weights(logprobs, per_token(batch, seed=6) - 2, *terms)
 
 
-@pytest.mark.parametrize("loss", [_desensitised, _weighted])
+@pytest.mark.parametrize("loss", [_desensitized, _weighted])
 def test_an_unscored_token_cannot_reach_it_and_two_micro_batches_equal_one(loss):
     check_unscored_tokens_cannot_reach(loss)
     check_parts_add_up(lambda logprobs, part, whole: loss(logprobs, part).sum() / (whole.num_sequences / 2))

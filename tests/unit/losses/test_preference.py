@@ -13,7 +13,7 @@ from rlhf.losses.preference import (
     exo_loss,
     implicit_rewards,
     ipo_loss,
-    length_normalised_dpo_loss,
+    length_normalized_dpo_loss,
     robust_dpo_loss,
 )
 from rlhf.losses.segments import split_pairs
@@ -77,20 +77,20 @@ def test_ipo_with_lengths_of_one_side_is_refused():
         ipo_loss(*FOUR, beta=0.1, chosen_lengths=torch.tensor([1, 1, 1]))
 
 
-def test_length_normalised_dpo_by_hand():
+def test_length_normalized_dpo_by_hand():
     # log-ratios 2 / 4 and -1 / 2: margin 1; beta 1.5: log(1 + e^-1.5). Then 1 / 1 - 5 / 5 = 0 and 0 - 0
     lengths = {"chosen_lengths": torch.tensor([4, 1, 1]), "rejected_lengths": torch.tensor([2, 5, 3])}
-    loss = length_normalised_dpo_loss(*FOUR, beta=1.5, **lengths)
+    loss = length_normalized_dpo_loss(*FOUR, beta=1.5, **lengths)
     torch.testing.assert_close(loss, double(0.2014132779827524, math.log(2), math.log(2)))
     # as above: a quarter of labels wrong at a logit of 1.5
-    smoothed = length_normalised_dpo_loss(*FOUR, beta=1.5, label_smoothing=0.25, **lengths)
+    smoothed = length_normalized_dpo_loss(*FOUR, beta=1.5, label_smoothing=0.25, **lengths)
     assert smoothed[0].item() == pytest.approx(0.5764132779827524)
 
 
-def test_repeating_every_token_changes_no_length_normalised_loss():
+def test_repeating_every_token_changes_no_length_normalized_loss():
     lengths = torch.tensor([4, 1, 1]), torch.tensor([2, 5, 3])
-    once = length_normalised_dpo_loss(*FOUR, beta=2, chosen_lengths=lengths[0], rejected_lengths=lengths[1])
-    twice = length_normalised_dpo_loss(
+    once = length_normalized_dpo_loss(*FOUR, beta=2, chosen_lengths=lengths[0], rejected_lengths=lengths[1])
+    twice = length_normalized_dpo_loss(
         *[2 * x for x in FOUR], beta=2, chosen_lengths=2 * lengths[0], rejected_lengths=2 * lengths[1]
     )
     torch.testing.assert_close(twice, once)
@@ -165,7 +165,7 @@ def test_gradients_of_the_other_variants_are_those_of_finite_differences():
         lambda *four: ipo_loss(*four, beta=0.2, chosen_lengths=lengths[0], rejected_lengths=lengths[1]), inputs
     )
     assert torch.autograd.gradcheck(
-        lambda *four: length_normalised_dpo_loss(
+        lambda *four: length_normalized_dpo_loss(
             *four, beta=2, chosen_lengths=lengths[0], rejected_lengths=lengths[1], label_smoothing=0.1
         ),
         inputs,

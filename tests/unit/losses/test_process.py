@@ -192,7 +192,7 @@ def test_a_solution_without_steps_is_refused_by_its_number():
         aggregate_steps(double(1, 2), torch.tensor([0, 2]), 4, how="min")
 
 
-def test_a_misspelt_aggregation_is_refused_with_the_known_ones():
+def test_a_misspelled_aggregation_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"'prod'. Did you mean 'product'\? Known: min, product, mean, last"):
         aggregate_steps(SURE, TWO, 2, how="prod")
 

@@ -44,7 +44,7 @@ def test_a_label_of_three_quarters_confidence_is_content_with_a_lead_of_log_thre
     assert grad[1] > 0 > grad[2], "more is too much, less is too little"
 
 
-def test_a_pair_labelled_the_wrong_way_round_is_the_pair_swapped():
+def test_a_pair_labeled_the_wrong_way_round_is_the_pair_swapped():
     chosen, rejected, margin = double(1, 2), double(0.5, 4), double(0.1, 0.7)
     wrong = double(0.2, 0.9)
     torch.testing.assert_close(

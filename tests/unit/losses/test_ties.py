@@ -122,7 +122,7 @@ def test_a_tie_counts_as_half_a_win_and_half_a_loss_in_davidsons_model():
 
 @pytest.mark.parametrize("lead", [-3.0, 0.0, 0.4])
 def test_margins_and_scores_are_found_together(lead: float):
-    # at the truth, over judgements drawn from it, the expected gradient of everything is 0: nothing shrinks
+    # at the truth, over judgments drawn from it, the expected gradient of everything is 0: nothing shrinks
     score, raw = double(lead, grad=True), double(-0.5, 0.3, grad=True)
     margins = ordered_margins(raw)
     zero = double(0)

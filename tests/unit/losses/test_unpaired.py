@@ -68,9 +68,9 @@ def test_desirable_rows_are_pushed_up_and_the_others_down(loss):
 def test_a_row_of_the_other_kind_is_the_mirror_image_about_the_reference_point(loss, logratio):
     # KTO's point is 0.7 nats, BCO's 0.7 / 0.3; the weight of KTO's undesirable rows is 2
     kto = loss is LOSSES["kto"]
-    centre, weight = (0.7, 2) if kto else (0.7 / 0.3, 1)
-    good = loss(double(centre + logratio), double(0), GOOD_BAD[:1])
-    bad = loss(double(centre - logratio), double(0), GOOD_BAD[1:])
+    center, weight = (0.7, 2) if kto else (0.7 / 0.3, 1)
+    good = loss(double(center + logratio), double(0), GOOD_BAD[:1])
+    bad = loss(double(center - logratio), double(0), GOOD_BAD[1:])
     torch.testing.assert_close(weight * good, bad, rtol=1e-9, atol=1e-12)
 
 

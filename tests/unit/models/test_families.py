@@ -46,7 +46,7 @@ chunks shorter than its rows and prefixes shared by two or three completions. It
 differs by more than {TIMES} times what rounding every weight once does to the family's own: that holds on every processor.
 
 * *packed*: one row of distinct tokens without padding, a shared prompt computed once. The fast way.
-* *padded*: one row for each sequence. For families whose attention can't be replaced, or that mix neighbouring tokens.
+* *padded*: one row for each sequence. For families whose attention can't be replaced, or that mix neighboring tokens.
 
 A family that is not listed works too: every run compares the ways on a few of its own rows first, takes the fastest one that
 agrees with the model's own numbers, and says so.

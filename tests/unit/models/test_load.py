@@ -174,7 +174,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(tmp_path, 
 # ---- what does not load, and what it says
 
 
-def test_a_misspelt_folder_names_its_neighbours(tiny_model_folder):
+def test_a_misspelled_folder_names_its_neighbors(tiny_model_folder):
     with pytest.raises(ModelError, match=r"no model folder .*tiny_modle\. Did you mean 'tiny_model'\?"):
         load_causal_lm(str(tiny_model_folder.parent / "tiny_modle"), seed=0)
 

@@ -219,10 +219,10 @@ def test_a_new_adapter_on_a_saved_reward_model_begins_with_its_scores(tmp_path, 
     assert all(".lora_" in name or ".score.modules_to_save." in name for name in trained)
 
 
-# ---- normalisation and ensembles
+# ---- normalization and ensembles
 
 
-def test_normalised_scores_are_shifted_and_scaled(policy):
+def test_normalized_scores_are_shifted_and_scaled(policy):
     reward = RewardModel.from_policy(policy)
     raw = reward.raw_scores(BATCH)[0]
     reward.set_normalization(torch.tensor([2.0]), torch.tensor([4.0]))
@@ -240,18 +240,18 @@ def test_fitting_gives_mean_0_and_deviation_1_to_the_average_too(policy):
     torch.testing.assert_close(means, torch.zeros(3), rtol=0, atol=1e-5)
 
 
-def test_a_model_that_scores_everything_the_same_cannot_be_normalised(policy):
+def test_a_model_that_scores_everything_the_same_cannot_be_normalized(policy):
     with pytest.raises(ModelError, match="has learned nothing"):
         RewardModel.from_policy(policy).fit_normalization(torch.full((1, 5), 3.0))
 
 
 @pytest.mark.parametrize("raw", [[[1.0, float("nan"), 2.0]], [[1.0, float("inf"), 2.0]]])
-def test_scores_that_are_no_numbers_cannot_be_normalised(policy, raw):
-    with pytest.raises(ModelError, match="can't be normalised"):
+def test_scores_that_are_no_numbers_cannot_be_normalized(policy, raw):
+    with pytest.raises(ModelError, match="can't be normalized"):
         RewardModel.from_policy(policy).fit_normalization(torch.tensor(raw))
 
 
-def test_normalisation_of_another_ensemble_is_refused(policy):
+def test_normalization_of_another_ensemble_is_refused(policy):
     with pytest.raises(ModelError, match=r"\(2,\) means and \(2,\) deviations for 1 scores"):
         RewardModel.from_policy(policy).set_normalization(torch.zeros(2), torch.ones(2))
 
@@ -287,7 +287,7 @@ def test_seeds_make_heads_and_the_same_seed_the_same(policy):
     assert first.fingerprint() != other.fingerprint()
 
 
-def test_a_member_by_itself_shares_weights_and_normalisation(policy):
+def test_a_member_by_itself_shares_weights_and_normalization(policy):
     reward = RewardModel.from_policy(policy, num_models=2, num_heads=2)
     reward.set_normalization(torch.arange(4.0), torch.arange(1.0, 5.0))
     second = reward.member(1)
@@ -296,7 +296,7 @@ def test_a_member_by_itself_shares_weights_and_normalisation(policy):
     torch.testing.assert_close(second.member_scores(BATCH), reward.member_scores(BATCH)[2:])
 
 
-def test_its_state_carries_the_normalisation(policy):
+def test_its_state_carries_the_normalization(policy):
     reward, other = RewardModel.from_policy(policy, seed=1), RewardModel.from_policy(policy, seed=2)
     reward.set_normalization(torch.tensor([2.0]), torch.tensor([4.0]))
     other.load_state_dict(reward.state_dict())

@@ -108,7 +108,7 @@ def test_seeds_make_heads(policy):
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_a_critic_from_a_reward_model_begins_as_its_normalised_scores(reward):
+def test_a_critic_from_a_reward_model_begins_as_its_normalized_scores(reward):
     critic = ValueModel.from_reward(reward, head="reward")
     prefix, branch = GROUPS[0].prefix, GROUPS[0].branches[0].tokens
     found = critic.values(BATCH)

@@ -71,7 +71,7 @@ def test_three_calls_train_three_models_in_one_run_folder(files, tmp_path):
     before = sft.finished
     again = RLHFTrainer(trainer.config, quiet=True)
     assert list(again.stages) == ["sft", "reward", "ppo", "dpo", "evaluate"], "another process knows what is there"
-    grpo = again.train_grpo(rollouts=1, sampling={"max_new_tokens": 8}, group_size=2, sequences_per_step=4)
+    grpo = again.train_grpo(rollouts=1, sampling={"max_new_tokens": 8}, group_size=2, minibatch_size=4)
     assert grpo.parents["reward.0.source"] == f"stage:reward@{reward.key}"
     assert Artifact.read(tmp_path / "mine" / "sft").finished == before, "and does nothing of it again"
     again.evaluate(limit=4)

@@ -71,7 +71,7 @@ def test_what_decides_nothing_does_not(files):
         {"save_every": 7},
         {"keep_checkpoints": 5},
         {"log_to": ["tensorboard"]},
-        {"tokens_per_microbatch": 99},
+        {"microbatch_tokens": 99},
     ):
         assert key(files, **free) == before
 

@@ -56,7 +56,7 @@ def tree(folder, **changes):
     prompts.write_text("".join(json.dumps({"prompt": f"User: {n}+1?\nAssistant:"}) + "\n" for n in range(6)))
     stage = {
         "kind": "grpo", "model": "embedded", "prompts": str(prompts), "environment": f"{__name__}:Moody", "rollouts": 2,
-        "prompts_per_rollout": 2, "group_size": 3, "sequences_per_step": 6, "learning_rate": 1e-4,
+        "prompts_per_rollout": 2, "group_size": 3, "minibatch_size": 6, "learning_rate": 1e-4,
         "sampling": {"max_new_tokens": 16}, "seed": 3, **changes,
     }  # fmt: skip
     stage["environment"] = {"max_turn_tokens": 5, **(
@@ -87,7 +87,7 @@ def test_the_environments_reward_and_the_recipes_are_added(tmp_path):
 
 
 def test_ppo_takes_an_environment_too(tmp_path):
-    settings = {"kind": "ppo", "group_size": 1, "sequences_per_step": 2, "epochs_per_rollout": 1}
+    settings = {"kind": "ppo", "group_size": 1, "minibatch_size": 2, "epochs_per_rollout": 1}
     assert run(tmp_path, **settings)[0]["ppo/turns_mean"] > 1
 
 

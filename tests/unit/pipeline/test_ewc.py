@@ -19,7 +19,7 @@ from tests.fixtures.cheap_stages import plain_report
 POLICY_STAGES = {kind: cls for kind, cls in stage_classes().items() if "ewc" in cls.model_fields}
 ONE_OF_EACH = {runner(kind): kind for kind in reversed(POLICY_STAGES)}.values()
 """Kinds that share their code are tried once."""
-OFFLINE = {"max_steps": 1, "rows_per_step": 4}
+OFFLINE = {"max_steps": 1, "batch_size": 4}
 ONLINE = {"rollouts": 1, "prompts_per_rollout": 4, "sampling": {"max_new_tokens": 4}}
 
 
@@ -45,7 +45,7 @@ def stage(kind: str, folder: Path, **ewc: Any) -> dict[str, Any]:
     common |= {"reward": {"kind": "pattern", "pattern": "e"}} if "reward" in fields else {}
     common |= {"group_size": 2} if "group_size" in fields and fields["group_size"].default != 1 else {}
     sequences = 4 * common.get("group_size", 1)
-    return {**common, **ONLINE, "sequences_per_step": sequences, "prompts": str(folder / "prompts.jsonl")}
+    return {**common, **ONLINE, "minibatch_size": sequences, "prompts": str(folder / "prompts.jsonl")}
 
 
 def recipe_of(tree: dict[str, Any], folder: Path) -> RecipeConfig:

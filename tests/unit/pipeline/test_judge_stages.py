@@ -110,7 +110,7 @@ def test_a_stream_of_rankings(folder, tmp_path):
     assert outcome.headline == "streamed rankings, 2 steps, nothing held out"
 
 
-def test_labelled_steps_become_a_judge_of_steps(folder, tmp_path):
+def test_labeled_steps_become_a_judge_of_steps(folder, tmp_path):
     outcome, at = run(
         folder, tmp_path, ProcessRewardStage, "prm", "steps", extra_layers=1, lm_coef=0.1, aggregate="min"
     )

@@ -14,7 +14,7 @@ from rlhf.config.stages import EvaluateStage, PassAtKStage
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, RewardError
 from rlhf.evaluation.judges import judge_completions, judge_name, run_judge
-from rlhf.evaluation.overoptimisation import judge_rollouts
+from rlhf.evaluation.overoptimization import judge_rollouts
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.models.reward import RewardModel

@@ -55,7 +55,7 @@ def test_other_errors_pass(err):
 
 def test_what_costs_no_result_comes_first():
     assert lines(SFTStage.of(SFT)) == [
-        "stages.mine.tokens_per_microbatch=4096    (is 16384; changes no result beyond rounding, and goes on from the last checkpoint)",
+        "stages.mine.microbatch_tokens=4096    (is 16384; changes no result beyond rounding, and goes on from the last checkpoint)",
         "stages.mine.model.gradient_checkpointing=true    (is false; about 30 % slower)",
         "stages.mine.model.lora={rank: 16}    (is null; trains adapters instead of all weights)",
         "stages.mine.model.dtype=bfloat16    (is float32, together with lora)",
@@ -64,7 +64,7 @@ def test_what_costs_no_result_comes_first():
 
 def test_what_is_low_already_is_not_advised():
     model = {"path": "base", "gradient_checkpointing": True, "lora": {"rank": 4}, "dtype": "bfloat16"}
-    assert lines(SFTStage.of({**SFT, "model": model, "tokens_per_microbatch": 256})) == []
+    assert lines(SFTStage.of({**SFT, "model": model, "microbatch_tokens": 256})) == []
     assert "a machine with more memory" in memory_advice("mine", WorldStage.of({"kind": "world"}))
 
 

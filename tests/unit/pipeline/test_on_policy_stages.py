@@ -11,7 +11,7 @@ from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.validate import check_quickly
 from tests.fixtures import tiny
 
-SMALL = {"rollouts": 2, "prompts_per_rollout": 4, "sequences_per_step": 4, "sampling": {"max_new_tokens": 4}}
+SMALL = {"rollouts": 2, "prompts_per_rollout": 4, "minibatch_size": 4, "sampling": {"max_new_tokens": 4}}
 REWARD = {"kind": "rules", "target_words": 3}
 ROWS = [{"prompt": f"Question: What is {n}?\nAnswer:", "completion": f" It is {n}."} for n in range(6)]
 

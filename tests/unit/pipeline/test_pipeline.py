@@ -45,7 +45,7 @@ def tree(folder: Path, **changes):
                 "rollouts": 1,
                 "prompts_per_rollout": 2,
                 "group_size": 2,
-                "sequences_per_step": 4,
+                "minibatch_size": 4,
                 "sampling": SAMPLING,
             },
             **changes,

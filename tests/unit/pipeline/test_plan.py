@@ -112,7 +112,7 @@ def test_one_changed_key_redoes_its_stage_and_what_depends_on_it(tmp_path, done,
     [
         {"sft__save_every": 3},
         {"sft__keep_checkpoints": 5},
-        {"ppo__tokens_per_microbatch": 99},
+        {"ppo__microbatch_tokens": 99},
         {"description": "other"},
     ],
     ids=str,

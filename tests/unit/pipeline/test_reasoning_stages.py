@@ -1,4 +1,4 @@
-"""The reasoning world in a recipe: its files, steps labelled by a program, problems counted as solved."""
+"""The reasoning world in a recipe: its files, steps labeled by a program, problems counted as solved."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_report_shows_what_was_solved(run):
     assert "8 problems, 4 samples of each" in page
 
 
-def test_nothing_is_done_twice_and_a_changed_labeller_does_its_stage_alone_anew(run):
+def test_nothing_is_done_twice_and_a_changed_labeler_does_its_stage_alone_anew(run):
     again = Pipeline(run.recipe)
     assert [str(plan.action) for plan in again.plan()] == ["kept"] * 4
     changed = Pipeline(
@@ -118,7 +118,7 @@ def test_nothing_is_done_twice_and_a_changed_labeller_does_its_stage_alone_anew(
 
 
 def labels_by_hand(prompts, completions, *, seed, answer, most=9):
-    """A labeller of somebody's own: lines are steps, and long ones are wrong."""
+    """A labeler of somebody's own: lines are steps, and long ones are wrong."""
     assert answer == ["4"] * len(prompts)
     return [
         [
@@ -140,7 +140,7 @@ def completion(text, number=0):
 PROMPT = Prompt(id="p", ids=[1], text="2 + 2?", columns={"answer": "4", "level": "easy"})
 
 
-def test_a_labeller_gets_the_columns_that_it_takes_and_may_leave_completions_out():
+def test_a_labeler_gets_the_columns_that_it_takes_and_may_leave_completions_out():
     samples = [[completion("two and\ntwo is 4 of course"), completion("", 1)]]
     rows = label(labels_by_hand, [PROMPT], samples, name="mine", arguments={"seed": 1})
     assert rows == [
@@ -165,16 +165,16 @@ def test_a_labeller_gets_the_columns_that_it_takes_and_may_leave_completions_out
         ([["good"]], "wanted a mapping"),
     ],
 )
-def test_a_labeller_that_breaks_its_contract_is_named(said, told):
+def test_a_labeler_that_breaks_its_contract_is_named(said, told):
     with pytest.raises(DataError) as caught:
         label(
             lambda prompts, completions, seed: said, [PROMPT], [[completion("a")]], name="mine:f", arguments={"seed": 1}
         )
-    assert str(caught.value).startswith("The labeller mine:f")
+    assert str(caught.value).startswith("The labeler mine:f")
     assert told in str(caught.value)
 
 
-def test_a_labeller_that_fails_is_named_with_its_prompts():
+def test_a_labeler_that_fails_is_named_with_its_prompts():
     def broken(prompts, completions, *, seed):
         raise KeyError("answer")
 
@@ -193,8 +193,8 @@ def nothing_at_all(prompts, completions, *, seed):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"labeller": f"{__name__}:without_outcome"}, "samples.outcomes: the labeller .* gives no `label`.*set outcomes: false"),
-        ({"labeller": f"{__name__}:nothing_at_all"}, "left out all 36 completions, so there is no row to write"),
+        ({"labeler": f"{__name__}:without_outcome"}, "samples.outcomes: the labeler .* gives no `label`.*set outcomes: false"),
+        ({"labeler": f"{__name__}:nothing_at_all"}, "left out all 36 completions, so there is no row to write"),
     ],
 )  # fmt: skip
 def test_rows_that_can_not_be_written_stop_the_stage(run, tmp_path, settings, told):
@@ -205,9 +205,9 @@ def test_rows_that_can_not_be_written_stop_the_stage(run, tmp_path, settings, to
         Pipeline(RecipeConfig.of(recipe)).run()
 
 
-def test_a_labeller_without_outcomes_writes_steps_alone(run, tmp_path):
+def test_a_labeler_without_outcomes_writes_steps_alone(run, tmp_path):
     stage = {**SAMPLES, "model": str(run.run_dir / "sft" / "model"), "arguments": {}, "outcomes": False}
-    stage |= {"prompts": str(run.run_dir / "world" / "prompts.jsonl"), "labeller": f"{__name__}:without_outcome"}
+    stage |= {"prompts": str(run.run_dir / "world" / "prompts.jsonl"), "labeler": f"{__name__}:without_outcome"}
     recipe = {"name": "one", "output_dir": str(tmp_path), "threads": 1, "stages": {"samples": stage}}
     Pipeline(RecipeConfig.of(recipe)).run()
     written = {path.name for path in (tmp_path / "one" / "samples").glob("*.jsonl")}
@@ -233,7 +233,7 @@ def problems_of(tmp_path, **stages):
     return {f"{problem.stage}.{problem.key}": problem.message for problem in review.problems}
 
 
-def test_validate_knows_what_the_stages_write_and_what_a_labeller_takes(tmp_path):
+def test_validate_knows_what_the_stages_write_and_what_a_labeler_takes(tmp_path):
     assert problems_of(tmp_path, samples=SAMPLES, solved=SOLVED) == {}
     wrong = problems_of(
         tmp_path,

@@ -57,17 +57,17 @@ def test_checkpointed_activations_and_bfloat16_train_the_same_model(files, tmp_p
 
 def test_a_stream_trains_on_its_first_rows_too(files, tmp_path):
     whole, _ = run_stage(
-        tmp_path / "a", kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=1, rows_per_step=40
+        tmp_path / "a", kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=1, batch_size=40
     )
     streamed, _ = run_stage(
-        tmp_path / "b", kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=1, rows_per_step=40,
+        tmp_path / "b", kind="sft", model="embedded", data=str(files / "few.jsonl"), max_steps=1, batch_size=40,
         streaming=True, shuffle_buffer=0,
     )  # fmt: skip
     assert streamed.metrics["loss/train"] == pytest.approx(whole.metrics["loss/train"], abs=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{"num_models": 2}, {"num_heads": 2}, {"head": "mlp"}], ids=str)
-def test_a_reward_model_of_any_form_is_trained_normalised_and_loaded_again(files, tmp_path, settings):
+def test_a_reward_model_of_any_form_is_trained_normalized_and_loaded_again(files, tmp_path, settings):
     artifact, folder = run_stage(
         tmp_path,
         kind="reward",
@@ -140,7 +140,7 @@ def test_rows_of_one_prompt_are_held_out_by_row(files, tmp_path, kind):
 def test_ppo_runs_with_either_critic_and_with_adapters(files, tmp_path, value_model, model):
     artifact, folder = run_stage(
         tmp_path, kind="ppo", model=model, prompts=str(files / "prompts.jsonl"), reward="rules", rollouts=2,
-        prompts_per_rollout=4, sequences_per_step=4, value_model=value_model, sampling=SAMPLING,
+        prompts_per_rollout=4, minibatch_size=4, value_model=value_model, sampling=SAMPLING,
         eval_prompts=str(files / "test_prompts.jsonl"), limit=8,
     )  # fmt: skip
     assert artifact.metrics["ppo/ratio_mean"] == pytest.approx(1, abs=0.1)

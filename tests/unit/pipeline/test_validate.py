@@ -78,7 +78,7 @@ def tree(place, tmp_path, monkeypatch) -> Tree:
         "name": "small",
         "output_dir": str(tmp_path / "runs"),
         "stages": {
-            "sft": {"kind": "sft", "model": "model", "data": "demos.jsonl", "rows_per_step": 8, "learning_rate": 1e-3},
+            "sft": {"kind": "sft", "model": "model", "data": "demos.jsonl", "batch_size": 8, "learning_rate": 1e-3},
             "reward": {"kind": "reward", "model": "model", "data": "pairs.jsonl", "learning_rate": 1e-3},
             "grpo": {
                 "kind": "grpo",
@@ -87,7 +87,7 @@ def tree(place, tmp_path, monkeypatch) -> Tree:
                 "reward": "functions.py:polite",
                 "prompts_per_rollout": 4,
                 "group_size": 2,
-                "sequences_per_step": 4,
+                "minibatch_size": 4,
                 "learning_rate": 5e-4,
                 "sampling": {"max_new_tokens": 8},
             },
@@ -148,7 +148,7 @@ def test_a_recipe_as_a_run_writes_it_gets_no_more_complaints_than_the_original(p
 def test_nobody_is_told_about_the_size_of_a_step_that_nobody_chose(tree, tmp_path):
     few = write(tmp_path / "few.jsonl", [{"prompt": f"q{n}", "completion": "a"} for n in range(4)])
     small = changed(changed(tree, "sft", data=str(few)), "grpo", prompts_per_rollout=2)
-    del small["stages"]["sft"]["rows_per_step"], small["stages"]["grpo"]["sequences_per_step"]
+    del small["stages"]["sft"]["batch_size"], small["stages"]["grpo"]["minibatch_size"]
     assert found(small) == []
 
 
@@ -210,7 +210,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         ("25 times", "learning-rates.md", "diverge", "lr_find"),
     ),
     ("dpo", {**DPO, "beta": 300.0}, "beta", "warning", 0, ("300 is 3,000 times the usual 0.1", "hardly leave")),
-    ("dpo", {**DPO, "beta": 300.0, "length_normalised": True}, "beta", "warning", 0, ("300 times the usual 1",)),
+    ("dpo", {**DPO, "beta": 300.0, "length_normalized": True}, "beta", "warning", 0, ("300 times the usual 1",)),
     ("dpo", {**DPO, "beta": 1e-5}, "beta", "warning", 0, ("1e-05 is 1/10,000 of the usual 0.1", "nothing will hold")),
     ("sft", {"eval_every": 5}, "eval_every", "warning", 0, ("does nothing", "eval_data or eval_frac")),
     ("sft", {"early_stopping": {}}, "early_stopping", "error", 2, ("this stage has none", "eval_data")),
@@ -242,7 +242,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ("sft", {"shuffle_buffer": 5}, "shuffle_buffer", "warning", 0, ("does nothing without streaming",)),
     ("sft", {"eval_frac": 0.1, "eval_data": "pairs.jsonl"}, "eval_frac", "warning", 0, ("nothing beside eval_data",)),
     ("sft", {"epochs": 2, "max_steps": 9}, "epochs", "warning", 0, ("does nothing: max_steps (9)",)),
-    ("sft", {"tokens_per_step": 99}, "rows_per_step", "warning", 0, ("does nothing: tokens_per_step (99)",)),
+    ("sft", {"batch_tokens": 99}, "batch_size", "warning", 0, ("does nothing: batch_tokens (99)",)),
     (
         "grpo",
         {"engine": {"kind": "vllm", "python": "/opt/nowhere/python"}},
@@ -341,7 +341,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         ("top_k is 1", "all completions of a prompt are the same"),
     ),
     ("grpo", {"early_stopping": {}}, "early_stopping", "error", 2, ("give eval_prompts",)),
-    ("grpo", {"sequences_per_step": 16}, "sequences_per_step", "warning", 0, ("takes 16", "only 8")),
+    ("grpo", {"minibatch_size": 16}, "minibatch_size", "warning", 0, ("takes 16", "only 8")),
     ("grpo", {"kl": {"where": "none", "target": 1.0}}, "kl.target", "warning", 0, ("does nothing",)),
     ("grpo", {"kl": {"where": "none", "coef": 0.3}}, "kl.coef", "warning", 0, ("does nothing", "no penalty")),
     ("grpo", {"kl": {"where": "none", "estimator": "k2"}}, "kl.estimator", "warning", 0, ("does nothing",)),
@@ -355,15 +355,15 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ),
     (
         "grpo",
-        {"policy_loss": "cispo", "sequences_per_step": 8},
+        {"policy_loss": "cispo", "minibatch_size": 8},
         "policy_loss",
         "warning",
         0,
-        ("every ratio is 1", "`cispo` is the plain policy gradient", "fewer sequences_per_step"),
+        ("every ratio is 1", "`cispo` is the plain policy gradient", "fewer minibatch_size"),
     ),
-    ("grpo", {"clip_low": 0.1, "sequences_per_step": 8}, "clip_low", "warning", 0, ("does nothing", "is one step")),
-    ("grpo", {"stop_at_kl": 0.1, "sequences_per_step": 8}, "stop_at_kl", "warning", 0, ("does nothing", "is one step")),
-    ("grpo", {"kind": "dapo", "sequences_per_step": 8}, "clip_high", "warning", 0, ("does nothing", "is one step")),
+    ("grpo", {"clip_low": 0.1, "minibatch_size": 8}, "clip_low", "warning", 0, ("does nothing", "is one step")),
+    ("grpo", {"stop_at_kl": 0.1, "minibatch_size": 8}, "stop_at_kl", "warning", 0, ("does nothing", "is one step")),
+    ("grpo", {"kind": "dapo", "minibatch_size": 8}, "clip_high", "warning", 0, ("does nothing", "is one step")),
     ("grpo", {"importance": {"high": 3.0}}, "importance", "warning", 0, ("does nothing", "every ratio is 1")),
     ("grpo", {"kl": {"horizon": 9}}, "kl.horizon", "warning", 0, ("nothing without kl.target",)),
     ("evaluate", {"judge": "functions.py:polite"}, "judge", "warning", 0, ("stage grpo trained against",)),
@@ -431,7 +431,7 @@ WORLD = {"kind": "world"}
 )
 def test_a_file_of_a_stage_is_one_that_it_writes_and_of_the_right_kind(tree, data, kind, code, says):
     base = tree["stages"]["sft"]
-    later = {"kind": kind, "model": "model", "data": data, "learning_rate": 1e-3, "rows_per_step": 8}
+    later = {"kind": kind, "model": "model", "data": data, "learning_rate": 1e-3, "batch_size": 8}
     problem = only({**tree, "stages": {"world": WORLD, "base": base, "later": later}})
     assert (problem.stage, problem.key, problem.exit_code) == ("later", "data", code)
     for words in says:
@@ -556,7 +556,7 @@ def test_a_hub_name_is_not_checked_and_said_so(tree, monkeypatch):
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
-def test_the_embedded_model_misspelt_is_told_what_is_near(tree, monkeypatch, offline):
+def test_the_embedded_model_misspelled_is_told_what_is_near(tree, monkeypatch, offline):
     monkeypatch.setenv("HF_HUB_OFFLINE", offline)
     problem = only(changed(tree, "sft", model="embeded"))
     assert problem.key == "model"
@@ -623,7 +623,7 @@ SHORT = [{"prompt": f"q{n}", "completion": "a"} for n in range(4)]
 )
 def test_rows_that_are_too_long_are_counted(tree, tmp_path, rows, settings, level, says):
     path = write(tmp_path / "rows.jsonl", rows)
-    problem = only(changed(tree, "sft", data=str(path), max_length=20, rows_per_step=4, **settings), deep=True)
+    problem = only(changed(tree, "sft", data=str(path), max_length=20, batch_size=4, **settings), deep=True)
     assert (problem.key, problem.level) == ("max_length", level)
     for words in says:
         assert words in problem.message
@@ -637,8 +637,8 @@ def test_rows_longer_than_the_context_are_told(tree, tmp_path):
 
 
 def test_a_row_larger_than_a_microbatch_is_told(tree):
-    problem = only(changed(tree, "sft", tokens_per_microbatch=4), deep=True)
-    assert (problem.key, problem.level) == ("tokens_per_microbatch", "warning")
+    problem = only(changed(tree, "sft", microbatch_tokens=4), deep=True)
+    assert (problem.key, problem.level) == ("microbatch_tokens", "warning")
     assert "alone" in problem.message
 
 
@@ -653,8 +653,8 @@ def test_prompt_and_completion_must_fit_into_the_context(tree, tmp_path):
 
 
 def test_few_rows_and_few_prompts_are_told(tree):
-    problem = only(changed(tree, "sft", rows_per_step=64), deep=True)
-    assert (problem.key, problem.level) == ("rows_per_step", "warning")
+    problem = only(changed(tree, "sft", batch_size=64), deep=True)
+    assert (problem.key, problem.level) == ("batch_size", "warning")
     assert "A step takes 64 rows, more than the 40 here" in problem.message
     problem = only(changed(tree, "grpo", prompts_per_rollout=64), deep=True)
     assert (problem.key, problem.level) == ("prompts_per_rollout", "warning")
@@ -1052,11 +1052,11 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
     """One tiny run of every kind of stage; a file that the table names and nobody writes would be promised in vain."""
     from rlhf.pipeline.run import Pipeline
 
-    few = {"max_steps": 1, "rows_per_step": 2, "limit": 8}
+    few = {"max_steps": 1, "batch_size": 2, "limit": 8}
     asked = {
         "rollouts": 1,
         "prompts_per_rollout": 2,
-        "sequences_per_step": 4,
+        "minibatch_size": 4,
         "limit": 4,
         "sampling": {"max_new_tokens": 4},
     }
@@ -1075,7 +1075,7 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
         "simpo": {"kind": "simpo", **pairs, **few},
         "cpo": {"kind": "cpo", **pairs, **few},
         "orpo": {"kind": "orpo", **pairs, **few},
-        "kto": {"kind": "kto", **pairs, **few, "rows_per_step": 6},
+        "kto": {"kind": "kto", **pairs, **few, "batch_size": 6},
         "ppo": {"kind": "ppo", **policy, "epochs_per_rollout": 1},
         **{
             kind: {"kind": kind, **policy, "group_size": 2}
@@ -1083,7 +1083,7 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
         },
         "evaluate": {"kind": "evaluate", "policy": "stage:sft", "baseline": "embedded", **judged, "sampling": {"max_new_tokens": 4}},
         "vapo": {"kind": "vapo", **policy, "group_size": 2, "value_warmup_rollouts": 0},
-        "trpo": {"kind": "trpo", **policy, "sequences_per_step": 2},
+        "trpo": {"kind": "trpo", **policy, "minibatch_size": 2},
         "online_dpo": {"kind": "online_dpo", **policy, "group_size": 2},
         "distill": {"kind": "distill", **{k: v for k, v in policy.items() if k != "reward"}, "teacher": "embedded"},
         "calculator": {"kind": "calculator", "num_demonstrations": 12, "num_prompts": 4, "num_test_prompts": 4},

@@ -117,7 +117,7 @@ def test_a_way_to_split_that_splits_nothing_is_told(tmp_path):
         (ONE_PROMPT["kto"], {}, "step 1 of 1, as all of the data, has only one prompt"),
         (ONE_PROMPT["kto"], {"eval_frac": 0.25, "eval_split": "row"}, "the held-out set, as all of the data, has only one prompt"),
         (OTHERS, {"eval_frac": 0.01}, "the held-out set has only one prompt (in 1 row)"),
-        ([*ONE_PROMPT["kto"], OTHERS[0]], {"rows_per_step": 3}, "has only one prompt (in 3 rows)"),
+        ([*ONE_PROMPT["kto"], OTHERS[0]], {"batch_size": 3}, "has only one prompt (in 3 rows)"),
         (OTHERS, {"eval_frac": 0.25}, None),
         (ONE_PROMPT["kto"], {"reference_point": "running"}, None),
         (ONE_PROMPT["kto"], {"loss": "bco"}, None),

@@ -41,14 +41,14 @@ def test_a_sample_that_nothing_applies_to_is_named():
         CompositeReward([Component(scorer=in_process(none_for_short), weight=2.0)]).score(*samples("abcd", "ab"))
 
 
-def test_a_normalised_component_has_mean_0_and_deviation_1_before_its_weight():
+def test_a_normalized_component_has_mean_0_and_deviation_1_before_its_weight():
     reward = CompositeReward([Component(scorer=in_process(length), weight=3.0, normalize=True)])
     scores = reward.score(*samples("a", "ab", "abc")).scores
     # lengths 1, 2, 3: mean 2, deviation sqrt(2/3)
     assert scores == pytest.approx([-3 * math.sqrt(1.5), 0.0, 3 * math.sqrt(1.5)])
 
 
-def test_equal_scores_and_missing_ones_are_normalised_without_harm():
+def test_equal_scores_and_missing_ones_are_normalized_without_harm():
     assert standardized([0.1 + 0.2, 0.3, None]) == [0.0, 0.0, None]
     assert standardized([None, None]) == [None, None]
     assert standardized([1.0, None, 3.0]) == [-1.0, None, 1.0]
@@ -70,7 +70,7 @@ def test_a_components_reported_failure_leaves_the_sample_without_a_score():
     assert result.errors[1].startswith("raise_on_bad: it raised KeyError")
 
 
-def test_scores_beyond_all_squares_are_normalised_too():
+def test_scores_beyond_all_squares_are_normalized_too():
     assert standardized([1e200, -1e200, None]) == [1.0, -1.0, None]
     assert standardized([1e308, 1e308]) == [0.0, 0.0]
 

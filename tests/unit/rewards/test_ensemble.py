@@ -112,7 +112,7 @@ def model() -> RewardModel:
     return made
 
 
-def test_members_of_a_reward_model_are_combined_after_each_is_normalised(model):
+def test_members_of_a_reward_model_are_combined_after_each_is_normalized(model):
     prompts = toy.prompts(3)
     completions = [TextCompletion("x", tokens=[7, 8, 9 + n]) for n in range(3)]
     every = LearnedReward(model, tokenizer=toy.TOKENIZER)

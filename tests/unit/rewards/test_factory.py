@@ -122,7 +122,7 @@ def test_the_defaults_of_a_recipe_are_those_of_the_classes():
     built = build_reward(config)
     assert built._caller.patience == Patience()
     assert built._caller.concurrency == config.concurrency == ServiceReward("http://h/")._caller.concurrency
-    assert built.batch_size == config.batch_size == ServiceReward("http://h/").batch_size
+    assert built.request_size == config.request_size == ServiceReward("http://h/").request_size
 
 
 def test_failures_are_raised_or_reported_as_asked():

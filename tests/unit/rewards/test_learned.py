@@ -67,7 +67,7 @@ def test_scores_do_not_hang_on_how_the_batch_is_cut(reward_model, rollout, tiny_
     for max_tokens in (1, 40):
         cut = LearnedReward(reward_model, tokenizer=tiny_tokenizer, max_tokens=max_tokens)
         assert cut.score(*rollout).scores == pytest.approx(whole, abs=1e-5)
-    order = [5, 0, 11, 3, 2, 1, 10, 4, 9, 6, 8, 7]  # neighbours of one prompt come apart
+    order = [5, 0, 11, 3, 2, 1, 10, 4, 9, 6, 8, 7]  # neighbors of one prompt come apart
     shuffled = LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(
         *([part[i] for i in order] for part in rollout)
     )

@@ -43,8 +43,8 @@ def test_scores_do_not_depend_on_batches_and_concurrency():
     texts = ["x" * (n * 7 % 11) for n in range(20)]
     found = []
     with serving(lengths) as service:
-        for batch_size, concurrency in ((64, 1), (3, 1), (3, 8), (1, 5)):
-            scorer = ServiceReward(service.url, batch_size=batch_size, concurrency=concurrency)
+        for request_size, concurrency in ((64, 1), (3, 1), (3, 8), (1, 5)):
+            scorer = ServiceReward(service.url, request_size=request_size, concurrency=concurrency)
             found.append(scorer.score(*samples(*texts)).scores)
     assert found == [[float(len(text)) for text in texts]] * 4
 
@@ -99,7 +99,7 @@ def test_a_sample_that_the_service_could_not_judge_is_named_with_its_reason():
 
 def test_errors_may_be_a_list_and_count_from_their_batch():
     with serving(says({"scores": [1, 2], "errors": [None, "no"]})) as service:
-        scorer = ServiceReward(service.url, batch_size=2, on_error="report")
+        scorer = ServiceReward(service.url, request_size=2, on_error="report")
         assert list(scorer.score(*samples("a", "b", "c", "d")).errors) == [1, 3]
 
 
@@ -222,7 +222,7 @@ def test_retry_after_is_a_number_or_a_date():
 def test_a_recipe_names_a_service_by_its_address_or_with_settings():
     with serving(lengths) as service:
         assert build_reward(service.url).score(*samples("abc")).scores == [3.0]
-        spec = {"kind": "service", "url": service.url, "name": "judge", "weight": 2, "batch_size": 1, "retries": 0}
+        spec = {"kind": "service", "url": service.url, "name": "judge", "weight": 2, "request_size": 1, "retries": 0}
         assert build_reward(spec).score(*samples("abc")).per_component == {"judge": [3.0]}
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 
 from rlhf.rollout import int8
-from rlhf.rollout.int8 import Int8Projection, int8_linears, quantise
+from rlhf.rollout.int8 import Int8Projection, int8_linears, quantize
 from tests.unit.rollout.helpers import build_family
 
 pytestmark = pytest.mark.numeric
@@ -38,11 +38,11 @@ def numbers(*shape: int, seed: int) -> torch.Tensor:
 
 def test_a_weight_is_within_half_a_step_of_its_code():
     weight = numbers(40, 24, seed=0) * torch.logspace(-3, 2, 40)[:, None]
-    scale, codes = quantise(weight)
+    scale, codes = quantize(weight)
     assert codes.dtype == torch.int8
     assert int(codes.abs().amax()) == 127
     # by hand: a row whose largest number is 254 has steps of 2, so that 3 lies in the middle of two of them
-    assert quantise(torch.tensor([[254.0, -3.1, 2.9]]))[1].tolist() == [[127, -2, 1]]
+    assert quantize(torch.tensor([[254.0, -3.1, 2.9]]))[1].tolist() == [[127, -2, 1]]
     half_step = weight.abs().amax(1, keepdim=True) / 127 / 2
     assert ((weight - scale[:, None] * codes).abs() <= half_step * 1.0001).all(), "each row has a step of its own"
 
@@ -66,7 +66,7 @@ def test_numbers_that_have_codes_are_multiplied_exactly(way):
     assert torch.equal(Int8Projection(codes, None)(tokens).round(), tokens @ codes.T)
 
 
-def test_a_row_does_not_hang_on_its_neighbours_and_zeros_stay_zeros(way):
+def test_a_row_does_not_hang_on_its_neighbors_and_zeros_stay_zeros(way):
     projection, x = Int8Projection(numbers(64, 48, seed=1), None), numbers(4, 48, seed=2)
     x[1] *= 1000
     x[2] = 0

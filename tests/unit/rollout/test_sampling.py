@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from rlhf.config.policy import SamplingConfig
-from rlhf.rollout.sampling import BLOCK, draw, invert_cdf, penalise, threshold, uniforms
+from rlhf.rollout.sampling import BLOCK, draw, invert_cdf, penalize, threshold, uniforms
 
 
 def logits_of(probs: list[float]) -> torch.Tensor:
@@ -157,7 +157,7 @@ def test_equal_logits_share_a_fate():
 def test_a_penalty_pushes_seen_tokens_down_whatever_their_sign():
     # 2 / 2 = 1 and -1 * 2 = -2; the unseen ones stay
     seen = torch.tensor([[True, True, False, False]])
-    assert penalise(torch.tensor([[2.0, -1.0, 2.0, -1.0]]), seen, 2.0).tolist() == [[1.0, -2.0, 2.0, -1.0]]
+    assert penalize(torch.tensor([[2.0, -1.0, 2.0, -1.0]]), seen, 2.0).tolist() == [[1.0, -2.0, 2.0, -1.0]]
 
 
 @pytest.mark.parametrize(

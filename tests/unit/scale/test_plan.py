@@ -11,10 +11,10 @@ from rlhf.native.library import compiler
 from rlhf.scale import plan as scale_plan
 from rlhf.scale.plan import plan_recipe
 
-SFT = {"kind": "sft", "model": "embedded", "data": "stage:world/sft.jsonl", "rows_per_step": 8, "max_steps": 30}
+SFT = {"kind": "sft", "model": "embedded", "data": "stage:world/sft.jsonl", "batch_size": 8, "max_steps": 30}
 PPO = {
     "kind": "ppo", "model": "stage:sft", "prompts": "stage:world/prompts.jsonl", "reward": "stage:reward", "rollouts": 4,
-    "prompts_per_rollout": 8, "sequences_per_step": 4, "epochs_per_rollout": 2, "sampling": {"max_new_tokens": 24},
+    "prompts_per_rollout": 8, "minibatch_size": 4, "epochs_per_rollout": 2, "sampling": {"max_new_tokens": 24},
 }  # fmt: skip
 REWARD = {"kind": "reward", "model": "stage:sft", "data": "stage:world/pairs.jsonl", "max_steps": 5}
 
@@ -38,7 +38,7 @@ def write_demonstrations(tmp_path, count=20, words=3):
 
 def test_before_anything_is_there_lengths_are_those_of_the_settings_and_that_is_said(recipe):
     [plan] = plan_recipe(recipe(sft={**SFT, "max_length": 64}), gpu_name="H100").stages
-    assert plan.tokens_per_step == 8 * 64
+    assert plan.batch_tokens == 8 * 64
     assert any("stage:world/sft.jsonl is not there yet" in sentence for sentence in plan.assumed)
     assert plan.steps == 30
 
@@ -48,7 +48,7 @@ def test_rows_that_are_there_decide(recipe, tmp_path):
     [short] = plan_recipe(recipe(sft=SFT), gpu_name="H100").stages
     assert short.assumed == []
     assert "20 rows of stage:world/sft.jsonl" in short.lengths
-    assert short.tokens_per_step < 8 * 64
+    assert short.batch_tokens < 8 * 64
     [epochs] = plan_recipe(recipe(sft={**SFT, "max_steps": None, "epochs": 2}), gpu_name="H100").stages
     assert epochs.steps == 2 * 3  # 20 rows, 8 to a step
 
@@ -71,19 +71,19 @@ def test_ppo_holds_a_critic_a_reference_and_a_reward_model_beside_the_policy(rec
     weights = 4 * found.num_parameters
     assert found.memory["weights"] == found.memory["reference"] == found.memory["reward models"] == weights
     assert found.memory["critic"] > 3 * weights  # with its two averages
-    assert found.memory["optimiser"] == 2 * weights
+    assert found.memory["optimizer"] == 2 * weights
     assert found.memory["checkpoint copy"] == 2 * 3 * weights  # of the policy and of the critic
     assert found.memory_bytes == sum(found.memory.values())
     assert found.steps == 4 * found.steps_per_phase == 4 * 2 * 2
 
 
-def test_adapters_need_no_second_model_and_hardly_an_optimiser(recipe):
+def test_adapters_need_no_second_model_and_hardly_an_optimizer(recipe):
     lora = {**PPO, "model": {"path": "stage:sft", "lora": {"rank": 2}}, "kind": "grpo", "group_size": 2}
     del lora["epochs_per_rollout"]
     found = plan_recipe(recipe(sft=SFT, reward=REWARD, grpo=lora), gpu_name="H100", only="grpo").stages[0]
     assert "reference" not in found.memory
     assert found.num_trainable < found.num_parameters / 10
-    assert found.memory["optimiser"] == 8 * found.num_trainable
+    assert found.memory["optimizer"] == 8 * found.num_trainable
 
 
 def test_a_faster_gpu_is_faster_and_larger_lengths_cost_more(recipe):
@@ -91,7 +91,7 @@ def test_a_faster_gpu_is_faster_and_larger_lengths_cost_more(recipe):
         return plan_recipe(recipe(sft={**SFT, "max_length": 128, **changes}), gpu_name=name).stages[0].seconds_per_step
 
     assert seconds("H100") <= seconds("A10")
-    assert seconds("A10", max_length=256, rows_per_step=512) > seconds("A10", rows_per_step=512)
+    assert seconds("A10", max_length=256, batch_size=512) > seconds("A10", batch_size=512)
 
 
 def test_machines_get_json(recipe):

@@ -8,7 +8,7 @@ from tests.unit.scale.test_plan import REWARD, SFT
 def plan_of(tmp_path, **engine):
     grpo = {
         "kind": "grpo", "model": "stage:sft", "prompts": "stage:world/prompts.jsonl", "reward": "stage:reward", "rollouts": 4,
-        "prompts_per_rollout": 8, "group_size": 2, "sequences_per_step": 4, "engine": {"kind": "local", **engine},
+        "prompts_per_rollout": 8, "group_size": 2, "minibatch_size": 4, "engine": {"kind": "local", **engine},
     }  # fmt: skip
     stages = {"world": {"kind": "world"}, "sft": SFT, "reward": REWARD, "grpo": grpo}
     recipe = RecipeConfig.of({"name": "it", "output_dir": str(tmp_path), "stages": stages}, source="test")

@@ -32,7 +32,7 @@ def stage(**settings):
     return RecipeConfig.of(tree, source="test").stages["it"]
 
 
-PARTS = {"weights": 4.0 * GIB, "gradients": 4.0 * GIB, "optimiser": 8.0 * GIB, "activations": 8.0 * GIB}
+PARTS = {"weights": 4.0 * GIB, "gradients": 4.0 * GIB, "optimizer": 8.0 * GIB, "activations": 8.0 * GIB}
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_the_first_that_fits_is_recommended(gib, name):
 
 
 @pytest.mark.parametrize(
-    ("gib", "optimiser", "name"),
+    ("gib", "optimizer", "name"),
     [
         (18, 12.0, "zero-1"),  # of 21, 9 stay whole: 12 on 4 GPUs leave 12 of 18
         (20, 8.0, "zero-2"),  # of 24, 12 stay
         (16, 8.0, "zero-3 (FSDP)"),  # 8 stay
     ],
 )
-def test_on_gpus_what_is_spread_grows_with_the_need(gib, optimiser, name):
-    parts = PARTS | {"optimiser": optimiser * GIB, "activations": (8.0 if optimiser == 8.0 else 1.0) * GIB}
+def test_on_gpus_what_is_spread_grows_with_the_need(gib, optimizer, name):
+    parts = PARTS | {"optimizer": optimizer * GIB, "activations": (8.0 if optimizer == 8.0 else 1.0) * GIB}
     found = recommend(stage(), shape(), parts, machine(gib))
     assert found.name == name
     assert "GPUs" in found.why

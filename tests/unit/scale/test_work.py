@@ -56,7 +56,7 @@ def test_a_policy_run_takes_the_steps_and_passes_that_are_planned(kind):
     assert (("scoring", "critic") in read) == (kind == "ppo")
 
 
-ONE_STEP = {"sequences_per_step": 12, "epochs_per_rollout": 1}
+ONE_STEP = {"minibatch_size": 12, "epochs_per_rollout": 1}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_can_not_be_foreseen_is_said():
 
 
 def test_a_step_of_tokens_holds_as_many_rows_as_fit():
-    stage = stage_of("sft", tokens_per_step=600, max_steps=None, epochs=2)
+    stage = stage_of("sft", batch_tokens=600, max_steps=None, epochs=2)
     work = offline_work(stage, tokens_per_row=30.0, num_rows=1000)
     assert work.learned[0].tokens == pytest.approx(600)
     assert steps_of_run(stage, 1000, 30.0) == 2 * math.ceil(1000 / 20)

@@ -83,7 +83,7 @@ def test_teacher_and_reference_stay_as_they_are():
 
 def test_the_student_comes_near_its_teacher():
     trainer = toy.build_trainer(
-        "distill", held_out=True, rollouts=12, prompts_per_rollout=16, sequences_per_step=16, learning_rate=2e-2, **OWN
+        "distill", held_out=True, rollouts=12, prompts_per_rollout=16, minibatch_size=16, learning_rate=2e-2, **OWN
     )
     toy.change_weights(trainer.teacher.model, by=0.15)
     start = trainer.evaluate()
@@ -140,7 +140,7 @@ def test_demonstrations_stand_in_the_rollout_with_the_students_own_logprobs():
 
 
 def test_a_mixed_rollout_has_both_and_is_learned_from_as_a_whole():
-    trainer = toy.build_trainer("distill", on_policy_frac=0.5, group_size=2, sequences_per_step=12, seed=9)
+    trainer = toy.build_trainer("distill", on_policy_frac=0.5, group_size=2, minibatch_size=12, seed=9)
     metrics = Metrics()
     experience = trainer.collect(0, metrics)
     sizes = [len(group.branches) for group in experience.groups]

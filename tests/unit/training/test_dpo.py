@@ -63,7 +63,7 @@ def test_the_first_loss_is_that_of_no_preference():
 
 def test_margins_grow_and_held_out_pairs_are_ranked_right():
     log = RunLog()
-    config = DPOConfig(learning_rate=3e-3, epochs=3, rows_per_step=16)
+    config = DPOConfig(learning_rate=3e-3, epochs=3, batch_size=16)
     result = DPOTrainer(toy.build_policy(), config, toy.pairs(200), toy.pairs(40, seed=3), log=log).train()
     margins = [event["metrics"]["dpo/reward_margin"] for event in log.read("metrics")]
     assert margins[-1] > margins[0] + 0.5
@@ -123,15 +123,15 @@ def test_margins_grow_and_held_out_pairs_are_ranked_right():
             {"divergence": "forward_kl", "loss": "hinge"},
             lambda c, r, lc, lr: max(0.0, 1 - 0.5 * (math.exp(-r) - math.exp(-c))),
         ),
-        ({"length_normalised": True}, lambda c, r, lc, lr: softplus(-0.5 * (c / lc - r / lr))),
+        ({"length_normalized": True}, lambda c, r, lc, lr: softplus(-0.5 * (c / lc - r / lr))),
         (
-            {"length_normalised": True, "label_smoothing": 0.2},
+            {"length_normalized": True, "label_smoothing": 0.2},
             lambda c, r, lc, lr: 0.8 * softplus(-0.5 * (c / lc - r / lr)) + 0.2 * softplus(0.5 * (c / lc - r / lr)),
         ),
     ],
     ids=lambda value: " ".join(map(str, value.values())) or "sigmoid" if isinstance(value, dict) else "",
 )
-def test_the_loss_that_is_asked_for_is_the_one_that_is_minimised(settings, loss_of):
+def test_the_loss_that_is_asked_for_is_the_one_that_is_minimized(settings, loss_of):
     trainer = toy.build_trainer("dpo", beta=0.5, **settings)
     groups, ratios = moved(trainer)
     lengths = [[len(b.tokens) for b in g.branches] for g in groups]
@@ -141,7 +141,7 @@ def test_the_loss_that_is_asked_for_is_the_one_that_is_minimised(settings, loss_
 
 @pytest.mark.parametrize(
     ("settings", "per_token"),
-    [({}, False), ({"length_normalised": True}, True), ({"loss": "ipo", "ipo_per_token": True}, True)],
+    [({}, False), ({"length_normalized": True}, True), ({"loss": "ipo", "ipo_per_token": True}, True)],
 )
 def test_rewards_are_told_as_the_loss_has_them(settings, per_token):
     trainer = toy.build_trainer("dpo", beta=0.5, **settings)
@@ -196,7 +196,7 @@ def test_the_policy_is_measured_against_itself_as_it_was_given():
 
 @pytest.mark.parametrize("per_microbatch", [1, 10**6])
 def test_aot_compares_differences_rank_by_rank_over_the_whole_step(per_microbatch):
-    trainer = toy.build_trainer("dpo", loss="aot", beta=0.5, rows_per_step=6, tokens_per_microbatch=per_microbatch)
+    trainer = toy.build_trainer("dpo", loss="aot", beta=0.5, batch_size=6, microbatch_tokens=per_microbatch)
     groups, ratios = moved(trainer)
     policy = summed(trainer.policy, groups)
     reference = policy - ratios
@@ -210,7 +210,7 @@ def test_aot_compares_differences_rank_by_rank_over_the_whole_step(per_microbatc
 
 @pytest.mark.parametrize("per_microbatch", [1, 10**6])
 def test_unpaired_aot_compares_the_heap_of_chosen_with_the_heap_of_rejected(per_microbatch):
-    settings = {"loss": "aot_unpaired", "beta": 0.5, "rows_per_step": 6, "tokens_per_microbatch": per_microbatch}
+    settings = {"loss": "aot_unpaired", "beta": 0.5, "batch_size": 6, "microbatch_tokens": per_microbatch}
     trainer = toy.build_trainer("dpo", held_out=True, **settings)
     _, ratios = moved(trainer)
     chosen, rejected = sorted(ratios[:, 0].tolist()), sorted(ratios[:, 1].tolist())
@@ -278,7 +278,7 @@ def test_without_a_reference_log_probabilities_stand_for_ratios_and_nobody_is_as
 
 def test_forward_kl_stays_finite_where_the_policy_has_lost_a_completion():
     """The trap: at a log-ratio of -100, exp(100) is infinite in float32, and of two infinities comes NaN."""
-    trainer = toy.build_trainer("dpo", divergence="forward_kl", rows_per_step=10)
+    trainer = toy.build_trainer("dpo", divergence="forward_kl", batch_size=10)
     trainer.collect(0, Metrics())
     trainer.scored.train.ref_logprobs += torch.tensor([101.0, 100.0])
     batches = next(trainer.steps(0, trainer.collect(0, Metrics())))

@@ -100,7 +100,7 @@ def test_the_loss_is_brought_to_one_number_as_asked(how):
 
 
 def test_groups_stay_whole_when_a_rollout_is_cut_into_steps():
-    trainer = toy.build_trainer("grpo", prompts_per_rollout=5, sequences_per_step=6)
+    trainer = toy.build_trainer("grpo", prompts_per_rollout=5, minibatch_size=6)
     steps = list(trainer.steps(0, trainer.collect(0, Metrics())))
     assert trainer.steps_per_phase == len(steps) == 6  # 2 epochs of 5 groups, 2 to a step
     sizes = [[batch.num_groups for batch in step] for step in steps]
@@ -128,9 +128,9 @@ def test_leave_one_out_is_the_mean_of_the_others_and_a_multiple_of_the_groups_me
 
 def test_one_deviation_for_the_whole_rollout_keeps_easy_groups_small():
     found = credit(advantage="batch_std")
-    centred = credit(advantage="group_mean")
-    # squares of the centred scores: 4 + 1 + 9 + 1 + 1 + 4 + 0 + 4/9 + 1/9 + 1/9 = 20.6667, over 12 - 1
-    torch.testing.assert_close(found, centred / (math.sqrt(20.6666667 / 11) + 1e-4))
+    centerd = credit(advantage="group_mean")
+    # squares of the centerd scores: 4 + 1 + 9 + 1 + 1 + 4 + 0 + 4/9 + 1/9 + 1/9 = 20.6667, over 12 - 1
+    torch.testing.assert_close(found, centerd / (math.sqrt(20.6666667 / 11) + 1e-4))
 
 
 def test_the_whole_rollout_whitens_returns_over_all_its_tokens():
@@ -147,8 +147,8 @@ def test_the_whole_rollout_against_siblings_takes_the_groups_mean_first():
     experience = toy.build_trainer("grpo", scorer=Given(SCORES), advantage="batch", baseline="group").collect(
         0, Metrics()
     )
-    centred = [-2.0, -1.0, 3.0, -1.0, -1.0, 2.0, 0.0, 0.0, 0.0, 2 / 3, -1 / 3, -1 / 3]
-    returns = [centred[sequence] for sequence in experience.score_seq.tolist()]
+    centerd = [-2.0, -1.0, 3.0, -1.0, -1.0, 2.0, 0.0, 0.0, 0.0, 2 / 3, -1 / 3, -1 / 3]
+    returns = [centerd[sequence] for sequence in experience.score_seq.tolist()]
     mean, deviation = statistics.mean(returns), statistics.stdev(returns)
     expected = [(value - mean) / deviation for value in returns]
     assert experience.token_columns["advantages"].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
@@ -381,7 +381,7 @@ FAMILY = ("grpo", *toy.GROUPS)
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_first_step_has_ratio_1_and_kl_0_and_clips_nothing(name):
     log = RunLog()
-    toy.build_trainer(name, log=log, epochs_per_rollout=1, sequences_per_step=12).train()
+    toy.build_trainer(name, log=log, epochs_per_rollout=1, minibatch_size=12).train()
     assert log.read("alarm") == []
     (note,) = [event["message"] for event in log.read("note") if "Self-checks" in event["message"]]
     assert "first ratio's distance from 1" in note
@@ -416,7 +416,7 @@ def test_every_member_of_the_family_raises_the_reward(name):
         name,
         log=log,
         rollouts=40,
-        sequences_per_step=16,
+        minibatch_size=16,
         epochs_per_rollout=1,
         learning_rate=2e-2,
         guards="off",
@@ -429,8 +429,8 @@ def test_every_member_of_the_family_raises_the_reward(name):
 
 def test_two_steps_of_one_rollout_see_the_same_whitening_as_one():
     """Whitened per step or per micro-batch, the two halves would each have mean 0."""
-    settings = {"group_size": 1, "prompts_per_rollout": 12, "scorer": Given(SCORES), "tokens_per_microbatch": 1}
-    trainer = toy.build_trainer("reinforce_pp", sequences_per_step=6, epochs_per_rollout=1, **settings)
+    settings = {"group_size": 1, "prompts_per_rollout": 12, "scorer": Given(SCORES), "microbatch_tokens": 1}
+    trainer = toy.build_trainer("reinforce_pp", minibatch_size=6, epochs_per_rollout=1, **settings)
     experience = trainer.collect(0, Metrics())
     assert float(experience.token_columns["advantages"].mean()) == pytest.approx(0, abs=1e-6)
     halves = [torch.cat([b.token_columns["advantages"] for b in step]) for step in trainer.steps(0, experience)]

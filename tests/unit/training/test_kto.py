@@ -65,7 +65,7 @@ def test_the_first_loss_is_that_of_a_policy_that_is_its_reference(settings, firs
 
 
 def test_z0_is_how_likely_completions_of_other_prompts_have_become(monkeypatch):
-    trainer = toy.build_trainer("kto", rows_per_step=6, beta=0.5, desirable_weight=1.3, undesirable_weight=0.7)
+    trainer = toy.build_trainer("kto", batch_size=6, beta=0.5, desirable_weight=1.3, undesirable_weight=0.7)
     asked = []
 
     def listening(prompts, *, seed):
@@ -94,7 +94,7 @@ def test_z0_is_how_likely_completions_of_other_prompts_have_become(monkeypatch):
 
 
 def test_every_step_has_its_own_pairing():
-    trainer = toy.build_trainer("kto", rows_per_step=6)
+    trainer = toy.build_trainer("kto", batch_size=6)
     moved(trainer)
     groups = trainer.rows.take(0)
     points = {round(trainer._measured_point(groups, "step", number), 6) for number in range(4)}
@@ -160,7 +160,7 @@ def test_the_shift_of_bco_forgets_as_fast_as_the_recipe_says():
 )
 def test_rows_of_one_kind_alone_can_be_learned_from(label, settings):
     rows = [Group(g.prefix, g.branches, {**g.columns, "label": label}) for g in toy.verdicts(12)]
-    config = KTOConfig.of({"learning_rate": 1e-3, "rows_per_step": 6, "epochs": 1, **settings})
+    config = KTOConfig.of({"learning_rate": 1e-3, "batch_size": 6, "epochs": 1, **settings})
     policy = toy.build_policy()
     before = summed(policy, rows)
     log = RunLog()
@@ -172,7 +172,7 @@ def test_rows_of_one_kind_alone_can_be_learned_from(label, settings):
 
 
 def test_good_completions_become_likelier_than_bad_ones():
-    config = KTOConfig(learning_rate=3e-3, epochs=3, rows_per_step=16)
+    config = KTOConfig(learning_rate=3e-3, epochs=3, batch_size=16)
     log = RunLog()
     trainer = KTOTrainer(toy.build_policy(), config, toy.verdicts(200), toy.verdicts(40, seed=3), log=log)
     found = trainer.train().evaluation
@@ -184,8 +184,8 @@ def test_good_completions_become_likelier_than_bad_ones():
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [
-        (11, {"rows_per_step": 5}, r"step 3 of 3 has only one prompt \(in 1 row\); make steps of more rows"),
-        (10, {"rows_per_step": 4, "epochs": 2, "seed": 5}, r"step 3 of 6 has only one prompt \(in 2 rows\)"),
+        (11, {"batch_size": 5}, r"step 3 of 3 has only one prompt \(in 1 row\); make steps of more rows"),
+        (10, {"batch_size": 4, "epochs": 2, "seed": 5}, r"step 3 of 6 has only one prompt \(in 2 rows\)"),
     ],
 )
 def test_a_step_of_one_prompt_is_refused_at_the_door(rows, settings, message):
@@ -201,7 +201,7 @@ def test_a_file_of_one_prompt_is_told_that_no_larger_step_would_help():
     with pytest.raises(
         ConfigError, match=r"as all of the data, has only one prompt .* set reference_point: running"
     ) as caught:
-        KTOTrainer(toy.build_policy(), KTOConfig.of({"epochs": 1, "rows_per_step": 5}), rows)
+        KTOTrainer(toy.build_policy(), KTOConfig.of({"epochs": 1, "batch_size": 5}), rows)
     assert "make steps of more rows" not in str(caught.value)
 
 
@@ -238,7 +238,7 @@ def test_a_copy_is_kept_only_where_pairings_change_and_an_adapter_is_switched_of
     plain = toy.build_policy()
     lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     adapted = PolicyModel(get_peft_model(plain.model, lora), plain.tokenizer)
-    trainer = KTOTrainer(adapted, KTOConfig(rows_per_step=5, epochs=2, learning_rate=1e-2), toy.verdicts(10))
+    trainer = KTOTrainer(adapted, KTOConfig(batch_size=5, epochs=2, learning_rate=1e-2), toy.verdicts(10))
     assert isinstance(trainer.reference, AdapterOffReference)
     trainer.train()
     mixed = toy.verdicts(10)
@@ -250,7 +250,7 @@ def test_a_copy_is_kept_only_where_pairings_change_and_an_adapter_is_switched_of
 
 def test_the_reference_may_be_another_policy():
     other = toy.build_policy(seed=4)
-    trainer = KTOTrainer(toy.build_policy(), KTOConfig(rows_per_step=5), toy.verdicts(10), reference=other)
+    trainer = KTOTrainer(toy.build_policy(), KTOConfig(batch_size=5), toy.verdicts(10), reference=other)
     trainer.collect(0, Metrics())
     groups = trainer.rows.take(0)
     said = torch.cat([group.columns["ref_logprobs"] for group in groups])
@@ -289,4 +289,4 @@ def test_evaluation_leaves_the_running_average_alone():
 def test_rows_that_are_no_verdicts_are_refused_by_name(row, message):
     rows = [*toy.verdicts(3), row]
     with pytest.raises(DataError, match=message):
-        KTOTrainer(toy.build_policy(), KTOConfig(rows_per_step=4, reference_point="zero"), rows).train()
+        KTOTrainer(toy.build_policy(), KTOConfig(batch_size=4, reference_point="zero"), rows).train()

@@ -15,7 +15,7 @@ from tests.fixtures.toy import build_trainer, largest_difference, weights_of
 
 
 def test_totals_count_over_all_micro_batches():
-    trainer = build_trainer("dpo", tokens_per_microbatch=1)
+    trainer = build_trainer("dpo", microbatch_tokens=1)
     batches = next(trainer.steps(0, trainer.collect(0, Metrics())))
     groups = trainer.rows.take(0)
     assert len(batches) == len(groups) == 4
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_an_alarm_and_the_run_ends_as_i
 def test_a_resumed_run_may_change_what_decides_nothing_and_not_the_rest(tmp_path):
     build_trainer("sft", checkpoint_dir=tmp_path, save_every=2).train()
     log = RunLog()
-    build_trainer("sft", checkpoint_dir=tmp_path, log=log, save_every=3, tokens_per_microbatch=5).train()
+    build_trainer("sft", checkpoint_dir=tmp_path, log=log, save_every=3, microbatch_tokens=5).train()
     assert log.read("note")[0]["message"].startswith("Resumed from")
     with pytest.raises(CheckpointError, match=r"other settings: learning_rate was 0\.01 and is 0\.02"):
         build_trainer("sft", checkpoint_dir=tmp_path, learning_rate=0.02).train()

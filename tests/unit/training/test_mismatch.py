@@ -27,7 +27,7 @@ from tests.fixtures.tiny import build_llama
 from tests.fixtures.vllm_engines import build_policy, fake_settings, nudge
 
 SETTINGS = {
-    "rollouts": 4, "prompts_per_rollout": 4, "group_size": 2, "sequences_per_step": 8, "learning_rate": 1e-2, "warmup_frac": 0,
+    "rollouts": 4, "prompts_per_rollout": 4, "group_size": 2, "minibatch_size": 8, "learning_rate": 1e-2, "warmup_frac": 0,
     "sampling": {"max_new_tokens": 5}, "eval_every": 1000, "seed": 3,
 }  # fmt: skip
 
@@ -178,7 +178,7 @@ def test_an_engine_that_shows_other_weights_is_stale(policy):
 
 def test_a_run_with_vllm_learns_and_stays_in_step(policy, tmp_path):
     log, error = train_with_vllm(
-        policy, tmp_path, rollouts=12, prompts_per_rollout=8, group_size=4, sequences_per_step=32, learning_rate=3e-2
+        policy, tmp_path, rollouts=12, prompts_per_rollout=8, group_size=4, minibatch_size=32, learning_rate=3e-2
     )
     assert error == ""
     assert max(gaps(log)) < 1e-5

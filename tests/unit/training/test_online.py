@@ -32,7 +32,7 @@ def test_at_the_first_step_of_every_rollout_the_ratio_is_1(name, kind):
     # one step to a rollout: every step is a first one
     size = 6 if name == "ppo" else 12
     toy.build_trainer(
-        name, log=log, rollouts=4, epochs_per_rollout=1, sequences_per_step=size, autocast=kind, learning_rate=3e-3
+        name, log=log, rollouts=4, epochs_per_rollout=1, minibatch_size=size, autocast=kind, learning_rate=3e-3
     ).train()
     tolerance = 1e-5 if kind == "none" else 0.02  # bfloat16 rounds by the batch that a row stands in
     for event in log.read("metrics"):
@@ -57,7 +57,7 @@ def count_calls(model, name):
     return calls
 
 
-ONE_STEP = {"rollouts": 4, "epochs_per_rollout": 1, "sequences_per_step": 12, "learning_rate": 3e-3}
+ONE_STEP = {"rollouts": 4, "epochs_per_rollout": 1, "minibatch_size": 12, "learning_rate": 3e-3}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ ONE_STEP = {"rollouts": 4, "epochs_per_rollout": 1, "sequences_per_step": 12, "l
         ({"autocast": "none"}, 1),
         ({"autocast": "bfloat16", "kl": {"where": "reward", "estimator": "k1", "coef": 0.05}}, 4),
         ({"autocast": "bfloat16", "importance": {"high": 2.0}}, 4),
-        ({"autocast": "bfloat16", "sequences_per_step": 6}, 4),  # the second step needs what was before the first
+        ({"autocast": "bfloat16", "minibatch_size": 6}, 4),  # the second step needs what was before the first
         ({"autocast": "bfloat16", "epochs_per_rollout": 2}, 4),
     ],
 )
@@ -93,10 +93,10 @@ def test_a_rollout_of_one_step_teaches_the_same_without_the_pass_ahead(loss, mon
 
 
 IN_ONE_STEP = {
-    "ppo": {"prompts_per_rollout": 4, "sequences_per_step": 4},
-    "vapo": {"prompts_per_rollout": 4, "group_size": 1, "sequences_per_step": 4, "value_warmup_rollouts": 1},
-    "distill": {"prompts_per_rollout": 4, "sequences_per_step": 4},
-    "online_dpo": {"prompts_per_rollout": 2, "sequences_per_step": 6},
+    "ppo": {"prompts_per_rollout": 4, "minibatch_size": 4},
+    "vapo": {"prompts_per_rollout": 4, "group_size": 1, "minibatch_size": 4, "value_warmup_rollouts": 1},
+    "distill": {"prompts_per_rollout": 4, "minibatch_size": 4},
+    "online_dpo": {"prompts_per_rollout": 2, "minibatch_size": 6},
     "grpo": {},
     **{
         name: {"group_size": 1, "prompts_per_rollout": 12} if name in ("reinforce_pp", "remax") else {}
@@ -155,7 +155,7 @@ def test_the_reward_rises(name):
     log = RunLog()
     settings = {"ppo": {"kl": {"coef": 0.01}}, "grpo": {"group_size": 4, "kl": {"coef": 0.01}}}[name]
     toy.build_trainer(
-        name, log=log, rollouts=30, prompts_per_rollout=32, sequences_per_step=32, learning_rate=2e-2, **settings
+        name, log=log, rollouts=30, prompts_per_rollout=32, minibatch_size=32, learning_rate=2e-2, **settings
     ).train()
     scores = [e["metrics"][f"{name}/score_mean"] for e in log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
     assert len(scores) == 30
@@ -169,7 +169,7 @@ def test_a_constant_reward_with_a_penalty_pulls_back_to_the_reference(name):
     where = {"ppo": {"where": "reward", "estimator": "k1"}, "grpo": {"where": "loss", "estimator": "k3"}}[name]
     trainer = toy.build_trainer(
         name, log=log, scorer=toy.Constant(1.0), rollouts=25, prompts_per_rollout=16, learning_rate=3e-3,
-        sequences_per_step=12, kl={"coef": 1.0, **where}, **({"group_size": 2} if name == "grpo" else {}),
+        minibatch_size=12, kl={"coef": 1.0, **where}, **({"group_size": 2} if name == "grpo" else {}),
     )  # fmt: skip
     toy.change_weights(trainer.policy.model, by=0.15)
     trainer.train()
@@ -267,7 +267,7 @@ def test_a_plain_gradient_that_takes_several_steps_on_a_rollout_is_told():
 
     (found,) = alarms("rloo")
     assert "a rollout is 4 steps" in found
-    assert alarms("rloo", epochs_per_rollout=1, sequences_per_step=12) == []
+    assert alarms("rloo", epochs_per_rollout=1, minibatch_size=12) == []
     assert alarms("online_dpo") == [], "its loss has no advantages"
     assert alarms("grpo") == []
 
@@ -480,7 +480,7 @@ def test_a_recipe_chooses_who_adapts_the_weight(name, settings, weights):
 def test_ppo_takes_every_policy_loss_and_aggregation(policy_loss, aggregation):
     log = RunLog()
     settings = {"policy_loss": policy_loss, "aggregation": aggregation}
-    trainer = toy.build_trainer("ppo", log=log, rollouts=1, epochs_per_rollout=1, sequences_per_step=6, **settings)
+    trainer = toy.build_trainer("ppo", log=log, rollouts=1, epochs_per_rollout=1, minibatch_size=6, **settings)
     before = toy.weights_of(trainer)
     trainer.train()
     assert toy.largest_difference(toy.weights_of(trainer), before) > 1e-4

@@ -119,7 +119,7 @@ def test_only_the_policy_changes():
 def test_the_policy_gets_better():
     log = RunLog()
     trainer = toy.build_trainer(
-        "online_dpo", log=log, rollouts=10, prompts_per_rollout=32, group_size=2, sequences_per_step=32,
+        "online_dpo", log=log, rollouts=10, prompts_per_rollout=32, group_size=2, minibatch_size=32,
         learning_rate=1e-2, epochs_per_rollout=1, beta=0.1,
     )  # fmt: skip
     trainer.train()

@@ -264,7 +264,7 @@ def test_state_brings_everything_back():
     one.backward(first.matrix.sum() * math.inf)
     one.step(2)
     second.load_state_dict(first.state_dict())
-    two.load_state_dict(copy.deepcopy(one.state_dict()))  # torch's own optimisers would share their moments
+    two.load_state_dict(copy.deepcopy(one.state_dict()))  # torch's own optimizers would share their moments
     assert (two.skipped, two.scaler.get_scale()) == (1, one.scaler.get_scale())
     for module, optimizer in ((first, one), (second, two)):
         optimizer.backward((module.matrix**3).sum())

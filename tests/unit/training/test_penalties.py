@@ -53,7 +53,7 @@ def test_penalties_count_once_a_step_however_many_micro_batches_it_has():
     ends = []
     for limit in (10**6, 1):
         # eps above the penalty's share of a gradient that is nothing but rounding, which AdamW would blow up
-        settings = {"l2_coef": 0.1, "eps": 1e-4, "tokens_per_microbatch": limit}
+        settings = {"l2_coef": 0.1, "eps": 1e-4, "microbatch_tokens": limit}
         trainer = toy.build_trainer("sft", dtype=torch.float64, **settings)
         trainer.penalties.append(ElasticWeightConsolidation(trainer.policy, toy.rows(3, seed=7), coef=10.0))
         metrics = trainer.train().metrics
@@ -167,7 +167,7 @@ def test_what_was_learned_before_is_forgotten_less_under_consolidation():
         return SFTTrainer(policy, SFTConfig(), rows, rows).evaluate()["eval/loss"]
 
     def learn(policy: PolicyModel, rows: list[Group], *, coef: float, learning_rate: float) -> dict[str, float]:
-        config = SFTConfig(learning_rate=learning_rate, rows_per_step=8, epochs=20)
+        config = SFTConfig(learning_rate=learning_rate, batch_size=8, epochs=20)
         trainer = SFTTrainer(policy, config, rows)
         if coef:
             trainer.penalties.append(ElasticWeightConsolidation(policy, first, coef=coef))

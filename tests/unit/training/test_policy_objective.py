@@ -194,7 +194,7 @@ def test_filters_of_the_sampler_are_corrected_for():
 @pytest.mark.parametrize("where", ["loss", "reward"])
 def test_the_exact_kl_is_what_its_estimators_are_right_about_on_average(where):
     settings = {"kl": {"where": where, "estimator": "exact", "coef": 0.5}, "sampling": {"max_new_tokens": 5}}
-    trainer = toy.build_trainer("grpo", group_size=64, sequences_per_step=256, **settings)
+    trainer = toy.build_trainer("grpo", group_size=64, minibatch_size=256, **settings)
     toy.change_weights(trainer.policy.model, by=0.2)
     metrics = Metrics()
     experience = trainer.collect(0, metrics)

@@ -145,7 +145,7 @@ def test_whitened_rewards_keep_their_mean_and_what_is_reported_is_what_was_earne
 def test_the_critic_learns_to_expect_what_comes(shared):
     log = RunLog()
     trainer = toy.build_trainer(
-        "ppo", log=log, shared_value=shared, rollouts=15, prompts_per_rollout=16, sequences_per_step=16,
+        "ppo", log=log, shared_value=shared, rollouts=15, prompts_per_rollout=16, minibatch_size=16,
         learning_rate=1e-5 if not shared else 1e-3, value_learning_rate=2e-2, clip_value=None, value_coef=1.0,
         scorer=PromptParity(),
     )  # fmt: skip
@@ -182,7 +182,7 @@ def test_the_entropy_bonus_keeps_the_policy_from_growing_sure():
     for coef in (0.0, 0.5):
         log = RunLog()
         toy.build_trainer(
-            "ppo", log=log, rollouts=20, prompts_per_rollout=16, sequences_per_step=16, learning_rate=2e-2,
+            "ppo", log=log, rollouts=20, prompts_per_rollout=16, minibatch_size=16, learning_rate=2e-2,
             entropy_coef=coef, kl={"where": "none"},
         ).train()  # fmt: skip
         entropies.append([e["metrics"]["loss/entropy"] for e in log.read("metrics") if "loss/entropy" in e["metrics"]])
@@ -195,7 +195,7 @@ def test_the_entropy_bonus_keeps_the_policy_from_growing_sure():
 
 
 def test_the_critic_learns_from_its_own_lambda():
-    experience, last = credit(with_silent_critic(lam=0.0, critic_lam=1.0))
+    experience, last = credit(with_silent_critic(lam=0.0, value_gae_lambda=1.0))
     scores = experience.columns["scores"]
     expected = torch.zeros(len(experience.score_seq))
     expected[last] = scores
@@ -218,11 +218,11 @@ def test_the_policys_lambda_grows_with_the_length_of_a_completion():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("penalised", [False, True])
-def test_in_the_warm_up_the_critic_learns_and_the_policy_keeps_its_bits(shared, penalised):
+@pytest.mark.parametrize("penalized", [False, True])
+def test_in_the_warm_up_the_critic_learns_and_the_policy_keeps_its_bits(shared, penalized):
     trainer = toy.build_trainer(
         "ppo", rollouts=4, value_warmup_rollouts=2, shared_value=shared, weight_decay=0.1,
-        l2_coef=0.1 if penalised else 0.0, kl={"coef": 0.1, "target": 1.0, "horizon": 20},
+        l2_coef=0.1 if penalized else 0.0, kl={"coef": 0.1, "target": 1.0, "horizon": 20},
     )  # fmt: skip
     loop = Loop(trainer, trainer.config)
     policy = [p.detach().clone() for p in trainer.policy.model.parameters()]
@@ -305,7 +305,7 @@ def batches_of_the_first_step(trainer):
 def test_vapo_is_ppo_with_the_settings_of_its_paper():
     """Yue et al. 2025, arXiv:2504.05118: section 4 and table 1."""
     config = VAPOConfig()
-    assert (config.critic_lam, config.length_adaptive_alpha, config.positive_nll_coef) == (1.0, 0.05, 0.1)
+    assert (config.value_gae_lambda, config.length_adaptive_alpha, config.positive_nll_coef) == (1.0, 0.05, 0.1)
     assert (config.clip_low, config.clip_high, config.aggregation, config.group_size) == (0.2, 0.28, "token", 16)
     assert (config.value_warmup_rollouts, config.kl.where) == (50, "none")
     assert issubclass(VAPOTrainer, PPOTrainer)
@@ -314,7 +314,7 @@ def test_vapo_is_ppo_with_the_settings_of_its_paper():
 def test_vapo_learns_once_its_critic_is_warm():
     log = RunLog()
     trainer = toy.build_trainer(
-        "vapo", log=log, rollouts=8, value_warmup_rollouts=2, prompts_per_rollout=32, group_size=2, sequences_per_step=32,
+        "vapo", log=log, rollouts=8, value_warmup_rollouts=2, prompts_per_rollout=32, group_size=2, minibatch_size=32,
         learning_rate=2e-2, value_learning_rate=2e-2, epochs_per_rollout=2, length_adaptive_alpha=2.0,
     )  # fmt: skip
     trainer.train()

@@ -39,7 +39,7 @@ THREE, ONE = solution(True, False, True), solution(True, name="1")
 LOG2, LOG3, LOG4 = math.log(2), math.log(3), math.log(4)
 
 
-def test_the_loss_is_the_mean_over_all_steps_of_the_optimiser_step():
+def test_the_loss_is_the_mean_over_all_steps_of_the_optimizer_step():
     trainer = saying(toy.build_trainer("prm", wrong_weight=2.0), [LOG3, 0.0, -LOG3, 0.0])
     # p = 3/4, 1/2, 1/4 and 1/2: -log 3/4, twice -log 1/2, -log 1/4; then -log 1/2 of the other solution
     expected = ((LOG4 - LOG3) + 2 * LOG2 + LOG4 + LOG2) / 4
@@ -100,7 +100,7 @@ def test_the_language_model_is_held_on_to_by_right_steps_alone():
 
 
 def test_it_learns_which_steps_are_right():
-    config = ProcessRewardModelConfig(learning_rate=3e-3, epochs=4, rows_per_step=16, extra_layers=1)
+    config = ProcessRewardModelConfig(learning_rate=3e-3, epochs=4, batch_size=16, extra_layers=1)
     model = ProcessRewardModel.from_policy(toy.build_policy(), seed=1, extra_layers=1)
     trainer = ProcessRewardModelTrainer(model, config, toy.solutions(200), toy.solutions(60, seed=3))
     before, result = trainer.evaluate(), trainer.train()
@@ -111,13 +111,13 @@ def test_it_learns_which_steps_are_right():
     assert result.evaluation["eval/f1"] == pytest.approx(2 * low * high / (low + high))
 
 
-def test_it_learns_steps_from_judgements_of_whole_solutions():
+def test_it_learns_steps_from_judgments_of_whole_solutions():
     (mark,) = toy.TOKENIZER("e")["input_ids"]
 
     def pair(number: int) -> Group:
         return Group([5 + number % 3], [Branch([*w, mark]) for w in ((30, 31), (300, 301))], {"id": str(number)})
 
-    config = ProcessRewardModelConfig(learning_rate=3e-3, epochs=10, rows_per_step=8, loss="pairs", step_separator="e")
+    config = ProcessRewardModelConfig(learning_rate=3e-3, epochs=10, batch_size=8, loss="pairs", step_separator="e")
     model = ProcessRewardModel.from_policy(toy.build_policy(), step_separator="e", seed=1)
     trainer = ProcessRewardModelTrainer(model, config, [pair(n) for n in range(16)], [pair(n) for n in range(3)])
     result = trainer.train()

@@ -55,10 +55,10 @@ def test_activities_add_up_to_the_time_of_the_loop(kind, monkeypatch):
 
 def test_a_policy_run_shows_what_it_samples_judges_compares_and_learns():
     _, profile = weights_after("ppo")
-    wanted = {"rollout prefill", "rollout decode", "reward", "reference", "scoring", "forward", "backward", "optimiser"}
+    wanted = {"rollout prefill", "rollout decode", "reward", "reference", "scoring", "forward", "backward", "optimizer"}
     assert wanted <= set(profile.spent)
     steps = profile.steps
-    assert profile.spent["optimiser"].count == steps
+    assert profile.spent["optimizer"].count == steps
     assert profile.spent["forward"].tokens == profile.spent["backward"].tokens > 0
     assert profile.spent["reference"].tokens > profile.spent["rollout decode"].tokens > 0
 
@@ -132,7 +132,7 @@ def test_figures_and_a_trace_are_written_beside_the_model(tmp_path):
     with gzip.open(tmp_path / TRACE_FILE, "rt") as file:
         events = json.load(file)["traceEvents"]
     names = {event.get("name") for event in events}
-    assert {"forward", "backward", "optimiser"} <= names
+    assert {"forward", "backward", "optimizer"} <= names
     assert written["traced"]["wall_seconds"] > 0
     # what was traced is in no activity: its steps are not counted either
     assert written["steps"] < toy.build_trainer("sft").num_phases

@@ -87,7 +87,7 @@ def test_simpos_rewards_are_beta_times_mean_log_probabilities():
 
 def test_simpo_adds_no_likelihood_term_by_itself():
     """The trap: a policy whose pairs are all won by far has nothing to learn; a silent term would go on."""
-    trainer = toy.build_trainer("simpo", beta=1e4, target_margin=0.0, rows_per_step=10)
+    trainer = toy.build_trainer("simpo", beta=1e4, target_margin=0.0, batch_size=10)
     pairs = toy.pairs(10)
     for group, (c, r, n, m) in zip(pairs, nats(trainer.policy, pairs), strict=True):
         if c / n < r / m:
@@ -100,7 +100,7 @@ def test_simpo_adds_no_likelihood_term_by_itself():
     assert loss.item() == pytest.approx(0, abs=1e-6)
     assert max(float(p.grad.abs().max()) for p in trainer.policy.model.parameters()) < 1e-3
     assert "loss/sft" not in metrics.result()
-    asked = toy.build_trainer("simpo", beta=1e4, target_margin=0.0, rows_per_step=10, sft_coef=0.1)
+    asked = toy.build_trainer("simpo", beta=1e4, target_margin=0.0, batch_size=10, sft_coef=0.1)
     asked.rows.take = lambda step: pairs
     asked.loss(batches[0], Totals.of(batches), metrics).backward()
     assert max(float(p.grad.abs().max()) for p in asked.policy.model.parameters()) > 1e-2
@@ -114,7 +114,7 @@ def test_simpo_adds_no_likelihood_term_by_itself():
 def test_held_out_pairs_come_to_be_ranked_right(name, settings, accuracy):
     """CPO compares sums, and among completions of one to eight tokens the short ones win for a long time."""
     trainer_of, settings_of = toy.ON_PAIRS[name]
-    config = settings_of(learning_rate=3e-3, epochs=3, rows_per_step=16, **settings)
+    config = settings_of(learning_rate=3e-3, epochs=3, batch_size=16, **settings)
     trainer = trainer_of(toy.build_policy(), config, toy.pairs(200), toy.pairs(40, seed=3))
     with torch.no_grad():
         before = trainer.evaluate()
@@ -137,6 +137,6 @@ def test_no_second_model_is_there(name):
 @pytest.mark.parametrize("name", ["dpo", "simpo", "cpo", "orpo"])
 def test_single_completions_are_not_compared_across_prompts(name):
     trainer_of, settings_of = toy.ON_PAIRS[name]
-    trainer = trainer_of(toy.build_policy(), settings_of(rows_per_step=4), toy.verdicts(8))
+    trainer = trainer_of(toy.build_policy(), settings_of(batch_size=4), toy.verdicts(8))
     with pytest.raises(DataError, match="has 1 completion; wanted two, the chosen one first"):
         trainer.train()

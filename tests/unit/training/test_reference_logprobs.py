@@ -54,7 +54,7 @@ def asked(trainer):
 def test_a_second_run_with_other_settings_does_not_ask_the_reference(tmp_path):
     ran, said = asked(dpo(tmp_path))
     assert ran
-    for settings in ({"beta": 0.9}, {"loss": "ipo"}, {"seed": 5}, {"length_normalised": True}, {"learning_rate": 1e-3}):
+    for settings in ({"beta": 0.9}, {"loss": "ipo"}, {"seed": 5}, {"length_normalized": True}, {"learning_rate": 1e-3}):
         ran, again = asked(dpo(tmp_path, **settings))
         assert not ran, settings
         assert torch.equal(again, said)
@@ -70,8 +70,8 @@ def test_sums_that_a_setting_makes_otherwise_come_from_the_same_file(tmp_path):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_order_split_and_copies_of_rows_change_no_bit(tmp_path, cached):
-    """Micro-batches of a few rows, so that a row's neighbours would decide its rounding if its place did."""
-    pairs, few = toy.pairs(16), {"tokens_per_microbatch": 40}
+    """Micro-batches of a few rows, so that a row's neighbors would decide its rounding if its place did."""
+    pairs, few = toy.pairs(16), {"microbatch_tokens": 40}
     folder = tmp_path if cached else None
     ran, said = asked(dpo(folder, data=pairs, **few))
     assert ran
@@ -91,7 +91,7 @@ def test_another_question_is_asked_again(tmp_path, change):
     changed = {
         "rows": {"data": toy.pairs(11)},
         "policy": {"policy": toy.build_policy(seed=3)},
-        "microbatch": {"tokens_per_microbatch": 40},
+        "microbatch": {"microbatch_tokens": 40},
         "reference": {"reference": ReferenceModel(toy.build_policy(seed=4))},
     }[change]
     trainer = dpo(tmp_path, **changed)

@@ -24,7 +24,7 @@ def trained(**settings):
 
 
 def test_it_learns_to_tell_good_completions_from_bad_ones():
-    config = RewardModelConfig(learning_rate=3e-3, epochs=3, rows_per_step=16)
+    config = RewardModelConfig(learning_rate=3e-3, epochs=3, batch_size=16)
     model = RewardModel.from_policy(toy.build_policy(), seed=1)
     trainer = RewardModelTrainer(model, config, toy.pairs(200), toy.pairs(60, seed=3))
     before = trainer.evaluate()
@@ -254,7 +254,7 @@ def test_a_resumed_run_keeps_the_learned_margins(tmp_path):
     assert again.model.learned.value(0).tolist() == whole.model.learned.value(0).tolist() != [0.5, 1.5]
 
 
-def test_scores_of_ratings_keep_the_raters_scale_where_nothing_is_normalised():
+def test_scores_of_ratings_keep_the_raters_scale_where_nothing_is_normalized():
     trainer = toy.build_trainer("reward", loss="rating", normalize=False, head_dropout=0.0, epochs=30)
     trainer.train()
     groups = toy.judged("rating", 10)
@@ -267,7 +267,7 @@ def test_scores_of_ratings_keep_the_raters_scale_where_nothing_is_normalised():
 @pytest.mark.parametrize("loss", ["hinge", "graded", "rao_kupper", "davidson", "plackett_luce", "rating", "binary"])
 def test_every_loss_tells_good_completions_from_bad_ones(loss):
     model = RewardModel.from_policy(toy.build_policy(), seed=1)
-    config = RewardModelConfig(loss=loss, learning_rate=3e-3, epochs=3, rows_per_step=16)
+    config = RewardModelConfig(loss=loss, learning_rate=3e-3, epochs=3, batch_size=16)
     fresh = pack(toy.pairs(60, seed=9))
 
     def accuracy() -> float:

@@ -77,8 +77,8 @@ def test_the_distance_is_measured_in_every_rollout_and_weighs_in(weights):
 def test_a_stale_copy_stops_the_run(monkeypatch):
     """A copy is made anew for each call; one that was kept is found out by its probabilities."""
     kept = {}
-    make = int8.quantise
-    monkeypatch.setattr(int8, "quantise", lambda weight: kept.setdefault(weight.data_ptr(), make(weight)))
+    make = int8.quantize
+    monkeypatch.setattr(int8, "quantize", lambda weight: kept.setdefault(weight.data_ptr(), make(weight)))
     with pytest.raises(TrainingError, match=r"the engine's probabilities .* differ from the trainer's"):
         run(WATCHED | {"mismatch": {"warn_at": 1e-4, "stop_at": 3e-4}})
 

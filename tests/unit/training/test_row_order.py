@@ -19,7 +19,7 @@ def taken(rows) -> list[list[int]]:
 
 
 def test_every_row_comes_once_an_epoch_in_a_new_order():
-    steps = taken(ShuffledRows(data(10), OfflineConfig(rows_per_step=4, epochs=3)))
+    steps = taken(ShuffledRows(data(10), OfflineConfig(batch_size=4, epochs=3)))
     assert [len(step) for step in steps] == [4, 4, 2] * 3
     epochs = [[n for step in steps[first : first + 3] for n in step] for first in (0, 3, 6)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
@@ -27,7 +27,7 @@ def test_every_row_comes_once_an_epoch_in_a_new_order():
 
 
 def test_the_order_hangs_on_the_seed():
-    one, same, other = (taken(ShuffledRows(data(20), OfflineConfig(rows_per_step=5, seed=s))) for s in (1, 1, 2))
+    one, same, other = (taken(ShuffledRows(data(20), OfflineConfig(batch_size=5, seed=s))) for s in (1, 1, 2))
     assert one == same != other
 
 
@@ -43,12 +43,12 @@ def test_the_order_hangs_on_the_seed():
     ],
 )
 def test_the_length_is_in_epochs_or_in_steps(settings, steps):
-    rows = ShuffledRows(data(10), OfflineConfig.of({"rows_per_step": 4, **settings}))
+    rows = ShuffledRows(data(10), OfflineConfig.of({"batch_size": 4, **settings}))
     assert rows.num_steps == steps
     assert len(taken(rows)) == steps
 
 
-@pytest.mark.parametrize("settings", [{"rows_per_step": 4}, {"tokens_per_step": 11}])
+@pytest.mark.parametrize("settings", [{"batch_size": 4}, {"batch_tokens": 11}])
 def test_a_step_can_be_taken_without_those_before_it(settings):
     config = OfflineConfig.of({"epochs": 5, **settings})
     in_order = taken(ShuffledRows(data(10), config))
@@ -60,7 +60,7 @@ def test_a_step_can_be_taken_without_those_before_it(settings):
 def test_steps_by_tokens_hold_as_many_rows_as_fit():
     sizes = [3, 5, 2, 7, 4, 6, 2]
     groups = [Group([1], [Branch([2] * (size - 1))], {"id": n}) for n, size in enumerate(sizes)]
-    steps = taken(ShuffledRows(groups, OfflineConfig(tokens_per_step=8, epochs=4)))
+    steps = taken(ShuffledRows(groups, OfflineConfig(batch_tokens=8, epochs=4)))
     assert sorted(n for step in steps for n in step) == sorted([*range(7)] * 4)
     done = 0
     for step, behind in pairwise(steps):
@@ -71,7 +71,7 @@ def test_steps_by_tokens_hold_as_many_rows_as_fit():
 
 
 def test_a_row_larger_than_a_step_is_a_step():
-    steps = taken(ShuffledRows(data(2, size=50), OfflineConfig(tokens_per_step=8)))
+    steps = taken(ShuffledRows(data(2, size=50), OfflineConfig(batch_tokens=8)))
     assert [len(step) for step in steps] == [1, 1]
 
 
@@ -100,13 +100,13 @@ class Stream:
 
 
 def test_a_stream_that_ends_begins_again():
-    rows = build_rows(Stream(5), OfflineConfig(rows_per_step=3, max_steps=4))
+    rows = build_rows(Stream(5), OfflineConfig(batch_size=3, max_steps=4))
     assert isinstance(rows, StreamedRows)
     assert taken(rows) == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]
 
 
 def test_a_stream_goes_on_from_its_state():
-    config = OfflineConfig(rows_per_step=3, max_steps=4)
+    config = OfflineConfig(batch_size=3, max_steps=4)
     rows = build_rows(Stream(5), config)
     rows.take(0)
     state = rows.state_dict()
@@ -118,7 +118,7 @@ def test_a_stream_goes_on_from_its_state():
 
 
 def test_a_stream_fills_a_step_by_tokens():
-    rows = build_rows(Stream(9), OfflineConfig(tokens_per_step=7, max_steps=2))
+    rows = build_rows(Stream(9), OfflineConfig(batch_tokens=7, max_steps=2))
     assert taken(rows) == [[0, 1, 2], [3, 4, 5]]  # 3 tokens each: 6 are not enough
 
 

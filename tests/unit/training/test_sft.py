@@ -26,7 +26,7 @@ def gradient(groups: list[Group]) -> dict[str, torch.Tensor]:
 
 def test_the_loss_is_the_token_mean_over_the_whole_step():
     groups = toy.rows(5)
-    trainer = SFTTrainer(toy.build_policy(), SFTConfig(tokens_per_microbatch=1), groups)
+    trainer = SFTTrainer(toy.build_policy(), SFTConfig(microbatch_tokens=1), groups)
     batches = trainer.batches(groups)
     with torch.no_grad():
         found = float(sum(trainer.loss(batch, Totals.of(batches), Metrics()) for batch in batches))
@@ -82,7 +82,7 @@ def own_distributions(groups: list[Group]) -> list[tuple[torch.Tensor, int]]:
 
 def test_smoothing_spreads_its_share_of_every_target_over_the_vocabulary():
     groups = toy.rows(5)
-    loss, metrics = loss_of(groups, label_smoothing=0.2, tokens_per_microbatch=1)
+    loss, metrics = loss_of(groups, label_smoothing=0.2, microbatch_tokens=1)
     places = own_distributions(groups)
     targets = [torch.full_like(row, 0.2 / toy.VOCABULARY) for row, _ in places]
     for target, (_, token) in zip(targets, places, strict=True):
@@ -96,7 +96,7 @@ def test_smoothing_spreads_its_share_of_every_target_over_the_vocabulary():
 
 def test_dft_weighs_every_token_by_its_probability():
     groups = toy.rows(5)
-    loss, metrics = loss_of(groups, loss="dft", tokens_per_microbatch=1)
+    loss, metrics = loss_of(groups, loss="dft", microbatch_tokens=1)
     logprobs = [float(row[token]) for row, token in own_distributions(groups)]
     assert loss == pytest.approx(sum(-math.exp(lp) * lp for lp in logprobs) / len(logprobs), rel=1e-9)
     assert metrics["loss/nll"] == pytest.approx(-sum(logprobs) / len(logprobs), rel=1e-9)
@@ -140,7 +140,7 @@ def test_noise_changes_a_training_step_and_is_another_in_the_next():
 
 
 def test_demonstrations_become_likely():
-    config = SFTConfig(learning_rate=3e-3, epochs=3, rows_per_step=16)
+    config = SFTConfig(learning_rate=3e-3, epochs=3, batch_size=16)
     trainer = SFTTrainer(toy.build_policy(), config, toy.rows(200), toy.rows(40, seed=3))
     before = trainer.evaluate()
     result = trainer.train()

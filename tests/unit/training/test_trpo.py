@@ -235,7 +235,7 @@ def test_while_the_critic_is_warmed_up_the_policy_takes_no_step():
 def test_the_policy_gets_better():
     log = RunLog()
     trainer = toy.build_trainer(
-        "trpo", log=log, rollouts=6, prompts_per_rollout=32, sequences_per_step=32, max_kl=0.3, epochs_per_rollout=4,
+        "trpo", log=log, rollouts=6, prompts_per_rollout=32, minibatch_size=32, max_kl=0.3, epochs_per_rollout=4,
         kl={"where": "none"}, value_learning_rate=1e-2,
     )  # fmt: skip
     trainer.train()

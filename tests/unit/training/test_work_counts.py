@@ -161,11 +161,11 @@ def peak_bytes() -> Iterator[PeakBytes]:
         yield mode
 
 
-def peak_of_a_run(kind: str, rows_per_step: int) -> tuple[int, int, int]:
+def peak_of_a_run(kind: str, batch_size: int) -> tuple[int, int, int]:
     """Peak and largest tensor of two steps beyond weights, and the bytes of the step's logits in float32."""
     model = tiny.build_llama(vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=32)
     policy = PolicyModel(model, toy.TOKENIZER)
-    ids = torch.randint(3, VOCABULARY, (2 * rows_per_step, PROMPT + 2 * COMPLETION)).tolist()
+    ids = torch.randint(3, VOCABULARY, (2 * batch_size, PROMPT + 2 * COMPLETION)).tolist()
     branches = 1 if kind == "sft" else 2
     rows = [
         Group(
@@ -174,7 +174,7 @@ def peak_of_a_run(kind: str, rows_per_step: int) -> tuple[int, int, int]:
         for i, row in enumerate(ids)
     ]
     policy.choose_path(rows[:1])
-    settings = {"rows_per_step": rows_per_step, "epochs": 1, "learning_rate": 1e-4}
+    settings = {"batch_size": batch_size, "epochs": 1, "learning_rate": 1e-4}
     trainer = (
         SFTTrainer(policy, SFTConfig.of(settings), rows)
         if kind == "sft"
@@ -182,7 +182,7 @@ def peak_of_a_run(kind: str, rows_per_step: int) -> tuple[int, int, int]:
     )
     with peak_bytes() as seen:
         trainer.train()
-    return seen.peak, seen.largest, rows_per_step * branches * COMPLETION * VOCABULARY * 4
+    return seen.peak, seen.largest, batch_size * branches * COMPLETION * VOCABULARY * 4
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])

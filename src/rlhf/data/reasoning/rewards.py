@@ -71,7 +71,7 @@ def likely_answer_reward(prompts: Sequence[str], completions: Sequence[str], **c
     """How likely the digit answered is, for a random problem with so many steps; 0 where there is no answer.
 
     What an outcome reward model comes to where it can't tell one completion of a problem from another: it knows which
-    answers are often right, and is calibrated at that. Optimised, it prefers 0 whatever was asked, which is right for
+    answers are often right, and is calibrated at that. Optimized, it prefers 0 whatever was asked, which is right for
     one problem in six, while the reward is as high as it can be. A proxy for demonstrations of reward hacking; nothing
     to train a policy with.
 

@@ -26,12 +26,12 @@ class StepwiseRow(TypedDict):
     completions: list[str]
     """The steps; joined, they are the completion."""
     labels: list[bool]
-    """Is each step right, given the one before it? All are labelled, not only those up to the first mistake."""
+    """Is each step right, given the one before it? All are labeled, not only those up to the first mistake."""
     level: Level
 
 
-class LabelledCompletion(TypedDict):
-    """A sampled solution in a labeller's words, both verdicts together; its prompt is the one that was asked."""
+class LabeledCompletion(TypedDict):
+    """A sampled solution in a labeler's words, both verdicts together; its prompt is the one that was asked."""
 
     completions: list[str]
     labels: list[bool]
@@ -63,11 +63,11 @@ def outcome_row(problem: Problem, steps: Sequence[str]) -> OutcomeRow:
 
 def label_completions(
     prompts: Sequence[str], completions: Sequence[Sequence[str]], *, seed: int, cut_frac: float = 0.0
-) -> list[list[LabelledCompletion | None]]:
-    """What a policy sampled, step by step, judged by the exact verifier: a labeller of ``step_labels`` stages.
+) -> list[list[LabeledCompletion | None]]:
+    """What a policy sampled, step by step, judged by the exact verifier: a labeler of ``step_labels`` stages.
 
     Some completions may be cut short and end in a guess. Policies seldom do that, so a reward model would not learn it
-    from their samples; but a search that maximises the reward model finds it.
+    from their samples; but a search that maximizes the reward model finds it.
 
     Args:
         prompts: [n] problems of this world.
@@ -84,22 +84,22 @@ def label_completions(
     """
     if not 0.0 <= cut_frac <= 1.0:
         raise ConfigError(f"cut_frac is {cut_frac}; wanted the share of completions to cut short, from 0 to 1.")
-    labelled: list[list[LabelledCompletion | None]] = []
+    labeled: list[list[LabeledCompletion | None]] = []
     for prompt, group in zip(prompts, completions, strict=True):
         problem = parse_problem(prompt)
-        found: list[LabelledCompletion | None] = []
+        found: list[LabeledCompletion | None] = []
         for number, completion in enumerate(group):
             steps = split_steps(completion)
             draw = random.Random(derive_seed(seed, "reasoning", "cut short", prompt, number))
             if steps and draw.random() < cut_frac:
                 steps = cut_short(steps, draw)
-            found.append(_labelled(problem, steps) if steps else None)
-        labelled.append(found)
-    return labelled
+            found.append(_labeled(problem, steps) if steps else None)
+        labeled.append(found)
+    return labeled
 
 
-def _labelled(problem: Problem, steps: Sequence[str]) -> LabelledCompletion:
-    return LabelledCompletion(
+def _labeled(problem: Problem, steps: Sequence[str]) -> LabeledCompletion:
+    return LabeledCompletion(
         completions=list(steps),
         labels=list(label_steps(problem, steps)),
         label=stated_answer(steps) == problem.answer,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rlhf.data.world.build import build_world, split_prompts
 from rlhf.data.world.judge import Verdict, judge
-from rlhf.data.world.pairs import LabelledPair, Sample, label_pairs
+from rlhf.data.world.pairs import LabeledPair, Sample, label_pairs
 from rlhf.data.world.tokenizer import train_tokenizer
 
 __all__ = [
-    "LabelledPair",
+    "LabeledPair",
     "Sample",
     "Verdict",
     "build_world",

@@ -22,7 +22,7 @@ class Sample:
     """The model ended its turn; False where the length limit cut it off."""
 
 
-class LabelledPair(TypedDict):
+class LabeledPair(TypedDict):
     """A row of a preference file."""
 
     prompt: str
@@ -38,7 +38,7 @@ class LabelledPair(TypedDict):
     the ground truth."""
 
 
-def label_pairs(samples: Iterable[tuple[str, Sequence[Sample]]], noise: float, seed: int) -> list[LabelledPair]:
+def label_pairs(samples: Iterable[tuple[str, Sequence[Sample]]], noise: float, seed: int) -> list[LabeledPair]:
     """Best against worst completion of each prompt by judge score; prompts whose best and worst tie are dropped.
 
     Args:
@@ -52,7 +52,7 @@ def label_pairs(samples: Iterable[tuple[str, Sequence[Sample]]], noise: float, s
     """
     if not 0.0 <= noise < 0.5:
         raise ConfigError(f"Label noise is {noise}; a probability of at least 0 and below 0.5 is wanted.")
-    rows: list[LabelledPair] = []
+    rows: list[LabeledPair] = []
     for prompt, completions in samples:
         texts, ended = [s.text for s in completions], [s.ended for s in completions]
         choice = annotate([prompt], [texts], ended=[ended], noise=noise, seed=seed)[0]
@@ -60,7 +60,7 @@ def label_pairs(samples: Iterable[tuple[str, Sequence[Sample]]], noise: float, s
             continue
         chosen, rejected = completions[choice["chosen"]], completions[choice["rejected"]]
         rows.append(
-            LabelledPair(
+            LabeledPair(
                 prompt=prompt,
                 chosen=chosen.text,
                 rejected=rejected.text,

@@ -256,7 +256,7 @@ def _item(
     known = [name for one in kept.get("said", {}).values() for name in one["value"].get("ratings", ())]
     dimensions = {slug: dimension for dimension, slug in _slugs(list(dict.fromkeys(known))).items()}
     said = []
-    # responses stand by question, which loses the order in which people answered; what travelled beside has it
+    # responses stand by question, which loses the order in which people answered; what traveled beside has it
     places = {user: place for place, user in enumerate(kept.get("said", {}))}
     for user, answers in sorted(by_user.items(), key=lambda one: places.get(one[0], len(places))):
         comment = str(answers.get("comment") or "")
@@ -338,7 +338,7 @@ def _kind_of(by_user: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> 
 def _value(
     task: Task, answers: Mapping[str, Any], names: Sequence[str], dimensions: Mapping[str, str], line: Line
 ) -> dict[str, Any] | None:
-    """One user's answers as a judgement; None where they answered none of our questions."""
+    """One user's answers as a judgment; None where they answered none of our questions."""
     if task.kind is TaskKind.RATING:
         table: dict[str, dict[int, int]] = {}
         for question, rating in answers.items():

@@ -1,6 +1,6 @@
 """OpenAI's preference format and the transcripts of HH-RLHF, both ways; Alpaca and ShareGPT to write demonstrations.
 
-Writing takes pairs (or labelled completions, where said) and leaves provenance behind: these layouts have no place for it.
+Writing takes pairs (or labeled completions, where said) and leaves provenance behind: these layouts have no place for it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def to_alpaca(row: Row) -> dict[str, Any]:
 def _demonstration(row: Row) -> tuple[Text, Text]:
     if isinstance(row, UnpairedRow):
         if not row.label:
-            raise RowError(row.where or row.id, "a completion labelled bad is no demonstration.")
+            raise RowError(row.where or row.id, "a completion labeled bad is no demonstration.")
         return row.prompt, row.completion
     pair = _pair(row)
     return pair.prompt, pair.chosen

@@ -35,14 +35,14 @@ class Format:
     """How one layout is read and written; what it is, ``rlhf.feedback.layouts`` says."""
 
     columns: tuple[str, ...] = ()
-    """What a row of it has and others have not: it is recognised by them."""
+    """What a row of it has and others have not: it is recognized by them."""
     is_it: Callable[[Mapping[str, Any]], bool] = lambda row: True
     """Asked where the columns are there and do not settle it."""
     read: Reader | None = None
     key: str | None = None
     """Rows one behind the other that agree in this column are one task."""
     write_items: ItemWriter | None = None
-    """Writes tasks and judgements."""
+    """Writes tasks and judgments."""
     row_of: Callable[[Row], dict[str, Any]] | None = None
     """Writes pairs or labels, one row each."""
 
@@ -153,7 +153,7 @@ def _unknown(row: Mapping[str, Any], err: RowError) -> str:
 
 
 def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> Found:
-    """Tasks and judgements of a file in one of the formats that have a reader of their own.
+    """Tasks and judgments of a file in one of the formats that have a reader of their own.
 
     Args:
         name: In ``FORMATS``.

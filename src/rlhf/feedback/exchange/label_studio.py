@@ -1,4 +1,4 @@
-"""Label Studio: a JSON list of tasks with their annotations, and the labelling configuration that shows them.
+"""Label Studio: a JSON list of tasks with their annotations, and the labeling configuration that shows them.
 
     kind           configuration
     pairwise       Pairwise on `left` and `right`, which knows no tie, and a choice "tie" beside it
@@ -70,7 +70,7 @@ def write_label_studio(path: Path, items: Sequence[Item]) -> int:
         for place in range(1, most + 1):
             task["data"].setdefault(f"answer{place}", "")  # the configuration names all of them
     write_json(path, tasks)
-    write_text(config_path(path), labelling_config(items))
+    write_text(config_path(path), labeling_config(items))
     return len(tasks)
 
 
@@ -79,7 +79,7 @@ def config_path(path: Path) -> Path:
     return path.with_name(f"{path.name.removesuffix('.json')}.config.xml")
 
 
-def labelling_config(items: Sequence[Item]) -> str:
+def labeling_config(items: Sequence[Item]) -> str:
     """The XML that a project needs to show these tasks."""
     kind = items[0].task.kind
     parts = ['<Text name="prompt" value="$prompt"/>']
@@ -262,7 +262,7 @@ def _as_list(value: Any) -> list[str]:
 
 
 def _answer(task: Task, regions: Sequence[Mapping[str, Any]], line: Line) -> dict[str, Any]:
-    """The value of a judgement, from the regions of an annotation."""
+    """The value of a judgment, from the regions of an annotation."""
     if task.kind is TaskKind.RATING:
         return {"ratings": _ratings(task, regions, line)}
     for region in regions:

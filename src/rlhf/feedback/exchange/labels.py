@@ -1,12 +1,12 @@
-"""Labels of several classes, one judgement a row: (item, annotator, label), as annotation tools and crowd platforms write them.
+"""Labels of several classes, one judgment a row: (item, annotator, label), as annotation tools and crowd platforms write them.
 
-    item, item_id, task_id, id      what was labelled; where a row has a text and none of these, the text names it
+    item, item_id, task_id, id      what was labeled; where a row has a text and none of these, the text names it
     annotator, annotator_id, ...    who says so
     label, class                    what they say: a name or a whole number
     text | prompt, completion       what was shown, if the file tells
     gold                            true where the label is known to be right; then the annotator may be missing
 
-Columns of a judgement (``confidence``, ``seconds``, ``comment``, ``flags``) are taken as in rows of ours; others stay with the item.
+Columns of a judgment (``confidence``, ``seconds``, ``comment``, ``flags``) are taken as in rows of ours; others stay with the item.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_labels(row: Mapping[str, Any]) -> bool:
 
 
 def from_labels(lines: Sequence[Line]) -> list[Item]:
-    """One judgement, or one gold label.
+    """One judgment, or one gold label.
 
     Raises:
         RowError: It has no label, no annotator, or nothing by which its item could be told.
@@ -60,7 +60,7 @@ def from_labels(lines: Sequence[Line]) -> list[Item]:
     if cargo.annotator is None and not cargo.is_gold:
         raise line.bad(f"no annotator is named ({', '.join(ANNOTATOR[:2])}); who says so is needed, or gold: true.")
     if not cargo.task_id and not text and not prompt:
-        raise line.bad(f"nothing says what was labelled; wanted one of {', '.join((*ITEM[1:], 'text', 'completion'))}.")
+        raise line.bad(f"nothing says what was labeled; wanted one of {', '.join((*ITEM[1:], 'text', 'completion'))}.")
     task = Task(
         id=cargo.task_id or content_id(TaskKind.MULTICLASS, prompt, [text]), kind=TaskKind.MULTICLASS, prompt=prompt,
         responses=[response], gold=cargo.gold or (value if cargo.is_gold else None),

@@ -1,4 +1,4 @@
-"""Layouts of public preference data. What a set says becomes the judgement of an annotator called after who said it.
+"""Layouts of public preference data. What a set says becomes the judgment of an annotator called after who said it.
 
     UltraFeedback   prompts with four completions, each rated on four dimensions by GPT-4       rating
     HelpSteer2      completions rated 0 to 4 on five dimensions, one a row; or pairs, -3 to 3    rating, graded7
@@ -43,7 +43,7 @@ def _item(
 
 
 def ultrafeedback(lines: Sequence[Line]) -> list[Item]:
-    """Dimensions that some completion is not rated on (N/A) are left out: a judgement rates all completions of a task."""
+    """Dimensions that some completion is not rated on (N/A) are left out: a judgment rates all completions of a task."""
     (line,) = lines
     cells = line.taken_by("instruction", "completions")
     prompt = cells.text("instruction")

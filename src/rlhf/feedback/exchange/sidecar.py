@@ -79,7 +79,7 @@ def rendered(text: Text) -> str:
 
 
 def said_to_dict(said: Said) -> dict[str, Any]:
-    """All of a judgement."""
+    """All of a judgment."""
     return {
         "annotator": said.annotator, "value": dict(said.value), "order": None if said.order is None else list(said.order),
         "comment": said.comment, "flags": list(said.flags), "spans": [dict(span) for span in said.spans],
@@ -91,7 +91,7 @@ def said_to_dict(said: Said) -> dict[str, Any]:
 def said_from_dict(
     kept: Mapping[str, Any], *, annotator: str, value: Mapping[str, Any], comment: str, where: str
 ) -> Said:
-    """A judgement again, with the value and the comment that the tool holds now.
+    """A judgment again, with the value and the comment that the tool holds now.
 
     A ranking that a tool made strict keeps its ties, as long as the strict order is one of those that the ties allow.
     """

@@ -1,4 +1,4 @@
-"""Where judgements lie: SQLite by default, PostgreSQL by giving a URL. Nothing that was acknowledged is ever lost or changed."""
+"""Where judgments lie: SQLite by default, PostgreSQL by giving a URL. Nothing that was acknowledged is ever lost or changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf.feedback.store.assign import AssignmentRules  # noqa: E402 (only where
 from rlhf.feedback.store.store import PreferenceStore  # noqa: E402
 from rlhf.feedback.store.values import (  # noqa: E402
     Assignment,
-    Judgement,
+    Judgment,
     Progress,
     Response,
     Submission,
@@ -22,7 +22,7 @@ from rlhf.feedback.store.values import (  # noqa: E402
 __all__ = [
     "Assignment",
     "AssignmentRules",
-    "Judgement",
+    "Judgment",
     "PreferenceStore",
     "Progress",
     "Response",

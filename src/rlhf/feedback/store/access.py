@@ -186,7 +186,7 @@ def end_session(engine: Engine, secret: str) -> None:
 
 
 def set_active(engine: Engine, name: str, active: bool) -> None:
-    """Shut somebody out, or let them in again; their judgements stay, and what they had open goes back to the queue.
+    """Shut somebody out, or let them in again; their judgments stay, and what they had open goes back to the queue.
 
     Raises:
         DataError: There is nobody of that name, or they are the last owner.

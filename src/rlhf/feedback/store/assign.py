@@ -37,13 +37,13 @@ class AssignmentRules(Config):
     """How tasks are handed out."""
 
     overlap: int = Field(1, ge=1)
-    """Independent judgements wanted of each task."""
+    """Independent judgments wanted of each task."""
     gold_frac: float = Field(0.0, ge=0, lt=1)
     """Share of an annotator's tasks that are gold items, as long as there are gold items that they have not seen; above 0, at
     least one before their tasks run out."""
     timeout_minutes: float = Field(30.0, gt=0)
-    """After so long without a judgement a task goes back to the queue."""
-    max_judgements: int | None = Field(None, ge=1)
+    """After so long without a judgment a task goes back to the queue."""
+    max_judgments: int | None = Field(None, ge=1)
     """Of each annotator, unless the annotator has a number of their own."""
     batch: str | None = None
     """Hand out only tasks of this batch."""
@@ -65,7 +65,7 @@ def take_task(
 
     An open one of their own comes first, so that a reload shows the same task; then what they were given before and left, so
     that nobody learns by leaving which items are gold. Then, with the probability of ``gold_frac``, a gold item; then the task
-    of highest priority that wants judgements and that they have not seen. Where few tasks are left and somebody has had no
+    of highest priority that wants judgments and that they have not seen. Where few tasks are left and somebody has had no
     gold item, its place among them is drawn with equal chances.
     With ``beside``, the one to follow that open assignment: a page asks for it early, so that nobody waits.
     """
@@ -94,7 +94,7 @@ def _take(
     taken = session.scalar(
         sa.select(sa.func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator == annotator, LIVE)
     )
-    limit = row.max_judgements or rules.max_judgements
+    limit = row.max_judgments or rules.max_judgments
     if limit is not None and (taken or 0) >= limit:
         return None
     task = _new_task(session, row, rules, seed, None if limit is None else limit - (taken or 0))
@@ -112,7 +112,7 @@ def _take(
 def hold_annotator(session: Session, annotator: int) -> AnnotatorRow:
     """Somebody's row, which two calls of theirs have one behind the other.
 
-    The lock lets others write rows that name them: anyone who keeps a judgement holds its assignment, and would wait here for
+    The lock lets others write rows that name them: anyone who keeps a judgment holds its assignment, and would wait here for
     one who holds the annotator and waits there.
     """
     return session.get_one(AnnotatorRow, annotator, with_for_update={"key_share": True})
@@ -131,7 +131,7 @@ def take_slot_again(session: Session, row: AssignmentRow, *, overlap: int) -> No
     Where they have been given the task anew meanwhile, what they hold of it is this again.
 
     Raises:
-        DataError: The task has all the judgements it wants, or people who are at it.
+        DataError: The task has all the judgments it wants, or people who are at it.
     """
     if row.state in (OPEN, DONE):
         return
@@ -185,7 +185,7 @@ def _not_needed() -> DataError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """Tasks that somebody skipped and that still want judgements, gold items apart."""
+    """Tasks that somebody skipped and that still want judgments, gold items apart."""
 
     num_waiting: int
     num_left_to_newcomers: int

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, MissingExtraError, StorageError, pip_line
-from rlhf.feedback.store.tables import JudgementRow
+from rlhf.feedback.store.tables import JudgmentRow
 from rlhf.files import make_private
 
 log = logging.getLogger("rlhf.feedback.store")
@@ -90,7 +90,7 @@ def check_own_tables(place: str, tables: Iterable[str]) -> None:
         ConfigError: It holds tables, and they are not a store's.
     """
     others = sorted(set(tables) - {VERSION_TABLE})
-    if others and not {VERSION_TABLE, JudgementRow.__tablename__} <= set(tables):
+    if others and not {VERSION_TABLE, JudgmentRow.__tablename__} <= set(tables):
         raise ConfigError(
             f"{place} is a database of another program (it holds {counted(len(others), 'table')}, the first {others[0]!r}) and "
             "stays as it is; name another one for the store."

@@ -1,4 +1,4 @@
-"""Judgements that were made elsewhere, put into a store: as if their authors had made them here, and only once."""
+"""Judgments that were made elsewhere, put into a store: as if their authors had made them here, and only once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from rlhf.errors import DataError
-from rlhf.feedback.items import Said, check_annotator, checked_extras, judgement_words
+from rlhf.feedback.items import Said, check_annotator, checked_extras, judgment_words
 from rlhf.feedback.store.engine import wait_for_turn, write
-from rlhf.feedback.store.tables import DONE, LIVE, OPEN, AnnotatorRow, AssignmentRow, JudgementRow, TaskRow
+from rlhf.feedback.store.tables import DONE, LIVE, OPEN, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from rlhf.feedback.store.values import check_value, shortened
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What became of judgements that were brought."""
+    """What became of judgments that were brought."""
 
     num_added: int
     num_known: int
@@ -35,10 +35,10 @@ class Recorded:
     """Of those known, where each is that says something its author has never said here."""
 
 
-def record_judgements(store: PreferenceStore, made: Iterable[tuple[str, Said]]) -> Recorded:
-    """Keep judgements, all or none; bringing the same ones again changes nothing.
+def record_judgments(store: PreferenceStore, made: Iterable[tuple[str, Said]]) -> Recorded:
+    """Keep judgments, all or none; bringing the same ones again changes nothing.
 
-    A task may get more judgements this way than its overlap asks for. People who are not known yet become known, without
+    A task may get more judgments this way than its overlap asks for. People who are not known yet become known, without
     a way to sign in. Where no order of completions is told, none is kept, and no position bias is measured on them; what
     somebody has on their screen at the moment keeps the order of the screen. Of several answers of one person to one task
     the last counts, and replaces the ones before.
@@ -51,11 +51,11 @@ def record_judgements(store: PreferenceStore, made: Iterable[tuple[str, Said]]) 
         DataError: A task is not there, a value is none of its kind, or an annotator's name is none.
     """
     brought = list(made)
-    return write(store.engine, lambda session: keep_judgements(session, brought))
+    return write(store.engine, lambda session: keep_judgments(session, brought))
 
 
-def keep_judgements(session: Session, brought: Sequence[tuple[str, Said]]) -> Recorded:
-    """What ``record_judgements`` does, within a transaction."""
+def keep_judgments(session: Session, brought: Sequence[tuple[str, Said]]) -> Recorded:
+    """What ``record_judgments`` does, within a transaction."""
     other_answers: list[str] = []
     new: list[tuple[AssignmentRow, Said, dict[str, Any], dict[str, Any]]] = []
     latest: dict[int, dict[str, Any]] = {}
@@ -69,7 +69,7 @@ def keep_judgements(session: Session, brought: Sequence[tuple[str, Said]]) -> Re
             raise DataError(
                 f"{shortened(said.annotator)} judged the task {task_id!r}, which is not in the store; import the tasks first."
             )
-        where = judgement_words(task_id, said.annotator, said.where)
+        where = judgment_words(task_id, said.annotator, said.where)
         value = check_value(task.kind, said.value, num_responses=len(task.responses), where=where)
         extras = checked_extras(said, where)
         held = shelf.held(session, task, said, where)
@@ -112,10 +112,10 @@ def _write_down(
     Args:
         session: Of a transaction.
         new: In order; a correction behind what it corrects.
-        last: Assignment -> its newest judgement before these.
+        last: Assignment -> its newest judgment before these.
     """
     now = datetime.now(UTC)  # one for all: their order in a file is no order in time
-    written: dict[int, JudgementRow] = {}
+    written: dict[int, JudgmentRow] = {}
     for held, said, value, extras in new:
         earlier = last.get(held.number)
         if held.number in written:
@@ -127,7 +127,7 @@ def _write_down(
 
 @dataclass(slots=True)
 class _Shelf:
-    """What is in the store already, read once: asking for each judgement anew takes most of an import's time."""
+    """What is in the store already, read once: asking for each judgment anew takes most of an import's time."""
 
     tasks: dict[str, TaskRow]
     live: dict[tuple[int, int], AssignmentRow]
@@ -135,7 +135,7 @@ class _Shelf:
     slots: dict[int, set[int | None]]
     """Of each task, those that are taken."""
     last: dict[int, int]
-    """Assignment to its newest judgement."""
+    """Assignment to its newest judgment."""
     people: dict[str, int]
     told: dict[int, list[Any]] | None = field(default=None)
     """Assignment to all values that were ever given; read when it is first asked for."""
@@ -146,7 +146,7 @@ class _Shelf:
         slots: dict[int, set[int | None]] = {}
         for row in live:
             slots.setdefault(row.task, set()).add(row.slot)
-        newest = sa.select(JudgementRow.assignment, sa.func.max(JudgementRow.number)).group_by(JudgementRow.assignment)
+        newest = sa.select(JudgmentRow.assignment, sa.func.max(JudgmentRow.number)).group_by(JudgmentRow.assignment)
         return cls(
             tasks={row.id: row for row in session.scalars(sa.select(TaskRow))},
             live={(row.task, row.annotator): row for row in live},
@@ -159,12 +159,12 @@ class _Shelf:
         """What somebody has said of a task, replaced answers and all."""
         if self.told is None:
             self.told = {}
-            for number, value in session.execute(sa.select(JudgementRow.assignment, JudgementRow.value)):
+            for number, value in session.execute(sa.select(JudgmentRow.assignment, JudgmentRow.value)):
                 self.told.setdefault(number, []).append(value)
         return self.told.get(held.number, [])
 
     def held(self, session: Session, task: TaskRow, said: Said, where: str) -> AssignmentRow:
-        """The assignment of a judgement: its author's own, or a new one in the first free slot."""
+        """The assignment of a judgment: its author's own, or a new one in the first free slot."""
         if said.annotator not in self.people:
             self.people[said.annotator] = _number_of(session, said.annotator, where)
         annotator = self.people[said.annotator]
@@ -172,7 +172,7 @@ class _Shelf:
             if mine.state == OPEN and mine.number is not None:
                 # its author may answer it at this moment; once the row is ours, what they wrote is seen and stays
                 session.refresh(mine, with_for_update=True)
-                newest = sa.select(sa.func.max(JudgementRow.number)).where(JudgementRow.assignment == mine.number)
+                newest = sa.select(sa.func.max(JudgmentRow.number)).where(JudgmentRow.assignment == mine.number)
                 if (last := session.scalar(newest)) is not None:
                     self.last[mine.number] = last
             return mine
@@ -191,8 +191,8 @@ class _Shelf:
 
 def _row_of(
     held: AssignmentRow, said: Said, value: dict[str, Any], extras: dict[str, Any], earlier: int | None, now: datetime
-) -> JudgementRow:
-    return JudgementRow(
+) -> JudgmentRow:
+    return JudgmentRow(
         assignment=held.number, task=held.task, annotator=held.annotator, key=_key(held.number, earlier, said, value),
         value=value, replaces=earlier, made_at=said.made_at or now, **extras,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The preference store: tasks in, judgements out, nothing overwritten."""
+"""The preference store: tasks in, judgments out, nothing overwritten."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from rlhf.feedback.store.tables import (
     AnnotatorRow,
     AssignmentRow,
     EventRow,
-    JudgementRow,
+    JudgmentRow,
     SettingRow,
     TaskRow,
 )
 from rlhf.feedback.store.values import (
     Assignment,
-    Judgement,
+    Judgment,
     KeyTakenError,
     Progress,
     Submission,
@@ -71,7 +71,7 @@ OWN_ID = "name"
 
 
 class PreferenceStore:
-    """Tasks, annotators, assignments, judgements and events in one database.
+    """Tasks, annotators, assignments, judgments and events in one database.
 
     Args:
         place: A file for SQLite, made if it is not there, or a database URL.
@@ -124,7 +124,7 @@ class PreferenceStore:
 
     @property
     def own_id(self) -> str:
-        """What tells this store from every other one, made when it is first asked for: links and unsent judgements are one
+        """What tells this store from every other one, made when it is first asked for: links and unsent judgments are one
         store's alone."""
         if (known := self.setting(OWN_ID)) is not None:
             return str(known)
@@ -191,7 +191,7 @@ class PreferenceStore:
     # ----------------------------------------------------------------------------------------------- annotators
 
     def add_annotator(
-        self, name: str, *, role: str = "annotator", secret_hash: str | None = None, max_judgements: int | None = None
+        self, name: str, *, role: str = "annotator", secret_hash: str | None = None, max_judgments: int | None = None
     ) -> int:
         """Make somebody known, or change what is known of them; returns their number."""
         if role not in ("annotator", "owner"):
@@ -204,7 +204,7 @@ class PreferenceStore:
             if row is None:
                 row = AnnotatorRow(name=name, added_at=_now())
                 session.add(row)
-            row.role, row.max_judgements = role, max_judgements
+            row.role, row.max_judgments = role, max_judgments
             row.secret_hash = secret_hash if secret_hash is not None else row.secret_hash
             session.flush()
             return row.number
@@ -243,25 +243,25 @@ class PreferenceStore:
             )  # fmt: skip
 
     def submit(self, annotator: str, sent: Submission, *, now: datetime | None = None) -> int:
-        """Keep a judgement; when this returns, it is on disk.
+        """Keep a judgment; when this returns, it is on disk.
 
-        The same judgement sent again under its key changes nothing and returns the same number. A second judgement of an
+        The same judgment sent again under its key changes nothing and returns the same number. A second judgment of an
         assignment, under a key of its own, replaces the first, which stays in the table.
 
         Returns:
-            The judgement's number.
+            The judgment's number.
 
         Raises:
             DataError: The value is not one of the task's kind, or the assignment is somebody else's, or its time was over and
                 others have all of the task's slots since.
-            KeyTakenError: The key was used for another judgement.
+            KeyTakenError: The key was used for another judgment.
         """
         check_key(sent.key)
         extras, made_at = extras_of(sent), now or _now()
 
         def keep(session: Session) -> int:
             row = self._own_assignment(session, annotator, sent.assignment)
-            known = session.scalar(sa.select(JudgementRow).where(JudgementRow.key == sent.key))
+            known = session.scalar(sa.select(JudgmentRow).where(JudgmentRow.key == sent.key))
             task = session.get_one(TaskRow, row.task)
             if known is not None:
                 value = check_value(task.kind, sent.value, num_responses=len(task.responses))
@@ -272,18 +272,18 @@ class PreferenceStore:
             )
             take_slot_again(session, row, overlap=self.rules.overlap)
             row.state = DONE
-            judgement = JudgementRow(
+            judgment = JudgmentRow(
                 assignment=row.number, task=row.task, annotator=row.annotator, key=sent.key, value=value,
                 made_at=made_at, replaces=_last(session, row.number), **extras,
             )  # fmt: skip
-            session.add(judgement)
+            session.add(judgment)
             session.flush()
-            return judgement.number
+            return judgment.number
 
         return write(self.engine, keep)
 
     def undo(self, annotator: str, *, key: str | None = None, now: datetime | None = None) -> Assignment | None:
-        """Take back the last judgement that somebody made; it is theirs again. None where there is none to take back.
+        """Take back the last judgment that somebody made; it is theirs again. None where there is none to take back.
 
         Args:
             annotator: Who.
@@ -301,18 +301,18 @@ class PreferenceStore:
         who = self._number_of(annotator)
 
         def take_back(session: Session) -> int | None:
-            hold_annotator(session, who)  # two clicks take back two judgements, in turn
+            hold_annotator(session, who)  # two clicks take back two judgments, in turn
             if key is not None and (known := _undone_by(session, key)) is not None:
                 if known.annotator != who:
                     raise KeyTakenError("A key names one undo; this one was used by somebody else.")
                 assignment = session.get_one(AssignmentRow, known.assignment)
                 return assignment.number if assignment.state == OPEN else None
             row = session.scalar(
-                sa.select(JudgementRow)
-                .join(TaskRow, TaskRow.number == JudgementRow.task)
-                .where(JudgementRow.annotator == who, JudgementRow.value.is_not(None), _is_current())
+                sa.select(JudgmentRow)
+                .join(TaskRow, TaskRow.number == JudgmentRow.task)
+                .where(JudgmentRow.annotator == who, JudgmentRow.value.is_not(None), _is_current())
                 .where(TaskRow.kind != TaskKind.MULTICLASS)  # which no page could show
-                .order_by(JudgementRow.number.desc())
+                .order_by(JudgmentRow.number.desc())
                 .limit(1)
             )
             if row is None:
@@ -324,7 +324,7 @@ class PreferenceStore:
                 assignment.order = drawn_order(self.seed, annotator, task)
             assignment.expires_at = made_at + timedelta(minutes=self.rules.timeout_minutes)
             session.add(
-                JudgementRow(
+                JudgmentRow(
                     assignment=row.assignment, task=row.task, annotator=who, key=f"{UNDO_PREFIX}{key or row.number}",
                     value=None, replaces=row.number, made_at=made_at,
                 )
@@ -340,7 +340,7 @@ class PreferenceStore:
         def to_others(session: Session) -> None:
             row = self._own_assignment(session, annotator, number)
             if row.state == DONE:
-                raise DataError("This task is judged already; undo the judgement first.")
+                raise DataError("This task is judged already; undo the judgment first.")
             row.state = SKIPPED
 
         write(self.engine, to_others)
@@ -369,27 +369,27 @@ class PreferenceStore:
         """How far the set is (the batch that is handed out, or all), and one annotator in the whole store."""
         return progress_of(self.engine, self.rules, annotator)
 
-    def judgements(self, annotator: str | None = None) -> list[Judgement]:
+    def judgments(self, annotator: str | None = None) -> list[Judgment]:
         """Those that count: not replaced, not taken back; in the order they were made."""
         with reading(self.engine) as session:
             query = (
-                sa.select(JudgementRow.__table__, AssignmentRow.order, AnnotatorRow.name)
-                .select_from(JudgementRow)
-                .join(AssignmentRow, AssignmentRow.number == JudgementRow.assignment)
-                .join(AnnotatorRow, AnnotatorRow.number == JudgementRow.annotator)
-                .where(JudgementRow.value.is_not(None), _is_current())
-                .order_by(JudgementRow.number)
+                sa.select(JudgmentRow.__table__, AssignmentRow.order, AnnotatorRow.name)
+                .select_from(JudgmentRow)
+                .join(AssignmentRow, AssignmentRow.number == JudgmentRow.assignment)
+                .join(AnnotatorRow, AnnotatorRow.number == JudgmentRow.annotator)
+                .where(JudgmentRow.value.is_not(None), _is_current())
+                .order_by(JudgmentRow.number)
             )
             if annotator is not None:
                 query = query.where(AnnotatorRow.name == annotator)
             # each task is read and built once, however many judged it
-            judged = query.with_only_columns(JudgementRow.task, maintain_column_froms=True).order_by(None)
+            judged = query.with_only_columns(JudgmentRow.task, maintain_column_froms=True).order_by(None)
             tasks = {
                 row.number: task_of(row)
                 for row in session.scalars(sa.select(TaskRow).where(TaskRow.number.in_(judged)))
             }
             return [
-                Judgement(
+                Judgment(
                     number=row.number, task=tasks[row.task], annotator=row.name, value=row.value or {}, order=row.order,
                     comment=row.comment, flags=row.flags, spans=row.spans, confidence=row.confidence,
                     seconds=row.seconds, made_at=row.made_at, diff_viewed=row.diff_viewed,
@@ -451,16 +451,16 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _undone_by(session: Session, key: str) -> JudgementRow | None:
+def _undone_by(session: Session, key: str) -> JudgmentRow | None:
     """The row that an undo of this key wrote."""
-    return session.scalar(sa.select(JudgementRow).where(JudgementRow.key == f"{UNDO_PREFIX}{key}"))
+    return session.scalar(sa.select(JudgmentRow).where(JudgmentRow.key == f"{UNDO_PREFIX}{key}"))
 
 
 def _last(session: Session, assignment: int) -> int | None:
-    """The newest judgement of an assignment, which a new one replaces."""
-    return session.scalar(sa.select(sa.func.max(JudgementRow.number)).where(JudgementRow.assignment == assignment))
+    """The newest judgment of an assignment, which a new one replaces."""
+    return session.scalar(sa.select(sa.func.max(JudgmentRow.number)).where(JudgmentRow.assignment == assignment))
 
 
 def _is_current() -> sa.ColumnElement[bool]:
-    newer = aliased(JudgementRow)
-    return ~sa.exists().where(newer.replaces == JudgementRow.number)
+    newer = aliased(JudgmentRow)
+    return ~sa.exists().where(newer.replaces == JudgmentRow.number)

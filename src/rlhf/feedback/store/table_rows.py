@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from rlhf.data.expand import text_key
 from rlhf.errors import DataError
-from rlhf.feedback.store.tables import JudgementRow, ResponseRow, TaskRow
+from rlhf.feedback.store.tables import JudgmentRow, ResponseRow, TaskRow
 from rlhf.feedback.store.values import MAX_TEXT, KeyTakenError, Response, Submission, Task, TaskKind
 
 FLAGS = ("unsafe", "unclear", "broken", "personal_data", "all_good", "all_bad")
@@ -128,8 +128,8 @@ def check_key(key: str) -> None:
         )
 
 
-def check_same(known: JudgementRow, sent: Mapping[str, Any]) -> None:
-    """Refuse a judgement under the key of another one: anyone who sends it would take it for kept.
+def check_same(known: JudgmentRow, sent: Mapping[str, Any]) -> None:
+    """Refuse a judgment under the key of another one: anyone who sends it would take it for kept.
 
     Args:
         known: What is kept under the key.
@@ -141,8 +141,8 @@ def check_same(known: JudgementRow, sent: Mapping[str, Any]) -> None:
     differs = next((name for name, value in sent.items() if getattr(known, name) != value), None)
     if differs is not None:
         raise KeyTakenError(
-            f"The key of this judgement was used for another one ({differs} differs), which is kept; this one is not. Make a key "
-            "of its own for each judgement."
+            f"The key of this judgment was used for another one ({differs} differs), which is kept; this one is not. Make a key "
+            "of its own for each judgment."
         )
 
 

@@ -89,7 +89,7 @@ class AnnotatorRow(Base):
     role: Mapped[str] = mapped_column(String(16), default="annotator")
     secret_hash: Mapped[str | None] = mapped_column(String(255))
     """Of a password or token; None for somebody who comes by link or file only."""
-    max_judgements: Mapped[int | None]
+    max_judgments: Mapped[int | None]
     active: Mapped[bool] = mapped_column(default=True)
     added_at: Mapped[datetime] = mapped_column(Moment)
     invitations: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -104,9 +104,9 @@ class AssignmentRow(Base):
     task: Mapped[int] = mapped_column(ForeignKey("tasks.number"))
     annotator: Mapped[int] = mapped_column(ForeignKey("annotators.number"))
     slot: Mapped[int | None]
-    """Which of the task's judgements this will be; None for gold items, which everybody may get."""
+    """Which of the task's judgments this will be; None for gold items, which everybody may get."""
     order: Mapped[Any] = mapped_column(JSON)
-    """Places of the completions from left to right (or top to bottom) on this annotator's screen; JSON's null for a judgement
+    """Places of the completions from left to right (or top to bottom) on this annotator's screen; JSON's null for a judgment
     from a file that does not tell."""
     state: Mapped[str] = mapped_column(String(16), default=OPEN)
     assigned_at: Mapped[datetime] = mapped_column(Moment)
@@ -123,7 +123,7 @@ class AssignmentRow(Base):
     )
 
 
-class JudgementRow(Base):
+class JudgmentRow(Base):
     """What somebody said. Never changed, never deleted."""
 
     __tablename__ = "judgements"
@@ -134,7 +134,7 @@ class JudgementRow(Base):
     key: Mapped[str] = mapped_column(String(64), unique=True)
     """Made by the page for each submission: one that is sent twice, over a poor connection, is kept once."""
     value: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
-    """In the task's order of completions; None for a judgement that was taken back."""
+    """In the task's order of completions; None for a judgment that was taken back."""
     comment: Mapped[str] = mapped_column(Text, default="")
     flags: Mapped[Any] = mapped_column(JSON, default=list)
     spans: Mapped[Any] = mapped_column(JSON, default=list)

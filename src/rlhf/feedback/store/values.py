@@ -24,7 +24,7 @@ MAX_NAME = 64
 
 
 class KeyTakenError(DataError):
-    """One key was used for two judgements, undos or events: one of them would be lost."""
+    """One key was used for two judgments, undos or events: one of them would be lost."""
 
 
 class TaskKind(StrEnum):
@@ -76,7 +76,7 @@ class Task:
     prompt: Text
     responses: Sequence[Response]
     gold: Mapping[str, Any] | None = None
-    """The right value, for gold items; shaped as a judgement's value."""
+    """The right value, for gold items; shaped as a judgment's value."""
     priority: float = 0.0
     """Larger is asked sooner."""
     batch: str = ""
@@ -118,7 +118,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgment:
     """What somebody said of a task, as it counts now."""
 
     number: int
@@ -143,7 +143,7 @@ class Progress:
 
     num_tasks: int
     num_wanted: int
-    """Judgements that the overlap asks for, gold items apart."""
+    """Judgments that the overlap asks for, gold items apart."""
     num_done: int
     num_mine: int = 0
     """Of one annotator, gold items and all."""
@@ -151,8 +151,8 @@ class Progress:
     """Gold items, which are not among the tasks."""
     num_done_with_gold: int = 0
     num_wanted_with_gold: int = 0
-    """What annotators may see beside ``num_mine``. Every judgement of anybody's, gold or not, makes all of these grow alike:
-    the last is an estimate from ``gold_frac``, which no judgement of a gold item changes."""
+    """What annotators may see beside ``num_mine``. Every judgment of anybody's, gold or not, makes all of these grow alike:
+    the last is an estimate from ``gold_frac``, which no judgment of a gold item changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +194,9 @@ def check_value(
     *,
     num_responses: int,
     dimensions: Sequence[str] | None = None,
-    where: str = "The judgement",
+    where: str = "The judgment",
 ) -> dict[str, Any]:
-    """A judgement's value in its one canonical shape.
+    """A judgment's value in its one canonical shape.
 
         pairwise   {"preference": "a" | "b" | "tie"}
         graded5/7  {"grade": -2 ... 2 | -3 ... 3}       above 0: the first is better

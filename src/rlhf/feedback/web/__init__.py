@@ -1,4 +1,4 @@
-"""The labelling server: pages for annotators, a dashboard for the owner, and a door for production feedback."""
+"""The labeling server: pages for annotators, a dashboard for the owner, and a door for production feedback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlhf.errors import require_all
 
 require_all(
     "fastapi", "itsdangerous", "argon2", "limits", "markdown_it", "nh3", "python_multipart",
-    extra="web", needed_for="The labelling server",
+    extra="web", needed_for="The labeling server",
 )  # fmt: skip
 
 from rlhf.feedback.web.app import create_annotation_app  # noqa: E402 (only where the packages are there)

@@ -1,4 +1,4 @@
-"""The labelling server as one FastAPI application, to be run by uvicorn or mounted in another."""
+"""The labeling server as one FastAPI application, to be run by uvicorn or mounted in another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def create_annotation_app(
     connections; anyone who runs it otherwise needs something before it that does.
 
     Args:
-        store: Of tasks, people and judgements.
+        store: Of tasks, people and judgments.
         settings: Addresses, rates and how long things last.
         key: That invitations are signed with; by default the file beside the store, made if it is not there.
 

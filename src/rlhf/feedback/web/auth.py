@@ -71,7 +71,7 @@ class Gate:
     """What the server needs to tell people apart.
 
     Args:
-        store: Of people and judgements.
+        store: Of people and judgments.
         settings: Of the server.
         key: That invitations are signed with.
     """

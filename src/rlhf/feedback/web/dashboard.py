@@ -24,10 +24,10 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from rlhf.feedback.quality import AnnotatorQuality
 from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_dict
 from rlhf.feedback.statistics import Findings, findings_of
-from rlhf.feedback.store import Judgement, PreferenceStore, Task, TaskKind
+from rlhf.feedback.store import Judgment, PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import Skipped
 from rlhf.feedback.store.engine import reading
-from rlhf.feedback.store.tables import SKIPPED, AnnotatorRow, AssignmentRow, JudgementRow, TaskRow
+from rlhf.feedback.store.tables import SKIPPED, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from rlhf.feedback.web.auth import Visitor, owner, the_store, the_visitor
 from rlhf.feedback.web.pages import page
 
@@ -51,8 +51,8 @@ class View:
 
     findings: Findings
     skipped: Skipped
-    remarks: Sequence[Judgement]
-    """Judgements with a comment or a flag."""
+    remarks: Sequence[Judgment]
+    """Judgments with a comment or a flag."""
     tasks: dict[str, Task]
     """By id, of those that divide people."""
     at: datetime
@@ -124,7 +124,7 @@ def declines(found: AnnotatorQuality) -> bool:
 def _stamp(store: PreferenceStore) -> tuple[Any, ...]:
     """Differs once anything was judged, skipped, taken back or added, or somebody was invited, began or was shut out."""
     with reading(store.engine) as session:
-        newest = session.scalar(sa.select(sa.func.max(JudgementRow.number)))
+        newest = session.scalar(sa.select(sa.func.max(JudgmentRow.number)))
         tasks = session.scalar(sa.select(sa.func.count()).select_from(TaskRow))
         skips = session.scalar(sa.select(sa.func.count()).where(AssignmentRow.state == SKIPPED))
         people = sa.select(sa.func.sum(AnnotatorRow.invitations), sa.func.count().filter(AnnotatorRow.active))
@@ -136,9 +136,9 @@ def _stamp(store: PreferenceStore) -> tuple[Any, ...]:
 def _look(store: PreferenceStore) -> View:
     findings = findings_of(store)
     shown = {item.task for question in findings.agreement for item in question.divided}
-    judgements = store.judgements()
-    remarks = [found for found in reversed(judgements) if found.comment or found.flags][:MAX_REMARKS]
-    tasks = {found.task.id: found.task for found in judgements if found.task.id in shown}
+    judgments = store.judgments()
+    remarks = [found for found in reversed(judgments) if found.comment or found.flags][:MAX_REMARKS]
+    tasks = {found.task.id: found.task for found in judgments if found.task.id in shown}
     return View(findings=findings, skipped=store.skipped(), remarks=remarks, tasks=tasks, at=datetime.now(UTC))
 
 

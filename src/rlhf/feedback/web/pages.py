@@ -1,10 +1,10 @@
-"""The labelling page and the calls it makes.
+"""The labeling page and the calls it makes.
 
-    GET  /                 the labelling page for an annotator, the dashboard for an owner
+    GET  /                 the labeling page for an annotator, the dashboard for an owner
     GET  /label            the task in hand, or that nothing is left; an owner may judge, too
     GET  /guidelines       what to look for, with examples
     POST /api/next         a task as HTML; with ``beside``, the one after it, so that nobody waits
-    POST /api/judgements   keep an answer: when this returns it is on disk
+    POST /api/judgments   keep an answer: when this returns it is on disk
     POST /api/leave        give back what was handed to this page first and not begun, when the page is left
     POST /api/skip, /api/undo, /api/diff
 
@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 LETTERS = "ABCDEF"
 THEMES = ("light", "dark")
 MAX_SPANS = 100
-"""Highlights in one judgement."""
+"""Highlights in one judgment."""
 MAX_SECONDS = 7 * 86_400.0
 """A page in sight for longer than a week says nothing of how long somebody thought; ours sends no more (`task.js`)."""
 MAX_HELD = 2
@@ -125,7 +125,7 @@ class SpanBody(Body):
     reason: str = Field("", max_length=MAX_TEXT)
 
 
-class JudgementBody(Body):
+class JudgmentBody(Body):
     """An answer, in the order of the screen."""
 
     assignment: int
@@ -159,9 +159,9 @@ class LeaveBody(Body):
 
 
 class UndoBody(Body):
-    """``skipped``: the assignment whose skip is to be taken back; without it, the last judgement is.
+    """``skipped``: the assignment whose skip is to be taken back; without it, the last judgment is.
 
-    ``key`` is made once for each undo, so that one that is sent again takes back one judgement.
+    ``key`` is made once for each undo, so that one that is sent again takes back one judgment.
     """
 
     key: str = Field(min_length=16, max_length=59, pattern=r"^[A-Za-z0-9-]+$")
@@ -173,11 +173,11 @@ def home(request: Request, visitor: Whoever, store: Store) -> Response:
     """Where people belong. An owner who comes to look takes no task out of anybody's hands."""
     if visitor.role == "owner":
         return RedirectResponse(f"{request.scope.get('root_path', '')}/dashboard", 303)
-    return labelling_page(request, visitor, store)
+    return labeling_page(request, visitor, store)
 
 
 @router.get("/label", response_class=HTMLResponse)
-def labelling_page(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
+def labeling_page(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
     """The task in hand; its successor is asked for by the page.
 
     Raises:
@@ -212,8 +212,8 @@ async def next_task(request: Request, store: Store, annotator: Annotator, body: 
     return answer
 
 
-@router.post("/api/judgements")
-def judge(store: Store, annotator: Annotator, body: JudgementBody) -> dict[str, Any]:
+@router.post("/api/judgments")
+def judge(store: Store, annotator: Annotator, body: JudgmentBody) -> dict[str, Any]:
     """Keep an answer. The same answer under its key is kept once, however often it is sent; another one under it is a 409."""
     assignment = store.assignment(body.assignment, annotator=annotator)
     sent = Submission(
@@ -222,7 +222,7 @@ def judge(store: Store, annotator: Annotator, body: JudgementBody) -> dict[str, 
         flags=body.flags, spans=[_span(assignment, span) for span in body.spans], confidence=body.confidence,
         seconds=body.seconds, diff_viewed=body.diff_viewed,
     )  # fmt: skip
-    return {"judgement": store.submit(annotator, sent), "progress": _progress(store, annotator)}
+    return {"judgment": store.submit(annotator, sent), "progress": _progress(store, annotator)}
 
 
 @router.post("/api/leave")
@@ -240,7 +240,7 @@ def skip(store: Store, annotator: Annotator, body: AssignmentBody) -> dict[str, 
 
 @router.post("/api/undo")
 def undo(store: Store, annotator: Annotator, body: UndoBody) -> dict[str, Any]:
-    """Take back a skip, or the last judgement, and show its task again; None where there is nothing to take back.
+    """Take back a skip, or the last judgment, and show its task again; None where there is nothing to take back.
 
     Sent again with the same key it takes back nothing more.
     """
@@ -270,7 +270,7 @@ def page(request: Request, visitor: Visitor, template: str, **names: Any) -> HTM
 
 
 def in_task_order(kind: TaskKind, answer: Mapping[str, Any], order: Sequence[int]) -> dict[str, Any]:
-    """A judgement's value in the order of the task.
+    """A judgment's value in the order of the task.
 
     Args:
         kind: Of the task.
@@ -362,7 +362,7 @@ def _task_and_progress(store: PreferenceStore, annotator: str, assignment: Assig
 
 
 def _progress(store: PreferenceStore, annotator: str) -> dict[str, int]:
-    """In numbers that grow alike with every judgement: one that stays behind would tell which task was a gold item."""
+    """In numbers that grow alike with every judgment: one that stays behind would tell which task was a gold item."""
     found = store.progress(annotator)
     return {
         "num_mine": found.num_mine, "num_done": found.num_done_with_gold, "num_wanted": found.num_wanted_with_gold,

@@ -46,7 +46,7 @@ class Known:
     """Whether they came in at any time."""
     is_simulated: bool
     """No person, and nobody to invite."""
-    num_judgements: int
+    num_judgments: int
     added_at: datetime
 
 
@@ -121,7 +121,7 @@ def known_people(store: PreferenceStore) -> list[Known]:
         return [
             Known(
                 name=row.name, role=row.role, active=row.active, has_password=row.secret_hash is not None,
-                has_come=row.number in came, is_simulated=row.name in simulated, num_judgements=number or 0, added_at=row.added_at,
+                has_come=row.number in came, is_simulated=row.name in simulated, num_judgments=number or 0, added_at=row.added_at,
             )
             for row, number in session.execute(query)
         ]  # fmt: skip

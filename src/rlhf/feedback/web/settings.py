@@ -1,4 +1,4 @@
-"""What the owner of a labelling server decides, and the key it signs invitations with."""
+"""What the owner of a labeling server decides, and the key it signs invitations with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_KEY_FILE = "rlhf-annotation.key"
 
 
 class WebSettings(Config):
-    """How a labelling server behaves."""
+    """How a labeling server behaves."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -46,8 +46,8 @@ class WebSettings(Config):
     """Passwords that may be tried for one name from one address, and ten times as many from one address for all names. Of
     invitations and tokens, ten times as many that are no good; who holds a good one always comes in."""
     calls: str = "300/minute"
-    """What one signed-in person may send (judgements, skips, undos): more than anybody can judge. Tasks, of which a page asks
-    for one with each judgement, are counted apart at the same rate."""
+    """What one signed-in person may send (judgments, skips, undos): more than anybody can judge. Tasks, of which a page asks
+    for one with each judgment, are counted apart at the same rate."""
     looks: str = "600/minute"
     """Pages that one signed-in person may open, and ten times as many one address from which nobody is signed in."""
     events: str = "6000/minute"

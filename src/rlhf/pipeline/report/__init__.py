@@ -7,7 +7,7 @@ data         the run folder as a record, with what could not be read and why
 words        the headline, from the verdicts of ``rlhf.evaluation.verdict``
 views        rows and plots of each section
 alarms       alarms with the samples that raised them
-plots        inline SVG in the colours of the page
+plots        inline SVG in the colors of the page
 templates/   one file a section
 """
 

@@ -275,7 +275,7 @@ def has(document: Mapping[str, Any] | None, name: str) -> bool:
 
 
 def sorted_points(curve: Mapping[int, float], *, limit: int = 300) -> tuple[list[int], list[float]]:
-    """Steps and values in order; more than ``limit`` points are averaged in neighbours, so that a file stays small."""
+    """Steps and values in order; more than ``limit`` points are averaged in neighbors, so that a file stays small."""
     steps = sorted(curve)
     if len(steps) <= limit:
         return steps, [curve[step] for step in steps]

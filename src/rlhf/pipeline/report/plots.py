@@ -1,6 +1,6 @@
-"""The report's plots: small panels as inline SVG whose colours are the page's own.
+"""The report's plots: small panels as inline SVG whose colors are the page's own.
 
-Matplotlib draws in stand-in colours, each of which becomes a CSS variable, so one drawing serves light, dark and
+Matplotlib draws in stand-in colors, each of which becomes a CSS variable, so one drawing serves light, dark and
 paper. Text stays text: it can be searched, read aloud, and takes the page's font. A plot that the page being
 replaced already has is not drawn again (`reuse_plots`): importing matplotlib and drawing thirty plots takes seconds.
 """
@@ -70,7 +70,7 @@ class Series:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    colour: str = ONE
+    color: str = ONE
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     """With ``low``: a band or, where there are few points, bars."""
@@ -135,7 +135,7 @@ def line_panel(
     if alarms:
         note = " ".join(part for part in (note, _alarms_in_words(alarms, x_label)) if part)
     alt = f"{title}{f', {unit}' if unit else ''}. " + " ".join(_in_words(each, x_label) for each in series)
-    legend = [(each.label, CSS[each.colour]) for each in series] if len(series) > 1 else []
+    legend = [(each.label, CSS[each.color]) for each in series] if len(series) > 1 else []
     return Panel(title, _svg(draw, alt, series, x_label, marks, alarms), unit, legend, note)
 
 
@@ -204,7 +204,7 @@ def reuse_plots(page: Path) -> Iterator[None]:
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Centred mean over up to ``window`` values; shorter at the ends."""
+    """Centerd mean over up to ``window`` values; shorter at the ends."""
     import numpy as np  # here and below: a page whose plots are all there already does without
 
     half = window // 2
@@ -216,30 +216,30 @@ def _draw(axes: Axes, series: Series) -> None:
     x, y = list(series.x), list(series.y)
     if series.low is not None and series.high is not None:
         if len(x) > 2:
-            axes.fill_between(x, list(series.low), list(series.high), color=series.colour, alpha=0.16, linewidth=0)
+            axes.fill_between(x, list(series.low), list(series.high), color=series.color, alpha=0.16, linewidth=0)
         else:
             down = [max(0.0, here - low) for here, low in zip(y, series.low, strict=True)]
             up = [max(0.0, high - here) for here, high in zip(y, series.high, strict=True)]
-            axes.errorbar(x, y, yerr=[down, up], fmt="none", color=series.colour, elinewidth=1.1)
+            axes.errorbar(x, y, yerr=[down, up], fmt="none", color=series.color, elinewidth=1.1)
     if series.labels:
         axes.margins(y=0.15)
     for point, words in series.labels.items():
         above = y[point] >= max(y)
         axes.annotate(
-            words, (x[point], y[point]), xytext=(0, 6 if above else -6), textcoords="offset points", color=series.colour,
+            words, (x[point], y[point]), xytext=(0, 6 if above else -6), textcoords="offset points", color=series.color,
             fontsize=8.5, ha="left" if x[point] <= min(x) else "right" if x[point] >= max(x) else "center",
             va="bottom" if above else "top",
         )  # fmt: skip
     if len(x) >= 30 and _is_noisy(y):
-        axes.plot(x, y, color=series.colour, linewidth=0.8, alpha=0.35)
-        axes.plot(x, running_mean(y, max(3, len(x) // 12)), color=series.colour, linewidth=1.8, solid_capstyle="round")
+        axes.plot(x, y, color=series.color, linewidth=0.8, alpha=0.35)
+        axes.plot(x, running_mean(y, max(3, len(x) // 12)), color=series.color, linewidth=1.8, solid_capstyle="round")
     else:
         marker = "o" if len(x) < 12 else None
-        axes.plot(x, y, color=series.colour, linewidth=1.8, marker=marker, markersize=3.5, solid_capstyle="round")
+        axes.plot(x, y, color=series.color, linewidth=1.8, marker=marker, markersize=3.5, solid_capstyle="round")
 
 
 def _is_noisy(values: Sequence[float]) -> bool:
-    """Whether neighbours differ so much that a mean shows more; a schedule is drawn as it is.
+    """Whether neighbors differ so much that a mean shows more; a schedule is drawn as it is.
 
     By the median of second differences, in which neither slope nor curve nor a single kink counts: there white noise
     has 6 times its variance, and half of a normal variable lies within 0.6745 deviations.
@@ -288,7 +288,7 @@ def _code() -> str:
 
 
 def _svg(draw: Callable[[Axes], None], alt: str, *data: Any) -> Markup:
-    """What ``draw`` draws of ``data``, as an element of the page: no ids that clash, no addresses, no fixed colours or fonts."""
+    """What ``draw`` draws of ``data``, as an element of the page: no ids that clash, no addresses, no fixed colors or fonts."""
     key = hashlib.sha256(pickle.dumps((_code(), draw.__qualname__, alt, data))).hexdigest()[:20]
     if (drawn := _plots.get().get(key)) is not None:
         return Markup(drawn)

@@ -119,9 +119,9 @@ def stage_curves(stage: StageRecord) -> StageCurves:
                 x, y = sorted_points(stage.curves[name])
                 low, high = (_along(stage.curves.get(end), x) for end in BANDS.get(name, ("", "")))
                 whose = f"{label}, {name.partition('/')[0]}" if len(found) > 1 else label
-                taken = {each.colour for each in series}
-                colour = next((free for free in (wanted, ONE, TWO, THREE) if free not in taken), wanted)
-                series.append(Series(whose, x, y, colour, low, high))
+                taken = {each.color for each in series}
+                color = next((free for free in (wanted, ONE, TWO, THREE) if free not in taken), wanted)
+                series.append(Series(whose, x, y, color, low, high))
         if series:
             panels.append(line_panel(spec.title, series, unit=spec.unit, alarms=alarm_steps(stage, drawn)))
     others = [
@@ -189,7 +189,7 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
     if both:
         marks = {"judge's best": peak} if peak is not None and fell else None
         scales = "The two scores have different scales: compare where they rise and fall, not how high they are."
-        panels.append(line_panel("What was optimised, and what is true", both, marks=marks, unit="points", note=scales))
+        panels.append(line_panel("What was optimized, and what is true", both, marks=marks, unit="points", note=scales))
     by_kl = [
         series
         for series in (
@@ -266,7 +266,7 @@ def _series(
     x: str,
     y: str,
     label: str,
-    colour: str,
+    color: str,
     *,
     band: bool = False,
     smooth: bool = False,
@@ -276,17 +276,17 @@ def _series(
     if not known:
         return None
     xs, ys = [float(p[x]) for p in known], [float(p[y]) for p in known]
-    if smooth:  # over neighbouring steps, in both directions: a path, which may turn back
+    if smooth:  # over neighboring steps, in both directions: a path, which may turn back
         window = _block_size(len(known))
         steps = _block_means([float(p["step"]) for p in known], window)
         xs, ys = (_block_means(values, window) for values in (xs, ys))
         peak = max(range(len(ys)), key=ys.__getitem__)
-        return Series(label, xs, ys, colour, labels={i: f"step {steps[i]:.0f}" for i in (0, peak, len(ys) - 1)})
+        return Series(label, xs, ys, color, labels={i: f"step {steps[i]:.0f}" for i in (0, peak, len(ys) - 1)})
     ends = [[number(p.get(f"{y}_{end}")) for p in known] for end in ("low", "high")]
     if band and all(value is not None for end in ends for value in end):
         low, high = ([value for value in end if value is not None] for end in ends)
-        return Series(label, xs, ys, colour, low, high)
-    return Series(label, xs, ys, colour)
+        return Series(label, xs, ys, color, low, high)
+    return Series(label, xs, ys, color)
 
 
 def _block_size(num_points: int) -> int:

@@ -104,7 +104,7 @@ def _judged(
 
 
 def _row(prompt: Prompt, candidate: Candidate) -> dict[str, Any]:
-    """Texts for people, the sampled ids for training (nothing is tokenised again), and the prompt's own columns."""
+    """Texts for people, the sampled ids for training (nothing is tokenized again), and the prompt's own columns."""
     own = {
         "id": f"{prompt.id}/{candidate.completion.sample}",
         "prompt": prompt.text,

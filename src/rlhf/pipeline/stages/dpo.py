@@ -1,4 +1,4 @@
-"""Direct preference optimisation."""
+"""Direct preference optimization."""
 
 from __future__ import annotations
 

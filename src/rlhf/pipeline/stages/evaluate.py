@@ -12,7 +12,7 @@ from rlhf.config.stages import EvaluateStage
 from rlhf.data.datasets import PreferenceDataset
 from rlhf.errors import RewardError, RLHFError
 from rlhf.evaluation.evaluator import evaluate_policies
-from rlhf.evaluation.overoptimisation import judge_rollouts
+from rlhf.evaluation.overoptimization import judge_rollouts
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.evidence import called, judge_called, judge_texts, training_between
 from rlhf.pipeline.leakage import Leakage, recorded_leakage

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation, and VAPO, which is the same trainer with other settings."""
+"""Proximal policy optimization, and VAPO, which is the same trainer with other settings."""
 
 from __future__ import annotations
 

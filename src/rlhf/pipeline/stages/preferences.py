@@ -86,7 +86,7 @@ def _rows(
     *,
     noise: float,
 ) -> list[dict[str, Any]]:
-    """Pairs have texts for people and the sampled token ids for training: nothing is tokenised again."""
+    """Pairs have texts for people and the sampled token ids for training: nothing is tokenized again."""
     choices = annotate(
         [prompt.text for prompt in prompts],
         [[completion.text for completion in group] for group in samples],

@@ -1,4 +1,4 @@
-"""The reasoning world: problems, demonstrations, labelled solutions, a tokenizer."""
+"""The reasoning world: problems, demonstrations, labeled solutions, a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Solutions of a model, every step of them labelled by a program."""
+"""Solutions of a model, every step of them labeled by a program."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlhf.rewards.functions import load_function
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion
 
-Labeller = Callable[..., Sequence[Sequence[Mapping[str, Any] | None]]]
-"""(prompts, completions of each, *, seed, **columns and arguments) -> for each completion None, where it can't be labelled,
+Labeler = Callable[..., Sequence[Sequence[Mapping[str, Any] | None]]]
+"""(prompts, completions of each, *, seed, **columns and arguments) -> for each completion None, where it can't be labeled,
 or ``completions``, its steps; ``labels``, whether each is right; ``label``, whether all of it counts as good (for
 ``outcomes``); and any further columns. Joined, the steps are the completion."""
 
@@ -33,7 +33,7 @@ def run_step_labels(stage: StepLabelsStage, at: StageContext) -> StageOutcome:
     prompts = read_prompts(
         stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
     )
-    labeller = load_function(stage.labeller)
+    labeler = load_function(stage.labeler)
     arguments = resolved(stage.arguments, at)
     engine = LocalEngine(policy)
     rows: list[dict[str, Any]] = []
@@ -43,78 +43,78 @@ def run_step_labels(stage: StepLabelsStage, at: StageContext) -> StageOutcome:
             samples = engine.generate(
                 batch, num_samples=stage.completions_per_prompt, sampling=stage.sampling, seed=seed, step=0
             )
-            rows += label(labeller, batch, samples, name=stage.labeller, arguments={**arguments, "seed": seed})
+            rows += label(labeler, batch, samples, name=stage.labeler, arguments={**arguments, "seed": seed})
             bar.advance(by=len(batch) * stage.completions_per_prompt)
     asked = len(prompts) * stage.completions_per_prompt
     if not rows:
         raise DataError(
-            f"The labeller {stage.labeller} left out all {asked} completions, so there is no row to write; look at what "
+            f"The labeler {stage.labeler} left out all {asked} completions, so there is no row to write; look at what "
             "the model says (`rlhf generate`)."
         )
     return _write(rows, asked, stage, at)
 
 
 def label(
-    labeller: Labeller,
+    labeler: Labeler,
     prompts: Sequence[Prompt],
     samples: Sequence[Sequence[Completion]],
     *,
     name: str,
     arguments: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Ask a labeller, and hold it to its contract.
+    """Ask a labeler, and hold it to its contract.
 
     Args:
-        labeller: See ``Labeller``; gets those columns of the prompts that it takes.
+        labeler: See ``Labeler``; gets those columns of the prompts that it takes.
         prompts: [n].
         samples: [n] completions of each.
-        name: What errors call the labeller.
+        name: What errors call the labeler.
         arguments: Given by keyword.
 
     Returns:
-        One row for each completion that it labelled, in order: ``prompt`` and what the labeller said.
+        One row for each completion that it labeled, in order: ``prompt`` and what the labeler said.
 
     Raises:
         DataError: It failed, or said something that no row can be made of; names the prompt.
     """
     given: dict[str, Any] = {
-        **_columns_for(labeller, prompts),
+        **_columns_for(labeler, prompts),
         **arguments,
         "prompts": [prompt.text for prompt in prompts],
         "completions": [[completion.text for completion in group] for group in samples],
     }
     where = f"the prompts {prompts[0].id!r} to {prompts[-1].id!r}"
     try:
-        said = labeller(**given)
+        said = labeler(**given)
     except RLHFError:
         raise
     except Exception as err:
         raise DataError(
-            f"The labeller {name} failed on {where}: {type(err).__name__}: {err}. Mend it, or call it alone on one of "
+            f"The labeler {name} failed on {where}: {type(err).__name__}: {err}. Mend it, or call it alone on one of "
             "them to see why."
         ) from err
     if not isinstance(said, Sequence) or len(said) != len(prompts):
         raise DataError(
-            f"The labeller {name} was asked about {where} and gave {describe(said)}; wanted a list for each."
+            f"The labeler {name} was asked about {where} and gave {describe(said)}; wanted a list for each."
         )
     rows = []
     for prompt, group, verdicts in zip(prompts, samples, said, strict=True):
         if not isinstance(verdicts, Sequence) or len(verdicts) != len(group):
             raise DataError(
-                f"The labeller {name} gave {describe(verdicts)} for the {len(group)} completions of prompt "
+                f"The labeler {name} gave {describe(verdicts)} for the {len(group)} completions of prompt "
                 f"{prompt.id!r}; wanted a list with a verdict or None for each."
             )
         for number, verdict in enumerate(verdicts):
             if verdict is not None:
-                _check(verdict, f"The labeller {name}, for completion {number} of prompt {prompt.id!r},")
+                _check(verdict, f"The labeler {name}, for completion {number} of prompt {prompt.id!r},")
                 rows.append({"prompt": prompt.text, **verdict})
     return rows
 
 
-def _columns_for(labeller: Labeller, prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
-    """Those columns of the prompt rows that a labeller takes, a value for each prompt."""
+def _columns_for(labeler: Labeler, prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+    """Those columns of the prompt rows that a labeler takes, a value for each prompt."""
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    parameters = inspect.signature(labeller).parameters
+    parameters = inspect.signature(labeler).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: [p.columns.get(name) for p in prompts] for name in names if takes_all or name in parameters}
 
@@ -160,7 +160,7 @@ def _outcome(row: Mapping[str, Any], stage: StepLabelsStage, at: StageContext) -
     """The same solution with one verdict."""
     if not isinstance(row.get("label"), bool):
         raise DataError(
-            f"stages.{at.name}.outcomes: the labeller {stage.labeller} gives no `label` for a solution as a whole, so there "
+            f"stages.{at.name}.outcomes: the labeler {stage.labeler} gives no `label` for a solution as a whole, so there "
             "is no outcome to write; set outcomes: false."
         )
     rest = {key: value for key, value in row.items() if key not in ("prompt", "completions", "labels")}

@@ -1,4 +1,4 @@
-"""Trust-region policy optimisation."""
+"""Trust-region policy optimization."""
 
 from __future__ import annotations
 

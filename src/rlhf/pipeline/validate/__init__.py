@@ -12,7 +12,7 @@ row_cache     the beginning of every file of rows
 first_rows    its layout and columns compared with what the stage wants, bad rows
 row_checks    (deep) how many there are, steps, prompts that leak
 splits        (deep) what a stage does with its rows before the first step: the held-out share, KTO's reference point
-lengths       (deep) rows tokenised: what is cut, left out, or longer than the model was made for; tokenizers
+lengths       (deep) rows tokenized: what is cut, left out, or longer than the model was made for; tokenizers
 functions     reward functions imported in another process, their arguments compared with the columns
 check         all of the above in order
 

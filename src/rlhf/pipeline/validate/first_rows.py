@@ -28,7 +28,7 @@ def check_first_rows(review: Review) -> None:
                 continue
             _check_bad_rows(review, rows, found)
             if isinstance(stage, RewardStage):
-                _check_judgements(review, stage, rows, found)
+                _check_judgments(review, stage, rows, found)
             if rows.key == "prompts":
                 _check_references(review, stage, found)
 
@@ -57,8 +57,8 @@ def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
     review.error(rows.key, f"{text} Fix them{way_out}; `rlhf data check` lists all of them.", DataError)
 
 
-def _check_judgements(review: Review, stage: RewardStage, rows: RowsInput, found: RowsFound) -> None:
-    """What the loss needs of each judgement beside the texts."""
+def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, found: RowsFound) -> None:
+    """What the loss needs of each judgment beside the texts."""
     if stage.use_margin:
         _check_margins(review, rows, found)
     judged = [row for row in found.rows if getattr(row, "preference", None) is not Preference.TIE]

@@ -29,7 +29,7 @@ ALWAYS_GIVEN = frozenset(RESERVED)
 ENVIRONMENT = "environment.factory"
 GIVEN_TO_ANNOTATORS = ("ended", "noise", "seed")
 """By keyword, behind the prompts and their completions."""
-GIVEN_TO_LABELLERS = ("prompts", "completions", "seed")
+GIVEN_TO_LABELERS = ("prompts", "completions", "seed")
 LOOK = """\
 import contextlib, inspect, json, os, sys
 out = os.fdopen(os.dup(1), "w")
@@ -82,8 +82,8 @@ def check_functions(review: Review) -> None:
                 found = _look_once(review, name)
                 if isinstance(stage, PreferencesStage):
                     _check_annotator(review, key, name, found)
-                elif isinstance(stage, StepLabelsStage) and key == "labeller":
-                    _check_labeller(review, stage, found)
+                elif isinstance(stage, StepLabelsStage) and key == "labeler":
+                    _check_labeler(review, stage, found)
                 elif key in specs:
                     _check_reward(review, stage, key, specs[key], found)
                 elif isinstance(stage, PolicyStage) and stage.environment is not None and key == ENVIRONMENT:
@@ -215,15 +215,15 @@ def _check_annotator(review: Review, key: str, name: str, found: Parameters) -> 
         )
 
 
-def _check_labeller(review: Review, stage: StepLabelsStage, found: Parameters) -> None:
-    lacking = [word for word in GIVEN_TO_LABELLERS if word not in found.names]
+def _check_labeler(review: Review, stage: StepLabelsStage, found: Parameters) -> None:
+    lacking = [word for word in GIVEN_TO_LABELERS if word not in found.names]
     if lacking and not found.takes_any:
         review.error(
-            "labeller",
-            f"{stage.labeller} has no parameter {', '.join(lacking)}; a labeller is called as labeller(prompts, completions, *, "
+            "labeler",
+            f"{stage.labeler} has no parameter {', '.join(lacking)}; a labeler is called as labeler(prompts, completions, *, "
             "seed).",
         )
     unknown = sorted(stage.arguments.keys() - found.names)
     if unknown and not found.takes_any:
-        known = sorted(found.names - {*GIVEN_TO_LABELLERS})
-        review.error("arguments", f"{stage.labeller} has no parameter {unknown[0]!r}.{did_you_mean(unknown[0], known)}")
+        known = sorted(found.names - {*GIVEN_TO_LABELERS})
+        review.error("arguments", f"{stage.labeler} has no parameter {unknown[0]!r}.{did_you_mean(unknown[0], known)}")

@@ -27,7 +27,7 @@ ROWS_WANTED: Mapping[RowsFor, str] = {
     "comparison": "pairs or ties",
     "ranking": "rankings",
     "rating": "rated completions",
-    "stepwise": "solutions with labelled steps",
+    "stepwise": "solutions with labeled steps",
     "kto": "completions with a verdict",
     "grpo": "prompts",
 }
@@ -114,7 +114,7 @@ def is_of_stage(text: str) -> bool:
 def is_hub_name(text: str) -> bool:
     """Whether a text that names nothing on this machine can be a name on the hub: ``name`` or ``owner/name``.
 
-    What looks like a path or ends like a file is a path that is misspelt.
+    What looks like a path or ends like a file is a path that is misspelled.
     """
     path = Path(text).expanduser()
     if path.exists() or text.startswith((".", "/", "~", REFERENCE)) or text.count("/") > 1:

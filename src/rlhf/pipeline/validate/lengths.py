@@ -1,4 +1,4 @@
-"""Rows tokenised, a sample of each source: what will be cut or left out, and whether it fits the model. Loads no weights."""
+"""Rows tokenized, a sample of each source: what will be cut or left out, and whether it fits the model. Loads no weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rlhf.pipeline.validate.weights import ModelFacts
 
 SAMPLE = 300
-"""Rows tokenised of each source, taken at even distances."""
+"""Rows tokenized of each source, taken at even distances."""
 MANY = 0.1
 """Share of rows that may be left out or cut before it is worth a word."""
 SAMPLING_STAGES = (
@@ -113,11 +113,11 @@ def check_lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFoun
         _check_limit(review, stage, rows, lengths, name=name, limit=limit, counts=counts)
     if isinstance(stage, OfflineStage):
         _check_context(review, stage, rows, max(lengths.longest))
-        budget: int = stage.tokens_per_microbatch
+        budget: int = stage.microbatch_tokens
         largest = max(stored.num_tokens for _, stored in lengths.items)
         if largest > budget:
             review.warn(
-                "tokens_per_microbatch",
+                "microbatch_tokens",
                 f"{rows.key} has a row of {largest:,} tokens, more than the {budget:,} of a micro-batch; it will be one alone, "
                 "and take more memory than asked for.",
             )
@@ -195,7 +195,7 @@ def _check_room(review: Review, stage: Stage) -> None:
 
 
 def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) -> Lengths | None:
-    """A sample of rows tokenised without any limit; None where the tokenizer is not there. Complains about what fails."""
+    """A sample of rows tokenized without any limit; None where the tokenizer is not there. Complains about what fails."""
     key, config = policies(stage)[0]
     root = root_model(review.recipe.stages, config)
     place = (

@@ -62,7 +62,7 @@ def _why_not(kind: str, file: str) -> str:
         ("world", "tokenizer"): "set its vocab_size",
         ("preferences", "test_pairs.jsonl"): "give it test_prompts",
         ("reward", "evaluation.json"): "give it eval_data or eval_frac, and a loss that compares completions",
-        ("prm", "evaluation.json"): "give it eval_data or eval_frac, and labelled steps",
+        ("prm", "evaluation.json"): "give it eval_data or eval_frac, and labeled steps",
         ("step_labels", "outcome.jsonl"): "set its outcomes",
     }
     change = wants.get((kind, file.partition("/")[0]))

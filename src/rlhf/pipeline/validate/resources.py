@@ -62,7 +62,7 @@ def check_resources(review: Review) -> None:
     _check_run_folder(review, Path(recipe.output_dir) / recipe.name)
     for _, stage in review.each_stage():
         for key, config in policies(stage):
-            _check_quantisation(review, key, config)
+            _check_quantization(review, key, config)
         if stage.trains:
             _check_trackers(review, stage)
         if isinstance(stage, RLConfig | EvaluateStage):
@@ -162,7 +162,7 @@ def _check_device(review: Review) -> None:
         review.error("device", str(err), ConfigError)
 
 
-def _check_quantisation(review: Review, key: str, config: ModelConfig) -> None:
+def _check_quantization(review: Review, key: str, config: ModelConfig) -> None:
     if config.lora is None or not config.lora.quantize_4bit:
         return
     if not _uses_gpu(review):

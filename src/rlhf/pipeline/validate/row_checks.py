@@ -61,16 +61,16 @@ def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
         return
     if stage.eval_data is None and stage.eval_frac:
         count -= max(1, round(stage.eval_frac * count))
-    if stage.tokens_per_step is not None:
+    if stage.batch_tokens is not None:
         return  # only lengths of all rows would tell
-    per_epoch = max(1, math.ceil(count / stage.rows_per_step))
+    per_epoch = max(1, math.ceil(count / stage.batch_size))
     steps = stage.max_steps if stage.max_steps is not None else max(1, math.ceil((stage.epochs or 0) * per_epoch))
     passes = steps / per_epoch
     review.note(f"{counted(count, 'row')}, {counted(steps, 'step')}, {passes:.3g} pass{'es' if passes != 1 else ''}")
-    if count < stage.rows_per_step and stage.differs("rows_per_step"):
+    if count < stage.batch_size and stage.differs("batch_size"):
         review.warn(
-            "rows_per_step",
-            f"A step takes {counted(stage.rows_per_step, 'row')}, more than the {count:,} here; every step is smaller than asked for.",
+            "batch_size",
+            f"A step takes {counted(stage.batch_size, 'row')}, more than the {count:,} here; every step is smaller than asked for.",
         )
     if passes > MANY_PASSES:
         review.warn(
@@ -101,7 +101,7 @@ def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> No
 
 
 def _has_tie(row: Row) -> bool:
-    """Whether a judgement says of two completions that they are alike."""
+    """Whether a judgment says of two completions that they are alike."""
     if isinstance(row, RankingSample):
         judged = row.ranks if row.ranks is not None else row.ratings or []
         return len(set(judged)) < len(judged)

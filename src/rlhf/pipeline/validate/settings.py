@@ -171,7 +171,7 @@ def _check_beta(review: Review, stage: TrainConfig) -> None:
     beta = getattr(stage, "beta", None)
     if beta is None:
         return
-    usual = type(stage).model_fields["beta"].default * (10 if getattr(stage, "length_normalised", False) else 1)
+    usual = type(stage).model_fields["beta"].default * (10 if getattr(stage, "length_normalized", False) else 1)
     if beta > LARGE_BETA * usual:
         review.warn(
             "beta",
@@ -205,16 +205,16 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
         review.warn("eval_split", "It does nothing without eval_frac, whose share of the rows it chooses.")
     if stage.max_steps is not None and stage.differs("epochs") and stage.epochs is not None:
         review.warn("epochs", f"It does nothing: max_steps ({stage.max_steps}) decides the length.")
-    if stage.tokens_per_step is not None and stage.differs("rows_per_step"):
-        review.warn("rows_per_step", f"It does nothing: tokens_per_step ({stage.tokens_per_step}) decides the size.")
+    if stage.batch_tokens is not None and stage.differs("batch_size"):
+        review.warn("batch_size", f"It does nothing: batch_tokens ({stage.batch_tokens}) decides the size.")
 
 
 def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> None:
     per_rollout = stage.prompts_per_rollout * stage.group_size
-    if stage.sequences_per_step > per_rollout and stage.differs("sequences_per_step"):
+    if stage.minibatch_size > per_rollout and stage.differs("minibatch_size"):
         review.warn(
-            "sequences_per_step",
-            f"A step takes {stage.sequences_per_step} completions, and a rollout has only {per_rollout} "
+            "minibatch_size",
+            f"A step takes {stage.minibatch_size} completions, and a rollout has only {per_rollout} "
             f"(prompts_per_rollout x group_size: {stage.prompts_per_rollout} x {stage.group_size}); every step is as small as that.",
         )
     steps = stage.steps_per_rollout
@@ -276,7 +276,7 @@ def _check_compiled(review: Review, stage: TrainConfig | EvaluateStage) -> None:
 
 def _check_single_step(review: Review, stage: PolicyStage) -> None:
     """Before the first step on a rollout no ratio has left 1, and what bounds ratios has nothing to bound."""
-    more = "give fewer sequences_per_step than a rollout has, or more epochs_per_rollout"
+    more = "give fewer minibatch_size than a rollout has, or more epochs_per_rollout"
     if stage.policy_loss not in ("clip", "reinforce"):
         review.warn(
             "policy_loss",

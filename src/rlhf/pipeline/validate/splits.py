@@ -51,15 +51,15 @@ def _held_out(stage: OfflineStage, rows: list[Row]) -> list[int]:
 
 
 def _check_reference_point(review: Review, stage: KTOStage, found: RowsFound) -> None:
-    """Whether every step, and the held-out rows, have completions of other prompts. The rows are tokenised as they will be."""
-    items = _tokenised(review, stage, found)
+    """Whether every step, and the held-out rows, have completions of other prompts. The rows are tokenized as they will be."""
+    items = _tokenized(review, stage, found)
     if items is None:
         return
     rows, groups = [row for row, _ in items], [group for _, group in items]
     held_out: list[Group] = []
     if stage.eval_data is not None:
         theirs = read_once(review, rows_inputs(stage)[1])
-        held_out = [group for _, group in _tokenised(review, stage, theirs) or []] if theirs is not None else []
+        held_out = [group for _, group in _tokenized(review, stage, theirs) or []] if theirs is not None else []
     elif stage.eval_frac:
         numbers: set[int] = set()
         with review.at("eval_frac"):
@@ -75,7 +75,7 @@ def _check_reference_point(review: Review, stage: KTOStage, found: RowsFound) ->
         check_prompts_of_steps(ShuffledRows(groups, stage), groups, held_out)
 
 
-def _tokenised(review: Review, stage: KTOStage, found: RowsFound) -> list[tuple[Row, Group]] | None:
+def _tokenized(review: Review, stage: KTOStage, found: RowsFound) -> list[tuple[Row, Group]] | None:
     """Rows as the stage will have them; None without its tokenizer."""
     tokenizer = tokenizer_of(review, "model", stage.model)
     if tokenizer is None or tokenizer.eos_token_id is None:

@@ -205,7 +205,7 @@ def length_breach(config: LengthGuard, value: float, past: Past, seen: Seen) -> 
     if not grew and recent >= start / config.factor:
         return None
     limit = start * config.factor if grew else start / config.factor
-    advice = "Score for content, or penalise length" if grew else "The reward may favour saying little"
+    advice = "Score for content, or penalize length" if grew else "The reward may favor saying little"
     message = (
         f"Completions {'grew' if grew else 'shrank'} to {recent:.3g} tokens from {start:.3g} at first (limit {limit:.3g}). "
         f"{_drift(seen) or advice}; raise guards.length.factor if this is wanted."
@@ -245,7 +245,7 @@ def repetition_breach(config: RepetitionGuard, value: float, past: Past, seen: S
         return None
     message = (
         f"{recent:.1%} of the completions' three-token runs are repeats, against {start:.1%} at first (limit "
-        f"{start + config.max_rise:.1%}): the policy goes round in circles. Raise kl.coef, or penalise repetition."
+        f"{start + config.max_rise:.1%}): the policy goes round in circles. Raise kl.coef, or penalize repetition."
     )
     return Breach(recent, start + config.max_rise, message, Evidence("repetition"))
 

@@ -1,4 +1,4 @@
-"""The world's files: the same from the same seed, exactly labelled, balanced, and nothing held out leaks."""
+"""The world's files: the same from the same seed, exactly labeled, balanced, and nothing held out leaks."""
 
 from __future__ import annotations
 

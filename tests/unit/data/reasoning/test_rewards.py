@@ -144,7 +144,7 @@ def test_best_of_many_by_the_proxy_is_worse_than_one_sample_and_by_the_verifier_
         exact += right[sounds.index(max(sounds))]
         zeros += answers[scores.index(max(scores))] == 0
     share_right, by_vote, by_proxy, by_verifier = first / 350, votes / 350, proxy / 350, exact / 350
-    assert by_proxy < share_right - 0.15, "optimising the proxy must hurt"
+    assert by_proxy < share_right - 0.15, "optimizing the proxy must hurt"
     assert zeros / 350 > 0.6, "and it does so by answering 0"
     assert by_verifier > share_right + 0.35, "while looking at the steps helps"
     assert by_vote < by_verifier - 0.2, "and a vote confirms the popular error"

@@ -36,11 +36,11 @@ def test_the_data_room_reads_them_as_what_they_are():
 
 
 def said(prompt, completions, **settings):
-    """What the labeller says of the completions of one prompt."""
+    """What the labeler says of the completions of one prompt."""
     return label_completions([prompt], [completions], **settings)[0]
 
 
-def test_samples_are_labelled_in_order_and_empty_ones_are_left_out():
+def test_samples_are_labeled_in_order_and_empty_ones_are_left_out():
     found = label_completions([PROMPT, "0a+0b+0:"], [[SOUND, "", UNSOUND], ["garbage"]], seed=1)
     assert [[one and one["labels"] for one in group] for group in found] == [
         [[True] * 4, None, [False, True, False, True]],
@@ -54,7 +54,7 @@ def test_samples_are_labelled_in_order_and_empty_ones_are_left_out():
     assert [found[0][0]["level"], found[1][0]["level"]] == ["easy", "easy"]
 
 
-def test_those_cut_short_end_in_a_guess_that_is_labelled_wrong():
+def test_those_cut_short_end_in_a_guess_that_is_labeled_wrong():
     found = said(PROMPT, [SOUND] * 2000, cut_frac=0.15, seed=1)
     cut = [one for one in found if one["completions"] != ["a9+6=5;", "b5*9=5;", "c5-4=1;", "A1."]]
     assert len(cut) / 2000 == pytest.approx(0.15, abs=0.03)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from rlhf.errors import DataError
 from rlhf.feedback.exchange import detect, read_as
-from rlhf.feedback.exchange.label_studio import config_path, labelling_config, write_label_studio
+from rlhf.feedback.exchange.label_studio import config_path, labeling_config, write_label_studio
 from rlhf.feedback.items import Item, Said
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from tests.unit.feedback.strategies import items
@@ -152,7 +152,7 @@ def test_a_project_holds_one_kind_and_rates_every_dimension_of_every_completion(
     rating = Task(id="q", kind=TaskKind.RATING, prompt="q", responses=[Response(text="x"), Response(text="y")])
     single = replace(rating, id="s", responses=[Response(text="x")])
     said = [Said(annotator="ann", value={"ratings": {"tone & style": [1, 5]}})]
-    config = labelling_config([Item(task=rating, said=said), Item(task=single)])
+    config = labeling_config([Item(task=rating, said=said), Item(task=single)])
     names = [tag.get("name") for tag in ET.fromstring(config) if tag.tag == "Rating"]
     assert names == ["tone & style_1", "tone & style_2"]
     write_label_studio(tmp_path / "ls.json", [Item(task=rating, said=said), Item(task=single)])

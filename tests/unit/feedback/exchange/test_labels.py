@@ -74,7 +74,7 @@ def test_a_gold_label_needs_no_annotator(tmp_path):
         ({"item": "s1", "annotator": "ann", "label": ["x"]}, "label"),
         ({"item": "s1", "annotator": "ann", "label": 0.5}, "label"),
         ({"item": "s1", "annotator": "", "label": "x"}, "annotator"),
-        ({"annotator": "ann", "label": "x"}, "what was labelled"),
+        ({"annotator": "ann", "label": "x"}, "what was labeled"),
     ],
 )
 def test_a_bad_row_is_named_with_what_it_lacks(row, words, tmp_path):

@@ -65,7 +65,7 @@ def read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_file_is_recognised_by_its_columns(name, tmp_path):
+def test_a_file_is_recognized_by_its_columns(name, tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[name]))
     assert detect(tmp_path / "rows.jsonl") == name
 
@@ -87,7 +87,7 @@ def test_ultrafeedback_is_rated_on_what_every_completion_is_rated_on(read):
     assert item.task.responses[0].columns["annotations"]["honesty"]["Rationale"] == "fine"
 
 
-def test_helpsteer2_groups_neighbours_and_counts_from_one(read):
+def test_helpsteer2_groups_neighbors_and_counts_from_one(read):
     first, second = read("helpsteer2")
     assert [r.text for r in first.task.responses] == ["x", "y"]
     assert first.said[0].value["ratings"]["helpfulness"] == [4, 1]  # 3 and 0 of 0 to 4

@@ -71,18 +71,18 @@ def test_events_of_an_older_store_belong_to_the_program_they_name(place):
         assert [row.program for row in store.events()] == ["chat", "search"]
 
 
-def test_of_a_judgement_in_an_older_store_it_is_not_known_whether_the_differences_were_seen(place):
+def test_of_a_judgment_in_an_older_store_it_is_not_known_whether_the_differences_were_seen(place):
     with PreferenceStore(place) as store:
         store.add_annotator("ann")
         response = [Response(text="good"), Response(text="bad")]
         store.add_tasks([Task(id="t", kind=TaskKind.PAIRWISE, prompt="q", responses=response)])
         number = store.next_task("ann").number
         store.submit("ann", Submission(assignment=number, key="k", value={"preference": "a"}, diff_viewed=True))
-        assert [judgement.diff_viewed for judgement in store.judgements()] == [True]
+        assert [judgment.diff_viewed for judgment in store.judgments()] == [True]
         with store.engine.begin() as connection:
             command.downgrade(alembic_config(connection), "0003")
             command.upgrade(alembic_config(connection), "head")
-        assert [judgement.diff_viewed for judgement in store.judgements()] == [None]
+        assert [judgment.diff_viewed for judgment in store.judgments()] == [None]
 
 
 def test_a_store_of_a_newer_version_is_not_touched(place):

@@ -13,7 +13,7 @@ from rlhf.errors import DataError
 from rlhf.feedback.items import Said, items_of
 from rlhf.feedback.statistics import findings_of
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
-from rlhf.feedback.store.record import Recorded, record_judgements
+from rlhf.feedback.store.record import Recorded, record_judgments
 
 TASK = Task(id="t", kind=TaskKind.PAIRWISE, prompt="q", responses=[Response(text="x"), Response(text="y")])
 SAID = Said(
@@ -29,15 +29,15 @@ def store(tmp_path):
         yield store
 
 
-def test_a_judgement_from_a_file_is_kept_whole_and_once(store):
-    assert record_judgements(store, [("t", SAID)]) == Recorded(num_added=1, num_known=0)
-    assert record_judgements(store, [("t", SAID)]) == Recorded(num_added=0, num_known=1)
+def test_a_judgment_from_a_file_is_kept_whole_and_once(store):
+    assert record_judgments(store, [("t", SAID)]) == Recorded(num_added=1, num_known=0)
+    assert record_judgments(store, [("t", SAID)]) == Recorded(num_added=0, num_known=1)
     (item,) = items_of(store)
     assert item.said == (SAID,)
 
 
 def test_it_takes_one_of_the_tasks_slots_and_its_author_is_not_asked_again(store):
-    record_judgements(store, [("t", SAID)])
+    record_judgments(store, [("t", SAID)])
     for name in ("bob", "cem"):
         store.add_annotator(name)
     assert store.next_task("ann") is None
@@ -46,39 +46,39 @@ def test_it_takes_one_of_the_tasks_slots_and_its_author_is_not_asked_again(store
     assert store.progress().num_done == 1
 
 
-def test_more_judgements_than_the_overlap_are_all_kept(store):
+def test_more_judgments_than_the_overlap_are_all_kept(store):
     said = [("t", Said(annotator=f"p{n}", value={"preference": "a"})) for n in range(5)]
-    assert record_judgements(store, said).num_added == 5
-    assert len(store.judgements()) == 5
+    assert record_judgments(store, said).num_added == 5
+    assert len(store.judgments()) == 5
 
 
 def test_what_somebody_has_open_is_answered_by_the_file_and_what_they_did_by_hand_stays(store):
     store.add_annotator("ann")
     open_one = store.next_task("ann")
-    record_judgements(store, [("t", SAID)])
+    record_judgments(store, [("t", SAID)])
     assert store.next_task("ann") is None
     assert store.undo("ann").number == open_one.number
     store.submit("ann", Submission(assignment=open_one.number, key="k", value={"preference": "a"}))
-    assert record_judgements(store, [("t", SAID)]).num_known == 1
-    assert [judgement.value for judgement in store.judgements()] == [{"preference": "a"}]
+    assert record_judgments(store, [("t", SAID)]).num_known == 1
+    assert [judgment.value for judgment in store.judgments()] == [{"preference": "a"}]
 
 
 def test_an_order_that_no_file_tells_is_not_invented(store):
-    record_judgements(store, [("t", replace(SAID, order=None))])
+    record_judgments(store, [("t", replace(SAID, order=None))])
     (item,) = items_of(store)
     assert item.said == (replace(SAID, order=None),)
     assert findings_of(store).first_frac.reason == "no comparison was decided of which it is known what stood first"
     again = store.undo("ann")
     assert sorted(again.order) == [0, 1], "on a screen it has one"
     store.submit("ann", Submission(assignment=again.number, key="k", value={"preference": "a"}))
-    (judgement,) = store.judgements()
-    assert judgement.order == again.order
+    (judgment,) = store.judgments()
+    assert judgment.order == again.order
 
 
 @pytest.mark.parametrize("name", [" ", "x" * 65, "a\x00b", "a\ud800", "a\nb"])
 def test_a_name_from_a_file_passes_the_same_check_as_any_other(store, name):
     with pytest.raises(DataError, match=r"task 't' by .*: an annotator's name has 1 to 64 printable characters"):
-        record_judgements(store, [("t", replace(SAID, annotator=name))])
+        record_judgments(store, [("t", replace(SAID, annotator=name))])
     assert [person.name for person in store.annotators()] == []
 
 
@@ -98,23 +98,23 @@ def test_files_are_imported_while_people_judge_and_nothing_is_counted_twice(post
                     store.submit(name, Submission(assignment=held.number, key=uuid4().hex, value={"preference": "a"}))
 
         def bring(name):
-            record_judgements(store, [(task.id, Said(annotator=name, value={"preference": "b"})) for task in tasks])
+            record_judgments(store, [(task.id, Said(annotator=name, value={"preference": "b"})) for task in tasks])
 
         with ThreadPoolExecutor(5) as pool:
             done = [
                 pool.submit(*job) for job in [(work, "ann"), (work, "bob"), (bring, "ann"), (bring, "c"), (bring, "c")]
             ]
         assert [job.exception() for job in done] == [None] * 5
-        made = Counter((judgement.task.id, judgement.annotator) for judgement in store.judgements())
+        made = Counter((judgment.task.id, judgment.annotator) for judgment in store.judgments())
     assert set(made.values()) == {1}
     assert {(task.id, who) for task in tasks for who in ("ann", "c")} <= set(made)
 
 
 def test_all_or_none(store):
     with pytest.raises(DataError, match="judged the task 'absent', which is not in the store"):
-        record_judgements(store, [("t", SAID), ("absent", SAID)])
-    with pytest.raises(DataError, match="judgement of task 't' by 'eve'"):
-        record_judgements(store, [("t", SAID), ("t", Said(annotator="eve", value={"grade": 1}))])
+        record_judgments(store, [("t", SAID), ("absent", SAID)])
+    with pytest.raises(DataError, match="judgment of task 't' by 'eve'"):
+        record_judgments(store, [("t", SAID), ("t", Said(annotator="eve", value={"grade": 1}))])
     with pytest.raises(DataError, match=r"by 'eve': seconds is -1; a time is at least 0"):
-        record_judgements(store, [("t", Said(annotator="eve", value={"preference": "a"}, seconds=-1))])
-    assert store.judgements() == []
+        record_judgments(store, [("t", Said(annotator="eve", value={"preference": "a"}, seconds=-1))])
+    assert store.judgments() == []

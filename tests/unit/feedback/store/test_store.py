@@ -15,7 +15,7 @@ from rlhf.errors import DataError
 from rlhf.feedback.store import PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import AssignmentRules
 from rlhf.feedback.store.engine import reading, wait_for_turn, writing
-from rlhf.feedback.store.tables import AssignmentRow, JudgementRow
+from rlhf.feedback.store.tables import AssignmentRow, JudgmentRow
 from rlhf.feedback.store.values import Response, Submission
 
 KEYS = (f"key-{n}" for n in itertools.count())
@@ -91,7 +91,7 @@ def test_the_following_task_can_be_asked_for_early_and_comes_next(store):
 
 
 def test_a_limit_counts_what_is_open(place):
-    with PreferenceStore(place, rules=AssignmentRules(max_judgements=2)) as store:
+    with PreferenceStore(place, rules=AssignmentRules(max_judgments=2)) as store:
         store.add_annotator("ann")
         store.add_tasks([pair("x"), pair("y"), pair("z")])
         answer(store, "ann")
@@ -153,7 +153,7 @@ def test_positions_are_drawn_for_each_annotator_and_kept(store):
             answer(store, who)
     assert 4 < sum(firsts["ann"]) < 20
     assert firsts["ann"] != firsts["bob"]
-    kept = {j.task.id: j.order[0] for j in store.judgements("ann")}
+    kept = {j.task.id: j.order[0] for j in store.judgments("ann")}
     assert [kept[f"t{n}"] for n in range(24)] == firsts["ann"]
 
 
@@ -191,8 +191,8 @@ def test_everybody_gets_a_gold_item_before_few_tasks_run_out_at_a_place_that_is_
         assert store.next_task("late") is None, "nothing is left that their gold item could speak for"
 
 
-def test_a_limit_of_judgements_leaves_room_for_a_gold_item(place):
-    with PreferenceStore(place, rules=AssignmentRules(gold_frac=0.001, max_judgements=2)) as store:
+def test_a_limit_of_judgments_leaves_room_for_a_gold_item(place):
+    with PreferenceStore(place, rules=AssignmentRules(gold_frac=0.001, max_judgments=2)) as store:
         store.add_annotator("ann")
         store.add_tasks([*(pair(f"t{n}") for n in range(9)), pair("g", gold={"preference": "a"})])
         assert "g" in {answer(store, "ann"), answer(store, "ann")}
@@ -276,7 +276,7 @@ def test_a_late_answer_is_kept_while_the_task_still_wants_one(place):
         for who, mine in (("ann", late), ("bob", held)):
             sent = Submission(assignment=mine.number, key=next(KEYS), value={"preference": "a"})
             store.submit(who, sent, now=now)
-        assert [judgement.annotator for judgement in store.judgements()] == ["ann", "bob"]
+        assert [judgment.annotator for judgment in store.judgments()] == ["ann", "bob"]
         with reading(store.engine) as session:
             assert sorted(session.scalars(sa.select(AssignmentRow.slot))) == [0, 1]
 
@@ -292,7 +292,7 @@ def test_a_late_answer_counts_for_what_its_author_was_given_anew(store):
     store.submit("ann", Submission(assignment=late.number, key=next(KEYS), value={"preference": "b"}), now=now)
     with pytest.raises(DataError, match="not needed again"):
         store.submit("ann", Submission(assignment=again.number, key=next(KEYS), value={"preference": "a"}), now=now)
-    assert [judgement.value["preference"] for judgement in store.judgements()] == ["b"]
+    assert [judgment.value["preference"] for judgment in store.judgments()] == ["b"]
 
 
 def test_a_correction_is_added_and_nothing_is_changed(store):
@@ -300,9 +300,9 @@ def test_a_correction_is_added_and_nothing_is_changed(store):
     assignment = store.next_task("ann")
     for value in ("a", "b"):
         store.submit("ann", Submission(assignment=assignment.number, key=next(KEYS), value={"preference": value}))
-    assert [j.value["preference"] for j in store.judgements()] == ["b"]
+    assert [j.value["preference"] for j in store.judgments()] == ["b"]
     with writing(store.engine) as session:
-        rows = session.execute(sa.select(JudgementRow.value, JudgementRow.replaces).order_by(JudgementRow.number)).all()
+        rows = session.execute(sa.select(JudgmentRow.value, JudgmentRow.replaces).order_by(JudgmentRow.number)).all()
     assert [tuple(row) for row in rows] == [({"preference": "a"}, None), ({"preference": "b"}, 1)]
 
 
@@ -311,10 +311,10 @@ def test_undo_gives_the_last_one_back_and_remembers_it(store):
     for _ in range(2):
         answer(store, "ann")
     assert store.undo("ann").task.id == "y"
-    assert [j.task.id for j in store.judgements()] == ["x"]
+    assert [j.task.id for j in store.judgments()] == ["x"]
     assert store.next_task("ann").task.id == "y"
     assert answer(store, "ann", "b") == "y"
-    assert [(j.task.id, j.value["preference"]) for j in store.judgements()] == [("x", "a"), ("y", "b")]
+    assert [(j.task.id, j.value["preference"]) for j in store.judgments()] == [("x", "a"), ("y", "b")]
     assert store.undo("bob") is None
 
 
@@ -324,14 +324,14 @@ def test_an_undo_with_a_key_is_done_once_and_is_nobody_elses(store):
         answer(store, "ann")
     key = "undo-of-ann-00001"
     assert [store.undo("ann", key=key).task.id for _ in range(3)] == ["y"] * 3
-    assert [j.task.id for j in store.judgements()] == ["x"]
+    assert [j.task.id for j in store.judgments()] == ["x"]
     with pytest.raises(DataError, match="used by somebody else"):
         store.undo("bob", key=key)
     answer(store, "ann")
     assert store.undo("ann", key=key) is None, "a request that comes late changes nothing any more"
-    assert [j.task.id for j in store.judgements()] == ["x", "y"]
+    assert [j.task.id for j in store.judgments()] == ["x", "y"]
     with pytest.raises(DataError, match="16 to 59 letters"):
-        store.undo("ann", key="2")  # could be the number of a judgement
+        store.undo("ann", key="2")  # could be the number of a judgment
 
 
 def test_a_task_that_ran_out_of_time_may_come_to_the_same_person_again(store):
@@ -345,7 +345,7 @@ def test_a_task_that_ran_out_of_time_may_come_to_the_same_person_again(store):
     assert again.task.id == "x", "nobody else is left to judge it"
     assert again.number != late
     answer(store, "ann")
-    assert [judgement.annotator for judgement in store.judgements()] == ["ann"]
+    assert [judgment.annotator for judgment in store.judgments()] == ["ann"]
     with pytest.raises(DataError, match="not needed again"):
         store.submit("ann", Submission(assignment=late, key=next(KEYS), value={"preference": "b"}))
 
@@ -377,7 +377,7 @@ def test_the_same_submission_twice_is_kept_once(store):
     store.add_tasks([pair("x")])
     sent = Submission(assignment=store.next_task("ann").number, key="once", value={"preference": "tie"}, seconds=3.5)
     assert store.submit("ann", sent) == store.submit("ann", sent)
-    (kept,) = store.judgements()
+    (kept,) = store.judgments()
     assert (kept.value, kept.seconds) == ({"preference": "tie"}, 3.5)
 
 
@@ -392,12 +392,12 @@ def test_the_same_submission_twice_is_kept_once(store):
         ({"confidence": 2}, "confidence is 2"),
     ],
 )
-def test_what_cannot_be_a_judgement_is_refused_and_nothing_is_kept(store, change, words):
+def test_what_cannot_be_a_judgment_is_refused_and_nothing_is_kept(store, change, words):
     store.add_tasks([pair("x")])
     sent = {"assignment": store.next_task("ann").number, "key": next(KEYS), "value": {"preference": "a"}, **change}
     with pytest.raises(DataError, match=words):
         store.submit("ann", Submission(**sent))
-    assert store.judgements() == []
+    assert store.judgments() == []
 
 
 def test_nobody_judges_for_somebody_else(store):
@@ -482,16 +482,16 @@ def test_who_takes_a_slot_waits_for_whoever_is_at_it(place):
 
 
 def test_a_limit_for_each_annotator_ends_their_work(place):
-    with PreferenceStore(place, rules=AssignmentRules(max_judgements=2)) as store:
+    with PreferenceStore(place, rules=AssignmentRules(max_judgments=2)) as store:
         store.add_annotator("ann")
-        store.add_annotator("bob", max_judgements=1)
+        store.add_annotator("bob", max_judgments=1)
         store.add_tasks([pair(f"t{n}") for n in range(9)])
         answer(store, "ann"), answer(store, "ann"), answer(store, "bob")
         assert store.next_task("ann") is None
         assert store.next_task("bob") is None
 
 
-def test_acknowledged_judgements_survive_a_kill(place):
+def test_acknowledged_judgments_survive_a_kill(place):
     with PreferenceStore(place) as store:
         store.add_annotator("ann")
         store.add_tasks([pair(f"t{n}") for n in range(2000)])
@@ -510,7 +510,7 @@ def test_acknowledged_judgements_survive_a_kill(place):
         process.kill()
         acknowledged += process.stdout.read().split()
     with PreferenceStore(place) as store:
-        kept = [judgement.task.id for judgement in store.judgements()]
+        kept = [judgment.task.id for judgment in store.judgments()]
     assert kept[: len(acknowledged)] == acknowledged
     assert len(kept) - len(acknowledged) in (0, 1), "one may be on disk whose acknowledgement was never read"
 

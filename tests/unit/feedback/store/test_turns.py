@@ -14,8 +14,8 @@ from rlhf.feedback.items import Said
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
 from rlhf.feedback.store.assign import give_back
 from rlhf.feedback.store.engine import reading, wait_for_turn, writing
-from rlhf.feedback.store.record import Recorded, record_judgements
-from rlhf.feedback.store.tables import DONE, OPEN, AssignmentRow, JudgementRow
+from rlhf.feedback.store.record import Recorded, record_judgments
+from rlhf.feedback.store.tables import DONE, OPEN, AssignmentRow, JudgmentRow
 from tests.fixtures.annotation_site import pair
 
 SAID = Said(annotator="ann", value={"preference": "b"})
@@ -41,7 +41,7 @@ def test_a_file_waits_for_whoever_is_taking_slots(place):
         with writing(store.engine) as session:
             session.execute(sa.select(AssignmentRow.slot))
             wait_for_turn(session, "slots")
-            coming = pool.submit(record_judgements, store, [("t", SAID)])
+            coming = pool.submit(record_judgments, store, [("t", SAID)])
             assert wait([coming], timeout=0.5).not_done, "it counted slots while another was taking one"
         assert coming.result(timeout=30) == Recorded(num_added=1, num_known=0)
 
@@ -55,17 +55,17 @@ def test_what_its_author_answers_while_a_file_comes_in_is_kept(place):
             row = session.get_one(AssignmentRow, given.number, with_for_update=True)
             row.state = DONE
             session.add(
-                JudgementRow(
+                JudgmentRow(
                     assignment=row.number, task=row.task, annotator=row.annotator, key="k" * 16,
                     value={"preference": "a"}, made_at=datetime.now(UTC),
                 )
             )  # fmt: skip
             session.flush()
-            coming = pool.submit(record_judgements, store, [("t", SAID)])
+            coming = pool.submit(record_judgments, store, [("t", SAID)])
             assert wait([coming], timeout=0.5).not_done, "it took an assignment that its author was answering"
         told = Recorded(num_added=0, num_known=1, other_answers=("task 't' by 'ann'",))
         assert coming.result(timeout=30) == told
-        assert [judgement.value for judgement in store.judgements()] == [{"preference": "a"}]
+        assert [judgment.value for judgment in store.judgments()] == [{"preference": "a"}]
 
 
 def test_a_late_answer_to_what_its_author_has_judged_anew_is_refused_by_name(place):
@@ -83,7 +83,7 @@ def test_a_late_answer_to_what_its_author_has_judged_anew_is_refused_by_name(pla
         store.submit("ann", Submission(assignment=anew.number, key="anew" * 4, value={"preference": "a"}))
         with pytest.raises(DataError, match="took longer than its time"):
             store.submit("ann", Submission(assignment=first.number, key="late" * 4, value={"preference": "b"}))
-        assert [judgement.value for judgement in store.judgements()] == [{"preference": "a"}]
+        assert [judgment.value for judgment in store.judgments()] == [{"preference": "a"}]
 
 
 def test_what_comes_from_a_file_names_what_its_author_took_back_meanwhile(place):
@@ -99,16 +99,16 @@ def test_what_comes_from_a_file_names_what_its_author_took_back_meanwhile(place)
                 "annotator": row.annotator,
                 "made_at": datetime.now(UTC),
             }
-            session.add(said := JudgementRow(**theirs, key="k" * 16, value={"preference": "a"}))
+            session.add(said := JudgmentRow(**theirs, key="k" * 16, value={"preference": "a"}))
             session.flush()
-            session.add(back := JudgementRow(**theirs, key="u" * 16, value=None, replaces=said.number))
+            session.add(back := JudgmentRow(**theirs, key="u" * 16, value=None, replaces=said.number))
             session.flush()
-            coming = pool.submit(record_judgements, store, [("t", SAID)])
+            coming = pool.submit(record_judgments, store, [("t", SAID)])
             assert wait([coming], timeout=0.5).not_done
             newest = back.number
         assert coming.result(timeout=30) == Recorded(num_added=1, num_known=0)
         with reading(store.engine) as session:
-            imported = session.scalar(sa.select(JudgementRow).order_by(JudgementRow.number.desc()).limit(1))
+            imported = session.scalar(sa.select(JudgmentRow).order_by(JudgmentRow.number.desc()).limit(1))
             assert (imported.value, imported.replaces) == ({"preference": "b"}, newest)
 
 
@@ -137,9 +137,9 @@ def test_who_reads_sees_one_moment_though_somebody_judges_in_the_middle(place):
             answer = Submission(assignment=given.number, key=name * 3, value={"preference": "a"})
             if n == 0:
                 other.submit("ann", answer)
-        with at(store.engine, "SELECT judgements.number", lambda: other.submit("ann", answer)):
-            assert [judgement.task.id for judgement in store.judgements()] == ["x"]
-        assert [judgement.task.id for judgement in store.judgements()] == ["x", "y"]
+        with at(store.engine, "SELECT judgments.number", lambda: other.submit("ann", answer)):
+            assert [judgment.task.id for judgment in store.judgments()] == ["x"]
+        assert [judgment.task.id for judgment in store.judgments()] == ["x", "y"]
 
 
 def test_a_page_that_leaves_while_another_shows_its_task_takes_it_from_nobody(place):

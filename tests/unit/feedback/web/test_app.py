@@ -13,7 +13,7 @@ from rlhf.errors import StorageError
 from rlhf.feedback.store import access
 from tests.fixtures.annotation_site import PERSON, Site
 
-JUDGEMENT = {"key": "0123456789abcdef", "answer": {"preference": "a"}}
+JUDGMENT = {"key": "0123456789abcdef", "answer": {"preference": "a"}}
 
 
 def routes(router):
@@ -118,7 +118,7 @@ def test_a_full_disk_is_a_reason_to_send_again_and_no_secret_is_told(site, monke
     ann = site.client("ann")
     mine = ann.post("/api/next", json={}).json()["task"]["assignment"]
     monkeypatch.setattr(site.store, "submit", fail)
-    answer = ann.post("/api/judgements", json={"assignment": mine, **JUDGEMENT})
+    answer = ann.post("/api/judgments", json={"assignment": mine, **JUDGMENT})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "2"
     assert "olga" not in answer.text
@@ -132,17 +132,17 @@ def test_what_a_user_writes_is_no_html_on_an_error_page(site):
     assert "<script>" not in text
 
 
-def test_an_undo_that_is_sent_again_takes_back_one_judgement(site):
+def test_an_undo_that_is_sent_again_takes_back_one_judgment(site):
     ann = site.client("ann")
     for key in ("a" * 20, "b" * 20):
         mine = ann.post("/api/next", json={}).json()["task"]["assignment"]
-        ann.post("/api/judgements", json={"assignment": mine, **JUDGEMENT, "key": key})
-    before = len(site.store.judgements())
+        ann.post("/api/judgments", json={"assignment": mine, **JUDGMENT, "key": key})
+    before = len(site.store.judgments())
     first, again = (ann.post("/api/undo", json={"key": "u" * 16}).json() for _ in range(2))
     assert first["task"]["assignment"] == again["task"]["assignment"] == mine
-    assert len(site.store.judgements()) == before - 1
+    assert len(site.store.judgments()) == before - 1
     assert ann.post("/api/undo", json={"key": "v" * 16}).json()["task"]["assignment"] != mine
-    assert len(site.store.judgements()) == before - 2
+    assert len(site.store.judgments()) == before - 2
     for key in ("12", "u" * 60, "u" * 15 + "_", None):
         assert ann.post("/api/undo", json={"key": key}).status_code == 422
 
@@ -150,10 +150,10 @@ def test_an_undo_that_is_sent_again_takes_back_one_judgement(site):
 def test_an_annotator_has_only_their_own_work(site):
     ann, bob = site.client("ann"), site.client("bob")
     mine = ann.post("/api/next", json={}).json()["task"]["assignment"]
-    kept = ann.post("/api/judgements", json={"assignment": mine, **JUDGEMENT}).json()["judgement"]
+    kept = ann.post("/api/judgments", json={"assignment": mine, **JUDGMENT}).json()["judgment"]
     for path, body in [
-        ("/api/judgements", {"assignment": mine, "key": "f" * 20, "answer": {"preference": "b"}}),
-        ("/api/judgements", {"assignment": mine, **JUDGEMENT}),  # the very key of somebody else's judgement
+        ("/api/judgments", {"assignment": mine, "key": "f" * 20, "answer": {"preference": "b"}}),
+        ("/api/judgments", {"assignment": mine, **JUDGMENT}),  # the very key of somebody else's judgment
         ("/api/skip", {"assignment": mine}),
         ("/api/diff", {"assignment": mine}),
         ("/api/undo", {"key": "u" * 16, "skipped": mine}),
@@ -164,19 +164,19 @@ def test_an_annotator_has_only_their_own_work(site):
     assert bob.post("/api/undo", json={"key": "u" * 16}).json()["task"] is None, (
         "there is nothing of bob's to take back"
     )
-    (judgement,) = site.store.judgements()
-    assert (judgement.number, judgement.annotator) == (kept, "ann")
+    (judgment,) = site.store.judgments()
+    assert (judgment.number, judgment.annotator) == (kept, "ann")
 
 
 @pytest.mark.parametrize("number", [0, -1, 10**6, 2**31, 2**63, 10**30])
 def test_numbers_of_nothing_are_told(site, number):
-    for path, more in (("/api/judgements", JUDGEMENT), ("/api/skip", {}), ("/api/diff", {})):
+    for path, more in (("/api/judgments", JUDGMENT), ("/api/skip", {}), ("/api/diff", {})):
         assert site.client("ann").post(path, json={"assignment": number, **more}).status_code == 400
 
 
 def test_every_page_but_the_doors_asks_who_is_there(site):
     found = {(method, path) for method, path, _ in routes(site.app)}
-    assert {("GET", "/"), ("GET", "/dashboard"), ("POST", "/api/judgements"), ("POST", "/signout")} < found
+    assert {("GET", "/"), ("GET", "/dashboard"), ("POST", "/api/judgments"), ("POST", "/signout")} < found
     public = {("GET", "/healthz"), ("GET", "/join"), ("POST", "/join"), ("GET", "/signin"), ("POST", "/signin"),
               ("GET", "/api/events/schema")}  # fmt: skip
     assert public < found
@@ -202,7 +202,7 @@ def test_the_owners_pages_are_the_owners(site):
 def test_a_comment_comes_back_as_it_was_sent_or_is_mended(tmp_path, place):
     site = Site(place)
     ann = site.client("ann")
-    comments = ["plain", "ünï 🦎", "<b>&amp;", "nul\x00here", "half \ud83d a lizard", "'; DROP TABLE judgements; --"]
+    comments = ["plain", "ünï 🦎", "<b>&amp;", "nul\x00here", "half \ud83d a lizard", "'; DROP TABLE judgments; --"]
     for n, comment in enumerate(comments):
         mine = ann.post("/api/next", json={}).json()["task"]["assignment"]
         body = {
@@ -211,15 +211,15 @@ def test_a_comment_comes_back_as_it_was_sent_or_is_mended(tmp_path, place):
             "answer": {"preference": "tie"},
             "comment": comment,
         }
-        answer = ann.post("/api/judgements", content=json.dumps(body), headers={"content-type": "application/json"})
+        answer = ann.post("/api/judgments", content=json.dumps(body), headers={"content-type": "application/json"})
         assert answer.status_code in (200, 422), answer.text
         assert answer.status_code == 200 or "\ud83d" in comment, "half a character is the one thing that is no text"
         if answer.status_code == 422:
             ann.post("/api/skip", json={"assignment": mine})
-    kept = [judgement.comment for judgement in site.store.judgements()]
+    kept = [judgment.comment for judgment in site.store.judgments()]
     site.close()
     assert kept[:4] == ["plain", "ünï 🦎", "<b>&amp;", "nul\N{REPLACEMENT CHARACTER}here"]
-    assert kept[-1] == "'; DROP TABLE judgements; --"
+    assert kept[-1] == "'; DROP TABLE judgments; --"
 
 
 def test_the_app_can_stand_in_another_one(site):

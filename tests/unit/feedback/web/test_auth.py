@@ -254,7 +254,7 @@ def test_whoever_is_shut_out_is_out_at_once_and_their_task_goes_back(site):
     browser = site.client("ann")
     mine = browser.post("/api/next", json={}).json()["task"]["assignment"]
     access.set_active(site.store.engine, "ann", False)
-    answer = browser.post("/api/judgements", json={"assignment": mine, "key": "k" * 20, "answer": {"preference": "a"}})
+    answer = browser.post("/api/judgments", json={"assignment": mine, "key": "k" * 20, "answer": {"preference": "a"}})
     assert answer.status_code == 401
     assert site.store.next_task("bob").task.id == "t0"
     access.set_active(site.store.engine, "ann", True)
@@ -302,7 +302,7 @@ def test_a_session_ends_after_its_time(site):
 def test_every_post_carries_the_token_of_its_own_session(site):
     body = {"assignment": 1, "key": "k" * 20, "answer": {"preference": "a"}}
     without = site.client("ann", with_token=False)
-    for path in ("/api/judgements", "/api/skip", "/api/next", "/api/undo", "/signout"):
+    for path in ("/api/judgments", "/api/skip", "/api/next", "/api/undo", "/signout"):
         assert without.post(path, json=body).status_code == 403, path
     foreign = site.client("ann", with_token=False)
     foreign.headers["X-CSRF-Token"] = site.client("bob").headers["X-CSRF-Token"]

@@ -115,7 +115,7 @@ def test_it_is_measured_again_only_when_something_changed_and_not_all_the_time(s
     assert desk.view() is first, "nothing changed"
     store.undo("good")
     changed = desk.view()
-    assert changed.findings.coverage.num_judgements == first.findings.coverage.num_judgements - 1
+    assert changed.findings.coverage.num_judgments == first.findings.coverage.num_judgments - 1
     store.undo("good")
     now[0] += 19
     assert desk.view() is changed, "it took 2 s: for 20 s the server does other things"
@@ -168,10 +168,10 @@ def test_while_somebody_who_was_invited_has_not_begun_a_skipped_task_waits_for_t
         "Left to those who were invited and have not begun (&#39;bob&#39;, &#39;cem&#39;): 1 task, skipped or" in html
     )
     assert "1 skipped by somebody and still waiting, 1 of them for those who were invited and have not begun" in html
-    assert "Skipped and still wanting judgements: 1, of which 1 by everybody who has begun." in report_text(store)
+    assert "Skipped and still wanting judgments: 1, of which 1 by everybody who has begun." in report_text(store)
     held = store.next_task("bob")
     assert held.task.id == first.task.id
-    assert skipped_of(store) == (1, 1, 0, ("cem",)), "two judgements are wanted, and bob makes one"
+    assert skipped_of(store) == (1, 1, 0, ("cem",)), "two judgments are wanted, and bob makes one"
     store.skip("bob", held.number)
     assert skipped_of(store) == (1, 1, 0, ("cem",))
     access.set_active(store.engine, "cem", False)
@@ -247,7 +247,7 @@ def test_what_was_not_measured_is_told_from_its_reason(store):
     store.rules = AssignmentRules(overlap=3)
     store.add_tasks(pair_tasks(4))
     judge_all(store, [SimulatedAnnotator(name=name) for name in ("ann", "bob", "cem")])
-    store.undo("ann")  # now a task has two judgements and the others three, which Fleiss' kappa can't be taken of
+    store.undo("ann")  # now a task has two judgments and the others three, which Fleiss' kappa can't be taken of
     html = signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).text
     seen = re.sub("<[^>]*>", "", re.sub('<span class="unseen">.*?</span>', "", html))
     assert "Fleiss’ kappanot measured: items have" in seen.replace("\n", "")

@@ -22,17 +22,17 @@ def num_open(site) -> int:
         return session.scalar(sa.select(sa.func.count()).where(AssignmentRow.state == OPEN))
 
 
-def test_as_many_judgements_are_taken_as_the_rate_says_although_each_asks_for_a_task(tmp_path):
+def test_as_many_judgments_are_taken_as_the_rate_says_although_each_asks_for_a_task(tmp_path):
     site = Site(tmp_path / "s.db", calls="5/minute")
     ann = site.client("ann")
     for n in range(5):
         task = ann.post("/api/next", json={}).json()["task"]
         body = {"assignment": task["assignment"], "key": f"{n:020d}", "answer": {"preference": "a"}}
-        assert ann.post("/api/judgements", json=body).status_code == 200
-    refused = ann.post("/api/judgements", json={**body, "key": "another-key-of-twenty"})
+        assert ann.post("/api/judgments", json=body).status_code == 200
+    refused = ann.post("/api/judgments", json={**body, "key": "another-key-of-twenty"})
     assert refused.status_code == 429
     assert "at most 5 in 1 minute)" in refused.json()["error"]
-    assert len(site.store.judgements()) == 5
+    assert len(site.store.judgments()) == 5
     site.close()
 
 

@@ -74,9 +74,9 @@ def test_nobody_gives_back_what_is_somebody_elses_or_judged(site):
     held = {"held": [{"assignment": task["assignment"], "until": task["until"]}]}
     assert bob.post("/api/leave", json=held).json() == {"left": 0}
     body = {"assignment": task["assignment"], "key": "k" * 20, "answer": {"preference": "a"}}
-    assert ann.post("/api/judgements", json=body).status_code == 200
+    assert ann.post("/api/judgments", json=body).status_code == 200
     assert ann.post("/api/leave", json=held).json() == {"left": 0}
-    assert len(site.store.judgements()) == 1
+    assert len(site.store.judgments()) == 1
     three = {"held": held["held"] * 3}
     assert ann.post("/api/leave", json=three).status_code == 422
 

@@ -1,4 +1,4 @@
-"""The calls that the labelling page makes, without a browser: what the store then holds, and what nobody gets to see."""
+"""The calls that the labeling page makes, without a browser: what the store then holds, and what nobody gets to see."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_one_annotators_answer_never_breaks_the_owners_pages(store, answer, word
     ann = Person(store, "ann")
     number = ann.post("next")["task"]["assignment"]
     sent = ann.client.post(
-        "/api/judgements",
+        "/api/judgments",
         content=f'{{"assignment": {number}, "key": "{next(KEYS)}", "answer": {answer}}}',
         headers={"X-CSRF-Token": ann.csrf, "content-type": "application/json"},
     )
     assert sent.status_code == 400
     assert words in sent.text
-    assert store.judgements() == []
+    assert store.judgments() == []
 
 
 def test_the_owners_own_dimensions_are_the_ones_that_can_be_rated(store):
@@ -120,7 +120,7 @@ def test_whether_all_are_bad_is_asked_beside_which_is_better(store, ann):
     )
     assert "contradict each other" in refused["error"]
     ann.judge(first, {"preference": "a"}, flags=["all_bad"])
-    assert [judgement.flags for judgement in store.judgements()] == [["all_bad"]]
+    assert [judgment.flags for judgment in store.judgments()] == [["all_bad"]]
     for kind, number, label in [
         (TaskKind.RANKING, 3, "All bad"), (TaskKind.GRADED7, 2, "Both bad"), (TaskKind.RATING, 2, None), (TaskKind.BINARY, 1, None),
     ]:  # fmt: skip
@@ -137,16 +137,16 @@ def test_the_following_task_comes_before_the_first_is_answered_and_no_third_is_t
     answered = ann.judge(first["assignment"], {"preference": "a"}, seconds=2.5, comment="  why ", flags=["unclear"])
     assert answered["progress"] == {"num_mine": 1, "num_done": 1, "num_wanted": 6}
     assert ann.post("next")["task"]["assignment"] == second["assignment"]
-    (judgement,) = store.judgements()
-    assert (judgement.seconds, judgement.comment, judgement.flags) == (2.5, "why", ["unclear"])
+    (judgment,) = store.judgments()
+    assert (judgment.seconds, judgment.comment, judgment.flags) == (2.5, "why", ["unclear"])
 
 
 def test_the_same_submission_sent_twice_is_kept_once(store, ann):
     number = ann.post("next")["task"]["assignment"]
     key = next(KEYS)
-    twice = [ann.judge(number, {"preference": "a"}, key=key)["judgement"] for _ in range(2)]
+    twice = [ann.judge(number, {"preference": "a"}, key=key)["judgment"] for _ in range(2)]
     assert twice[0] == twice[1]
-    assert len(store.judgements()) == 1
+    assert len(store.judgments()) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,20 +157,20 @@ def test_the_same_submission_sent_twice_is_kept_once(store, ann):
     ],
     ids=lambda other: next(iter(other)),
 )  # fmt: skip
-def test_another_judgement_under_the_key_of_one_is_refused_as_a_conflict_and_not_kept(store, ann, other):
+def test_another_judgment_under_the_key_of_one_is_refused_as_a_conflict_and_not_kept(store, ann, other):
     number = ann.post("next")["task"]["assignment"]
     first = {
         "assignment": number, "key": next(KEYS), "answer": {"preference": "a"}, "seconds": 2.5, "diff_viewed": True
     }  # fmt: skip
-    kept = ann.post("judgements", **first)["judgement"]
+    kept = ann.post("judgements", **first)["judgment"]
     if other.get("assignment"):
         other = {"assignment": ann.post("next")["task"]["assignment"]}
     error = ann.post("judgements", status=409, **{**first, **other})["error"]
     wanted = {"answer": "value"}
     assert f"({wanted.get(next(iter(other)), next(iter(other)))} differs)" in error
-    (judgement,) = store.judgements()
-    assert (judgement.number, judgement.comment, judgement.flags, judgement.diff_viewed) == (kept, "", [], True)
-    assert ann.post("judgements", **first)["judgement"] == kept, "the same one still has its answer"
+    (judgment,) = store.judgments()
+    assert (judgment.number, judgment.comment, judgment.flags, judgment.diff_viewed) == (kept, "", [], True)
+    assert ann.post("judgements", **first)["judgment"] == kept, "the same one still has its answer"
 
 
 def test_no_number_that_an_annotator_sees_tells_a_gold_item_from_another_task(tmp_path):
@@ -183,7 +183,7 @@ def test_no_number_that_an_annotator_sees_tells_a_gold_item_from_another_task(tm
         assert "0 by you · 0 of 18 in all" in ann.page
         while task := ann.post("next")["task"]:
             seen.append(ann.judge(task["assignment"], {"preference": "a"})["progress"])
-        kinds = [judgement.task.gold is not None for judgement in store.judgements()]
+        kinds = [judgment.task.gold is not None for judgment in store.judgments()]
         assert set(kinds) == {True, False}, "else the test would prove nothing"
         assert seen == [{"num_mine": n, "num_done": n, "num_wanted": 18} for n in range(len(kinds) + 1)]
         assert store.progress().num_done == 6, "the owner still knows"
@@ -208,7 +208,7 @@ def test_a_wrong_answer_is_refused_in_words_and_nothing_is_kept(store, ann, how,
         **how,
     }
     assert said in ann.post("judgements", status=400, **body)["error"]
-    assert store.judgements() == []
+    assert store.judgments() == []
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_nobody_sees_or_touches_what_is_somebody_elses(store, ann):
     assert "ann" not in refused
     assert bob.post("next")["task"]["assignment"] != mine
     ann.judge(mine, {"preference": "a"})
-    assert bob.post("undo", key=next(KEYS))["task"] is None  # ann's judgement is not his to take back
-    assert len(store.judgements()) == 1
+    assert bob.post("undo", key=next(KEYS))["task"] is None  # ann's judgment is not his to take back
+    assert len(store.judgments()) == 1
 
 
 def test_nothing_of_where_a_completion_comes_from_is_sent(store):
@@ -285,11 +285,11 @@ def test_highlights_are_kept_in_the_tasks_order_and_with_places_in_the_source(st
         start = source.index("line") - 1  # the browser counts \r\n as one
         span = {"completion": on_screen, "turn": 0, "start": start, "end": start + 4, "text": "line", "reason": " why "}
         ann.judge(number, {"preference": "a"}, spans=[span])
-        (kept,) = store.judgements()[-1].spans
+        (kept,) = store.judgments()[-1].spans
         assert kept["completion"] == 0
         assert source[kept["start"] : kept["end"]] == kept["text"] == "line"
         assert kept["reason"] == "why"
-    assert {tuple(judgement.order) for judgement in store.judgements()} == {(0, 1), (1, 0)}
+    assert {tuple(judgment.order) for judgment in store.judgments()} == {(0, 1), (1, 0)}
 
 
 def test_a_comparison_of_a_single_completion_is_refused(store):

@@ -103,7 +103,7 @@ def test_who_is_shut_out_is_gone_at_once_and_can_come_again(site):
     assert "was shut out; let them in again first" in refused.text
     assert olga.post("/people/admit", data={"name": "ann"}, headers=PERSON).status_code == 303
     assert come_in(site, link_on(invite(olga, "ann"))).status_code == 303
-    assert len(site.store.judgements("ann")) == 1, "what was judged stays"
+    assert len(site.store.judgments("ann")) == 1, "what was judged stays"
 
 
 @pytest.mark.parametrize(

@@ -137,10 +137,10 @@ def test_every_plot_says_in_words_what_it_shows(page):
         assert len(plot["aria-label"] or "") > 20
 
 
-def test_plots_take_the_colours_of_the_page(page):
+def test_plots_take_the_colors_of_the_page(page):
     drawings = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
     assert "var(--c1)" in drawings
-    assert not re.search(r"#[0-9a-f]{6}", drawings), "a fixed colour would vanish in dark mode"
+    assert not re.search(r"#[0-9a-f]{6}", drawings), "a fixed color would vanish in dark mode"
 
 
 def test_the_verdict_stands_first_in_words_with_its_interval(page, healthy):

@@ -175,7 +175,7 @@ def test_a_length_that_changes_without_the_score_is_drift_and_the_remedy_is_the_
         found += watching.check(step, metrics | {"ppo/score_std": 0.8})
     (alarm,) = found
     assert ("Raise kl.coef" in alarm.message) == drifts
-    assert ("penalise length" in alarm.message) != drifts
+    assert ("penalize length" in alarm.message) != drifts
     assert (f"did not rise with it ({score:g}, 0.5 at first)" in alarm.message) == drifts
 
 

@@ -1,4 +1,4 @@
-// The labelling page: shows a task, hands the answer to the outbox and goes on with the next task, which is there already.
+// The labeling page: shows a task, hands the answer to the outbox and goes on with the next task, which is there already.
 
 import { DONE, Drawer, LATER, Outbox, SIGNED_OUT, newKey, post, sendLast } from "./keeping.js";
 import { Notices } from "./notices.js";
@@ -254,7 +254,7 @@ function submit() {
     return;
   }
   keepDraft(); // an undo brings it back
-  leave("/api/judgements", { key: newKey(), ...current.submission }, "judged");
+  leave("/api/judgments", { key: newKey(), ...current.submission }, "judged");
 }
 
 function sendIfAtOnce() {
@@ -282,7 +282,7 @@ async function undo() {
 async function takeBack() {
   const last = actions().at(-1);
   const isSkip = last?.what === "skipped";
-  // the same key until the server has answered: an undo whose answer was lost must not take back a second judgement
+  // the same key until the server has answered: an undo whose answer was lost must not take back a second judgment
   const key = drawer.get("undo") ?? newKey();
   drawer.set("undo", key);
   const result = await call("/api/undo", { key, skipped: isSkip ? last.assignment : null });

@@ -65,7 +65,7 @@ export class Ranking {
     const others = this.items.filter((each) => each !== item);
     const to = Math.max(0, Math.min(others.length, index));
     if (this.items.indexOf(item) === to) return;
-    // ties belong to neighbours: who leaves them or comes between them ends them
+    // ties belong to neighbors: who leaves them or comes between them ends them
     const after = item.nextElementSibling;
     if (after) setTied(after, false);
     setTied(item, false);

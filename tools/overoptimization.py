@@ -1,8 +1,8 @@
-"""Over-optimisation on the embedded world: the truth against the learned reward, over the distance from the first policy.
+"""Over-optimization on the embedded world: the truth against the learned reward, over the distance from the first policy.
 
-    python tools/overoptimisation.py --seed 21 --write docs/results/overoptimisation.md
+    python tools/overoptimization.py --seed 21 --write docs/results/overoptimization.md
 
-A reward model learns from few pairs, many of them labelled the wrong way round; then it is optimised by best-of-n, PPO (several KL
+A reward model learns from few pairs, many of them labeled the wrong way round; then it is optimized by best-of-n, PPO (several KL
 weights, every rollout a point) and DPO on the same pairs (several betas), and the world's own judge, which none of them saw, looks
 at all that was sampled. Stages that are finished are kept, so the command can be given again after an interruption; so are the
 samples. Method and forms: ``rlhf.evaluation.scaling``.
@@ -29,7 +29,7 @@ from rlhf.data.datasets import GRPODataset
 from rlhf.errors import DataError
 from rlhf.evaluation.judges import run_judge, world_judge
 from rlhf.evaluation.measures import token_measures
-from rlhf.evaluation.overoptimisation import read_rollouts
+from rlhf.evaluation.overoptimization import read_rollouts
 from rlhf.evaluation.scaling import (
     Form,
     Moment,
@@ -56,7 +56,7 @@ MIN_D = 0.05
 """Rollouts nearer to the start than this are noise around 0 in both directions; they are shown and not fitted."""
 MAX_D = 6.0
 """Policies farther away than this (36 nats a completion) have fallen apart; one of them would decide a whole fit."""
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ class Samples:
 
 
 def recipe(args: argparse.Namespace) -> RecipeConfig:
-    """The world, a weak reward model, and everything that is optimised against it."""
+    """The world, a weak reward model, and everything that is optimized against it."""
     ppo = {
         "kind": "ppo", "model": "stage:sft", "reward": "stage:reward", "prompts": "stage:world/prompts.jsonl",
         "learning_rate": 8e-4, "value_learning_rate": 1e-3, "value_init": "reward", "rollouts": args.rollouts,
-        "prompts_per_rollout": 64, "sequences_per_step": 32, "epochs_per_rollout": 2, "missing_eos_penalty": 1.0,
+        "prompts_per_rollout": 64, "minibatch_size": 32, "epochs_per_rollout": 2, "missing_eos_penalty": 1.0,
         "sampling": SAMPLING, "guards": "off",
     }  # fmt: skip
     dpo = {
         "kind": "dpo", "model": "stage:sft", "data": "stage:preferences/pairs.jsonl",
-        "learning_rate": 6e-4, "epochs": args.dpo_epochs, "rows_per_step": 32,
+        "learning_rate": 6e-4, "epochs": args.dpo_epochs, "batch_size": 32,
     }  # fmt: skip
     stages: dict[str, Any] = {
         "world": {"kind": "world", "split_seed": args.seed},
@@ -91,12 +91,12 @@ def recipe(args: argparse.Namespace) -> RecipeConfig:
         },
         "reward": {
             "kind": "reward", "model": "stage:sft", "data": "stage:preferences/pairs.jsonl",
-            "eval_data": "stage:preferences/test_pairs.jsonl", "learning_rate": 1e-3, "epochs": 2, "rows_per_step": 16,
+            "eval_data": "stage:preferences/test_pairs.jsonl", "learning_rate": 1e-3, "epochs": 2, "batch_size": 16,
         },
         **{f"ppo_{number}": {**ppo, "kl": {"coef": coef}} for number, coef in enumerate(KL_COEFS)},
         **{f"dpo_{number}": {**dpo, "beta": beta} for number, beta in enumerate(BETAS)},
     }  # fmt: skip
-    name = f"overoptimisation-{args.seed}"
+    name = f"overoptimization-{args.seed}"
     return RecipeConfig.of(
         {"name": name, "output_dir": str(args.out), "seed": args.seed, "threads": 1, "stages": stages}
     )
@@ -118,7 +118,7 @@ def draw(run: Path, stage: str, args: argparse.Namespace, *, num_samples: int) -
     prompts: list[Prompt] = list(
         GRPODataset(str(run / "world" / "prompts.jsonl"), policy.tokenizer, limit=args.prompts)
     )
-    sampling, seed = SamplingConfig.of(SAMPLING), derive_seed(args.seed, "overoptimisation", stage)
+    sampling, seed = SamplingConfig.of(SAMPLING), derive_seed(args.seed, "overoptimization", stage)
     samples = LocalEngine(policy).generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=0)
     each = [completion for group in samples for completion in group]
     of = [prompt for prompt, group in zip(prompts, samples, strict=True) for _ in group]
@@ -249,16 +249,16 @@ def plot(curves: Sequence[Curve], path: Path) -> None:
     for axes, curve in zip(figure.subplots(1, len(curves)), curves, strict=True):
         labels = list(dict.fromkeys(m.label for m in curve.moments)) if curve.method != "best-of-n" else [""]
         for moment in curve.moments:
-            colour = COLOURS[labels.index(moment.label) % len(COLOURS)] if len(labels) > 1 else COLOURS[0]
+            color = COLORS[labels.index(moment.label) % len(COLORS)] if len(labels) > 1 else COLORS[0]
             d, proxy, gold = moment.means()
-            axes.plot(d, gold, "o", color=colour, markersize=3.5)
-            axes.plot(d, proxy, "o", color=colour, markersize=3.5, fillstyle="none")
+            axes.plot(d, gold, "o", color=color, markersize=3.5)
+            axes.plot(d, proxy, "o", color=color, markersize=3.5, fillstyle="none")
         grid = np.linspace(0, min(MAX_D, max(m.means()[0] for m in curve.moments)), 200)
         for of, fit in curve.fits.items():
             style = "-" if of == "gold" else "--"
             axes.plot(grid, fit(grid), style, color="#444444", linewidth=1.2, label=f"{of}, fitted")
         for number, label in enumerate(labels if len(labels) > 1 else []):
-            axes.plot([], [], "o", color=COLOURS[number % len(COLOURS)], markersize=3.5, label=label)
+            axes.plot([], [], "o", color=COLORS[number % len(COLORS)], markersize=3.5, label=label)
         axes.set_title(curve.method, fontsize=10)
         axes.set_xlabel("sqrt(KL), nats of a completion")
         axes.grid(alpha=0.25)
@@ -272,18 +272,18 @@ def page(curves: Sequence[Curve], facts: dict[str, Any], image: str) -> str:
     of_packages = ", ".join(f"{name} {facts['versions'][name]}" for name in ("rlhf", "torch", "transformers"))
     beyond = sum(moment.means()[0] > MAX_D for curve in curves for moment in curve.moments)
     lines = [
-        "# Over-optimisation: the truth against the learned reward",
+        "# Over-optimization: the truth against the learned reward",
         "",
-        "<!-- written by tools/overoptimisation.py; do not edit by hand -->",
+        "<!-- written by tools/overoptimization.py; do not edit by hand -->",
         "",
         f"Made by `{facts['command']}` on {facts['machine']['cpu']}, one thread; {of_packages}.",
         "",
         f"![Truth and learned reward over the distance from the first policy]({image})",
         "",
-        "Full points: the truth (the world's own judge, which nothing was trained on). Hollow points: the reward model that was optimised. "
+        "Full points: the truth (the world's own judge, which nothing was trained on). Hollow points: the reward model that was optimized. "
         "Lines: the forms of Gao et al. 2022, [arXiv:2210.10760](https://arxiv.org/abs/2210.10760), fitted to them.",
         "",
-        f"The proxy is weak on purpose: {facts['pairs']:,} pairs of the SFT policy's samples, {facts['noise']:.0%} of them labelled "
+        f"The proxy is weak on purpose: {facts['pairs']:,} pairs of the SFT policy's samples, {facts['noise']:.0%} of them labeled "
         f"the wrong way round; it orders {facts['accuracy']:.1%} of held-out pairs rightly. Everything is measured on prompts that the "
         f"policies were trained on: PPO on those of its rollouts, best-of-n and DPO on {facts['prompts']:,} of them.",
         "",
@@ -347,9 +347,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=21)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run's folder")
-    parser.add_argument("--write", type=Path, default=Path("docs/results/overoptimisation.md"))
+    parser.add_argument("--write", type=Path, default=Path("docs/results/overoptimization.md"))
     parser.add_argument("--pairs", type=int, default=250, help="pairs that the reward model and DPO learn from")
-    parser.add_argument("--noise", type=float, default=0.25, help="share of them labelled the wrong way round")
+    parser.add_argument("--noise", type=float, default=0.25, help="share of them labeled the wrong way round")
     parser.add_argument("--prompts", type=int, default=200, help="prompts for best-of-n and for DPO's policies")
     parser.add_argument("--samples", type=int, default=64, help="completions of each for best-of-n")
     parser.add_argument("--rollouts", type=int, default=60, help="of each PPO run")
@@ -380,7 +380,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     quality = json.loads((run / "reward" / "evaluation.json").read_text())["reward_model"]
     facts = {
-        "command": f"python tools/overoptimisation.py --seed {args.seed} --write {args.write}",
+        "command": f"python tools/overoptimization.py --seed {args.seed} --write {args.write}",
         "machine": machine(),
         "versions": versions(),
         "seconds": time.process_time() - began,

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from rlhf.errors import DataError, RewardError
-from rlhf.evaluation.overoptimisation import (
+from rlhf.evaluation.overoptimization import (
     ALPHA,
     HackingVerdict,
     critical_fall,
     judge_rollouts,
-    overoptimisation,
+    overoptimization,
     read_rollouts,
 )
 
@@ -38,7 +38,7 @@ HACKED = np.where(X < 0.25, 0.2 + 3.2 * X, 1.0 - 0.7 * (X - 0.25))
 
 
 def test_truth_down_and_reward_up_is_hacking():
-    found = overoptimisation(curve(noisy(HACKED, 0), noisy(1.5 * X, 1)))
+    found = overoptimization(curve(noisy(HACKED, 0), noisy(1.5 * X, 1)))
     assert found.verdict is HackingVerdict.HACKING
     assert 60 < found.peak_step < 180
     assert found.gold_peak == pytest.approx(0.95, abs=0.12)
@@ -48,42 +48,42 @@ def test_truth_down_and_reward_up_is_hacking():
 
 
 def test_both_down_is_a_collapse_and_no_hacking():
-    found = overoptimisation(curve(noisy(HACKED, 0), noisy(HACKED, 1)))
+    found = overoptimization(curve(noisy(HACKED, 0), noisy(HACKED, 1)))
     assert found.verdict is HackingVerdict.COLLAPSE
 
 
 def test_a_fall_with_a_reward_that_stands_still_is_not_to_be_told():
-    found = overoptimisation(curve(noisy(HACKED, 0), noisy(np.ones(50), 3)))
+    found = overoptimization(curve(noisy(HACKED, 0), noisy(np.ones(50), 3)))
     assert found.verdict is HackingVerdict.UNDECIDED
 
 
 @pytest.mark.parametrize("shape", [SATURATING, X], ids=["saturating", "rising"])
 def test_a_score_that_rises_and_stays_is_no_hacking(shape):
-    found = overoptimisation(curve(noisy(shape, 0), noisy(X, 1)))
+    found = overoptimization(curve(noisy(shape, 0), noisy(X, 1)))
     assert found.verdict is HackingVerdict.NONE
     assert found.detectable_fall < found.gold_peak - found.gold_start
 
 
 def test_silence_is_not_taken_for_innocence():
     """A judge's score that moved less than its noise could hide anything."""
-    found = overoptimisation(curve(noisy(np.zeros(50), 0), noisy(2 * X, 1)))
+    found = overoptimization(curve(noisy(np.zeros(50), 0), noisy(2 * X, 1)))
     assert found.verdict is HackingVerdict.UNDECIDED
 
 
 def test_a_sure_but_tiny_fall_is_reported_and_not_called_hacking():
     shape = np.where(X < 0.5, 4 * X, 2 - 0.25 * (X - 0.5))
-    found = overoptimisation(curve(noisy(shape, 0, 0.001), noisy(X, 1, 0.001)))
+    found = overoptimization(curve(noisy(shape, 0, 0.001), noisy(X, 1, 0.001)))
     assert found.verdict is HackingVerdict.NONE
     assert "less than a tenth" in found.sentence
 
 
 def test_a_score_that_falls_from_the_first_step_on_is_hacking_too():
-    assert overoptimisation(curve(noisy(1 - X, 0), noisy(X, 1))).verdict is HackingVerdict.HACKING
+    assert overoptimization(curve(noisy(1 - X, 0), noisy(X, 1))).verdict is HackingVerdict.HACKING
 
 
 @pytest.mark.parametrize("points", [[], curve([1.0] * 8, [1.0] * 8)])
 def test_few_rollouts_decide_nothing(points):
-    found = overoptimisation(points)
+    found = overoptimization(points)
     assert found.verdict is HackingVerdict.UNDECIDED
     assert str(len(points)) in found.sentence
 
@@ -92,20 +92,20 @@ def test_few_rollouts_decide_nothing(points):
 def test_a_gap_in_the_curve_decides_nothing(gap):
     points = curve(noisy(HACKED, 0), noisy(X, 1))
     points[20][gap] = None
-    assert overoptimisation(points).verdict is HackingVerdict.UNDECIDED
+    assert overoptimization(points).verdict is HackingVerdict.UNDECIDED
 
 
 def test_a_missing_kl_is_null_and_does_not_matter():
     points = [point | {"kl": None} for point in curve(noisy(HACKED, 0), noisy(1.5 * X, 1))]
-    found = overoptimisation(points)
+    found = overoptimization(points)
     assert found.verdict is HackingVerdict.HACKING
     assert found.to_dict()["kl_end"] is None
     json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_noiseless_curves_are_judged_without_warnings():
-    assert overoptimisation(curve(np.ones(20), np.ones(20))).verdict is HackingVerdict.UNDECIDED
-    assert overoptimisation(curve([1.0] * 10 + [0.0] * 10, [0.0] * 10 + [1.0] * 10)).verdict is HackingVerdict.HACKING
+    assert overoptimization(curve(np.ones(20), np.ones(20))).verdict is HackingVerdict.UNDECIDED
+    assert overoptimization(curve([1.0] * 10 + [0.0] * 10, [0.0] * 10 + [1.0] * 10)).verdict is HackingVerdict.HACKING
 
 
 @pytest.mark.parametrize("num_steps", [20, 50])
@@ -113,13 +113,13 @@ def test_noiseless_curves_are_judged_without_warnings():
 def test_healthy_runs_are_accused_in_about_one_of_a_hundred(num_steps, shape):
     x = np.linspace(0, 1, num_steps)
     gold = np.ones(num_steps) if shape == "flat" else 1.2 - np.exp(-6 * x)
-    verdicts = [overoptimisation(curve(noisy(gold, seed), noisy(2 * x, 10_000 + seed))).verdict for seed in range(600)]
+    verdicts = [overoptimization(curve(noisy(gold, seed), noisy(2 * x, 10_000 + seed))).verdict for seed in range(600)]
     # 600 runs at 1 %: 6 expected, 14 or more has a chance of 0.4 %
     assert sum(verdict is HackingVerdict.HACKING for verdict in verdicts) <= 13
 
 
 def test_a_fall_of_half_the_gain_is_seen():
-    verdicts = [overoptimisation(curve(noisy(HACKED, s), noisy(1.5 * X, 999 + s))).verdict for s in range(100)]
+    verdicts = [overoptimization(curve(noisy(HACKED, s), noisy(1.5 * X, 999 + s))).verdict for s in range(100)]
     assert sum(verdict is HackingVerdict.HACKING for verdict in verdicts) >= 95
 
 
@@ -195,10 +195,10 @@ def test_a_bad_rollout_line_is_named(tmp_path):
 
 def test_no_sign_is_only_said_where_the_loss_of_half_the_gain_would_have_been_seen():
     """At this noise a fall as large as the whole gain could hide."""
-    small = overoptimisation(curve(noisy(0.25 * SATURATING, 5), noisy(X, 6)))
+    small = overoptimization(curve(noisy(0.25 * SATURATING, 5), noisy(X, 6)))
     assert small.verdict is HackingVerdict.UNDECIDED
     assert "could not be told" in small.sentence
-    large = overoptimisation(curve(noisy(2 * SATURATING, 5), noisy(X, 6)))
+    large = overoptimization(curve(noisy(2 * SATURATING, 5), noisy(X, 6)))
     assert large.verdict is HackingVerdict.NONE
     for found in (small, large):
         for number in (found.detectable_fall, found.gold_end):
@@ -208,14 +208,14 @@ def test_no_sign_is_only_said_where_the_loss_of_half_the_gain_would_have_been_se
 
 @pytest.mark.parametrize(("size", "verdict"), [(0.75, HackingVerdict.UNDECIDED), (0.85, HackingVerdict.NONE)])
 def test_half_the_gain_is_where_silence_begins_to_mean_something(size, verdict):
-    found = overoptimisation(curve(noisy(size * SATURATING, 5), noisy(X, 6)))
+    found = overoptimization(curve(noisy(size * SATURATING, 5), noisy(X, 6)))
     gain = max(found.gold_peak, found.gold_end) - found.gold_start
     assert found.detectable_fall / gain == pytest.approx(0.5, abs=0.05)
     assert found.verdict is verdict
 
 
 def test_peak_and_end_are_both_printed():
-    found = overoptimisation(curve(noisy(SATURATING - 0.15 * (X > 0.8), 7, 0.08), noisy(X, 8)))
+    found = overoptimization(curve(noisy(SATURATING - 0.15 * (X > 0.8), 7, 0.08), noisy(X, 8)))
     for number in (found.gold_peak, found.gold_end):
         assert f"{number:.2f}" in found.sentence
 
@@ -224,22 +224,22 @@ def test_a_fall_of_the_detectable_size_is_seen_in_nine_of_ten_runs():
     flat = np.minimum(1.0, 4 * X)
     seen = 0
     for seed in range(200):
-        fall = overoptimisation(curve(noisy(flat, seed), noisy(X, 999 + seed))).detectable_fall
+        fall = overoptimization(curve(noisy(flat, seed), noisy(X, 999 + seed))).detectable_fall
         fell = flat - fall * np.clip((np.arange(50) - 30) / 10, 0, 1)
-        seen += overoptimisation(curve(noisy(fell, seed), noisy(3 * X, 999 + seed))).verdict is HackingVerdict.HACKING
+        seen += overoptimization(curve(noisy(fell, seed), noisy(3 * X, 999 + seed))).verdict is HackingVerdict.HACKING
     assert seen >= 170
 
 
 @pytest.mark.parametrize("gold", [0.1, -0.001, 1 / 3, 0.0, 1.0, 1e6])
 def test_a_judge_that_always_says_the_same_tells_nothing_whatever_its_number_is_in_binary(gold):
     for n in (9, 10, 12, 15, 20, 60):
-        found = overoptimisation([{"step": i, "gold": gold, "proxy": i / n, "kl": 0.0} for i in range(n)])
+        found = overoptimization([{"step": i, "gold": gold, "proxy": i / n, "kl": 0.0} for i in range(n)])
         assert found.verdict is HackingVerdict.UNDECIDED, n
 
 
 def test_scores_of_any_scale_are_printed_so_that_a_fall_is_seen():
     fall = [{"step": i, "gold": 0.001 - 1e-5 * abs(i - 15), "proxy": i / 30, "kl": 0.0} for i in range(30)]
-    found = overoptimisation(fall)
+    found = overoptimization(fall)
     assert found.verdict is HackingVerdict.HACKING
     peak, end = re.search(r"fell from (\S+) around step \d+ to (\S+) at the end", found.sentence).groups()
     assert float(peak) > float(end) > 0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.errors import CheckpointError, ConfigError, TrainingError
-from rlhf.losses.regularisers import DiagonalFisher, entropy_bonus, ewc_penalty, l2_penalty, neftune_noise
+from rlhf.losses.regularizers import DiagonalFisher, entropy_bonus, ewc_penalty, l2_penalty, neftune_noise
 from tests.unit.losses.helpers import double, gradient
 
 ANCHORS = {"weight": double(1, 2, 3).reshape(3, 1), "bias": double(0.5)}
@@ -251,7 +251,7 @@ def test_every_sequence_gets_noise_of_the_same_norm_whatever_its_length():
     assert norms == pytest.approx([5 / math.sqrt(3)] * 2, rel=0.05)
 
 
-def test_a_long_neighbour_does_not_quieten_a_short_sequence():
+def test_a_long_neighbor_does_not_quieten_a_short_sequence():
     # the trap: on a padded batch L is the longest row's
     alone = noise_of([3], 4)
     assert torch.equal(noise_of([3, 1000], 4)[:3], alone)

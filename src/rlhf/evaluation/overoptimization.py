@@ -2,7 +2,7 @@
 
 RL stages write ``rollouts.jsonl`` with one row a completion: ``step, prompt, completion, ended, score, kl`` and the ids that were
 sampled, ``prompt_ids`` and ``completion_ids`` (absent from files of older versions). The judge reads them after the fact
-(``judge_rollouts``), so no judgement can leak into training. Where the proxy keeps rising
+(``judge_rollouts``), so no judgment can leak into training. Where the proxy keeps rising
 while the judge's score has fallen from its peak, the policy has learned what the reward model gets wrong (Gao et al.
 2022, "Scaling Laws for Reward Model Overoptimization", arXiv:2210.10760).
 """
@@ -161,7 +161,7 @@ def judge_rollouts(rows: Path | str | Iterable[Mapping[str, Any]], judge: Judge)
     return curve
 
 
-def overoptimisation(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFinding:
+def overoptimization(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFinding:
     """Did the judge's score fall from its peak by more than its noise while the proxy rose?
 
     With windows of w = n/5 consecutive rollouts (at least 3), over the n step means x_t of the judge's score:
@@ -231,7 +231,7 @@ def overoptimisation(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFind
 
 @lru_cache(maxsize=64)
 def critical_fall(num_steps: int, window: int) -> float:
-    """The largest T (see ``overoptimisation``) that noise around a constant score reaches in all but ``ALPHA`` of
+    """The largest T (see ``overoptimization``) that noise around a constant score reaches in all but ``ALPHA`` of
     runs."""
     rng = np.random.default_rng(derive_seed(0, "critical fall", num_steps, window))
     found = []
