@@ -88,7 +88,7 @@ PARTS: Mapping[str, Sequence[Row]] = {
             lambda x: x < 60,
         ),
     ),
-    "GRPO with the exact verifier (`recipes/reasoning-grpo.yaml`)": (
+    "GRPO with the exact verifier (`recipes/reasoning_grpo.yaml`)": (
         Row("pass@1", metric("solved_grpo", "pass@1")),
         Row("gain in pass@1", metric("solved_grpo", "pass@1_gain"), "0.2 or more", lambda x: x >= 0.2),
         Row("greedy", metric("solved_grpo", "greedy")),
@@ -102,12 +102,12 @@ PARTS: Mapping[str, Sequence[Row]] = {
         Row("different solutions among 32 samples, share", metric("solved_grpo", "distinct_frac")),
         Row("KL, nats a solution", metric("evaluate_grpo", "kl"), "below 3", lambda x: x < 3),
     ),
-    "The process reward model (`recipes/reasoning-prm.yaml`)": (
+    "The process reward model (`recipes/reasoning_prm.yaml`)": (
         Row("finds the first wrong step", metric("prm", "eval/first_wrong")),
         Row("leaves sound solutions alone", metric("prm", "eval/sound")),
         Row("F1 of the two", metric("prm", "eval/f1"), "above 0.95", lambda x: x > 0.95),
     ),
-    "GRPO with a learned outcome reward (`recipes/reasoning-hack.yaml`)": (
+    "GRPO with a learned outcome reward (`recipes/reasoning_hack.yaml`)": (
         Row("reward model's score, before", metric("evaluate_hack", "proxy_before")),
         Row("reward model's score, after", metric("evaluate_hack", "proxy_after")),
         Row(

@@ -215,7 +215,14 @@ def recipes(out: Path, assets: Path, size: Size) -> dict[str, dict[str, Any]]:
 
     def base(part: str, model: str | dict[str, Any], steps: int, rate: float) -> dict[str, Any]:
         texts = str(data / f"{part}_texts.jsonl")
-        return {"kind": "sft", "model": model, "data": texts, "score": "all", "learning_rate": rate, "max_steps": steps}
+        return {
+            "kind": "sft",
+            "model": model,
+            "data": texts,
+            "train_on": "all",
+            "learning_rate": rate,
+            "max_steps": steps,
+        }
 
     def reward(model: str, part: str, rate: float) -> dict[str, Any]:
         pairs = str(data / f"{part}_pairs.jsonl")

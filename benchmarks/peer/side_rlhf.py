@@ -340,7 +340,7 @@ def run_ppo(task: dict[str, Any], case: Case, meter: Meter) -> None:
     config = PPOConfig.of(
         {
             **online(task, case), "kl": {"where": "reward", "estimator": "k1", "coef": 0.05}, "epochs_per_rollout": case.epochs,
-            "max_grad_norm": None, "value_coef": 0.1, "gamma": 1.0, "lam": 0.95, "clip_value": 0.2,
+            "max_grad_norm": None, "value_coef": 0.1, "gamma": 1.0, "gae_lambda": 0.95, "clip_value": 0.2,
         }
     )  # fmt: skip
     policy, judge = load_policy(task), RewardModel.from_pretrained(os.path.join(task["model"], REWARD))

@@ -58,12 +58,12 @@ def test_an_owner_invites_shuts_out_and_admits_with_the_mouse(browser, tmp_path,
 
         boss.goto(f"{server.url}/people")
         assert boss.get_by_label("Invitation link for ann").count() == 0, "it was shown once"
-        boss.get_by_role("button", name="Shut out: ann").click()
-        boss.get_by_role("button", name="Let in again: ann").wait_for()
+        boss.get_by_role("button", name="Remove access: ann").click()
+        boss.get_by_role("button", name="Restore access: ann").wait_for()
         assert faults(boss) == []
         ann.goto(f"{server.url}/")
         assert ann.url == f"{server.url}/signin"
-        boss.get_by_role("button", name="Let in again: ann").click()
+        boss.get_by_role("button", name="Restore access: ann").click()
         boss.get_by_role("button", name="New link: ann").click()
         back = come_in(browser, boss.get_by_label("Invitation link for ann").input_value())
         back.wait_for_selector(".task")

@@ -101,9 +101,7 @@ def test_an_undo_and_what_is_typed_behind_it_are_in_order(server, slow, open_pag
     page = watched(open_page)
     typed(page, *("1", "Enter", "2", "Enter", "u", "1", "Enter", "s", "2", "Enter"))
     now_at(page, 3)
-    kept = {
-        judgment.task.id: side for judgment, side in zip(server.store.judgments("ann"), sides(server), strict=True)
-    }
+    kept = {judgment.task.id: side for judgment, side in zip(server.store.judgments("ann"), sides(server), strict=True)}
     assert kept == {"t0": "1", "t1": "1", "t3": "2"}, "t1 was answered again, and t2 skipped"
     assert page.evaluate("window.blind") == []
 

@@ -16,21 +16,21 @@ ENGINE = {
 SETTINGS = {"engine": ENGINE, "rollouts": 3, "save_every": 1, "sampling": {"max_new_tokens": 12, "temperature": 0.2}}
 
 
-@pytest.mark.parametrize("overlap", ["none", "one_step"])
+@pytest.mark.parametrize("async_rollouts", [None, {"max_staleness": 1}], ids=["in turn", "async"])
 @pytest.mark.slow
-def test_rounded_weights_and_guesses_leave_no_trace_of_a_kill(overlap, tmp_path, monkeypatch):
+def test_rounded_weights_and_guesses_leave_no_trace_of_a_kill(async_rollouts, tmp_path, monkeypatch):
     monkeypatch.setattr(int8, "SMALLEST", 1)  # the toy's layers are small; a sampler beside training has its own
-    ends_the_same_though_killed("grpo", tmp_path, **SETTINGS | {"overlap": overlap})
+    ends_the_same_though_killed("grpo", tmp_path, **SETTINGS | {"async_rollouts": async_rollouts})
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")
-@pytest.mark.parametrize("overlap", ["none", "one_step"])
+@pytest.mark.parametrize("async_rollouts", [None, {"max_staleness": 1}], ids=["in turn", "async"])
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 @pytest.mark.slow
-def test_attention_and_decoding_in_c_leave_no_trace_of_a_kill(overlap, autocast, tmp_path):
+def test_attention_and_decoding_in_c_leave_no_trace_of_a_kill(async_rollouts, autocast, tmp_path):
     engine = {"kind": "local", "compiled": True}
     settings = {"engine": engine, "compiled": True, "rollouts": 3, "save_every": 1}
-    ends_the_same_though_killed("grpo", tmp_path, **settings, overlap=overlap, autocast=autocast)
+    ends_the_same_though_killed("grpo", tmp_path, **settings, async_rollouts=async_rollouts, autocast=autocast)
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler on the PATH")

@@ -81,7 +81,7 @@ def flat_loss(r: SimpleNamespace, estimator: str) -> Tensor:
     old, old_values = r.old[r.mask], r.old_values[r.mask]
     kl = {"k1": kl_k1, "k3": kl_k3}[estimator](old, r.ref[r.mask])
     rewards = add_score_at_last_token(-KL_COEF * kl, r.scores, score_seq)
-    advantages, returns = gae(rewards, old_values, score_seq, gamma=GAMMA, lam=LAM)
+    advantages, returns = gae(rewards, old_values, score_seq, gamma=GAMMA, gae_lambda=LAM)
     policy = clipped_policy_loss(r.logprobs[r.mask], old, whiten(advantages), clip_low=CLIP, clip_high=CLIP)
     value = clipped_value_loss(r.values[r.mask], old_values, returns, clip=VALUE_CLIP)
     return token_mean(policy + VALUE_COEF * value, num_tokens=len(score_seq))

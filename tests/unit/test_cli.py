@@ -74,15 +74,15 @@ COMMANDS = {
     "feedback invite": "NAME --store --owner --url",
     "feedback token": "NAME --store",
     "feedback revoke": "NAME --store --token",
-    "feedback admit": "NAME --store",
+    "feedback restore-access": "NAME --store",
     "feedback guidelines": "FILE --store --json",
-    "feedback compare open": "FILE --store --kind --criteria --overall --baseline --name --seed",
+    "feedback compare start": "FILE --store --kind --criteria --overall --baseline --name --seed",
     "feedback compare export": "OUTPUT --store --name --key",
     "feedback compare import": "FILE --store --name",
     "feedback compare report": "--store --name --resamples --json",
     "feedback prioritize": "--reward --store",
     "feedback simulate": "--store --good --careless --spammers --overlap --gold-frac --limit --seed --i-know",
-    "feedback plan": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price "
+    "feedback sample-size": "--difference --tie-frac --power --accuracy --wanted-accuracy --pairs --overlap --price --response-price "
     "--reward-accuracy --measured --held-out --held-out-accuracy --measured-overlap --json",
 }
 

@@ -57,7 +57,7 @@ app.command(rich_help_panel="The human side")(annotate.annotate)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
-for _command in (people.token, people.revoke, people.admit):
+for _command in (people.token, people.revoke, people.restore_access):
     feedback.app.command()(_command)
 app.add_typer(feedback.app, name="feedback", rich_help_panel="The human side")
 

@@ -34,7 +34,7 @@ def annotate(
     batch: Annotated[
         str | None,
         typer.Option(
-            help="Ask only tasks of this batch; new tasks get it. The store remembers it. (`feedback compare open` makes a batch.)"
+            help="Ask only tasks of this batch; new tasks get it. The store remembers it. (`feedback compare start` makes a batch.)"
         ),
     ] = None,
     all_batches: Annotated[
@@ -71,7 +71,7 @@ def annotate(
     Prints a link for the owner and, with --annotator, one for each annotator. Every link works once, and
     only the newest of a person's. Starting again adds only tasks that are not there yet, and keeps all judgments.
 
-    Without --batch all tasks of the store are asked, whether they were imported or opened by `rlhf feedback compare open`;
+    Without --batch all tasks of the store are asked, whether they were imported or opened by `rlhf feedback compare start`;
     the first line says which.
     """
     from rlhf.feedback.guidelines import set_guidelines
@@ -194,9 +194,7 @@ def _say_how_far(store: PreferenceStore, place: str) -> None:
         f"{_shown(place)}: {counted(far.num_tasks, 'task')}{gold}, {far.num_done:,} of {counted(far.num_wanted, 'judgment')} made."
     )
     if never := store.num_never_asked():
-        print(
-            f"! {counted(never, 'task')} of kind multiclass can't be labeled on the page; their labels are imported."
-        )
+        print(f"! {counted(never, 'task')} of kind multiclass can't be labeled on the page; their labels are imported.")
     others = sum(number for name, number in batches.items() if name != batch)
     if batch is not None and others:
         print(

@@ -24,8 +24,8 @@ NameOption = Annotated[
 ]
 
 
-@app.command("open")
-def compare_open(
+@app.command("start")
+def compare_start(
     file: Annotated[
         list[str],
         typer.Argument(

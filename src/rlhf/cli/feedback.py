@@ -228,6 +228,6 @@ def feedback_prioritize(
 
 app.command("export")(feedback_export.export)
 app.command("simulate")(project_plan.simulate)
-app.command("plan")(project_plan.plan)
+app.command("sample-size")(project_plan.sample_size)
 app.command("guidelines")(guidelines.guidelines)
 app.add_typer(compare.app, name="compare")

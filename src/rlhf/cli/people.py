@@ -1,4 +1,4 @@
-"""`rlhf feedback token`, `revoke` and `admit`: who may come in besides those who were invited."""
+"""`rlhf feedback token`, `revoke` and `restore-access`: who may come in besides those who were invited."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def revoke(
     print(f"{name} is shut out.")
 
 
-def admit(
+def restore_access(
     name: Annotated[str, typer.Argument(help="Of somebody who was shut out.")], store: StoreOption = STORE
 ) -> None:
     """Let somebody in again; they need their password or a new invitation."""

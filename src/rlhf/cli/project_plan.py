@@ -1,4 +1,4 @@
-"""`rlhf feedback plan` and `rlhf feedback simulate`: a project before anybody is asked. Heavy imports happen inside the commands."""
+"""`rlhf feedback sample-size` and `rlhf feedback simulate`: a project before anybody is asked. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def simulate(
         print(f"  {name}  {number:,}")
 
 
-def plan(
+def sample_size(
     difference: Annotated[
         float,
         typer.Option(help="Smallest distance of a win rate from one half that is to be found.", min=0.001, max=0.499),

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rlhf.config.renamed_keys import RENAMED
+
 THEIRS: Mapping[str, Sequence[str]] = {
+    **RENAMED,
     "lr": ["learning_rate"],
     "critic_lr": ["value_learning_rate"],
     "lr_scheduler_type": ["schedule"],
@@ -67,7 +70,7 @@ THEIRS: Mapping[str, Sequence[str]] = {
     "epsilon": ["clip_low", "clip_high"],
     "epsilon_high": ["clip_high"],
     "cliprange_value": ["clip_value"],
-    "lambda": ["lam", "coef"],
+    "lambda": ["gae_lambda", "coef"],
     "lmbda": ["on_policy_frac"],
     "gamma": ["target_margin"],
     "simpo_gamma": ["target_margin"],
@@ -79,7 +82,6 @@ THEIRS: Mapping[str, Sequence[str]] = {
     "reward_clip_range": ["clip_score"],
     "n": ["num_samples", "group_size"],
     "num_return_sequences": ["num_samples", "group_size"],
-    "gae_lambda": ["lam"],
     "whiten_adv": ["whiten_advantages"],
     "scale_rewards": ["advantage"],
     "divide_by_std": ["advantage"],
@@ -132,8 +134,8 @@ THEIRS: Mapping[str, Sequence[str]] = {
     "type": ["kind"],
     "algorithm": ["kind"],
     "gradient_checkpointing": ["model.gradient_checkpointing"],
-    "completion_only_loss": ["score"],
-    "assistant_only_loss": ["score"],
+    "completion_only_loss": ["train_on"],
+    "assistant_only_loss": ["train_on"],
     "peft_config": ["model.lora"],
     "lora_target_modules": ["target_modules", "lora.target_modules", "model.lora.target_modules"],
     "mask_truncated_completions": ["missing_eos_penalty"],
@@ -148,8 +150,8 @@ REMARKS: Mapping[str, Sequence[tuple[str, str | None]]] = {
     "per_device_train_batch_size": [(MICRO, "microbatch_tokens")],
     "gradient_accumulation_steps": [(MICRO, "microbatch_tokens")],
     "micro_batch_size": [("It is counted in tokens.", "microbatch_tokens")],
-    "completion_only_loss": [("`score: completion` is the default.", "score")],
-    "assistant_only_loss": [("As in `score: assistant`.", "score")],
+    "completion_only_loss": [("`train_on: completion` is the default.", "train_on")],
+    "assistant_only_loss": [("As in `train_on: assistant`.", "train_on")],
     "bf16": [("As in `autocast: bfloat16`.", "autocast")],
     "fp16": [("As in `autocast: float16`.", "autocast")],
     "packing": [("Rows are always packed, without padding and without seeing each other.", None)],

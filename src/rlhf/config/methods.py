@@ -93,7 +93,7 @@ PENALTY = ("kl.where", "kl.estimator", "kl.coef")
 LENGTH = ("missing_eos_penalty", "overlong")
 """What being cut, or coming near to it, costs."""
 CREDIT = ("advantage", "policy_loss", "aggregation")
-CRITIC = ("lam", "gamma", "value_learning_rate", "value_init", "value_model", "value_coef", "clip_value")
+CRITIC = ("gae_lambda", "gamma", "value_learning_rate", "value_init", "value_model", "value_coef", "clip_value")
 
 METHODS: dict[str, Method] = {
     "sft": Method(

@@ -113,6 +113,13 @@ class KLConfig(Config):
         return self
 
 
+class AsyncRolloutsConfig(Config):
+    """Sampling in a process of its own, while the policy learns from the rollout before."""
+
+    max_staleness: Literal[1] = 1
+    """Versions of the weights between sampling and learning; 1 is the one that there is."""
+
+
 class ImportanceConfig(Config):
     """Correction for a sampler that is not quite the policy: another engine's kernels, rounding, older weights, or filters.
 
@@ -183,11 +190,11 @@ class RLConfig(TrainConfig):
     """Bounds the loss of bad completions whose ratio grew (Ye et al. 2019, eq. 5, arXiv:1912.09729)."""
     gate_temperatures: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.05)
     """For `sapo`: how fast a token fades as its ratio leaves 1, where its advantage is above 0 and elsewhere."""
-    overlap: Literal["none", "one_step"] = "none"
-    """`one_step` samples the next rollout while this one is learned from, with the weights from before that, in a process of its
-    own (Noukhovitch et al. 2024, arXiv:2410.18252). Results are others than those of `none`, and as repeatable."""
+    async_rollouts: AsyncRolloutsConfig | None = None
+    """Sample the next rollout while this one is learned from, with the weights from before that, in a process of its own
+    (Noukhovitch et al. 2024, arXiv:2410.18252). Results differ from those without it, and are as repeatable. Null for none."""
     importance: ImportanceConfig | None = None
-    """Correct for differences between sampler and trainer; null where the sampler is this process's own. With `overlap`, and with
+    """Correct for differences between sampler and trainer; null where the sampler is this process's own. With `async_rollouts`, and with
     `engine.weights` of a lower precision, the ratio of each token is cut at 2, unless something else is said here."""
     kl: KLConfig = KLConfig()
     """Penalty for moving away from the reference."""
@@ -222,7 +229,7 @@ class RLConfig(TrainConfig):
     def _other_weights_are_corrected(cls, tree: Any) -> Any:
         if not isinstance(tree, Mapping) or not cls.takes_importance:
             return tree
-        if tree.get("overlap") == "one_step" or is_lowered(tree.get("engine")):
+        if tree.get("async_rollouts") is not None or is_lowered(tree.get("engine")):
             return {"importance": ImportanceConfig(), **tree}
         return tree
 
@@ -245,17 +252,17 @@ class RLConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _older_weights_are_no_surprise(self) -> Self:
-        if self.overlap == "none":
+        if self.async_rollouts is None:
             return self
         if self.takes_importance and self.importance is None:
             raise ValueError(
-                "overlap `one_step` learns from completions of older weights, and importance is null, which would take them for the "
+                "async_rollouts learns from completions of older weights, and importance is null, which would take them for the "
                 "policy's own; leave importance out (a token's ratio is cut at 2 then), or give its settings"
             )
         if self.kl.unbiased:
             raise ValueError(
-                "kl.unbiased weighs by the ratio to the policy that a rollout's steps began from, and with overlap `one_step` an "
-                "older one has sampled; leave one of the two out"
+                "kl.unbiased weighs by the ratio to the policy that a rollout's steps began from, and with async_rollouts an older "
+                "one has sampled; leave one of the two out"
             )
         return self
 
@@ -278,9 +285,9 @@ class RLConfig(TrainConfig):
     def _engine_can_sample_so(self) -> Self:
         if complaint := engine_complaint(self.engine, self.sampling):
             raise ValueError(complaint)
-        if self.overlap != "none" and self.engine.kind != "local":
+        if self.async_rollouts is not None and self.engine.kind != "local":
             raise ValueError(
-                "overlap samples in a process of its own, and so does engine `vllm`; leave one of the two out"
+                "async_rollouts samples in a process of its own, and so does engine `vllm`; leave one of the two out"
             )
         return self
 
@@ -318,12 +325,12 @@ class PPOConfig(RLConfig):
     """New values are kept this close to the old ones in the loss; null for no limit."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount."""
-    lam: float = Field(0.95, ge=0, le=1)
+    gae_lambda: float = Field(0.95, ge=0, le=1)
     """GAE's lambda (Schulman et al. 2015, arXiv:1506.02438)."""
     value_gae_lambda: float | None = Field(None, ge=0, le=1)
     """The critic's own lambda (decoupled GAE, VAPO, arXiv:2504.05118); the policy's by default."""
     length_adaptive_alpha: float | None = Field(None, gt=0)
-    """Set the policy's lambda by each completion's length l in tokens, to 1 - 1 / (alpha l), in place of `lam` (VAPO: 0.05). Up
+    """Set the policy's lambda by each completion's length l in tokens, to 1 - 1 / (alpha l), in place of `gae_lambda` (VAPO: 0.05). Up
     to 1 / alpha tokens it is 0, so short completions want a larger alpha."""
     value_warmup_rollouts: int = Field(0, ge=0)
     """In so many rollouts at the start only the critic learns (value pre-training, arXiv:2503.01491)."""
@@ -343,8 +350,10 @@ class PPOConfig(RLConfig):
 
     @model_validator(mode="after")
     def _options_belong_together(self) -> Self:
-        if self.length_adaptive_alpha is not None and self.lam != _default(self, "lam"):
-            raise ValueError("lam does nothing where length_adaptive_alpha sets each completion's; give one of the two")
+        if self.length_adaptive_alpha is not None and self.gae_lambda != _default(self, "gae_lambda"):
+            raise ValueError(
+                "gae_lambda does nothing where length_adaptive_alpha sets each completion's; give one of the two"
+            )
         if self.positive_score != _default(self, "positive_score") and not self.positive_nll_coef:
             raise ValueError("positive_score belongs to positive_nll_coef, which is 0; give it a weight such as 0.1")
         if self.policy_loss == "sequence":

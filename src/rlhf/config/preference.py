@@ -197,12 +197,7 @@ class KTOConfig(OfflineConfig, AgainstReference):
             )
         if not self.desirable_weight and not self.undesirable_weight:
             raise ValueError("desirable_weight and undesirable_weight are both 0, so nothing would be learned")
-        if (
-            self.loss == "kto"
-            and self.reference_point == "step"
-            and self.batch_tokens is None
-            and self.batch_size < 2
-        ):
+        if self.loss == "kto" and self.reference_point == "step" and self.batch_tokens is None and self.batch_size < 2:
             raise ValueError(
                 "reference_point: step compares rows of a step with each other, and batch_size is 1; make it larger, or "
                 "take reference_point: running"

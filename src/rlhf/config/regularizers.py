@@ -20,7 +20,7 @@ class EWCConfig(Config):
     """Weight of the term; the Fisher information is that of one row, the training loss a mean: 10 to 1000 are of use."""
     rows: int = Field(200, ge=1)
     """How many of the data's first rows measure which weights it depends on; each costs a backward pass."""
-    score: Literal["completion", "assistant", "all"] = "completion"
+    train_on: Literal["completion", "assistant", "all"] = "completion"
     """Which of their tokens are to be remembered: completions, every assistant turn, or whole texts."""
     targets: FisherTargets = "model"
     """Tokens whose log-likelihood is differentiated: drawn from the model after each row's text, or the row's own (the empirical

@@ -16,7 +16,7 @@ class SFTConfig(OfflineConfig):
     """Peak learning rate."""
     epochs: float | None = Field(3, gt=0, le=MOST_EPOCHS)
     """Passes over the data."""
-    score: Literal["completion", "assistant", "all"] = "completion"
+    train_on: Literal["completion", "assistant", "all"] = "completion"
     """Which tokens are learned: completions, every assistant turn, or whole texts."""
     loss: Literal["nll", "dft"] = "nll"
     """Negative log-likelihood, or DFT, which weighs each token by its own probability (Wu et al. 2025, arXiv:2508.05629)."""

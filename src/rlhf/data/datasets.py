@@ -174,7 +174,7 @@ class SFTDataset(TokenizedDataset[Group]):
         max_length: int | None = None,
         max_prompt_length: int | None = None,
         truncation: Truncation = "error",
-        score: Score = "completion",
+        train_on: Score = "completion",
         chat_template: str | None = None,
         add_eos: bool = True,
         **options: Unpack[ReadOptions],
@@ -187,7 +187,7 @@ class SFTDataset(TokenizedDataset[Group]):
             max_length: Tokens of prompt and completion together; None for no limit.
             max_prompt_length: Tokens of the prompt; None for no limit.
             truncation: What to do with longer ones: ``error``, ``keep_start``, ``keep_end`` or ``drop``.
-            score: ``completion``, ``assistant`` (its turns in the prompt too) or ``all`` tokens.
+            train_on: ``completion``, ``assistant`` (its turns in the prompt too) or ``all`` tokens.
             chat_template: None for the tokenizer's own, the name of a built-in one, a Jinja file or Jinja text.
             add_eos: End completions with EOS where they do not end so already.
             options: ``on_bad_row``, ``columns``, ``split``, ``subset``, ``limit``.
@@ -197,7 +197,7 @@ class SFTDataset(TokenizedDataset[Group]):
             max_length=max_length,
             max_prompt_length=max_prompt_length,
             truncation=truncation,
-            score=score,
+            train_on=train_on,
             chat_template=chat_template,
             add_eos=add_eos,
         )

@@ -186,7 +186,7 @@ class StreamingSFTDataset(StreamingDataset[Group]):
         max_length: int | None = None,
         max_prompt_length: int | None = None,
         truncation: Truncation = "error",
-        score: Score = "completion",
+        train_on: Score = "completion",
         chat_template: str | None = None,
         add_eos: bool = True,
         shuffle_buffer: int = 0,
@@ -201,7 +201,7 @@ class StreamingSFTDataset(StreamingDataset[Group]):
             max_length: See ``SFTDataset``.
             max_prompt_length: See ``SFTDataset``.
             truncation: See ``SFTDataset``.
-            score: See ``SFTDataset``.
+            train_on: See ``SFTDataset``.
             chat_template: See ``SFTDataset``.
             add_eos: See ``SFTDataset``.
             shuffle_buffer: Rows shuffled together; 0 keeps the order of the file.
@@ -213,7 +213,7 @@ class StreamingSFTDataset(StreamingDataset[Group]):
             max_length=max_length,
             max_prompt_length=max_prompt_length,
             truncation=truncation,
-            score=score,
+            train_on=train_on,
             chat_template=chat_template,
             add_eos=add_eos,
         )

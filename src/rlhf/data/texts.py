@@ -55,7 +55,7 @@ def sft_texts(row: Row, how: Tokenization) -> list[Rendered]:
         return [_dialogue(row.messages, 0, row, how, whole=True)]
     assert isinstance(row, (CompletionRow, PreferenceRow)), row.kind
     completion = row.completion if isinstance(row, CompletionRow) else row.chosen
-    if how.score == "completion":
+    if how.train_on == "completion":
         return [_completion(row.prompt, completion, row, how)]
     if isinstance(row.prompt, list):
         assert isinstance(completion, list)
@@ -127,8 +127,8 @@ def _siblings(prompt: Text, completions: Sequence[Text], row: Row, how: Tokeniza
 
 
 def _refuse_assistant_score(row: Row, how: Tokenization) -> None:
-    if how.score == "assistant":
-        raise RowError(row.where, "score='assistant' needs messages with roles, and this row is plain text.")
+    if how.train_on == "assistant":
+        raise RowError(row.where, "train_on='assistant' needs messages with roles, and this row is plain text.")
 
 
 def _completion(prompt: Text, completion: Text, row: Row, how: Tokenization) -> Rendered:
@@ -142,7 +142,7 @@ def _completion(prompt: Text, completion: Text, row: Row, how: Tokenization) -> 
 
 
 def _dialogue(messages: Messages, first: int, row: Row, how: Tokenization, *, whole: bool) -> Rendered:
-    if how.score == "all":
+    if how.train_on == "all":
         text = how.chat.render(messages, row.columns, row.where)
         return Rendered(prompt="", text=text, chat=True, whole=True)
     dialogue = render_dialogue(how.chat, messages, columns=row.columns, where=row.where, first=first)

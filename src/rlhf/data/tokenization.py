@@ -31,7 +31,7 @@ class Tokenization:
     """Tokens of prompt and completion together."""
     max_prompt_length: int | None
     truncation: Truncation
-    score: Score
+    train_on: Score
     add_eos: bool
     """Completions end in EOS, once, and it is scored: otherwise a model never learns to stop."""
     default_bos: int | None
@@ -62,7 +62,7 @@ def tokenization(
     max_length: int | None = None,
     max_prompt_length: int | None = None,
     truncation: Truncation = "error",
-    score: Score = "completion",
+    train_on: Score = "completion",
     chat_template: str | None = None,
     add_eos: bool = True,
 ) -> Tokenization:
@@ -73,7 +73,7 @@ def tokenization(
         ModelError: EOS is to be added and the tokenizer has none.
     """
     look_up(TRUNCATIONS, truncation, kind="truncation policy")
-    look_up(SCORES, score, kind="way of scoring")
+    look_up(SCORES, train_on, kind="value of train_on")
     for name, length, least in (("max_length", max_length, 2), ("max_prompt_length", max_prompt_length, 1)):
         if length is not None and length < least:
             raise ConfigError(f"{name} is {length}; wanted at least {least}, or None for no limit.")
@@ -92,7 +92,7 @@ def tokenization(
         max_length=max_length,
         max_prompt_length=max_prompt_length,
         truncation=truncation,
-        score=score,
+        train_on=train_on,
         add_eos=add_eos,
         default_bos=bos if bos is not None and begun[:1] == [bos] else None,
         ends=frozenset(special_ids),

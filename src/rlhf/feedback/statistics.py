@@ -250,9 +250,7 @@ def _why_no_fleiss(question: Question, counts: Array) -> Estimate | None:
     if question.is_ordered:
         return Estimate.missing("answers have an order, which Fleiss' kappa ignores; see alpha")
     if len(counts) and counts.min() != counts.max():
-        return Estimate.missing(
-            f"items have {counts.min():.0f} to {counts.max():.0f} judgments; alpha allows for that"
-        )
+        return Estimate.missing(f"items have {counts.min():.0f} to {counts.max():.0f} judgments; alpha allows for that")
     return None
 
 

@@ -51,14 +51,14 @@ def gae(
     score_seq: Tensor,
     *,
     gamma: float,
-    lam: float | Tensor,
+    gae_lambda: float | Tensor,
     value_gae_lambda: float | None = None,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation over each sequence's tokens, and the returns the critic learns.
 
         delta[t]     = rewards[t] + gamma * values[t + 1] - values[t]
-        advantage[t] = delta[t] + gamma * lam * advantage[t + 1]
+        advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1]
         return[t]    = advantage[t] + values[t]
 
     ``values[t]`` is the estimate before token t is chosen, read where t is predicted. After the last token the value is
@@ -77,7 +77,7 @@ def gae(
         values: [M].
         score_seq: [M] int64, never decreasing.
         gamma: Discount per token; 1 for language models.
-        lam: Between one-step (0) and Monte-Carlo (1) estimates; [S] for one of each sequence.
+        gae_lambda: Between one-step (0) and Monte-Carlo (1) estimates; [S] for one of each sequence.
         value_gae_lambda: Lambda of the returns; None for that of the advantages.
         bootstrap_values: [S] value after the last scored token: 0 for a sequence that ended, the critic's estimate for
             a truncated one. None: every sequence is taken as ended.
@@ -90,10 +90,10 @@ def gae(
     next_values = values.roll(-1)
     next_values[last] = 0 if bootstrap_values is None else bootstrap_values[score_seq[last]].to(values.dtype)
     delta = rewards + gamma * next_values - values
-    if isinstance(lam, Tensor):
-        advantages = _discounted_to_end(delta, score_seq, gamma * lam.to(values.dtype)[score_seq])
+    if isinstance(gae_lambda, Tensor):
+        advantages = _discounted_to_end(delta, score_seq, gamma * gae_lambda.to(values.dtype)[score_seq])
     else:
-        advantages = segment_cumsum_reverse(delta, score_seq, discount=gamma * lam)
+        advantages = segment_cumsum_reverse(delta, score_seq, discount=gamma * gae_lambda)
     if value_gae_lambda is None:
         return advantages, advantages + values
     return advantages, segment_cumsum_reverse(delta, score_seq, discount=gamma * value_gae_lambda) + values

@@ -128,8 +128,8 @@ class SamplerProcess:
             start = pickle.dumps(Start(self.policy, changing, self.autocast, self.threads, self.settings))
         except Exception as err:
             raise ModelError(
-                f"`overlap: one_step` samples with a copy of the policy in a process of its own, and this policy can't be sent to "
-                f"one ({type(err).__name__}: {err}). Leave overlap out."
+                f"`async_rollouts` samples with a copy of the policy in a process of its own, and this policy can't be sent to "
+                f"one ({type(err).__name__}: {err}). Leave async_rollouts out."
             ) from err
         ours, theirs = multiprocessing.Pipe()
         try:

@@ -182,7 +182,7 @@ class _Planner:
         if stage.kind == "distill":
             self.shapes["teacher"] = self._shape(stage.teacher)
             parts["teacher"] = float(self.shapes["teacher"].weight_bytes)
-        if stage.overlap != "none":
+        if stage.async_rollouts is not None:
             parts["sampler's process"] = self.libraries + self.shapes["policy"].weight_bytes
         for sentence in not_foreseen(stage):
             self.sources.assume(sentence)

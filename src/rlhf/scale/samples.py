@@ -172,8 +172,8 @@ def _how(stage: Any, wanted: str, config: ModelConfig) -> Tokenization:
     if wanted == "grpo":
         limits = {"max_prompt_length": stage.max_prompt_length, "truncation": stage.truncation}
         return tokenization(tokenizer, **limits, add_eos=False)
-    score: Score = getattr(stage, "score", "completion")
-    return tokenization(tokenizer, max_length=stage.max_length, truncation="keep_end", score=score)
+    train_on: Score = getattr(stage, "train_on", "completion")
+    return tokenization(tokenizer, max_length=stage.max_length, truncation="keep_end", train_on=train_on)
 
 
 def _shown_lengths(stage: Any, sources: Sources) -> tuple[list[int], str]:

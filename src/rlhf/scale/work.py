@@ -165,7 +165,7 @@ def asks_policy_again(stage: Any) -> bool:
     """Whether a rollout is scored by the policy before it learns from it: not where the sampler's own log-probabilities are the
     trainer's, nor where the only step finds them on its way. See ``rlhf.training.online.OnlineTrainer``."""
     samples_itself = stage.engine.kind == "local" and getattr(stage, "environment", None) is None
-    if not samples_itself or is_lowered(stage.engine) or stage.overlap != "none":
+    if not samples_itself or is_lowered(stage.engine) or stage.async_rollouts is not None:
         return True
     if stage.autocast == "none" and stage.model.dtype == "float32":
         return False
@@ -180,8 +180,8 @@ def not_foreseen(stage: Any) -> Iterator[str]:
         stage: Its settings.
     """
     yield "answers stay as long as they are assumed to be: how training changes their lengths can't be foreseen"
-    if stage.overlap != "none":
-        yield "sampling in a process of its own (overlap) is counted as if this one did it; its process, beside this one's memory"
+    if stage.async_rollouts is not None:
+        yield "sampling in a process of its own (async_rollouts) is counted as if this one did it; its process, beside this one's memory"
     if stage.engine.kind != "local":
         yield f"the engine {stage.engine.kind} takes what sampling in this process would; neither its time nor its memory is known"
     if getattr(stage.engine, "speculate", None) is not None:

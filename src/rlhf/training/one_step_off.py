@@ -177,7 +177,7 @@ class Ahead:
 
     def _process(self) -> SamplerProcess:
         engine = self.config.engine
-        assert isinstance(engine, LocalEngineConfig), "overlap and another engine exclude each other"
+        assert isinstance(engine, LocalEngineConfig), "async_rollouts and another engine exclude each other"
         return SamplerProcess(self.policy, autocast=self.config.autocast, threads=self.threads.sampler, settings=engine)
 
     def _divide_threads(self) -> None:
@@ -188,16 +188,16 @@ class Ahead:
 
 
 def build_ahead(policy: PolicyModel, config: RLConfig, *, own_engine: bool, name: str) -> Ahead | None:
-    """What ``overlap`` asks for; None where the policy is asked when its completions are needed.
+    """What ``async_rollouts`` asks for; None where the policy is asked when its completions are needed.
 
     Raises:
         ConfigError: There is an engine that samples with the trainer's weights as they happen to be.
     """
-    if config.overlap == "none":
+    if config.async_rollouts is None:
         return None
     if not own_engine:
         raise ConfigError(
-            f"{name}: `overlap: one_step` samples with a copy of the policy in a process of its own, and this trainer was given an "
+            f"{name}: `async_rollouts` samples with a copy of the policy in a process of its own, and this trainer was given an "
             "engine (an environment's, or another sampler). Leave one of the two out."
         )
     return Ahead(policy, config, name=name)

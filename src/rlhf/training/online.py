@@ -236,7 +236,7 @@ class OnlineTrainer(ABC):
         return self.judge(rollout, metrics, phase=phase)
 
     def ask_first(self, prompts: Sequence[Prompt], phase: int) -> Rollout:
-        """Completions of ``first_prompts``: sampled now, or a phase ago where ``overlap`` says so."""
+        """Completions of ``first_prompts``: sampled now, or a phase ago where ``async_rollouts`` says so."""
         if self.ahead is not None:
             return self.ahead.take(prompts, phase=phase)
         return self._ask(prompts, num_samples=self.config.group_size, seed=self.config.seed, step=phase)

@@ -131,14 +131,14 @@ class PPOTrainer(OnlineTrainer):
         if config.whiten_rewards:
             rewards = whiten(rewards, shift_mean=False)
         # 2. Advantage of a token: how much better than the critic expected.
-        lam: float | Tensor = config.lam
+        gae_lambda: float | Tensor = config.gae_lambda
         if config.length_adaptive_alpha is not None:
             lengths = segment_count(score_seq, experience.num_sequences)
-            lam = length_adaptive_lambda(lengths, alpha=config.length_adaptive_alpha)
-            metrics.mean(f"{self.name}/lambda_mean", lam)
+            gae_lambda = length_adaptive_lambda(lengths, alpha=config.length_adaptive_alpha)
+            metrics.mean(f"{self.name}/lambda_mean", gae_lambda)
         advantages, returns = gae(
             rewards, values, score_seq,
-            gamma=config.gamma, lam=lam, value_gae_lambda=config.value_gae_lambda, bootstrap_values=after_end,
+            gamma=config.gamma, gae_lambda=gae_lambda, value_gae_lambda=config.value_gae_lambda, bootstrap_values=after_end,
         )  # fmt: skip
         metrics.mean(f"{self.name}/advantage_mean", advantages)
         unexplained = (returns - values).var(correction=0) / returns.var(correction=0).clamp(min=1e-8)

@@ -89,14 +89,14 @@ def test_a_token_is_made_and_people_are_shut_out_and_let_in_again(tmp_path, caps
         assert access.api_token_name(store.engine, secret) is None
         people.revoke("ann", store=place)
         assert not access.person(store.engine, "ann").active
-        people.admit("ann", store=place)
+        people.restore_access("ann", store=place)
         assert access.person(store.engine, "ann").active
         with pytest.raises(DataError, match="no token called 'zoe'"):
             people.revoke("zoe", store=place, is_token=True)
 
 
 def test_a_misspelled_store_is_not_made(tmp_path):
-    for command in (people.token, people.revoke, people.admit):
+    for command in (people.token, people.revoke, people.restore_access):
         with pytest.raises(ConfigError, match="There is no store"):
             command("ann", store=str(tmp_path / "nothing.db"))
     assert not list(tmp_path.iterdir())

@@ -27,11 +27,11 @@ def rows_in(path):
 
 
 def test_two_models_are_compared_without_a_line_of_python(call, tmp_path):
-    opened = call("compare", "open", "best=one.jsonl", "two.jsonl", "--overall", "--seed", 3)
+    opened = call("compare", "start", "best=one.jsonl", "two.jsonl", "--overall", "--seed", 3)
     assert opened.startswith("6 tasks added: 6 prompts, models best, two.\n")
     assert "rlhf annotate --store evaluation.db --batch human-eval" in opened
     assert "0 tasks added, 6 there already" in call(
-        "compare", "open", "best=one.jsonl", "two.jsonl", "--overall", "--seed", 3
+        "compare", "start", "best=one.jsonl", "two.jsonl", "--overall", "--seed", 3
     )
     assert call("compare", "export", "tasks.jsonl", "--key", "key.jsonl") == (
         "6 tasks written to tasks.jsonl, the key to key.jsonl.\n"
@@ -62,7 +62,7 @@ def test_two_models_are_compared_without_a_line_of_python(call, tmp_path):
 
 
 def test_ratings_ask_the_criteria_of_a_file(call):
-    call("compare", "open", "one.jsonl", "two.jsonl", "three.jsonl", "--kind", "rating", "--criteria", "guide.yaml")
+    call("compare", "start", "one.jsonl", "two.jsonl", "three.jsonl", "--kind", "rating", "--criteria", "guide.yaml")
     assert call("guidelines", "--store", "evaluation.db").startswith("- name: truth\n  description: Is it true?\n")
     call("simulate", "--store", "evaluation.db", "--good", 2, "--careless", 0)
     found = json.loads(call("compare", "report", "--json", "--resamples", 5))
@@ -76,7 +76,7 @@ def test_prompts_with_identical_completions_are_counted_as_prompts_and_not_as_ta
         for n in range(6)
     ]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in same))
-    told = call("compare", "open", "one.jsonl", "x.jsonl", "--criteria", "guide.yaml")
+    told = call("compare", "start", "one.jsonl", "x.jsonl", "--criteria", "guide.yaml")
     assert told.startswith("8 tasks added: 6 prompts, models one, x.\n")
     assert "On 2 prompts completions of some models are the same to the letter" in told
     assert "(4 tasks fewer)" in told
@@ -85,27 +85,25 @@ def test_prompts_with_identical_completions_are_counted_as_prompts_and_not_as_ta
 
 
 def test_a_report_on_simulated_judgments_says_so_before_anything_else(call):
-    call("compare", "open", "one.jsonl", "two.jsonl", "--overall")
+    call("compare", "start", "one.jsonl", "two.jsonl", "--overall")
     call("simulate", "--store", "evaluation.db", "--good", 1, "--careless", 0)
     words = "6 of 6 judgments are simulated (rlhf feedback simulate) and no opinion of anybody's."
-    assert call("compare", "report", "--resamples", 0).startswith(
-        f"! {words}\n6 judgments of 6 prompts by 1 annotator"
-    )
+    assert call("compare", "report", "--resamples", 0).startswith(f"! {words}\n6 judgments of 6 prompts by 1 annotator")
     assert json.loads(call("compare", "report", "--resamples", 0, "--json"))["notes"] == [words]
     assert f"! {words}\n" in call("export", "pairs.jsonl", "--store", "evaluation.db")
 
 
 def test_completions_that_are_the_same_everywhere_leave_no_store_behind(call, tmp_path):
     with pytest.raises(DataError, match="the same in all 6 tasks"):
-        call("compare", "open", "a=one.jsonl", "b=one.jsonl", "--overall")
+        call("compare", "start", "a=one.jsonl", "b=one.jsonl", "--overall")
     assert not (tmp_path / "evaluation.db").exists()
 
 
 def test_several_evaluations_in_one_store_are_told_apart_by_name(call, tmp_path):
-    call("compare", "open", "one.jsonl", "two.jsonl", "--overall", "--name", "spring")
+    call("compare", "start", "one.jsonl", "two.jsonl", "--overall", "--name", "spring")
     with pytest.raises(ConfigError, match="asked in another way"):
-        call("compare", "open", "one.jsonl", "two.jsonl", "--overall", "--name", "spring", "--seed", 9)
-    call("compare", "open", "one.jsonl", "three.jsonl", "--overall", "--name", "autumn", "--baseline", "one")
+        call("compare", "start", "one.jsonl", "two.jsonl", "--overall", "--name", "spring", "--seed", 9)
+    call("compare", "start", "one.jsonl", "three.jsonl", "--overall", "--name", "autumn", "--baseline", "one")
     with pytest.raises(ConfigError, match="holds the evaluations spring, autumn; say which"):
         call("compare", "export", "tasks.jsonl")
     call("compare", "export", "tasks.jsonl", "--name", "autumn")
@@ -131,7 +129,7 @@ def test_several_evaluations_in_one_store_are_told_apart_by_name(call, tmp_path)
     ],
 )
 def test_a_judgment_that_is_none_is_refused_by_its_line(row, message, call, tmp_path):
-    call("compare", "open", "one.jsonl", "two.jsonl", "--overall")
+    call("compare", "start", "one.jsonl", "two.jsonl", "--overall")
     call("compare", "export", "tasks.jsonl")
     given = {"id": rows_in(tmp_path / "tasks.jsonl")[0]["id"], "annotator": "ann", **row}
     (tmp_path / "back.jsonl").write_text(json.dumps(given))
@@ -143,9 +141,9 @@ def test_a_judgment_that_is_none_is_refused_by_its_line(row, message, call, tmp_
 
 def test_what_can_not_be_compared_is_said(call):
     with pytest.raises(ConfigError, match="--overall asks one question"):
-        call("compare", "open", "one.jsonl", "two.jsonl", "--overall", "--criteria", "guide.yaml")
+        call("compare", "start", "one.jsonl", "two.jsonl", "--overall", "--criteria", "guide.yaml")
     with pytest.raises(DataError, match="A pairwise evaluation compares models; got one"):
-        call("compare", "open", "one.jsonl")
+        call("compare", "start", "one.jsonl")
     with pytest.raises(ConfigError, match=r"There is no store evaluation\.db"):
         call("compare", "report")
     call("import", "one.jsonl", "--store", "evaluation.db")

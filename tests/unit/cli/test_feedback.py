@@ -61,9 +61,7 @@ def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
     call("simulate", "--good", 1, "--careless", 0, "--limit", 3)
     assert call("export", "all.jsonl", "--unjudged") == f"{all_simulated(3)}8 rows written to all.jsonl.\n"
     assert stat.S_IMODE((tmp_path / "all.jsonl").stat().st_mode) == 0o600, "it names annotators"
-    assert (
-        call("import", "all.jsonl", "--store", "again.db") == "8 tasks added (read as 'rows').\n3 judgments added.\n"
-    )
+    assert call("import", "all.jsonl", "--store", "again.db") == "8 tasks added (read as 'rows').\n3 judgments added.\n"
     assert (
         call("import", "all.jsonl", "--store", "again.db")
         == "0 tasks added, 8 there already (read as 'rows').\n0 judgments added, 3 there already.\n"
@@ -291,8 +289,8 @@ def test_an_export_tells_tasks_that_nobody_judged_from_those_that_only_the_unqua
         (("export", "x.jsonl", "--events"), DataError, "nothing to export yet"),
         (("invite", "ann", "--url", "label.example.org"), ConfigError, "wanted an address such as https://"),
         (("simulate", "--good", "0", "--careless", "0"), ConfigError, "The crowd is empty"),
-        (("plan", "--accuracy", "0.4"), ConfigError, "find better ones"),
-        (("plan", "--accuracy", "0.5", "--overlap", "3"), ConfigError, "no more than a coin"),
+        (("sample-size", "--accuracy", "0.4"), ConfigError, "find better ones"),
+        (("sample-size", "--accuracy", "0.5", "--overlap", "3"), ConfigError, "no more than a coin"),
     ],
 )
 def test_what_can_not_be_done_is_said_with_what_to_do(words, error, message, call, tmp_path):
@@ -313,7 +311,7 @@ def test_an_invitation_is_a_link_to_the_server_it_is_for(call):
 def test_a_plan_counts_what_it_says(call):
     plan = json.loads(
         call(
-            "plan",
+            "sample-size",
             "--difference",
             0.1,
             "--tie-frac",
@@ -343,7 +341,7 @@ def test_a_plan_counts_what_it_says(call):
 
 
 def test_a_plan_says_what_it_did_not_compute_and_how_to_measure_it(call):
-    text = " ".join(call("plan").split())
+    text = " ".join(call("sample-size").split())
     assert "judgments of each 7 --wanted-accuracy is 0.9: their majority is right" in text
     assert "at 0.50 each (--price); " in text
     prices = [float(cost.replace(",", "")) for cost in re.findall(r"judgments cost ([\d,.]+\d)", text)]
@@ -351,28 +349,30 @@ def test_a_plan_says_what_it_did_not_compute_and_how_to_measure_it(call):
     assert prices == sorted(prices), (
         "fewer judgments of each are the cheaper way to the same difference, and that is seen"
     )
-    assert "--wanted-accuracy is" not in call("plan", "--overlap", 3)
+    assert "--wanted-accuracy is" not in call("sample-size", "--overlap", 3)
     assert "Accuracy of the reward model: nothing was measured" in text
     assert "a perfect one is right 92.9% of the time" in text
     assert "give --measured-overlap 7" in text, "or the points would be reckoned as judged once"
     assert "Cheaper: 1 judgment of each of 2,824 pairs finds the same for 1,524.96" in text
-    assert "Cheaper:" not in call("plan", "--overlap", 1)
-    assert "Cheaper:" not in call("plan", "--pairs", 100), "other pairs would not find the same"
+    assert "Cheaper:" not in call("sample-size", "--overlap", 1)
+    assert "Cheaper:" not in call("sample-size", "--pairs", 100), "other pairs would not find the same"
     assert "a rule of thumb" in text
     assert "inventory" not in text
-    asked = call("plan", "--reward-accuracy", "0.75").splitlines()
+    asked = call("sample-size", "--reward-accuracy", "0.75").splitlines()
     assert (
         "  rlhf reward model=MODEL data=pairs.jsonl eval_data=held_out.jsonl limit=250 max_steps=STEPS learning_rate=RATE "
         "-o runs/quarter" in asked
     )
-    assert any(line.startswith("  rlhf feedback plan --measured 250:ACCURACY") for line in asked)
+    assert any(line.startswith("  rlhf feedback sample-size --measured 250:ACCURACY") for line in asked)
 
 
 MEASURED = ("--measured", "250:0.6", "--measured", "500:0.65", "--measured", "1000:0.685", "--held-out", "4000")
 
 
 def test_a_plan_says_how_many_pairs_and_how_much_overlap_reach_an_accuracy(call):
-    said = json.loads(call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.7, "--json"))["reward_accuracy"]
+    said = json.loads(call("sample-size", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.7, "--json"))[
+        "reward_accuracy"
+    ]
     one, three = said["overlaps"][:2]
     assert said["held_out_accuracy"] == 0.8
     assert said["ceiling"]["high"] <= 0.8
@@ -384,11 +384,11 @@ def test_a_plan_says_how_many_pairs_and_how_much_overlap_reach_an_accuracy(call)
     assert three["pairs"] == pytest.approx(one["pairs"] * 0.36 / 0.627264, abs=1.5)
     assert (one["is_measured"], one["is_cheapest"], three["is_cheapest"]) == (True, True, False)
     assert one["cost"] == pytest.approx(one["pairs"] * 0.54)
-    text = call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.7)
+    text = call("sample-size", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.7)
     assert f"  1  80.0% right  {one['pairs']:,} pairs [{one['low']:,}, " in text
     assert "<- as measured, the cheapest" in text
     # the same points measured with five judgments of each: the others are held against those
-    five = json.loads(call("plan", *MEASURED, "--measured-overlap", 5, "--reward-accuracy", 0.7, "--json"))[
+    five = json.loads(call("sample-size", *MEASURED, "--measured-overlap", 5, "--reward-accuracy", 0.7, "--json"))[
         "reward_accuracy"
     ]
     assert [row["judgments_per_pair"] for row in five["overlaps"] if row["is_measured"]] == [5]
@@ -396,12 +396,12 @@ def test_a_plan_says_how_many_pairs_and_how_much_overlap_reach_an_accuracy(call)
 
 
 def test_a_plan_says_that_an_accuracy_can_not_be_reached_and_that_points_are_on_no_curve(call):
-    beyond = call("plan", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.85)
+    beyond = call("sample-size", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.85)
     assert "0.85 is not reachable by such pairs" in beyond
     assert "the ceiling is 0.7" in beyond
-    assert "Infinity" not in call("plan", *MEASURED, "--reward-accuracy", 0.74, "--json")
+    assert "Infinity" not in call("sample-size", *MEASURED, "--reward-accuracy", 0.74, "--json")
     late = ("--measured", "250:0.5", "--measured", "500:0.52", "--measured", "1000:0.75:2000", "--held-out", "2000")
-    assert "! The points lie on no such curve" in call("plan", *late, "--held-out-accuracy", 1)
+    assert "! The points lie on no such curve" in call("sample-size", *late, "--held-out-accuracy", 1)
 
 
 def points_of(*points):
@@ -413,33 +413,33 @@ def test_points_no_better_than_a_coin_are_told_and_alone_refused(call):
     with pytest.raises(
         ConfigError, match=r"None of the accuracies .* learning_rate is too small or the steps are too few"
     ):
-        call("plan", *coins, "--accuracy", 0.9, "--reward-accuracy", 0.8)
-    words = call("plan", *points_of("250:0.507", "500:0.52", "1000:0.66"), "--accuracy", 0.9)
+        call("sample-size", *coins, "--accuracy", 0.9, "--reward-accuracy", 0.8)
+    words = call("sample-size", *points_of("250:0.507", "500:0.52", "1000:0.66"), "--accuracy", 0.9)
     assert "! After 250, 500 pairs the model is not told apart from a coin" in words
-    assert "told apart from a coin" not in call("plan", *points_of("250:0.6", "500:0.65"), "--accuracy", 0.9)
+    assert "told apart from a coin" not in call("sample-size", *points_of("250:0.6", "500:0.65"), "--accuracy", 0.9)
 
 
 def test_what_a_third_of_the_curves_reach_is_doubtful_and_a_fall_is_told(call):
-    said = call("plan", *points_of("250:0.70", "500:0.66"), "--held-out-accuracy", 1, "--reward-accuracy", 0.75)
+    said = call("sample-size", *points_of("250:0.70", "500:0.66"), "--held-out-accuracy", 1, "--reward-accuracy", 0.75)
     assert "0.75 is doubtful with such pairs: 69% of the curves that fit never come so far, 31% do" in said
     assert (
         "! Accuracy fell from 0.700 after 250 pairs to 0.660 after 500; so few held-out pairs explain it by chance"
         in said
     )
     assert "(--held-out-accuracy), and nothing" in said
-    far = call("plan", *points_of("250:0.80", "500:0.60"), "--held-out-accuracy", 1)
+    far = call("sample-size", *points_of("250:0.80", "500:0.60"), "--held-out-accuracy", 1)
     assert "chance of the held-out pairs does not explain it" in far
-    assert "Accuracy fell" not in call("plan", *points_of("250:0.66", "500:0.70"))
+    assert "Accuracy fell" not in call("sample-size", *points_of("250:0.66", "500:0.70"))
 
 
 def test_a_curve_below_what_was_measured_says_why_and_whence_the_labels_are_known(call):
     points = points_of("250:0.62", "500:0.66", "1000:0.70")
-    said = call("plan", *points, "--accuracy", 0.75)
+    said = call("sample-size", *points, "--accuracy", 0.75)
     assert "after 1,000 pairs  0.68" in said
     assert "is less than the 0.700 measured after 1,000" in said
     assert "(one judgment of each; --measured-overlap or --held-out-accuracy say otherwise)" in said
-    assert "(the majority of 5 judgments of each;" in call("plan", *points, "--measured-overlap", 5)
-    assert "is less than" not in call("plan", *points, "--held-out-accuracy", 1)
+    assert "(the majority of 5 judgments of each;" in call("sample-size", *points, "--measured-overlap", 5)
+    assert "is less than" not in call("sample-size", *points, "--held-out-accuracy", 1)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_a_curve_below_what_was_measured_says_why_and_whence_the_labels_are_know
 )
 def test_points_of_a_plan_that_say_nothing_are_refused(words, message, call):
     with pytest.raises(ConfigError, match=message):
-        call("plan", *words)
+        call("sample-size", *words)
 
 
 def test_gold_answers_of_tasks_that_are_there_are_not_taken_and_that_is_said(call, tmp_path):

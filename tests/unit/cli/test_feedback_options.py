@@ -218,7 +218,7 @@ def test_the_tasks_that_are_asked_are_told_by_their_batch(call, store, capsys):
         rows = [{"id": f"q{n}", "prompt": f"p{n}", "completion": f"{name} {n}"} for n in range(3)]
         with open(f"{name}.jsonl", "w", encoding="utf-8") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
-    call("feedback", "compare", "open", "one.jsonl", "two.jsonl", "--overall", "--store", store)
+    call("feedback", "compare", "start", "one.jsonl", "two.jsonl", "--overall", "--store", store)
     with PreferenceStore(store) as opened:
         _say_how_far(opened, store)
         said = capsys.readouterr().out

@@ -166,7 +166,10 @@ def test_a_key_of_another_kind_of_stage_is_not_suggested():
     [
         (lambda: PPOConfig(clip_hihg=0.3), "clip_hihg: there is no such key. Did you mean 'clip_high'"),
         (lambda: PPOConfig(kl={"coef": -1}), "kl.coef: should be greater than or equal to 0 (got -1)"),
-        (lambda: PPOConfig(kl=KLConfig(coef=1)).updated(lam=2), "lam: should be less than or equal to 1 (got 2)"),
+        (
+            lambda: PPOConfig(kl=KLConfig(coef=1)).updated(gae_lambda=2),
+            "gae_lambda: should be less than or equal to 1 (got 2)",
+        ),
         (lambda: KLConfig(where="loss"), "k1 pulls nowhere as a loss"),
         (lambda: GRPOConfig(minibatch_size=12), "minibatch_size (12) must be a multiple of group_size (8)"),
         (lambda: PPOConfig(sampling={"temperature": 0}), "sampling.temperature is 0"),

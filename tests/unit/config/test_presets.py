@@ -31,7 +31,7 @@ def test_a_preset_follows_the_guidance_for_its_size(name):
     values = {**dict(ppo), "kl": ppo.kl.coef, "clip": ppo.clip_high}
     for setting, (low, high) in GUIDANCE[name].items():
         assert low <= values[setting] <= high, f"{setting} is {values[setting]}, the guidance says {low} to {high}"
-    assert (ppo.clip_low, ppo.lam, ppo.value_coef, ppo.group_size) == (ppo.clip_high, 0.95, 0.5, 1)
+    assert (ppo.clip_low, ppo.gae_lambda, ppo.value_coef, ppo.group_size) == (ppo.clip_high, 0.95, 0.5, 1)
 
 
 def test_large_models_get_adapters_and_the_small_world_all_weights():

@@ -215,15 +215,15 @@ def test_what_score_means(chat_tokenizer):
     row = {"prompt": DIALOGUE[:3], "completion": DIALOGUE[3:]}
     last = "as far as I know<|im_end|>"
     assert scored_text(chat_tokenizer, one(row, chat_tokenizer)) == last
-    assert scored_text(chat_tokenizer, one(row, chat_tokenizer, score="assistant")) == "in a den<|im_end|>" + last
-    whole = one(row, chat_tokenizer, score="all")
+    assert scored_text(chat_tokenizer, one(row, chat_tokenizer, train_on="assistant")) == "in a den<|im_end|>" + last
+    whole = one(row, chat_tokenizer, train_on="all")
     text = chat_tokenizer.apply_chat_template(DIALOGUE, tokenize=False)
     assert len(whole.prefix) == 1
     assert [*whole.prefix, *whole.branches[0].tokens][: len(ids(chat_tokenizer, text))] == ids(chat_tokenizer, text)
-    plain = one({"prompt": "the", "completion": " fox"}, chat_tokenizer, score="all")
+    plain = one({"prompt": "the", "completion": " fox"}, chat_tokenizer, train_on="all")
     assert plain.num_scored == len(ids(chat_tokenizer, "the fox")) + 1
-    with pytest.raises(RowError, match="score='assistant' needs messages with roles"):
-        one({"prompt": "the", "completion": " fox"}, chat_tokenizer, score="assistant")
+    with pytest.raises(RowError, match="train_on='assistant' needs messages with roles"):
+        one({"prompt": "the", "completion": " fox"}, chat_tokenizer, train_on="assistant")
 
 
 def test_a_template_without_end_marks_gets_eos(plain_tokenizer):

@@ -32,7 +32,7 @@ ONE_SEQUENCE = torch.zeros(3, dtype=torch.int64)
 def test_gae_by_hand():
     # gamma 0.9, lambda 0.5: deltas 0.9 * 0.6 - 0.5, 0.9 * 0.7 - 0.6, 1 - 0.7
     # advantages 0.3; 0.03 + 0.45 * 0.3; 0.04 + 0.45 * 0.165
-    advantages, returns = gae(REWARDS, VALUES, ONE_SEQUENCE, gamma=0.9, lam=0.5)
+    advantages, returns = gae(REWARDS, VALUES, ONE_SEQUENCE, gamma=0.9, gae_lambda=0.5)
     torch.testing.assert_close(advantages, double(0.11425, 0.165, 0.3))
     torch.testing.assert_close(returns, double(0.61425, 0.765, 1.0))
 
@@ -41,21 +41,21 @@ def test_a_truncated_sequence_expects_what_the_critic_expects_after_it():
     # last delta 1 + 0.9 * 2 - 0.7 = 2.1; a sequence that ended expects nothing
     score_seq = torch.tensor([0, 0, 0, 1])
     arguments = (double(0, 0, 1, 1), double(0.5, 0.6, 0.7, 0.7), score_seq)
-    advantages, _ = gae(*arguments, gamma=0.9, lam=0.0, bootstrap_values=double(2, 0))
+    advantages, _ = gae(*arguments, gamma=0.9, gae_lambda=0.0, bootstrap_values=double(2, 0))
     torch.testing.assert_close(advantages[2:], double(2.1, 0.3))
 
 
 def test_with_lambda_and_gamma_one_returns_are_rewards_to_go_whatever_the_critic_says():
     rewards, score_seq = double(1, 2, 4, 8, 16), torch.tensor([0, 0, 0, 1, 1])
     values = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    _, returns = gae(rewards, values, score_seq, gamma=1.0, lam=1.0)
+    _, returns = gae(rewards, values, score_seq, gamma=1.0, gae_lambda=1.0)
     torch.testing.assert_close(returns, double(7, 6, 4, 24, 16))
 
 
 def test_a_critic_that_is_right_leaves_no_advantage():
     rewards, score_seq = double(1, 2, 4), ONE_SEQUENCE
     for lam in (0.0, 0.5, 0.95):
-        advantages, _ = gae(rewards, double(7, 6, 4), score_seq, gamma=1.0, lam=lam)
+        advantages, _ = gae(rewards, double(7, 6, 4), score_seq, gamma=1.0, gae_lambda=lam)
         assert advantages.abs().max() == 0
 
 
@@ -63,9 +63,9 @@ def test_a_critic_that_is_right_leaves_no_advantage():
 def test_sequences_side_by_side_are_sequences_apart(lengths: list[int], seed: int):
     score_seq = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     rewards, values = torch.randn(2, len(score_seq), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    together, returns = gae(rewards, values, score_seq, gamma=0.99, lam=0.9)
+    together, returns = gae(rewards, values, score_seq, gamma=0.99, gae_lambda=0.9)
     apart = [
-        gae(r, v, torch.zeros(len(r), dtype=torch.int64), gamma=0.99, lam=0.9)[0]
+        gae(r, v, torch.zeros(len(r), dtype=torch.int64), gamma=0.99, gae_lambda=0.9)[0]
         for r, v in zip(rewards.split(lengths), values.split(lengths), strict=True)
     ]
     assert torch.equal(together, torch.cat(apart))
@@ -73,13 +73,15 @@ def test_sequences_side_by_side_are_sequences_apart(lengths: list[int], seed: in
 
 
 def test_a_broken_value_stays_in_its_sequence():
-    advantages, _ = gae(double(1, 1, 1), double(1, math.nan, 1), torch.tensor([0, 1, 2]), gamma=1.0, lam=1.0)
+    advantages, _ = gae(double(1, 1, 1), double(1, math.nan, 1), torch.tensor([0, 1, 2]), gamma=1.0, gae_lambda=1.0)
     assert advantages.isnan().tolist() == [False, True, False]
 
 
 def test_numbers_of_sequences_may_have_gaps():
     after = double(100, 3, 200, 300, 5)  # the values after sequences 0, 2 and 3 belong to nobody here
-    advantages, _ = gae(double(1, 2), double(0, 0), torch.tensor([1, 4]), gamma=1.0, lam=1.0, bootstrap_values=after)
+    advantages, _ = gae(
+        double(1, 2), double(0, 0), torch.tensor([1, 4]), gamma=1.0, gae_lambda=1.0, bootstrap_values=after
+    )
     assert advantages.tolist() == [4, 7]
 
 
@@ -87,7 +89,7 @@ def test_credit_carries_no_gradient_and_changes_no_input():
     rewards, values = REWARDS.clone(), VALUES.clone().requires_grad_()
     scores = double(5, grad=True)
     shaped = add_score_at_last_token(rewards, scores, ONE_SEQUENCE)
-    advantages, returns = gae(shaped, values, ONE_SEQUENCE, gamma=1.0, lam=0.95)
+    advantages, returns = gae(shaped, values, ONE_SEQUENCE, gamma=1.0, gae_lambda=0.95)
     grouped = group_advantages(double(1, 2, grad=True), torch.tensor([0, 0]))
     left_out = leave_one_out_advantages(double(1, 2, grad=True), torch.tensor([0, 0]))
     assert not any(x.requires_grad for x in (shaped, advantages, returns, grouped, left_out))
@@ -105,7 +107,7 @@ def test_every_token_of_a_sequence_sees_the_whole_score():
     # the trap of a score one past the end: some token would have a return without it
     score_seq = torch.tensor([0, 0, 0, 1])
     shaped = add_score_at_last_token(torch.zeros(4, dtype=torch.float64), double(3, 5), score_seq)
-    _, returns = gae(shaped, torch.zeros(4, dtype=torch.float64), score_seq, gamma=1.0, lam=1.0)
+    _, returns = gae(shaped, torch.zeros(4, dtype=torch.float64), score_seq, gamma=1.0, gae_lambda=1.0)
     assert returns.tolist() == [3, 3, 3, 5]
 
 
@@ -180,14 +182,14 @@ def test_whole_number_scores_are_refused_rather_than_rounded():
 
 def test_shapes_that_would_broadcast_are_refused():
     with pytest.raises(ConfigError, match=r"shapes \[3\], \[1\], \[3\]"):
-        gae(REWARDS, double(1), ONE_SEQUENCE, gamma=1.0, lam=1.0)
+        gae(REWARDS, double(1), ONE_SEQUENCE, gamma=1.0, gae_lambda=1.0)
     with pytest.raises(ConfigError, match=r"shapes \[2\], \[3\]"):
         group_advantages(double(1, 2), ONE_SEQUENCE)
 
 
 def test_the_critics_lambda_may_be_its_own_by_hand():
     # advantages as in test_gae_by_hand; returns are rewards to come: 1, discounted by 0.9 a token
-    advantages, returns = gae(REWARDS, VALUES, ONE_SEQUENCE, gamma=0.9, lam=0.5, value_gae_lambda=1.0)
+    advantages, returns = gae(REWARDS, VALUES, ONE_SEQUENCE, gamma=0.9, gae_lambda=0.5, value_gae_lambda=1.0)
     torch.testing.assert_close(advantages, double(0.11425, 0.165, 0.3))
     torch.testing.assert_close(returns, double(0.81, 0.9, 1.0))
 
@@ -195,25 +197,27 @@ def test_the_critics_lambda_may_be_its_own_by_hand():
 def test_each_sequence_may_have_its_lambda_by_hand():
     # the sequence of test_gae_by_hand twice: with lambda 0.5, and with 0, whose advantages are the deltas
     score_seq = torch.tensor([0, 0, 0, 1, 1, 1])
-    advantages, returns = gae(REWARDS.repeat(2), VALUES.repeat(2), score_seq, gamma=0.9, lam=double(0.5, 0))
+    advantages, returns = gae(REWARDS.repeat(2), VALUES.repeat(2), score_seq, gamma=0.9, gae_lambda=double(0.5, 0))
     torch.testing.assert_close(advantages, double(0.11425, 0.165, 0.3, 0.04, 0.03, 0.3))
     torch.testing.assert_close(returns, advantages + VALUES.repeat(2))
 
 
 @PATIENT
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.floats(0, 1), st.integers(0, 99))
-def test_one_lambda_for_each_sequence_is_one_lambda_where_they_are_equal(lengths: list[int], lam: float, seed: int):
+def test_one_lambda_for_each_sequence_is_one_lambda_where_they_are_equal(
+    lengths: list[int], gae_lambda: float, seed: int
+):
     score_seq = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     rewards, values = torch.randn(2, len(score_seq), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    each = gae(rewards, values, score_seq, gamma=0.99, lam=torch.full((len(lengths),), lam, dtype=torch.float64))
-    one = gae(rewards, values, score_seq, gamma=0.99, lam=lam)
+    each = gae(rewards, values, score_seq, gamma=0.99, gae_lambda=torch.full((len(lengths),), gae_lambda, dtype=torch.float64))
+    one = gae(rewards, values, score_seq, gamma=0.99, gae_lambda=gae_lambda)
     torch.testing.assert_close(each, one, rtol=1e-10, atol=1e-12)
 
 
 def test_sequences_with_their_own_lambda_cannot_reach_each_other():
     score_seq = torch.tensor([0, 0, 1, 1, 1, 2])
     rewards = double(1, 1, math.nan, 1, 1, 1)
-    advantages, _ = gae(rewards, torch.zeros_like(rewards), score_seq, gamma=1.0, lam=double(1, 1, 1))
+    advantages, _ = gae(rewards, torch.zeros_like(rewards), score_seq, gamma=1.0, gae_lambda=double(1, 1, 1))
     assert advantages.isnan().tolist() == [False, False, True, False, False, False]
     torch.testing.assert_close(advantages[[0, 1, 3, 4, 5]], double(2, 1, 2, 1, 1))
 
@@ -234,7 +238,7 @@ def test_the_trace_of_the_adaptive_lambda_reaches_over_its_share_of_the_tokens(l
 def test_no_gae_over_no_tokens():
     empty = double()
     for lam in (0.9, double()):
-        advantages, returns = gae(empty, empty, ONE_SEQUENCE[:0], gamma=1.0, lam=lam)
+        advantages, returns = gae(empty, empty, ONE_SEQUENCE[:0], gamma=1.0, gae_lambda=lam)
         assert advantages.shape == returns.shape == (0,)
 
 

@@ -1,4 +1,4 @@
-"""The process that samples beside training; what it samples is compared in tests/invariants/test_overlap.py."""
+"""The process that samples beside training; what it samples is compared in tests/invariants/test_async_rollouts.py."""
 
 from __future__ import annotations
 

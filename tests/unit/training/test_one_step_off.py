@@ -1,4 +1,4 @@
-"""What waits between two phases; that its bits are right is proven in tests/invariants/test_overlap.py."""
+"""What waits between two phases; that its bits are right is proven in tests/invariants/test_async_rollouts.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_threads_are_divided(all_threads, sampler, trainer):
 
 
 def test_the_trainer_has_all_threads_while_nothing_waits(two_threads):
-    trainer = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=2), late=True)
+    trainer = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=2), late=True)
     seen = []
     assign = trainer.assign_credit
 
@@ -55,12 +55,14 @@ def test_the_trainer_has_all_threads_while_nothing_waits(two_threads):
 
 
 def test_another_engine_is_refused():
-    with pytest.raises(ConfigError, match=r"ppo: `overlap: one_step`.*was given an engine.*Leave one of the two out"):
-        toy.build_trainer("ppo", overlap="one_step", episodes=True)
+    with pytest.raises(
+        ConfigError, match=r"ppo: `async_rollouts: {max_staleness: 1}`.*was given an engine.*Leave one of the two out"
+    ):
+        toy.build_trainer("ppo", async_rollouts={"max_staleness": 1}, episodes=True)
 
 
 def test_a_sampler_with_other_weights_stops_the_run():
-    trainer = toy.build_trainer("grpo", overlap="one_step")
+    trainer = toy.build_trainer("grpo", async_rollouts={"max_staleness": 1})
     answers = []
 
     class Stale(InTurn):
@@ -77,7 +79,7 @@ def test_a_sampler_with_other_weights_stops_the_run():
 
 
 def test_a_process_that_draws_other_numbers_is_noticed_at_the_first_step():
-    trainer = toy.build_trainer("grpo", overlap="one_step")
+    trainer = toy.build_trainer("grpo", async_rollouts={"max_staleness": 1})
 
     class Noisy(InTurn):
         def finish(self) -> Sampled:
@@ -101,7 +103,7 @@ def test_a_run_that_ends_or_fails_ends_its_sampler():
             closed.append(True)
             super().close()
 
-    trainer = toy.build_trainer("grpo", overlap="one_step")
+    trainer = toy.build_trainer("grpo", async_rollouts={"max_staleness": 1})
     trainer.ahead.build = lambda: Watched(trainer.policy)
     trainer.train()
     assert closed == [True]
@@ -110,7 +112,7 @@ def test_a_run_that_ends_or_fails_ends_its_sampler():
         def score(self, *_):
             raise RuntimeError("no")
 
-    trainer = toy.build_trainer("grpo", overlap="one_step", scorer=Broken())
+    trainer = toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, scorer=Broken())
     trainer.ahead.build = lambda: Watched(trainer.policy)
     with pytest.raises(RewardError, match="raised RuntimeError: no"):
         trainer.train()

@@ -15,7 +15,7 @@ from rlhf.training.metrics import Metrics
 from rlhf.training.ppo import PPOTrainer, VAPOTrainer
 from tests.fixtures import toy
 
-BARE = {"kl": {"where": "none"}, "whiten_advantages": False, "missing_eos_penalty": 0.0, "lam": 0.0}
+BARE = {"kl": {"where": "none"}, "whiten_advantages": False, "missing_eos_penalty": 0.0, "gae_lambda": 0.0}
 """Advantages are one-step errors of the critic, and nothing is added to the score."""
 
 
@@ -42,7 +42,7 @@ def test_the_score_sits_on_the_last_token():
 
 
 def test_every_token_earns_the_score_that_it_led_to():
-    experience, _ = credit(with_silent_critic(lam=1.0))
+    experience, _ = credit(with_silent_critic(gae_lambda=1.0))
     expected = experience.columns["scores"][experience.score_seq]
     torch.testing.assert_close(experience.token_columns["advantages"], expected)
     torch.testing.assert_close(experience.token_columns["returns"], expected)
@@ -124,7 +124,7 @@ def test_advantages_are_whitened_over_the_rollout():
 
 
 def test_whitened_rewards_have_deviation_1_and_the_mean_that_they_had():
-    experience, last = credit(with_silent_critic(lam=1.0, whiten_rewards=True))
+    experience, last = credit(with_silent_critic(gae_lambda=1.0, whiten_rewards=True))
     returns = experience.token_columns["returns"]
     after = torch.cat([returns[1:], torch.zeros(1)])
     after[last] = 0.0
@@ -135,8 +135,8 @@ def test_whitened_rewards_have_deviation_1_and_the_mean_that_they_had():
 
 def test_whitened_rewards_keep_their_mean_and_what_is_reported_is_what_was_earned():
     plain, white = Metrics(), Metrics()
-    credit(with_silent_critic(lam=1.0), plain)
-    experience, _ = credit(with_silent_critic(lam=1.0, whiten_rewards=True), white)
+    credit(with_silent_critic(gae_lambda=1.0), plain)
+    experience, _ = credit(with_silent_critic(gae_lambda=1.0, whiten_rewards=True), white)
     assert white.result()["ppo/reward_mean"] == plain.result()["ppo/reward_mean"]
     assert not torch.allclose(experience.token_columns["returns"], experience.columns["scores"][experience.score_seq])
 
@@ -195,7 +195,7 @@ def test_the_entropy_bonus_keeps_the_policy_from_growing_sure():
 
 
 def test_the_critic_learns_from_its_own_lambda():
-    experience, last = credit(with_silent_critic(lam=0.0, value_gae_lambda=1.0))
+    experience, last = credit(with_silent_critic(gae_lambda=0.0, value_gae_lambda=1.0))
     scores = experience.columns["scores"]
     expected = torch.zeros(len(experience.score_seq))
     expected[last] = scores
@@ -205,7 +205,7 @@ def test_the_critic_learns_from_its_own_lambda():
 
 def test_the_policys_lambda_grows_with_the_length_of_a_completion():
     """Alone at the end, a score of s is worth s * lambda^(tokens to go); lambda = 1 - 1 / (0.4 * 5) = 1/2 for five tokens."""
-    trainer = with_silent_critic(lam=0.95, length_adaptive_alpha=0.4, gamma=1.0)
+    trainer = with_silent_critic(gae_lambda=0.95, length_adaptive_alpha=0.4, gamma=1.0)
     metrics = Metrics()
     experience, _ = credit(trainer, metrics)
     lengths = torch.bincount(experience.score_seq)
@@ -325,7 +325,7 @@ def test_vapo_learns_once_its_critic_is_warm():
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"length_adaptive_alpha": 0.05, "lam": 0.9}, "lam does nothing where length_adaptive_alpha"),
+        ({"length_adaptive_alpha": 0.05, "gae_lambda": 0.9}, "gae_lambda does nothing where length_adaptive_alpha"),
         ({"positive_score": 0.5}, "positive_score belongs to positive_nll_coef"),
         ({"rollouts": 5, "value_warmup_rollouts": 5}, r"value_warmup_rollouts \(5\) must be below rollouts \(5\)"),
     ],

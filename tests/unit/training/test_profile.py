@@ -64,7 +64,7 @@ def test_a_policy_run_shows_what_it_samples_judges_compares_and_learns():
 
 
 def test_what_goes_into_a_sampler_beside_is_an_activity_of_its_own_and_has_no_rate():
-    trainer = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3))
+    trainer = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3))
     with profiled(None) as profile:
         trainer.train()
     found = profile.as_dict()

@@ -117,7 +117,7 @@ def test_guesses_leave_training_as_it_is_and_are_reported():
 @pytest.mark.slow
 def test_a_process_beside_training_samples_by_the_same_settings(weights):
     engine = WATCHED | {"weights": weights, "speculate": GUESSING}
-    trainer, rollouts = run(engine, overlap="one_step", sampling=COLD)
+    trainer, rollouts = run(engine, async_rollouts={"max_staleness": 1}, sampling=COLD)
     assert max(metrics["rollout/tokens_per_forward"] for metrics in rollouts) > 1
     assert torch.isfinite(torch.cat([w.flatten() for w in toy.weights_of(trainer).values()])).all()
     assert ("rollout/prob_gap" in rollouts[0]) == (weights == "int8")

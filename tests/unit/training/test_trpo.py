@@ -19,7 +19,7 @@ from rlhf.training.metrics import Metrics
 from rlhf.training.trpo import TrustRegion, _twice_differentiated
 from tests.fixtures import toy
 
-WITHOUT_CRITIC = {"kl": {"where": "none"}, "lam": 1.0, "gamma": 1.0}
+WITHOUT_CRITIC = {"kl": {"where": "none"}, "gae_lambda": 1.0, "gamma": 1.0}
 
 
 def policy_weights(trainer):

@@ -2,7 +2,7 @@
 
     GET  /people                     who is known, and how much they judged
     POST /people/invite              a new link; it stands on the answer and nowhere else
-    POST /people/revoke, /people/admit
+    POST /people/revoke, /people/restore-access
 
 All of it is the owner's alone. No script: forms with the session's CSRF token, and pages that a browser does not keep.
 """
@@ -78,8 +78,8 @@ def revoke(request: Request, visitor: Whoever, store: Store, name: Name) -> Resp
     return _set_active(request, visitor, store, name, False)
 
 
-@router.post("/people/admit")
-def admit(request: Request, visitor: Whoever, store: Store, name: Name) -> Response:
+@router.post("/people/restore-access")
+def restore_access(request: Request, visitor: Whoever, store: Store, name: Name) -> Response:
     """Let somebody in again."""
     return _set_active(request, visitor, store, name, True)
 

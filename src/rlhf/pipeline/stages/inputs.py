@@ -131,7 +131,7 @@ def penalties_of(stage: PolicyTraining, policy: PolicyModel, at: StageContext) -
         return []
     ewc, seed = stage.ewc, derive_seed(seed_of(getattr(stage, "seed", None)), "ewc")
     limits = {"limit": ewc.rows, "max_length": longest_row(None, policy), "truncation": "keep_start"}
-    rows = SFTDataset(at.paths(ewc.data), policy.tokenizer, score=ewc.score, **limits)  # type: ignore[arg-type]
+    rows = SFTDataset(at.paths(ewc.data), policy.tokenizer, train_on=ewc.train_on, **limits)  # type: ignore[arg-type]
     at.log.write("note", message=f"ewc.data: {rows.report.to_text()}")
     at.log.say(f"  measuring what {counted(len(rows), 'row')} of ewc.data depend on")
     return [ElasticWeightConsolidation(policy, rows, coef=ewc.coef, targets=ewc.targets, seed=seed)]

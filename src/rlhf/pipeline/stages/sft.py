@@ -24,7 +24,7 @@ from rlhf.training.sft import SFTTrainer
 def run_sft(stage: SFTStage, at: StageContext) -> StageOutcome:
     """A fine-tuned policy."""
     policy = load_for_training(stage.model, at, seed=seed_of(stage.seed))
-    options: dict[str, Any] = {"truncation": stage.truncation, "score": stage.score}
+    options: dict[str, Any] = {"truncation": stage.truncation, "train_on": stage.train_on}
     train, held_out = open_datasets(stage, at, SFTDataset, StreamingSFTDataset, policy, options)
     choose_path(policy, train, at)
     trainer = SFTTrainer(policy, stage, train, held_out, log=at.log, checkpoint_dir=at.folder)

@@ -204,7 +204,7 @@ def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) ->
         rows.wanted,
         rows.limit,
         root and root.model_dump_json(),
-        getattr(stage, "score", None),
+        getattr(stage, "train_on", None),
     )
     if place in review.shared:
         known: Lengths | None = review.shared[place]
@@ -224,7 +224,7 @@ def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) ->
         return None
     report = TokenizationReport()
     with review.at(rows.key):
-        how = tokenization(tokenizer, score=getattr(stage, "score", "completion"))
+        how = tokenization(tokenizer, train_on=getattr(stage, "train_on", "completion"))
         items = PLANS[rows.wanted].items(sample, how, report, skip_bad_rows=True)
         if report.bad_rows and not rows.skips_bad_rows:
             row = report.bad_rows[0]

@@ -228,7 +228,7 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         _check_single_step(review, stage)
     sampling = stage.sampling
     is_whole = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (None, 1, 0, 1)
-    is_own = stage.engine.kind == "local" and stage.engine.weights == "same" and stage.overlap == "none"
+    is_own = stage.engine.kind == "local" and stage.engine.weights == "same" and stage.async_rollouts is None
     is_exact = stage.autocast == "none" and stage.model.dtype == "float32"
     if stage.importance is not None and is_whole and is_own and is_exact:
         review.warn(
@@ -237,9 +237,9 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         )
     if stage.engine.kind == "local" and stage.engine.weights == stage.model.dtype:
         review.warn("engine.weights", f"It does nothing: the policy's own weights are in {stage.model.dtype}.")
-    if stage.overlap != "none" and isinstance(stage, PolicyStage) and stage.environment is not None:
+    if stage.async_rollouts is not None and isinstance(stage, PolicyStage) and stage.environment is not None:
         review.error(
-            "overlap",
+            "async_rollouts",
             "It samples with a copy of the policy in a process of its own, and episodes are played in this one; leave it out.",
         )
     if stage.kl.where == "none" and stage.kl.target is not None:

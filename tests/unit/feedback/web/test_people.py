@@ -36,7 +36,7 @@ def test_an_annotator_and_a_stranger_are_refused_whatever_they_try(site):
         ("/people/invite", {"name": "eve", "role": "owner"}),
         ("/people/invite", {"name": "ann", "role": "owner"}),
         ("/people/revoke", {"name": "bob"}),
-        ("/people/admit", {"name": "bob"}),
+        ("/people/restore-access", {"name": "bob"}),
     ]:
         assert ann.post(path, data=data, headers=PERSON).status_code == 403, path
         assert stranger.post(path, data=data, headers=PERSON).status_code in (401, 403), path
@@ -97,11 +97,11 @@ def test_who_is_shut_out_is_gone_at_once_and_can_come_again(site):
     assert come_in(site, link).status_code == 403
     shown = olga.get("/people", headers=PERSON).text
     assert "shut out" in shown
-    assert "Let in again: ann" in shown
+    assert "Restore access: ann" in shown
     refused = invite(olga, "ann")
     assert refused.status_code == 400
     assert "was shut out; let them in again first" in refused.text
-    assert olga.post("/people/admit", data={"name": "ann"}, headers=PERSON).status_code == 303
+    assert olga.post("/people/restore-access", data={"name": "ann"}, headers=PERSON).status_code == 303
     assert come_in(site, link_on(invite(olga, "ann"))).status_code == 303
     assert len(site.store.judgments("ann")) == 1, "what was judged stays"
 

@@ -11,25 +11,29 @@ from rlhf.errors import ConfigError
 @pytest.mark.parametrize("cls", [PPOConfig, GRPOConfig])
 def test_older_completions_are_corrected_unless_something_else_is_said(cls):
     assert cls().importance is None
-    assert cls(overlap="one_step").importance == ImportanceConfig(level="token", bound="truncate", low=0, high=2)
-    said = cls.of({"overlap": "one_step", "importance": {"level": "sequence", "bound": "mask", "high": 3}})
+    assert cls(async_rollouts={"max_staleness": 1}).importance == ImportanceConfig(
+        level="token", bound="truncate", low=0, high=2
+    )
+    said = cls.of(
+        {"async_rollouts": {"max_staleness": 1}, "importance": {"level": "sequence", "bound": "mask", "high": 3}}
+    )
     assert said.importance == ImportanceConfig(level="sequence", bound="mask", high=3)
-    assert cls(seed=3).updated(overlap="one_step").importance == ImportanceConfig()
+    assert cls(seed=3).updated(async_rollouts={"max_staleness": 1}).importance == ImportanceConfig()
     with pytest.raises(ConfigError, match=r"importance is null.*leave importance out"):
-        cls.of({"overlap": "one_step", "importance": None})
+        cls.of({"async_rollouts": {"max_staleness": 1}, "importance": None})
 
 
 @pytest.mark.parametrize("cls", [OnlineDPOConfig, DistillConfig])
 def test_losses_without_advantages_need_no_correction(cls):
-    assert cls(overlap="one_step").importance is None
+    assert cls(async_rollouts={"max_staleness": 1}).importance is None
 
 
 def test_a_kl_that_is_unbiased_only_for_its_own_samples_is_refused():
     with pytest.raises(ConfigError, match=r"kl\.unbiased.*leave one of the two out"):
-        GRPOConfig.of({"overlap": "one_step", "kl": {"unbiased": True}})
-    assert GRPOConfig.of({"kl": {"unbiased": True}}).overlap == "none"
+        GRPOConfig.of({"async_rollouts": {"max_staleness": 1}, "kl": {"unbiased": True}})
+    assert GRPOConfig.of({"kl": {"unbiased": True}}).async_rollouts is None
 
 
 def test_a_settings_file_written_from_the_resolved_one_means_the_same():
-    config = PPOConfig(overlap="one_step")
+    config = PPOConfig(async_rollouts={"max_staleness": 1})
     assert PPOConfig.of(config.model_dump(mode="json")) == config

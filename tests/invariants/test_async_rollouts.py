@@ -20,7 +20,12 @@ from tests.fixtures import toy
 from tests.fixtures.overlap import in_turn
 from tests.invariants.test_resume import KilledError, KillingLog, build, logged
 
-SETTINGS: dict[str, Any] = {"overlap": "one_step", "rollouts": 3, "save_every": 1, "early_stopping": None}
+SETTINGS: dict[str, Any] = {
+    "async_rollouts": {"max_staleness": 1},
+    "rollouts": 3,
+    "save_every": 1,
+    "early_stopping": None,
+}
 ignore_conv1d = pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # GPT-2's layers lie the other way
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {}),
@@ -68,7 +73,9 @@ def test_when_it_is_sampled_makes_no_difference(case, tmp_path):
 
 
 def test_a_rollout_is_sampled_by_the_weights_from_before_the_training_on_the_one_before():
-    trainer = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3, learning_rate=1e-2), late=True)
+    trainer = in_turn(
+        toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3, learning_rate=1e-2), late=True
+    )
     at_start: list[Any] = []
     collect, phases = trainer.collect, []
 
@@ -93,7 +100,7 @@ def test_a_rollout_is_sampled_by_the_weights_from_before_the_training_on_the_one
 def test_older_completions_are_corrected_and_fresh_ones_need_no_correction(name):
     log = RunLog()
     trainer = in_turn(
-        toy.build_trainer(name, log=log, overlap="one_step", rollouts=4, learning_rate=1e-2, seed=3,
+        toy.build_trainer(name, log=log, async_rollouts={"max_staleness": 1}, rollouts=4, learning_rate=1e-2, seed=3,
                           **({"value_warmup_rollouts": 2} if name == "vapo" else {}))
     )  # fmt: skip
     trainer.train()
@@ -113,7 +120,7 @@ def test_older_completions_are_corrected_and_fresh_ones_need_no_correction(name)
 def test_prompts_asked_again_are_answered_by_the_weights_as_they_are():
     log = RunLog()
     name, settings = CASES["grpo with equal groups asked again"]
-    in_turn(toy.build_trainer(name, log=log, overlap="one_step", rollouts=3, **settings)).train()
+    in_turn(toy.build_trainer(name, log=log, async_rollouts={"max_staleness": 1}, rollouts=3, **settings)).train()
     found = [e["metrics"] for e in log.read("metrics") if "rollout/staleness" in e["metrics"]]
     assert max(m["rollout/rounds"] for m in found[1:]) > 1
     for m in found[1:]:
@@ -122,7 +129,7 @@ def test_prompts_asked_again_are_answered_by_the_weights_as_they_are():
 
 
 def test_weights_that_correct_multiply_the_loss_of_the_token():
-    trainer = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3, learning_rate=1e-2))
+    trainer = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3, learning_rate=1e-2))
     trainer.collect(0, Metrics())
     toy.change_weights(trainer.policy.model, by=0.05)
     experience = trainer.collect(1, Metrics())
@@ -188,7 +195,7 @@ def test_a_signal_while_it_is_waited_for_saves_and_the_run_goes_on_with_the_same
 
 
 def test_a_guard_that_goes_back_forgets_what_is_under_way(tmp_path: Path):
-    trainer = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3), late=True)
+    trainer = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3), late=True)
     before = trainer.state_dict()
     trainer.collect(0, Metrics())
     assert trainer.ahead.has(1)
@@ -196,12 +203,12 @@ def test_a_guard_that_goes_back_forgets_what_is_under_way(tmp_path: Path):
     assert not trainer.ahead.has(1)
     assert len(trainer.ahead.buffer) == 0
     again = trainer.collect(0, Metrics())
-    fresh = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3)).collect(0, Metrics())
+    fresh = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3)).collect(0, Metrics())
     assert again.state_dict()["groups"] == fresh.state_dict()["groups"]
 
 
 def test_a_guard_goes_back_also_where_what_is_under_way_has_failed():
-    trainer = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3), late=True)
+    trainer = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3), late=True)
 
     class Failing:
         def __init__(self, sampler):
@@ -219,7 +226,7 @@ def test_a_guard_goes_back_also_where_what_is_under_way_has_failed():
     trainer.load_state_dict(before)
     assert not trainer.ahead.has(1)
     again = trainer.collect(0, Metrics())
-    fresh = in_turn(toy.build_trainer("grpo", overlap="one_step", rollouts=3)).collect(0, Metrics())
+    fresh = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3)).collect(0, Metrics())
     assert again.state_dict()["groups"] == fresh.state_dict()["groups"]
 
 
@@ -229,7 +236,7 @@ def test_the_reward_rises_one_step_off_too(name):
     log = RunLog()
     settings = {"ppo": {"kl": {"coef": 0.01}}, "grpo": {"group_size": 4, "kl": {"coef": 0.01}}}[name]
     in_turn(
-        toy.build_trainer(name, log=log, overlap="one_step", rollouts=30, prompts_per_rollout=32, minibatch_size=32,
+        toy.build_trainer(name, log=log, async_rollouts={"max_staleness": 1}, rollouts=30, prompts_per_rollout=32, minibatch_size=32,
                           learning_rate=2e-2, **settings)
     ).train()  # fmt: skip
     scores = [e["metrics"][f"{name}/score_mean"] for e in log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
