@@ -98,18 +98,18 @@ CRITIC = ("gae_lambda", "gamma", "value_learning_rate", "value_init", "value_mod
 METHODS: dict[str, Method] = {
     "sft": Method(
         "Supervised fine-tuning", "Imitate demonstrations: the likelihood of their completions.",
-        "supervised", "sft", {}, ("score", "label_smoothing", "epochs", "learning_rate"),
+        "supervised", "sft", {}, ("train_on", "label_smoothing", "epochs", "learning_rate"),
         "losses.supervised:nll_loss", "Ouyang et al.", 2022, "2203.02155",
     ),
     "dft": Method(
         "Dynamic fine-tuning",
         "SFT in which a token counts by the probability it has already: learn what is near, leave what is absurd.",
-        "supervised", "sft", {"loss": "dft"}, ("loss", "score", "learning_rate"),
+        "supervised", "sft", {"loss": "dft"}, ("loss", "train_on", "learning_rate"),
         "losses.supervised:dft_loss", "Wu et al.", 2025, "2508.05629",
     ),
     "neftune": Method(
         "NEFTune", "SFT with noise on the embeddings: a small data set is not learned by heart.",
-        "supervised", "sft", {"neftune_alpha": 5.0}, ("neftune_alpha", "score", "epochs"),
+        "supervised", "sft", {"neftune_alpha": 5.0}, ("neftune_alpha", "train_on", "epochs"),
         "losses.regularizers:neftune_noise", "Jain et al.", 2023, "2310.05914",
     ),
     "reward": Method(
