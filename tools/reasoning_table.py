@@ -3,7 +3,7 @@
     python tools/reasoning_table.py                     seeds 7, 8, 9; writes docs/results/reasoning.md and .json
     python tools/reasoning_table.py --seeds 10 --write /tmp/reasoning.md
 
-The stages of recipes/reasoning-{prm,grpo,hack}.yaml, those that they share once. A stage that is finished is never done again:
+The stages of recipes/reasoning_{prm,grpo,hack}.yaml, those that they share once. A stage that is finished is never done again:
 give the same command after a kill and it goes on. Settings were chosen on seed 0, and the width of the policy's start on seed 2;
 seeds 1 to 6 were those of earlier tables. The default seeds are others.
 """
@@ -129,7 +129,7 @@ def combined_recipe(seed: int, folder: Path, recipes: Sequence[str] = RECIPES) -
     """The stages of all recipes, those with one name once; their measurements are told apart by the recipe's name."""
     stages: dict[str, Any] = {}
     for recipe in recipes:
-        file = f"reasoning-{recipe}.yaml"
+        file = f"reasoning_{recipe}.yaml"
         for name, stage in read_yaml(ROOT / "recipes" / file)["stages"].items():
             own = f"{name}_{recipe}" if name in MEASURES else name
             if stages.setdefault(own, stage) != stage:

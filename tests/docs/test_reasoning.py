@@ -18,7 +18,7 @@ OWN = ("solved", "evaluate")
 
 
 def stages_of(name):
-    return read_yaml(ROOT / "recipes" / f"reasoning-{name}.yaml")["stages"]
+    return read_yaml(ROOT / "recipes" / f"reasoning_{name}.yaml")["stages"]
 
 
 @pytest.mark.parametrize("other", ["grpo", "hack"])

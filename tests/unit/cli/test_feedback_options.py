@@ -76,7 +76,7 @@ def test_an_option_that_would_do_nothing_is_refused(words, message, call, store,
     [
         (("annotate", "--kind", "graded5"), "--kind says how new tasks are asked, and no file"),
         (("annotate", "--batch", "a", "--all-batches"), "give one of them"),
-        (("feedback", "plan", "--overlap", "3", "--wanted-accuracy", "0.8"), "give one"),
+        (("feedback", "sample-size", "--overlap", "3", "--wanted-accuracy", "0.8"), "give one"),
         (("feedback", "guidelines", "g.yaml", "--json"), "--json shows what a store asks for"),
     ],
 )
