@@ -50,6 +50,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.models.value import ValueModel as ValueModel
     from rlhf.pipeline.api import RLHFConfig as RLHFConfig
     from rlhf.pipeline.api import RLHFTrainer as RLHFTrainer
+    from rlhf.pipeline.orchestrator import RLHFOrchestrator as RLHFOrchestrator
+    from rlhf.pipeline.orchestrator import TrainingStage as TrainingStage
     from rlhf.pipeline.run import Pipeline as Pipeline
     from rlhf.rewards.composite import CompositeReward as CompositeReward
     from rlhf.rewards.ensemble import EnsembleReward as EnsembleReward
@@ -108,6 +110,7 @@ PUBLIC: dict[str, str] = {
     "REWARDS": "rlhf.rewards.factory:REWARDS",
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
+    "RLHFOrchestrator": "rlhf.pipeline.orchestrator:RLHFOrchestrator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
     "RLOOConfig": "rlhf.config.grpo_settings:RLOOConfig",
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
@@ -127,6 +130,7 @@ PUBLIC: dict[str, str] = {
     "StreamingKTODataset": "rlhf.data.streaming:StreamingKTODataset",
     "StreamingPreferenceDataset": "rlhf.data.streaming:StreamingPreferenceDataset",
     "StreamingSFTDataset": "rlhf.data.streaming:StreamingSFTDataset",
+    "TrainingStage": "rlhf.pipeline.orchestrator:TrainingStage",
     "ValueModel": "rlhf.models.value:ValueModel",
     "WinRateEvaluator": "rlhf.evaluation.winrate:WinRateEvaluator",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
