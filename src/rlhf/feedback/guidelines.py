@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore
 
 
-class Example(Config):
+class Example(BaseConfig):
     """A worked example, shown beside the guideline."""
 
     prompt: str
@@ -30,7 +30,7 @@ class Example(Config):
     """Why."""
 
 
-class AnnotationGuideline(Config):
+class AnnotationGuideline(BaseConfig):
     """One dimension that completions are judged on."""
 
     name: str

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.errors import ConfigError
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
 from rlhf.pipeline.staged_run import StagedRun
 
-T = TypeVar("T", bound=Config)
+T = TypeVar("T", bound=BaseConfig)
 
 
 def _explained(config: type[T]) -> type[T]:
@@ -32,7 +32,7 @@ def _explained(config: type[T]) -> type[T]:
 
 
 @_explained
-class RLHFConfig(Config):
+class RLHFConfig(BaseConfig):
     """What most runs need to say; everything else keeps the defaults of its stage."""
 
     model_name: str

@@ -37,7 +37,7 @@ from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.training.checkpoint_names import PREFIX, step_of
 from rlhf.training.interrupt import StopRequest, signals_as_requests
-from rlhf.training.log import EVENTS, RunLog, finite, read_jsonl
+from rlhf.training.log import EVENTS, TrainingLogger, finite, read_jsonl
 from rlhf.training.profile import profile_table, profiled
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Pipeline:
     def __init__(self, recipe: RecipeConfig, *, console: Console | None = None) -> None:
         self.recipe = recipe
         self.run_dir = Path(recipe.output_dir) / recipe.name
-        self.log = RunLog(self.run_dir, console=console)
+        self.log = TrainingLogger(self.run_dir, console=console)
         self._signals = StopRequest(at_once=True)
         self._profiles = False
         self.has_trained = False
@@ -253,7 +253,7 @@ class Pipeline:
         self._profile = profile_table(profile.as_dict())
         return outcome
 
-    def _warn(self, name: str, log: RunLog) -> None:
+    def _warn(self, name: str, log: TrainingLogger) -> None:
         """Say beside the result, and in the report, where an evaluation measures with what training saw."""
         stage = self.recipe.stages[name]
         if not isinstance(stage, EvaluateStage | PassAtKStage):
@@ -272,7 +272,7 @@ class Pipeline:
                 self.log.say(escape(f"  {note}"))
 
     @contextlib.contextmanager
-    def _failures(self, name: str, log: RunLog) -> Iterator[None]:
+    def _failures(self, name: str, log: TrainingLogger) -> Iterator[None]:
         """However a stage ends before its end, the log says so, and a user's error says where it happened."""
         try:
             yield

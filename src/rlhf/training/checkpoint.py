@@ -29,7 +29,7 @@ from rlhf.files import check_space, delete, fsync, make_folder, storage_errors
 from rlhf.training.checkpoint_folder import Checkpoint, Record, Snapshot
 from rlhf.training.checkpoint_names import PREFIX, step_and_number, step_of
 
-__all__ = ["ADVICE", "Checkpoint", "CheckpointStore", "load_weights"]
+__all__ = ["ADVICE", "Checkpoint", "CheckpointManager", "load_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ ADVICE = (
 )
 
 
-class CheckpointStore:
+class CheckpointManager:
     """Checkpoints of one training run in one folder.
 
     Args:

@@ -23,7 +23,7 @@ from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe
 from rlhf.training.online import OnlineTrainer
 from rlhf.training.optim import TrainedModule
@@ -64,7 +64,7 @@ class DistillTrainer(OnlineTrainer):
         demonstrations: Sequence[Group] = (),
         eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
         check_comparable(policy, teacher, what="The teacher")

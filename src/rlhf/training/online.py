@@ -31,7 +31,7 @@ from rlhf.training.control import build_kl_controller
 from rlhf.training.engine_calls import ask_engine
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.held_out import HeldOut
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.mismatch import Asked, build_mismatch
@@ -80,7 +80,7 @@ class OnlineTrainer(ABC):
         reference: Reference,
         eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
         if not prompts:
@@ -99,7 +99,7 @@ class OnlineTrainer(ABC):
         self.mismatch = build_mismatch(
             self.engine, policy, config, self._rescore, own_engine=self.own_engine, name=self.name
         )
-        self.log = log or RunLog()
+        self.log = log or TrainingLogger()
         listen_to(self.engine, self.log.alarm)
         self.checkpoint_dir = checkpoint_dir
         self.penalties: list[Penalty] = []

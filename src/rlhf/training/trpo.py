@@ -28,7 +28,7 @@ from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule
 from rlhf.training.policy_objective import policy_losses
@@ -65,7 +65,7 @@ class TRPOTrainer(PPOTrainer):
         reference: Reference,
         eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
         disable_dropout(policy.model)
