@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
+    from rlhf.config.base import BaseConfig as BaseConfig
     from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
     from rlhf.config.grpo_settings import RLOOConfig as RLOOConfig
     from rlhf.config.policy import PPOConfig as PPOConfig
@@ -60,12 +61,15 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
     from rlhf.rewards.shortcuts import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
+    from rlhf.training.checkpoint import CheckpointManager as CheckpointManager
+    from rlhf.training.console import setup_logging as setup_logging
     from rlhf.training.control import AdaptiveKLController as AdaptiveKLController
     from rlhf.training.control import EarlyStopping as EarlyStopping
     from rlhf.training.dpo import DPOTrainer as DPOTrainer
     from rlhf.training.grpo import GRPOTrainer as GRPOTrainer
     from rlhf.training.grpo import RLOOTrainer as RLOOTrainer
     from rlhf.training.kto import KTOTrainer as KTOTrainer
+    from rlhf.training.log import TrainingLogger as TrainingLogger
     from rlhf.training.penalties import ElasticWeightConsolidation as ElasticWeightConsolidation
     from rlhf.training.ppo import PPOTrainer as PPOTrainer
     from rlhf.training.process_reward import ProcessRewardModelTrainer as ProcessRewardModelTrainer
@@ -79,6 +83,8 @@ PUBLIC: dict[str, str] = {
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
     "AnnotationGuideline": "rlhf.feedback.guidelines:AnnotationGuideline",
     "AnnotatorQualityControl": "rlhf.feedback.quality:AnnotatorQualityControl",
+    "BaseConfig": "rlhf.config.base:BaseConfig",
+    "CheckpointManager": "rlhf.training.checkpoint:CheckpointManager",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
     "DPOConfig": "rlhf.config.preference:DPOConfig",
@@ -130,11 +136,13 @@ PUBLIC: dict[str, str] = {
     "StreamingKTODataset": "rlhf.data.streaming:StreamingKTODataset",
     "StreamingPreferenceDataset": "rlhf.data.streaming:StreamingPreferenceDataset",
     "StreamingSFTDataset": "rlhf.data.streaming:StreamingSFTDataset",
+    "TrainingLogger": "rlhf.training.log:TrainingLogger",
     "TrainingStage": "rlhf.pipeline.orchestrator:TrainingStage",
     "ValueModel": "rlhf.models.value:ValueModel",
     "WinRateEvaluator": "rlhf.evaluation.winrate:WinRateEvaluator",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
+    "setup_logging": "rlhf.training.console:setup_logging",
 }
 """Public name -> where it lives. tests/architecture/test_public_names.py keeps it complete, true and sorted."""
 

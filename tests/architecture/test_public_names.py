@@ -32,6 +32,7 @@ PROMISED = set(
     setup_logging evaluate_model run_benchmark export_model create_app get_7b_model_config get_70b_model_config
     ALGORITHMS REWARDS
     RLHFOrchestrator
+    TrainingLogger CheckpointManager BaseConfig
     """.split()
 )
 

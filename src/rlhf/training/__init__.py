@@ -19,6 +19,6 @@ control       AdaptiveKLController, EarlyStopping
 checkpoint    rolling checkpoints, hashed; a damaged one is passed over; checkpoint_names: what their folders are called
 monitoring    guards and alarms: which numbers are wrong, and what is done then
 interrupt     Ctrl-C and SIGTERM as requests to save and leave
-log           TrainingLogger: events.jsonl, the console, trackers
+log           TrainingLogger: events.jsonl, the console, trackers; console: setup_logging
 metrics       means that come out the same however a step was split
 """
