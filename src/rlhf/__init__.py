@@ -44,6 +44,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
+    from rlhf.models.adapted import apply_lora as apply_lora
+    from rlhf.models.adapted import compile_model as compile_model
+    from rlhf.models.optimized_attention import OptimizedAttention as OptimizedAttention
     from rlhf.models.policy import PolicyModel as PolicyModel
     from rlhf.models.process_reward import ProcessRewardModel as ProcessRewardModel
     from rlhf.models.reference import ReferenceModel as ReferenceModel
@@ -65,11 +68,13 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.console import setup_logging as setup_logging
     from rlhf.training.control import AdaptiveKLController as AdaptiveKLController
     from rlhf.training.control import EarlyStopping as EarlyStopping
+    from rlhf.training.device_manager import DeviceManager as DeviceManager
     from rlhf.training.dpo import DPOTrainer as DPOTrainer
     from rlhf.training.grpo import GRPOTrainer as GRPOTrainer
     from rlhf.training.grpo import RLOOTrainer as RLOOTrainer
     from rlhf.training.kto import KTOTrainer as KTOTrainer
     from rlhf.training.log import TrainingLogger as TrainingLogger
+    from rlhf.training.optim import create_optimizer as create_optimizer
     from rlhf.training.penalties import ElasticWeightConsolidation as ElasticWeightConsolidation
     from rlhf.training.ppo import PPOTrainer as PPOTrainer
     from rlhf.training.process_reward import ProcessRewardModelTrainer as ProcessRewardModelTrainer
@@ -89,6 +94,7 @@ PUBLIC: dict[str, str] = {
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
     "DPOConfig": "rlhf.config.preference:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",
+    "DeviceManager": "rlhf.training.device_manager:DeviceManager",
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
     "ElasticWeightConsolidation": "rlhf.training.penalties:ElasticWeightConsolidation",
     "EnsembleReward": "rlhf.rewards.ensemble:EnsembleReward",
@@ -102,6 +108,7 @@ PUBLIC: dict[str, str] = {
     "LearnedReward": "rlhf.rewards.learned:LearnedReward",
     "ORPOConfig": "rlhf.config.preference:ORPOConfig",
     "ORPOTrainer": "rlhf.training.reference_free:ORPOTrainer",
+    "OptimizedAttention": "rlhf.models.optimized_attention:OptimizedAttention",
     "PPOConfig": "rlhf.config.policy:PPOConfig",
     "PPOTrainer": "rlhf.training.ppo:PPOTrainer",
     "PagedKVCache": "rlhf.rollout.paged:PagedKVCache",
@@ -140,6 +147,9 @@ PUBLIC: dict[str, str] = {
     "TrainingStage": "rlhf.pipeline.orchestrator:TrainingStage",
     "ValueModel": "rlhf.models.value:ValueModel",
     "WinRateEvaluator": "rlhf.evaluation.winrate:WinRateEvaluator",
+    "apply_lora": "rlhf.models.adapted:apply_lora",
+    "compile_model": "rlhf.models.adapted:compile_model",
+    "create_optimizer": "rlhf.training.optim:create_optimizer",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
     "setup_logging": "rlhf.training.console:setup_logging",

@@ -33,6 +33,7 @@ PROMISED = set(
     ALGORITHMS REWARDS
     RLHFOrchestrator
     TrainingLogger CheckpointManager BaseConfig
+    DeviceManager create_optimizer apply_lora compile_model OptimizedAttention
     """.split()
 )
 

@@ -15,6 +15,7 @@ online        what all share that learn from their own completions: ask, judge, 
 ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimizer, schedule, clipping, mixed precision, weight averaging
+device_manager  DeviceManager, for a loop of one's own
 control       AdaptiveKLController, EarlyStopping
 checkpoint    rolling checkpoints, hashed; a damaged one is passed over; checkpoint_names: what their folders are called
 monitoring    guards and alarms: which numbers are wrong, and what is done then

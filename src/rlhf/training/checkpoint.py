@@ -52,7 +52,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         *,
         keep: int = 2,
         keep_every: int | None = None,
@@ -62,7 +62,7 @@ class CheckpointManager:
         for name, value in {"keep": keep, "keep_every": keep_every}.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{name} of the checkpoints in {folder} is {value}; it must be 1 or more.")
-        self.folder = folder
+        self.folder = Path(folder)
         self.keep = keep
         self.keep_every = keep_every
         self.identity = json.loads(json.dumps(dict(identity or {})))  # as it will be read back

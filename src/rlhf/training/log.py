@@ -34,13 +34,13 @@ class TrainingLogger:
 
     def __init__(
         self,
-        folder: Path | None = None,
+        folder: Path | str | None = None,
         *,
         console: Console | None = None,
         stage: str = "",
         log_to: Sequence[str] = (),
     ) -> None:
-        self.folder = folder
+        self.folder = Path(folder) if folder is not None else None
         self.console = console
         self.stage = stage
         self.events: list[dict[str, Any]] = []
