@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
     from rlhf.rewards.shortcuts import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
+    from rlhf.training.algorithm_table import ALGORITHMS as ALGORITHMS
     from rlhf.training.checkpoint import CheckpointManager as CheckpointManager
     from rlhf.training.console import setup_logging as setup_logging
     from rlhf.training.control import AdaptiveKLController as AdaptiveKLController
@@ -85,6 +86,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
 
 
 PUBLIC: dict[str, str] = {
+    "ALGORITHMS": "rlhf.training.algorithm_table:ALGORITHMS",
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
     "AnnotationGuideline": "rlhf.feedback.guidelines:AnnotationGuideline",
     "AnnotatorQualityControl": "rlhf.feedback.quality:AnnotatorQualityControl",

@@ -292,12 +292,17 @@ def _own_name(function: str | Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def needs_this_process(function: Callable[..., Any]) -> bool:
+    """Whether another process could not find a function: one that is not at the top level of a module, such as a lambda."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    return not module or module == "__main__" or not name.isidentifier()
+
+
 def _spec_of(function: Callable[..., Any]) -> str:
     """The name by which another process finds a function."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if not module or module == "__main__" or not name.isidentifier():
+    if needs_this_process(function):
         raise ConfigError(
             f"Another process can't find the reward function {_own_name(function)!r}, which is not at the top level of "
             "a module; name it as path/to/file.py:function, or use in_process=True, which has no timeout."
         )
-    return f"{module}:{name}"
+    return f"{function.__module__}:{function.__qualname__}"

@@ -1,5 +1,6 @@
 """Trainers: one loop that is written once, and what each algorithm adds to it.
 
+algorithm_table  ALGORITHMS: trainers by the name of the method
 loop          Loop, the only training loop
 algorithm     Algorithm, what the loop asks of SFT, reward modeling, DPO, PPO, GRPO
 offline       what the trainers that learn from files share; row_order: which rows each step takes
