@@ -17,7 +17,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.config.base import BaseConfig as BaseConfig
     from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
     from rlhf.config.grpo_settings import RLOOConfig as RLOOConfig
+    from rlhf.config.model import LoRAConfig as LoRAConfig
+    from rlhf.config.model import ModelConfig as ModelConfig
     from rlhf.config.policy import PPOConfig as PPOConfig
+    from rlhf.config.policy import SamplingConfig as SamplingConfig
     from rlhf.config.preference import DPOConfig as DPOConfig
     from rlhf.config.preference import KTOConfig as KTOConfig
     from rlhf.config.preference import ORPOConfig as ORPOConfig
@@ -81,8 +84,12 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.process_reward import ProcessRewardModelTrainer as ProcessRewardModelTrainer
     from rlhf.training.reference_free import ORPOTrainer as ORPOTrainer
     from rlhf.training.reference_free import SimPOTrainer as SimPOTrainer
+    from rlhf.training.result import TrainResult as TrainResult
     from rlhf.training.reward_model import RewardModelTrainer as RewardModelTrainer
+    from rlhf.training.reward_model import RewardModelTrainer as RewardTrainer  # noqa: F401  (TRL's name)
+    from rlhf.training.rollout_buffer import RolloutBuffer as RolloutBuffer
     from rlhf.training.sft import SFTTrainer as SFTTrainer
+    from rlhf.training.trpo import TRPOTrainer as TRPOTrainer
 
 
 PUBLIC: dict[str, str] = {
@@ -108,6 +115,8 @@ PUBLIC: dict[str, str] = {
     "KTODataset": "rlhf.data.datasets:KTODataset",
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",
     "LearnedReward": "rlhf.rewards.learned:LearnedReward",
+    "LoRAConfig": "rlhf.config.model:LoRAConfig",
+    "ModelConfig": "rlhf.config.model:ModelConfig",
     "ORPOConfig": "rlhf.config.preference:ORPOConfig",
     "ORPOTrainer": "rlhf.training.reference_free:ORPOTrainer",
     "OptimizedAttention": "rlhf.models.optimized_attention:OptimizedAttention",
@@ -135,16 +144,21 @@ PUBLIC: dict[str, str] = {
     "RewardModel": "rlhf.models.reward:RewardModel",
     "RewardModelConfig": "rlhf.config.reward_model:RewardModelConfig",
     "RewardModelTrainer": "rlhf.training.reward_model:RewardModelTrainer",
+    "RewardTrainer": "rlhf.training.reward_model:RewardModelTrainer",
+    "RolloutBuffer": "rlhf.training.rollout_buffer:RolloutBuffer",
     "RuleBasedReward": "rlhf.rewards.rules:RuleBasedReward",
     "SFTConfig": "rlhf.config.sft:SFTConfig",
     "SFTDataset": "rlhf.data.datasets:SFTDataset",
     "SFTTrainer": "rlhf.training.sft:SFTTrainer",
+    "SamplingConfig": "rlhf.config.policy:SamplingConfig",
     "SimPOConfig": "rlhf.config.preference:SimPOConfig",
     "SimPOTrainer": "rlhf.training.reference_free:SimPOTrainer",
     "StreamingGRPODataset": "rlhf.data.streaming:StreamingGRPODataset",
     "StreamingKTODataset": "rlhf.data.streaming:StreamingKTODataset",
     "StreamingPreferenceDataset": "rlhf.data.streaming:StreamingPreferenceDataset",
     "StreamingSFTDataset": "rlhf.data.streaming:StreamingSFTDataset",
+    "TRPOTrainer": "rlhf.training.trpo:TRPOTrainer",
+    "TrainResult": "rlhf.training.result:TrainResult",
     "TrainingLogger": "rlhf.training.log:TrainingLogger",
     "TrainingStage": "rlhf.pipeline.orchestrator:TrainingStage",
     "ValueModel": "rlhf.models.value:ValueModel",

@@ -34,6 +34,8 @@ PROMISED = set(
     RLHFOrchestrator
     TrainingLogger CheckpointManager BaseConfig
     DeviceManager create_optimizer apply_lora compile_model OptimizedAttention
+    RolloutBuffer TRPOTrainer SamplingConfig TrainResult LoRAConfig ModelConfig
+    RewardTrainer
     """.split()
 )
 

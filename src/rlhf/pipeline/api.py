@@ -17,9 +17,8 @@ from pydantic import Field
 from rlhf.config.base import BaseConfig
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.errors import ConfigError
-from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
-from rlhf.pipeline.staged_run import StagedRun
+from rlhf.pipeline.staged_run import FinishedStage, StagedRun
 
 T = TypeVar("T", bound=BaseConfig)
 
@@ -98,7 +97,7 @@ class RLHFTrainer(StagedRun):
         super().__init__(config.output_dir, seed=config.seed, device=config.device, quiet=quiet)
         self.config = config
 
-    def train_sft(self, **settings: Any) -> Artifact:
+    def train_sft(self, **settings: Any) -> FinishedStage:
         """Fine-tune on ``sft_dataset``; ``settings`` are keys of the stage (`rlhf config schema sft`)."""
         config = self.config
         return self.run_stage(
@@ -115,7 +114,7 @@ class RLHFTrainer(StagedRun):
             },
         )
 
-    def train_reward_model(self, **settings: Any) -> Artifact:
+    def train_reward_model(self, **settings: Any) -> FinishedStage:
         """Train a reward model on ``reward_dataset``, from the fine-tuned model where there is one."""
         config = self.config
         return self.run_stage(
@@ -131,7 +130,7 @@ class RLHFTrainer(StagedRun):
             },
         )
 
-    def train_ppo(self, **settings: Any) -> Artifact:
+    def train_ppo(self, **settings: Any) -> FinishedStage:
         """PPO against the reward model of ``train_reward_model``."""
         config = self.config
         if "reward" not in self.stages and "reward" not in settings:
@@ -155,7 +154,7 @@ class RLHFTrainer(StagedRun):
             },
         )
 
-    def train_grpo(self, **settings: Any) -> Artifact:
+    def train_grpo(self, **settings: Any) -> FinishedStage:
         """GRPO against the reward model of ``train_reward_model``."""
         config = self.config
         if "reward" not in self.stages and "reward" not in settings:
@@ -178,7 +177,7 @@ class RLHFTrainer(StagedRun):
             },
         )
 
-    def train_dpo(self, **settings: Any) -> Artifact:
+    def train_dpo(self, **settings: Any) -> FinishedStage:
         """DPO on ``reward_dataset``, from the fine-tuned model where there is one."""
         config = self.config
         return self.run_stage(
@@ -195,7 +194,7 @@ class RLHFTrainer(StagedRun):
             },
         )
 
-    def evaluate(self, *, judge: Any = None, **settings: Any) -> Artifact:
+    def evaluate(self, *, judge: Any = None, **settings: Any) -> FinishedStage:
         """Compare the newest policy with where it started, on prompts that no call trained it on.
 
         The judge is the reward model unless another is given. A reward model that judges the policy trained against it

@@ -13,7 +13,6 @@ Every call runs one more stage of an ordinary recipe (``rlhf.pipeline.run.Pipeli
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -23,11 +22,9 @@ from rlhf.config.methods import method as find_method
 from rlhf.config.model import AUTO
 from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS, PolicyStage, PromptInputs
 from rlhf.errors import ConfigError
-from rlhf.models.folders import write_folder_aside
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.reward import PROCESS_SETTINGS_FILE
-from rlhf.pipeline.artifacts import Artifact
-from rlhf.pipeline.staged_run import StagedRun
+from rlhf.pipeline.staged_run import FinishedStage, StagedRun, copy_model
 
 HANDED_OVER = "handed_over"
 """Folder inside a run folder: models that were given in memory."""
@@ -121,7 +118,7 @@ class RLHFOrchestrator(StagedRun):
         finished = [TrainingStage.of_kind(record.kind) for record in self.history]
         return next((stage for stage in reversed(finished) if stage is not None), TrainingStage.NOT_STARTED)
 
-    def run_sft(self, data: str | Path, *, model: ModelSource | None = None, **settings: Any) -> Artifact:
+    def run_sft(self, data: str | Path, *, model: ModelSource | None = None, **settings: Any) -> FinishedStage:
         """Fine-tune on demonstrations.
 
         Args:
@@ -137,13 +134,13 @@ class RLHFOrchestrator(StagedRun):
 
     def run_reward_model_training(
         self, data: str | Path, *, model: ModelSource | None = None, **settings: Any
-    ) -> Artifact:
+    ) -> FinishedStage:
         """Train a reward model on preference pairs, or on what ``loss=`` learns from; arguments as ``run_sft``'s."""
         return self._train("reward", {"kind": "reward", "model": self._start(model), "data": str(data), **settings})
 
     def run_process_reward_model_training(
         self, data: str | Path, *, model: ModelSource | None = None, **settings: Any
-    ) -> Artifact:
+    ) -> FinishedStage:
         """Train a judge of each step on labeled steps; arguments as ``run_sft``'s."""
         return self._train("prm", {"kind": "prm", "model": self._start(model), "data": str(data), **settings})
 
@@ -156,7 +153,7 @@ class RLHFOrchestrator(StagedRun):
         reward: Any = None,
         reference: ModelSource | None = None,
         **settings: Any,
-    ) -> Artifact:
+    ) -> FinishedStage:
         """Train the policy by any method of ``rlhf methods`` that leaves one.
 
         Args:
@@ -198,7 +195,7 @@ class RLHFOrchestrator(StagedRun):
         policy_data: str | Path | None = None,
         method: str = "ppo",
         settings: Mapping[TrainingStage | str, Mapping[str, Any]] | None = None,
-    ) -> dict[TrainingStage, Artifact]:
+    ) -> dict[TrainingStage, FinishedStage]:
         """Run the stages that data was given for, one after the other, the policy last.
 
         Args:
@@ -241,11 +238,7 @@ class RLHFOrchestrator(StagedRun):
             raise ConfigError("save_models has nothing to save: no stage is finished and no model was loaded.")
         saved = {}
         for role in self.models:
-            source, target = self.folder_of(role), Path(folder) / role
-            if source.resolve() != target.resolve():
-                with write_folder_aside(target) as aside:
-                    shutil.copytree(source, aside, dirs_exist_ok=True)
-            saved[role] = target
+            saved[role] = copy_model(self.folder_of(role), Path(folder) / role)
         return saved
 
     def load_models(self, folder: str | Path) -> dict[str, Path]:
@@ -268,7 +261,7 @@ class RLHFOrchestrator(StagedRun):
         source = self.models[role]
         return self.run_dir / source.removeprefix("stage:") / "model" if source.startswith("stage:") else Path(source)
 
-    def _train(self, name: str, tree: dict[str, Any]) -> Artifact:
+    def _train(self, name: str, tree: dict[str, Any]) -> FinishedStage:
         self._running = TrainingStage.of_kind(tree["kind"])
         try:
             record = self.run_stage(name, tree)
@@ -277,7 +270,7 @@ class RLHFOrchestrator(StagedRun):
         self._remember(record)
         return record
 
-    def _remember(self, record: Artifact) -> None:
+    def _remember(self, record: FinishedStage) -> None:
         if (stage := TrainingStage.of_kind(record.kind)) is not None:
             self.models[ROLES[stage]] = f"stage:{record.stage}"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,39 @@ from rlhf.config.base import read_yaml
 from rlhf.config.model import AUTO
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import POLICY_KINDS
+from rlhf.errors import ConfigError
+from rlhf.models.folders import write_folder_aside
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.run import Pipeline
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FinishedStage(Artifact):
+    """The record of a finished stage, and where its files are."""
+
+    folder: Path = Path()
+    """The stage's own."""
+
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Copy the stage's model; what was there is replaced.
+
+        Returns:
+            The folder, for ``PolicyModel.from_pretrained`` and the like.
+
+        Raises:
+            ConfigError: The stage leaves no model.
+        """
+        if not (self.folder / "model").is_dir():
+            raise ConfigError(f"Stage {self.stage!r} leaves no model to save.")
+        return copy_model(self.folder / "model", Path(folder))
+
+
+def copy_model(source: Path, target: Path) -> Path:
+    """Copy a model's folder aside and rename it; what was there is replaced."""
+    if source.resolve() != target.resolve():
+        with write_folder_aside(target) as aside:
+            shutil.copytree(source, aside, dirs_exist_ok=True)
+    return target
 
 
 class StagedRun:
@@ -39,7 +72,7 @@ class StagedRun:
         self.stages: dict[str, Any] = _finished_stages(self.run_dir)
         """Settings by name: what is finished in the run folder, and what this process made."""
 
-    def run_stage(self, name: str, stage: Mapping[str, Any]) -> Artifact:
+    def run_stage(self, name: str, stage: Mapping[str, Any]) -> FinishedStage:
         """Add a stage to the recipe and run it; what it reads from is kept where it is as the recipe asks.
 
         Args:
@@ -60,13 +93,18 @@ class StagedRun:
         pipeline = Pipeline(RecipeConfig.of(tree, source=type(self).__name__), console=self.console)
         pipeline.run(only_for=name, brief=True)
         self.stages = stages  # only now: a refused call leaves the others as they were
-        return pipeline.artifacts[name]
+        return self._finished(pipeline.artifacts[name])
 
     @property
-    def history(self) -> list[Artifact]:
+    def history(self) -> list[FinishedStage]:
         """Records of the finished stages, oldest first: headline, metrics, seconds."""
         records = [Artifact.read(self.run_dir / name) for name in self.stages]
-        return sorted((record for record in records if record is not None), key=lambda record: record.finished)
+        found = [self._finished(record) for record in records if record is not None]
+        return sorted(found, key=lambda record: record.finished)
+
+    def _finished(self, record: Artifact) -> FinishedStage:
+        values = {item.name: getattr(record, item.name) for item in fields(record)}
+        return FinishedStage(**values, folder=self.run_dir / record.stage)
 
     def newest_policy(self) -> str | None:
         """The policy stage that was finished last."""

@@ -1,7 +1,8 @@
 """Trainers: one loop that is written once, and what each algorithm adds to it.
 
 algorithm_table  ALGORITHMS: trainers by the name of the method
-loop          Loop, the only training loop
+loop          Loop, the only training loop; result: TrainResult
+rollout_buffer  RolloutBuffer: rollouts in shuffled minibatches, for a loop of one's own
 algorithm     Algorithm, what the loop asks of SFT, reward modeling, DPO, PPO, GRPO
 offline       what the trainers that learn from files share; row_order: which rows each step takes
 sft           SFTTrainer

@@ -137,7 +137,8 @@ def _check_keys(name: str, settings: Mapping[str, Any], config: type[TrainConfig
 
 def _settings_class(kind: str) -> type[TrainConfig]:
     """That of the method itself, without the inputs that a stage adds."""
-    return next(c for c in BY_KIND[kind].__mro__ if issubclass(c, TrainConfig) and not issubclass(c, StageConfig))
+    classes: tuple[type[Any], ...] = BY_KIND[kind].__mro__
+    return next(c for c in classes if issubclass(c, TrainConfig) and StageConfig not in c.__mro__)
 
 
 ALGORITHMS = AlgorithmTable(

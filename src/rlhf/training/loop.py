@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,20 +43,8 @@ from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors, mixed_pr
 from rlhf.training.penalties import distance_from_start
 from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
-
-
-@dataclass(slots=True)
-class TrainResult:
-    """How a training run ended."""
-
-    steps: int
-    seconds: float
-    """Of this process; a resumed run has spent more."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last step."""
-    evaluation: dict[str, float] = field(default_factory=dict)
-    """Of the weights that are the result."""
-    stopped_early: bool = False
+from rlhf.training.result import TrainResult as TrainResult
+from rlhf.training.result import trained_model
 
 
 @dataclass(slots=True)
@@ -172,6 +160,7 @@ class Loop:
             self.last_metrics,
             self.best.evaluation if self.best else self.evaluation,
             stopped_early=self._stopped and self.at.phase < self.algorithm.num_phases,
+            model=trained_model(self.algorithm),
         )
 
     def _train(self, bar: ProgressBar) -> None:

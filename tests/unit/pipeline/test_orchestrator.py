@@ -102,6 +102,18 @@ def test_the_full_pipeline_runs_the_stages_that_have_data(data, tmp_path, done):
         loop_in(tmp_path).run_full_pipeline(sft_data=data["sft"])
 
 
+def test_a_finished_stage_saves_its_model(data, tmp_path, done):
+    sft = loop_in(tmp_path).run_sft(data["sft"])
+    folder = sft.save_pretrained(tmp_path / "mine")
+    assert (folder / "weights").read_bytes() == (tmp_path / "run" / "sft" / "model" / "weights").read_bytes()
+    assert sft.save_pretrained(folder) == folder, "again"
+    loop = loop_in(tmp_path)
+    loop.run_stage("world", {"kind": "world"})
+    (tmp_path / "run" / "world" / "model").rename(tmp_path / "gone")
+    with pytest.raises(ConfigError, match="leaves no model"):
+        loop.history[-1].save_pretrained(tmp_path / "other")
+
+
 def test_saved_models_are_loaded_into_another_run(data, tmp_path, done):
     loop = loop_in(tmp_path)
     with pytest.raises(ConfigError, match="nothing to save"):
