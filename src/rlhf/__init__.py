@@ -43,10 +43,16 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
+    from rlhf.feedback.agreement import calculate_fleiss_kappa as calculate_fleiss_kappa
     from rlhf.feedback.evaluation import HumanEvalProtocol as HumanEvalProtocol
+    from rlhf.feedback.guidelines import STANDARD_GUIDELINES as STANDARD_GUIDELINES
     from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
+    from rlhf.feedback.planning import DATASET_GUIDELINES as DATASET_GUIDELINES
+    from rlhf.feedback.planning import DatasetSizeGuidelines as DatasetSizeGuidelines
+    from rlhf.feedback.planning import estimate_annotation_cost as estimate_annotation_cost
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
+    from rlhf.feedback.store.values import Task as HumanEvalTask  # noqa: F401  (a task of the store)
     from rlhf.models.adapted import apply_lora as apply_lora
     from rlhf.models.adapted import compile_model as compile_model
     from rlhf.models.optimized_attention import OptimizedAttention as OptimizedAttention
@@ -101,8 +107,10 @@ PUBLIC: dict[str, str] = {
     "CheckpointManager": "rlhf.training.checkpoint:CheckpointManager",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
+    "DATASET_GUIDELINES": "rlhf.feedback.planning:DATASET_GUIDELINES",
     "DPOConfig": "rlhf.config.preference:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",
+    "DatasetSizeGuidelines": "rlhf.feedback.planning:DatasetSizeGuidelines",
     "DeviceManager": "rlhf.training.device_manager:DeviceManager",
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
     "ElasticWeightConsolidation": "rlhf.training.penalties:ElasticWeightConsolidation",
@@ -111,6 +119,7 @@ PUBLIC: dict[str, str] = {
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
     "HumanEvalProtocol": "rlhf.feedback.evaluation:HumanEvalProtocol",
+    "HumanEvalTask": "rlhf.feedback.store.values:Task",
     "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",
@@ -150,6 +159,7 @@ PUBLIC: dict[str, str] = {
     "SFTConfig": "rlhf.config.sft:SFTConfig",
     "SFTDataset": "rlhf.data.datasets:SFTDataset",
     "SFTTrainer": "rlhf.training.sft:SFTTrainer",
+    "STANDARD_GUIDELINES": "rlhf.feedback.guidelines:STANDARD_GUIDELINES",
     "SamplingConfig": "rlhf.config.policy:SamplingConfig",
     "SimPOConfig": "rlhf.config.preference:SimPOConfig",
     "SimPOTrainer": "rlhf.training.reference_free:SimPOTrainer",
@@ -164,8 +174,10 @@ PUBLIC: dict[str, str] = {
     "ValueModel": "rlhf.models.value:ValueModel",
     "WinRateEvaluator": "rlhf.evaluation.winrate:WinRateEvaluator",
     "apply_lora": "rlhf.models.adapted:apply_lora",
+    "calculate_fleiss_kappa": "rlhf.feedback.agreement:calculate_fleiss_kappa",
     "compile_model": "rlhf.models.adapted:compile_model",
     "create_optimizer": "rlhf.training.optim:create_optimizer",
+    "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
     "setup_logging": "rlhf.training.console:setup_logging",

@@ -36,6 +36,8 @@ PROMISED = set(
     DeviceManager create_optimizer apply_lora compile_model OptimizedAttention
     RolloutBuffer TRPOTrainer SamplingConfig TrainResult LoRAConfig ModelConfig
     RewardTrainer
+    calculate_fleiss_kappa STANDARD_GUIDELINES DATASET_GUIDELINES DatasetSizeGuidelines estimate_annotation_cost
+    HumanEvalTask
     """.split()
 )
 

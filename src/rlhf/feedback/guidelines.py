@@ -43,7 +43,7 @@ class AnnotationGuideline(BaseConfig):
     """Shown on request."""
 
 
-DEFAULT_GUIDELINES: tuple[AnnotationGuideline, ...] = (
+STANDARD_GUIDELINES: tuple[AnnotationGuideline, ...] = (
     AnnotationGuideline(
         name="helpfulness", weight=1.0,
         description="Does it do what was asked, fully and to the point, as the person asking would want it?",
@@ -64,7 +64,7 @@ DEFAULT_GUIDELINES: tuple[AnnotationGuideline, ...] = (
 
 
 def overall_rating(
-    ratings: Mapping[str, float], guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES
+    ratings: Mapping[str, float], guidelines: Sequence[AnnotationGuideline] = STANDARD_GUIDELINES
 ) -> float:
     """Mean of the ratings, weighted by the guidelines; completions that weigh exactly the same get the same number.
 
@@ -96,7 +96,7 @@ def _exact(number: float) -> Fraction:
 def guidelines_of(store: PreferenceStore) -> Sequence[AnnotationGuideline]:
     """What annotators of a store are asked to look at: its own guidelines, or the built-in ones."""
     kept = store.setting("guidelines")
-    return [AnnotationGuideline.of(one) for one in kept] if kept else DEFAULT_GUIDELINES
+    return [AnnotationGuideline.of(one) for one in kept] if kept else STANDARD_GUIDELINES
 
 
 def set_guidelines(store: PreferenceStore, guidelines: Sequence[AnnotationGuideline]) -> None:
