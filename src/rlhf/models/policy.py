@@ -19,7 +19,7 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Text
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
-from rlhf.errors import DataError, ModelError
+from rlhf.errors import DataError, ModelError, check_type
 from rlhf.files import write_text
 from rlhf.models.card import model_card
 from rlhf.models.folders import module_fingerprint, save_weights, write_folder_aside
@@ -50,6 +50,8 @@ class PolicyModel(nn.Module):
             choice: The path it takes, where that is known; else the first batch decides.
         """
         super().__init__()
+        expected = "a transformers model; PolicyModel.from_pretrained(folder) loads one with its tokenizer"
+        check_type(model, nn.Module, name="model", expected=expected)
         self.model = model
         self.tokenizer = tokenizer
         self.choice = choice

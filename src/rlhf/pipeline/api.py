@@ -16,7 +16,7 @@ from pydantic import Field
 
 from rlhf.config.base import BaseConfig
 from rlhf.config.model import AUTO, DeviceName
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, check_type
 from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
 from rlhf.pipeline.staged_run import FinishedStage, StagedRun
 
@@ -94,6 +94,7 @@ class RLHFTrainer(StagedRun):
     """
 
     def __init__(self, config: RLHFConfig, *, quiet: bool = False) -> None:
+        check_type(config, RLHFConfig, name="config", expected="an RLHFConfig, such as RLHFConfig(model_name=...)")
         super().__init__(config.output_dir, seed=config.seed, device=config.device, quiet=quiet)
         self.config = config
 

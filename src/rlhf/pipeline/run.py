@@ -18,7 +18,7 @@ from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.config.threads import check_threads
-from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, text_of
+from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
 from rlhf.pipeline import archive
@@ -55,6 +55,12 @@ class Pipeline:
     """
 
     def __init__(self, recipe: RecipeConfig, *, console: Console | None = None) -> None:
+        check_type(
+            recipe,
+            RecipeConfig,
+            name="recipe",
+            expected="a RecipeConfig; rlhf.config.recipe.load_recipe(file) reads one",
+        )
         self.recipe = recipe
         self.run_dir = Path(recipe.output_dir) / recipe.name
         self.log = TrainingLogger(self.run_dir, console=console)

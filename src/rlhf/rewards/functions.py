@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rlhf.config.rewards import FUNCTION, FunctionRewardConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, RewardError, text_of
+from rlhf.errors import ConfigError, RewardError, kind_of, text_of
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.types import CompletionLike, Notify, RewardContext, ScoreResult, sample_name
 from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refusal, refuse, score_result
@@ -59,6 +59,10 @@ class FunctionReward:
         Raises:
             ConfigError: There is no such function, or another process could not find it.
         """
+        if not isinstance(function, str) and not callable(function):
+            raise ConfigError(
+                f"function is {kind_of(function)}; expected a function, or its name as package.module:function."
+            )
         self._name = name or _own_name(function)
         self._spec = function if isinstance(function, str) else _own_name(function)
         self.arguments = dict(arguments or {})

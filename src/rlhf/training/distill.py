@@ -23,6 +23,7 @@ from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
+from rlhf.training.input_types import check_inputs
 from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe
 from rlhf.training.online import OnlineTrainer
@@ -67,6 +68,7 @@ class DistillTrainer(OnlineTrainer):
         log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, DistillConfig, policy=policy, teacher=teacher)
         check_comparable(policy, teacher, what="The teacher")
         super().__init__(
             policy,

@@ -17,6 +17,7 @@ from rlhf.losses import chosen_nll, split_pairs
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import TokenScores
 from rlhf.training.algorithm import Totals
+from rlhf.training.input_types import check_inputs
 from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
@@ -48,6 +49,7 @@ class PairsTrainer(OfflineTrainer, Generic[ConfigT]):
         log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, PairsConfig, policy=policy)
         super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
         self.policy = policy
         self.settings = config

@@ -29,6 +29,7 @@ from rlhf.losses import (
 from rlhf.models.learned import Kind, LearnedScalars
 from rlhf.models.reward import RewardModel
 from rlhf.training.algorithm import Totals
+from rlhf.training.input_types import check_inputs
 from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import TrainResult
 from rlhf.training.metrics import Metrics, describe, share_above
@@ -82,6 +83,7 @@ class RewardModelTrainer(OfflineTrainer):
         log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, RewardModelConfig, reward_model=model)
         for data in (train_data, eval_data):
             if isinstance(data, MapData):
                 for place in range(len(data)):

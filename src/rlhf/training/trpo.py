@@ -28,6 +28,7 @@ from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
+from rlhf.training.input_types import check_inputs
 from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule
@@ -68,6 +69,7 @@ class TRPOTrainer(PPOTrainer):
         log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, TRPOConfig, policy=policy, value_model=value_model)
         disable_dropout(policy.model)
         super().__init__(
             policy,
