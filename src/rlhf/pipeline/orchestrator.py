@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rlhf.config.methods import method as find_method
 from rlhf.config.model import AUTO
-from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS, PolicyStage, PromptInputs
+from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS
 from rlhf.errors import ConfigError
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.reward import PROCESS_SETTINGS_FILE
@@ -170,18 +170,18 @@ class RLHFOrchestrator(StagedRun):
             ConfigError: It leaves no policy, needs a reward and there is none, or has no reference.
         """
         found = find_method(method)
-        kind = BY_KIND[found.kind]
+        fields = BY_KIND[found.kind].model_fields
         if found.kind not in POLICY_KINDS:
             raise ConfigError(f"method {method!r} trains no policy; see `rlhf methods` for those that do.")
         tree: dict[str, Any] = {"kind": found.kind, **found.settings, "model": self._start(model)}
-        tree["prompts" if issubclass(kind, PromptInputs) else "data"] = str(data)
-        if issubclass(kind, PolicyStage):
+        tree["prompts" if "prompts" in fields else "data"] = str(data)
+        if "reward" in fields:
             judges = self._rewards(reward, required="environment" not in settings)
             tree |= {"reward": judges} if judges is not None else {}
         elif reward is not None:
             raise ConfigError(f"method {method!r} learns from rows and takes no reward=.")
         if reference is not None:
-            if "reference" not in kind.model_fields:
+            if "reference" not in fields:
                 raise ConfigError(f"method {method!r} has no reference model; leave reference= out.")
             tree["reference"] = self._source(reference, "reference")
         return self._train(method, {**tree, **settings})
@@ -218,7 +218,7 @@ class RLHFOrchestrator(StagedRun):
             (TrainingStage.REWARD_MODEL, self.run_reward_model_training, reward_data),
             (TrainingStage.PROCESS_REWARD_MODEL, self.run_process_reward_model_training, step_data),
         ]
-        if not issubclass(BY_KIND[find_method(method).kind], PromptInputs) and policy_data == reward_data:
+        if "prompts" not in BY_KIND[find_method(method).kind].model_fields and policy_data == reward_data:
             del calls[1]  # what learns from the pairs themselves needs no judge of them
         records = {stage: call(data, **given.get(stage, {})) for stage, call, data in calls if data is not None}
         last = TrainingStage.POLICY_OPTIMIZATION

@@ -68,6 +68,16 @@ def test_a_process_reward_model_judges_where_there_is_no_other(data, tmp_path, d
     assert rloo.settings["reward"][0]["kind"] == "process"
 
 
+def test_methods_that_sample_take_prompts_and_a_reward_or_a_teacher(data, tmp_path, done):
+    loop = loop_in(tmp_path)
+    online = loop.run_policy_optimization(data["prompts"], method="online_dpo", reward="rules")
+    assert online.settings["reward"][0]["kind"] == "rules"
+    distilled = loop.run_policy_optimization(data["prompts"], method="distill", teacher="embedded")
+    assert distilled.settings["prompts"] == str(data["prompts"])
+    with pytest.raises(ConfigError, match="teacher"):
+        loop.run_policy_optimization(data["prompts"], method="distill")
+
+
 def test_models_in_memory_are_saved_once_under_the_hash_of_their_weights(
     data, tmp_path, done, tiny_llama, tiny_tokenizer
 ):

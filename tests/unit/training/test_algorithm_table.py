@@ -35,7 +35,7 @@ def own_name():
 
 
 def test_every_kind_that_trains_is_there_with_the_settings_class_of_its_trainer():
-    assert set(TRAINERS) == set(MODEL_STAGES) - {"best_of_n"}
+    assert set(TRAINERS) == set(MODEL_STAGES)
     assert list(ALGORITHMS) == [name for name, method in METHODS.items() if method.kind in TRAINERS]
     for name, entry in ALGORITHMS.items():
         entry.config.of(dict(entry.settings), source=name)
