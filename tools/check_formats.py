@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rlhf.feedback.exchange.argilla import write_argilla
 from rlhf.feedback.exchange.label_studio import write_label_studio
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES
+from rlhf.feedback.guidelines import STANDARD_GUIDELINES
 from rlhf.feedback.items import Item, Said
 from rlhf.feedback.store.values import Response, Task, TaskKind
 
@@ -124,7 +124,7 @@ def main() -> int:
                 name = f"{kind}-chat" if as_chat else str(kind)
                 items = items_of_kind(kind, as_chat=as_chat)
                 write_label_studio(folder / f"{name}.json", items)
-                write_argilla(folder / name, items, DEFAULT_GUIDELINES, overlap=2)
+                write_argilla(folder / name, items, STANDARD_GUIDELINES, overlap=2)
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "ARGILLA_API_KEY": "", "NO_COLOR": "1"}
         return subprocess.run([python, "-c", textwrap.dedent(CHECKS), folder], env=environment).returncode
 

@@ -149,11 +149,11 @@ def read_checkpoint(folder: Path, _: random.Random) -> None:
     import torch
 
     from rlhf.pipeline.artifacts import Artifact
-    from rlhf.training.checkpoint import CheckpointStore
+    from rlhf.training.checkpoint import CheckpointManager
 
     artifact = Artifact.read(folder / "stage")
     assert artifact is None or isinstance(artifact.files, Mapping), "a record of other types is no record"
-    found = CheckpointStore(folder / "stage", identity={"recipe": "fuzz"}).load_latest(warn=lambda _: None)
+    found = CheckpointManager(folder / "stage", identity={"recipe": "fuzz"}).load_latest(warn=lambda _: None)
     if found is not None:
         step = found.state["step"]
         assert found.step == step, f"the checkpoint says step {found.step}, its state is of step {step}"

@@ -160,11 +160,11 @@ def checkpoints() -> Mapping[str, bytes]:
     """Every file of a run folder with two checkpoints and the record of a finished stage."""
     import torch
 
-    from rlhf.training.checkpoint import CheckpointStore
+    from rlhf.training.checkpoint import CheckpointManager
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = CheckpointStore(folder / "stage", identity={"recipe": "fuzz"})
+        store = CheckpointManager(folder / "stage", identity={"recipe": "fuzz"})
         for step in (1, 2):
             module = torch.nn.Linear(2, 3)
             with torch.no_grad():

@@ -23,7 +23,7 @@ from rlhf.config.recipe import ASSETS, DEFAULT_ASSETS, RecipeConfig
 from rlhf.evaluation.judges import world_judge
 from rlhf.files import write_text
 from rlhf.pipeline.run import Pipeline, machine, versions
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 
 ROOT = Path(__file__).parent.parent
 MODELS = {
@@ -185,7 +185,7 @@ def measured(pipeline: Pipeline, method: str) -> tuple[Cell, list[Cell], float |
     metrics = {name: artifact.metrics for name, artifact in pipeline.artifacts.items()}
     start = Cell(0, KNOWN_START[method]) if method in KNOWN_START else cell_of(method, 0, metrics[f"{method}_start"])
     names = {rate: f"{method}_{rate_text(rate)}" for rate in RATES[method]}
-    (event,) = RunLog(pipeline.run_dir, stage=names[RATES[method][0]]).read("lr_find")[-1:]
+    (event,) = TrainingLogger(pipeline.run_dir, stage=names[RATES[method][0]]).read("lr_find")[-1:]
     return start, [cell_of(method, rate, metrics[name]) for rate, name in names.items()], event["suggested"]
 
 

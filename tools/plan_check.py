@@ -108,7 +108,7 @@ def measure(recipe: dict[str, Any], case: str) -> dict[str, Any]:
     from rlhf.config.recipe import RecipeConfig
     from rlhf.pipeline.stages import StageContext, runner
     from rlhf.scale.machine import resident_bytes
-    from rlhf.training.log import RunLog
+    from rlhf.training.log import TrainingLogger
     from rlhf.training.profile import profiled
 
     torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def measure(recipe: dict[str, Any], case: str) -> dict[str, Any]:
     libraries = resident_bytes()
     stage = parsed.stages[case]
     with profiled(None) as profile:
-        runner(stage.kind)(stage, StageContext(name, run_dir, RunLog(run_dir, stage=name)))
+        runner(stage.kind)(stage, StageContext(name, run_dir, TrainingLogger(run_dir, stage=name)))
     found = profile.as_dict()
     spent = {key: part["cpu_seconds_per_step"] or 0.0 for key, part in found["activities"].items()}
     return {

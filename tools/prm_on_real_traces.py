@@ -26,7 +26,7 @@ from rlhf.evaluation.process_quality import ProcessQuality, process_quality
 from rlhf.files import write_text
 from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.pipeline.run import machine, versions
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.process_reward import ProcessRewardModelTrainer
 
 TASKS = ("dyck_languages", "logical_deduction", "multistep_arithmetic", "tracking_shuffled_objects", "word_sorting")
@@ -53,7 +53,7 @@ def main() -> None:
     )
     train, held_out = data.split(0.2, seed=options.seed)
     print(data.report.to_text().splitlines()[0])
-    ProcessRewardModelTrainer(model, config, train, held_out, log=RunLog()).train()
+    ProcessRewardModelTrainer(model, config, train, held_out, log=TrainingLogger()).train()
     learned, judged = Traces(model, train), Traces(model, held_out)
     threshold = max(THRESHOLDS, key=lambda at: f1_of(learned.quality(at)))
     found = [("all", threshold, judged.quality(threshold)), ("all", 0.5, judged.quality(0.5))]

@@ -31,7 +31,7 @@ from rlhf.pipeline.stages.context import StageContext
 from rlhf.pipeline.stages.evaluate import run_evaluate
 from rlhf.pipeline.validate.independence import leakage_in_recipe
 from rlhf.pipeline.verdicts import independence_of
-from rlhf.training.log import EVENTS, RunLog, read_jsonl
+from rlhf.training.log import EVENTS, TrainingLogger, read_jsonl
 
 EVALUATE = "evaluate"
 
@@ -63,7 +63,7 @@ def evaluate_again(run: Path, folder: Path) -> Path:
                 shutil.copy2(run / name / file, copy / name / file)
         stage = stage_classes()[EVALUATE].of(dict(settings))
         print(
-            f"{run.name} {name}: {run_evaluate(stage, StageContext(name, copy, RunLog(copy, stage=name))).headline}",
+            f"{run.name} {name}: {run_evaluate(stage, StageContext(name, copy, TrainingLogger(copy, stage=name))).headline}",
             flush=True,
         )  # type: ignore[arg-type]
     write_report(copy)

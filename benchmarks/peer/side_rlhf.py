@@ -63,9 +63,9 @@ def metered_log(meter: Meter, *, steps: int = 1, shared: Callable[[Metrics], Met
         steps: Optimizer steps in one step of the comparison: a whole rollout's, where one is used several times.
         shared: What of a step's metrics the peer reports too, under the name that both sides use. One number for each optimizer step.
     """
-    from rlhf.training.log import RunLog
+    from rlhf.training.log import TrainingLogger
 
-    class MeteredLog(RunLog):
+    class MeteredLog(TrainingLogger):
         sequences: list[tuple[int, list[int]]] | None = None
 
         def metrics(self, step: int, metrics: Mapping[str, float], *, event: str = "metrics") -> None:

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
+    from rlhf.config.base import BaseConfig as BaseConfig
     from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
     from rlhf.config.grpo_settings import RLOOConfig as RLOOConfig
+    from rlhf.config.model import LoRAConfig as LoRAConfig
+    from rlhf.config.model import ModelConfig as ModelConfig
     from rlhf.config.policy import PPOConfig as PPOConfig
+    from rlhf.config.policy import SamplingConfig as SamplingConfig
     from rlhf.config.preference import DPOConfig as DPOConfig
     from rlhf.config.preference import KTOConfig as KTOConfig
     from rlhf.config.preference import ORPOConfig as ORPOConfig
@@ -39,10 +43,19 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
+    from rlhf.feedback.agreement import calculate_fleiss_kappa as calculate_fleiss_kappa
     from rlhf.feedback.evaluation import HumanEvalProtocol as HumanEvalProtocol
+    from rlhf.feedback.guidelines import STANDARD_GUIDELINES as STANDARD_GUIDELINES
     from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
+    from rlhf.feedback.planning import DATASET_GUIDELINES as DATASET_GUIDELINES
+    from rlhf.feedback.planning import DatasetSizeGuidelines as DatasetSizeGuidelines
+    from rlhf.feedback.planning import estimate_annotation_cost as estimate_annotation_cost
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
+    from rlhf.feedback.store.values import Task as HumanEvalTask  # noqa: F401  (a task of the store)
+    from rlhf.models.adapted import apply_lora as apply_lora
+    from rlhf.models.adapted import compile_model as compile_model
+    from rlhf.models.optimized_attention import OptimizedAttention as OptimizedAttention
     from rlhf.models.policy import PolicyModel as PolicyModel
     from rlhf.models.process_reward import ProcessRewardModel as ProcessRewardModel
     from rlhf.models.reference import ReferenceModel as ReferenceModel
@@ -50,6 +63,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.models.value import ValueModel as ValueModel
     from rlhf.pipeline.api import RLHFConfig as RLHFConfig
     from rlhf.pipeline.api import RLHFTrainer as RLHFTrainer
+    from rlhf.pipeline.orchestrator import RLHFOrchestrator as RLHFOrchestrator
+    from rlhf.pipeline.orchestrator import TrainingStage as TrainingStage
     from rlhf.pipeline.run import Pipeline as Pipeline
     from rlhf.rewards.composite import CompositeReward as CompositeReward
     from rlhf.rewards.ensemble import EnsembleReward as EnsembleReward
@@ -58,29 +73,45 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
     from rlhf.rewards.shortcuts import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
+    from rlhf.training.algorithm_table import ALGORITHMS as ALGORITHMS
+    from rlhf.training.checkpoint import CheckpointManager as CheckpointManager
+    from rlhf.training.console import setup_logging as setup_logging
     from rlhf.training.control import AdaptiveKLController as AdaptiveKLController
     from rlhf.training.control import EarlyStopping as EarlyStopping
+    from rlhf.training.device_manager import DeviceManager as DeviceManager
     from rlhf.training.dpo import DPOTrainer as DPOTrainer
     from rlhf.training.grpo import GRPOTrainer as GRPOTrainer
     from rlhf.training.grpo import RLOOTrainer as RLOOTrainer
     from rlhf.training.kto import KTOTrainer as KTOTrainer
+    from rlhf.training.log import TrainingLogger as TrainingLogger
+    from rlhf.training.optim import create_optimizer as create_optimizer
     from rlhf.training.penalties import ElasticWeightConsolidation as ElasticWeightConsolidation
     from rlhf.training.ppo import PPOTrainer as PPOTrainer
     from rlhf.training.process_reward import ProcessRewardModelTrainer as ProcessRewardModelTrainer
     from rlhf.training.reference_free import ORPOTrainer as ORPOTrainer
     from rlhf.training.reference_free import SimPOTrainer as SimPOTrainer
+    from rlhf.training.result import TrainResult as TrainResult
     from rlhf.training.reward_model import RewardModelTrainer as RewardModelTrainer
+    from rlhf.training.reward_model import RewardModelTrainer as RewardTrainer  # noqa: F401  (TRL's name)
+    from rlhf.training.rollout_buffer import RolloutBuffer as RolloutBuffer
     from rlhf.training.sft import SFTTrainer as SFTTrainer
+    from rlhf.training.trpo import TRPOTrainer as TRPOTrainer
 
 
 PUBLIC: dict[str, str] = {
+    "ALGORITHMS": "rlhf.training.algorithm_table:ALGORITHMS",
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
     "AnnotationGuideline": "rlhf.feedback.guidelines:AnnotationGuideline",
     "AnnotatorQualityControl": "rlhf.feedback.quality:AnnotatorQualityControl",
+    "BaseConfig": "rlhf.config.base:BaseConfig",
+    "CheckpointManager": "rlhf.training.checkpoint:CheckpointManager",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
+    "DATASET_GUIDELINES": "rlhf.feedback.planning:DATASET_GUIDELINES",
     "DPOConfig": "rlhf.config.preference:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",
+    "DatasetSizeGuidelines": "rlhf.feedback.planning:DatasetSizeGuidelines",
+    "DeviceManager": "rlhf.training.device_manager:DeviceManager",
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
     "ElasticWeightConsolidation": "rlhf.training.penalties:ElasticWeightConsolidation",
     "EnsembleReward": "rlhf.rewards.ensemble:EnsembleReward",
@@ -88,12 +119,16 @@ PUBLIC: dict[str, str] = {
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
     "HumanEvalProtocol": "rlhf.feedback.evaluation:HumanEvalProtocol",
+    "HumanEvalTask": "rlhf.feedback.store.values:Task",
     "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",
     "LearnedReward": "rlhf.rewards.learned:LearnedReward",
+    "LoRAConfig": "rlhf.config.model:LoRAConfig",
+    "ModelConfig": "rlhf.config.model:ModelConfig",
     "ORPOConfig": "rlhf.config.preference:ORPOConfig",
     "ORPOTrainer": "rlhf.training.reference_free:ORPOTrainer",
+    "OptimizedAttention": "rlhf.models.optimized_attention:OptimizedAttention",
     "PPOConfig": "rlhf.config.policy:PPOConfig",
     "PPOTrainer": "rlhf.training.ppo:PPOTrainer",
     "PagedKVCache": "rlhf.rollout.paged:PagedKVCache",
@@ -108,6 +143,7 @@ PUBLIC: dict[str, str] = {
     "REWARDS": "rlhf.rewards.factory:REWARDS",
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
+    "RLHFOrchestrator": "rlhf.pipeline.orchestrator:RLHFOrchestrator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
     "RLOOConfig": "rlhf.config.grpo_settings:RLOOConfig",
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
@@ -117,20 +153,34 @@ PUBLIC: dict[str, str] = {
     "RewardModel": "rlhf.models.reward:RewardModel",
     "RewardModelConfig": "rlhf.config.reward_model:RewardModelConfig",
     "RewardModelTrainer": "rlhf.training.reward_model:RewardModelTrainer",
+    "RewardTrainer": "rlhf.training.reward_model:RewardModelTrainer",
+    "RolloutBuffer": "rlhf.training.rollout_buffer:RolloutBuffer",
     "RuleBasedReward": "rlhf.rewards.rules:RuleBasedReward",
     "SFTConfig": "rlhf.config.sft:SFTConfig",
     "SFTDataset": "rlhf.data.datasets:SFTDataset",
     "SFTTrainer": "rlhf.training.sft:SFTTrainer",
+    "STANDARD_GUIDELINES": "rlhf.feedback.guidelines:STANDARD_GUIDELINES",
+    "SamplingConfig": "rlhf.config.policy:SamplingConfig",
     "SimPOConfig": "rlhf.config.preference:SimPOConfig",
     "SimPOTrainer": "rlhf.training.reference_free:SimPOTrainer",
     "StreamingGRPODataset": "rlhf.data.streaming:StreamingGRPODataset",
     "StreamingKTODataset": "rlhf.data.streaming:StreamingKTODataset",
     "StreamingPreferenceDataset": "rlhf.data.streaming:StreamingPreferenceDataset",
     "StreamingSFTDataset": "rlhf.data.streaming:StreamingSFTDataset",
+    "TRPOTrainer": "rlhf.training.trpo:TRPOTrainer",
+    "TrainResult": "rlhf.training.result:TrainResult",
+    "TrainingLogger": "rlhf.training.log:TrainingLogger",
+    "TrainingStage": "rlhf.pipeline.orchestrator:TrainingStage",
     "ValueModel": "rlhf.models.value:ValueModel",
     "WinRateEvaluator": "rlhf.evaluation.winrate:WinRateEvaluator",
+    "apply_lora": "rlhf.models.adapted:apply_lora",
+    "calculate_fleiss_kappa": "rlhf.feedback.agreement:calculate_fleiss_kappa",
+    "compile_model": "rlhf.models.adapted:compile_model",
+    "create_optimizer": "rlhf.training.optim:create_optimizer",
+    "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
+    "setup_logging": "rlhf.training.console:setup_logging",
 }
 """Public name -> where it lives. tests/architecture/test_public_names.py keeps it complete, true and sorted."""
 

@@ -187,6 +187,34 @@ def look_up(table: Mapping[str, T], name: str, *, kind: str) -> T:
     )
 
 
+def kind_of(value: object) -> str:
+    """``the text 'folder'``, ``a dict``, ``the class Foo``: what was given, for a message about what was wanted."""
+    if isinstance(value, str):
+        return f"the text {value!r}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def check_type(value: object, kinds: type | tuple[type, ...], *, name: str, expected: str) -> None:
+    """Refuse a value of another type at the door.
+
+    Args:
+        value: What was given.
+        kinds: Types that are taken.
+        name: Of the parameter.
+        expected: What it takes and how to make it, such as ``a PolicyModel; PolicyModel.from_pretrained(folder) loads one``.
+
+    Raises:
+        ConfigError: It has another type.
+    """
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{name} is {kind_of(value)}; expected {expected}.")
+
+
 def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
     """Import an optional dependency at the moment it is needed.
 

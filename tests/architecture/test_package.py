@@ -20,7 +20,7 @@ from tests.fixtures.source import ROOT, SOURCE
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-NEEDS_EXTRA = {"PreferenceStore"}
+NEEDS_EXTRA = {"HumanEvalTask", "PreferenceStore"}
 """Public names that only an extra brings; without it they say which."""
 NOT_IN_ALL = {"all", "dev", "vllm", "deepspeed"}
 

@@ -31,6 +31,13 @@ PROMISED = set(
     Pipeline TrainingStage RLHFConfig RLHFTrainer
     setup_logging evaluate_model run_benchmark export_model create_app get_7b_model_config get_70b_model_config
     ALGORITHMS REWARDS
+    RLHFOrchestrator
+    TrainingLogger CheckpointManager BaseConfig
+    DeviceManager create_optimizer apply_lora compile_model OptimizedAttention
+    RolloutBuffer TRPOTrainer SamplingConfig TrainResult LoRAConfig ModelConfig
+    RewardTrainer
+    calculate_fleiss_kappa STANDARD_GUIDELINES DATASET_GUIDELINES DatasetSizeGuidelines estimate_annotation_cost
+    HumanEvalTask
     """.split()
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.pipeline.report import write_report
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.conftest import CHROMIUM_NAMES
 from tests.fixtures.run_folder import write_run
 
@@ -45,7 +45,7 @@ def test_the_page_fits_a_phone_a_tablet_and_a_desk(tmp_path, width):
         "kl": 91.0,
         "id": "i" * 90,
     }
-    RunLog(folder).for_stage("ppo").alarm(
+    TrainingLogger(folder).for_stage("ppo").alarm(
         "m" * 300, step=240, guard="kl", metric="ppo/ref_kl", action="restore", restored_to=200, samples=[sample] * 3
     )
     report = write_report(folder)

@@ -23,7 +23,7 @@ from rlhf.models.reference import build_reference
 from rlhf.rollout.vllm import VLLMEngine
 from rlhf.testing import ENGINE_CHECKS
 from rlhf.training.grpo import GRPOTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
 from tests.fixtures.tiny import build_llama
 from tests.fixtures.vllm_engines import build_policy, nudge
@@ -147,7 +147,7 @@ def test_killed_it_comes_back_with_the_newest_weights(tiny_tokenizer):
 
 
 def train(policy, sampler=None, **changes):
-    log = RunLog(stage="grpo")
+    log = TrainingLogger(stage="grpo")
     config = GRPOConfig.of({**RUN, **changes})
     reference = build_reference(policy)
     trainer = GRPOTrainer(

@@ -23,13 +23,13 @@ from rlhf.pipeline.code_hash import code_of_stage
 from rlhf.pipeline.stages import StageContext, runner
 from rlhf.pipeline.validate import validate_recipe
 from rlhf.rewards.factory import build_reward
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.unit.rewards.helpers import samples
 
 recipe = RecipeConfig.of(parse_yaml(sys.stdin.read(), "the page"))
 pick, grpo = recipe.stages["pick"], recipe.stages["grpo"]
 Path("pick").mkdir()
-outcome = runner(pick.kind)(pick, StageContext("pick", Path(), RunLog()))
+outcome = runner(pick.kind)(pick, StageContext("pick", Path(), TrainingLogger()))
 print(json.dumps({
     "rows": Path("pick/chosen.jsonl").read_text().splitlines(),
     "headline": outcome.headline,

@@ -19,7 +19,7 @@ from rlhf.config.schema import settings_class
 from rlhf.evaluation.overoptimization import HackingVerdict
 from rlhf.files import write_json
 from rlhf.pipeline.validate import check_quickly
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
 from tests.fixtures.source import ROOT
 from tools import learning_table, method_pages, oracle_table, published_orderings
@@ -99,7 +99,7 @@ def metrics_named_on(name: str) -> list[str]:
 @functools.cache
 def measured_by(kind: str, settings: str) -> frozenset[str]:
     """What a trainer of that kind writes into a step's record."""
-    log = RunLog()
+    log = TrainingLogger()
     toy.build_trainer(kind, log=log, **json.loads(settings)).train()
     return frozenset(key for record in log.read("metrics") for key in record["metrics"])
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from rlhf.errors import CheckpointError
 from rlhf.files import delete, write_json, write_text
-from rlhf.training.checkpoint import CheckpointStore
+from rlhf.training.checkpoint import CheckpointManager
 from rlhf.training.checkpoint_folder import Record, Snapshot
 from tests.fixtures.crash import Disk, Tree, lay_out, no_fsync, random_luck
 
@@ -60,7 +60,7 @@ def state_of(number: float) -> dict[str, Any]:
     return {"number": number, "moments": torch.full((5,), number, dtype=torch.bfloat16), "rows": list(range(7))}
 
 
-def save(store: CheckpointStore, step: int, number: float, *, best: bool = False) -> None:
+def save(store: CheckpointManager, step: int, number: float, *, best: bool = False) -> None:
     store.save(step, {"policy": module_of(number)}, state_of(number), best=best)
 
 
@@ -74,7 +74,7 @@ def number_of(checkpoint: Any) -> float:
     return number
 
 
-def held_in(store: CheckpointStore) -> Held:
+def held_in(store: CheckpointManager) -> Held:
     """Every checkpoint must be whole, not only the newest."""
     records = [Record.read(path) for path in store.paths()]
     for found in records:
@@ -86,7 +86,7 @@ def record(folder: Path, calls: Sequence[Save | DiscardAfter], **settings: Any) 
     """Run the calls on a recording disk."""
     folder.mkdir()
     disk, done = Disk(folder), []
-    store = CheckpointStore(folder / "stage" / "run", **settings)
+    store = CheckpointManager(folder / "stage" / "run", **settings)
     with disk.recording():
         for number, call in enumerate(calls, 1):
             began, before = len(disk.events), held_in(store)
@@ -104,7 +104,7 @@ def record(folder: Path, calls: Sequence[Save | DiscardAfter], **settings: Any) 
 def check_what_is_left(tree: Tree, call: Done, folder: Path) -> None:
     """What every crash in a call must leave: the old or the new, whole; and a folder in which the next run can go on."""
     lay_out(tree, folder)
-    store = CheckpointStore(folder / "stage" / "run", keep=1)
+    store = CheckpointManager(folder / "stage" / "run", keep=1)
     there = held_in(store)
     assert {**call.before, **call.after}.items() >= there.items(), "nothing but what was saved"
     assert there.items() >= (call.before.items() & call.after.items()), "what this call does not remove stays"
@@ -181,14 +181,14 @@ def test_leftovers_do_not_pile_up_over_many_crashes(tmp_path):
     with no_fsync():
         for number in range(1, 12):
             disk = Disk(folder)
-            store = CheckpointStore(folder / "run", keep=1)
+            store = CheckpointManager(folder / "run", keep=1)
             with disk.recording():
                 save(store, number, number)
             when = draw.randrange(disk.start, len(disk.events))
             folder = tmp_path / str(number)
             lay_out(disk.after_crash(when, lambda kind: True if kind == "name" else "half"), folder)
             assert len(os.listdir(folder / "run")) <= 3, "one that is whole, one coming, one going"
-            latest = CheckpointStore(folder / "run").load_latest(warn=pytest.fail)
+            latest = CheckpointManager(folder / "run").load_latest(warn=pytest.fail)
             found = 0 if latest is None else number_of(latest)
             assert found in (newest, number), "what was there after the crash before, or what was written since"
             newest = found

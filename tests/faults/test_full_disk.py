@@ -18,7 +18,7 @@ from torch import nn
 from rlhf import files
 from rlhf.errors import StorageError
 from rlhf.files import write_json, write_jsonl, write_text
-from rlhf.training.checkpoint import CheckpointStore
+from rlhf.training.checkpoint import CheckpointManager
 from rlhf.training.checkpoint_folder import Snapshot
 
 MIB = 2**20
@@ -61,7 +61,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 def test_room_for_a_checkpoint_is_asked_for_before_anything_is_written(small_disk, monkeypatch):
     monkeypatch.setattr(Snapshot, "write", lambda *_, **__: pytest.fail("nothing may be written"))
-    store = CheckpointStore(small_disk / "run", background=True)
+    store = CheckpointManager(small_disk / "run", background=True)
     with pytest.raises(StorageError) as caught:
         store.save(7, modules(2.0, num=MIB), {})
     message = str(caught.value)
@@ -77,7 +77,7 @@ def test_room_for_a_checkpoint_is_asked_for_before_anything_is_written(small_dis
 @pytest.mark.parametrize("large", ["weights", "state"])
 def test_a_disk_that_fills_up_in_the_middle_leaves_what_was_there(small_disk, monkeypatch, large, background):
     monkeypatch.setattr("rlhf.training.checkpoint.check_space", lambda *_, **__: None)  # others write to the disk too
-    store = CheckpointStore(small_disk / "run", keep=1, background=background)
+    store = CheckpointManager(small_disk / "run", keep=1, background=background)
     store.save(1, modules(1.0), {"n": 1})
     store.wait()
     before = everything_in(small_disk)
@@ -136,7 +136,7 @@ def test_a_disk_without_room_for_more_files_says_so(tmp_path):
 
 
 def test_a_read_only_disk_is_named_and_nothing_is_changed(small_disk):
-    store = CheckpointStore(small_disk / "run")
+    store = CheckpointManager(small_disk / "run")
     store.save(1, modules(1.0), {})
     write_json(small_disk / "summary.json", {"old": 1})
     before = everything_in(small_disk)
@@ -162,14 +162,14 @@ LIMITED = """
     from torch import nn
     from rlhf.errors import StorageError
     from rlhf.files import write_jsonl
-    from rlhf.training.checkpoint import CheckpointStore
+    from rlhf.training.checkpoint import CheckpointManager
 
     def modules(num):
         module = nn.Module()
         module.weight = nn.Parameter(torch.ones(num))
         return {"policy": module}
 
-    store = CheckpointStore(__import__("pathlib").Path("run"), background="background" in sys.argv)
+    store = CheckpointManager(__import__("pathlib").Path("run"), background="background" in sys.argv)
     store.save(1, modules(10), {})
     store.wait()
     write_jsonl("rows.jsonl", [1])
@@ -228,7 +228,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("call", "code"), REFUSALS, ids=lambda v: errno.errorcode.get(v, v))
 def test_what_the_system_refuses_at_any_call_is_named_and_leaves_the_old_checkpoint(tmp_path, monkeypatch, code, call):
-    store = CheckpointStore(tmp_path / "run", keep=1)
+    store = CheckpointManager(tmp_path / "run", keep=1)
     store.save(1, modules(1.0), {})
     before = everything_in(tmp_path)
 
@@ -250,7 +250,7 @@ def test_what_the_system_refuses_at_any_call_is_named_and_leaves_the_old_checkpo
 
 
 def test_a_new_checkpoint_whose_name_may_not_be_on_disk_takes_none_away(tmp_path, monkeypatch):
-    store = CheckpointStore(tmp_path / "run", keep=1)
+    store = CheckpointManager(tmp_path / "run", keep=1)
     store.save(1, modules(1.0), {})
     real = os.fsync
 
@@ -270,7 +270,7 @@ def test_a_new_checkpoint_whose_name_may_not_be_on_disk_takes_none_away(tmp_path
 
 @pytest.mark.parametrize("what", ["the files", "the whole run"])
 def test_a_hand_that_removes_files_while_they_are_written_is_told_apart_from_a_bug(tmp_path, monkeypatch, what):
-    store = CheckpointStore(tmp_path / "run")
+    store = CheckpointManager(tmp_path / "run")
     real = Snapshot.write
 
     def write(snapshot: Snapshot, folder: Path, **arguments: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf.errors import ConfigError, TrainingError
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
 
 LONG: dict[str, Any] = {"rollouts": 8, "learning_rate": 3e-2, "kl": {"coef": 0.0}, "save_every": 4}
@@ -17,16 +17,16 @@ TIGHT = {"kl": {"limit": 0.5}}
 
 
 def build(folder: Path, guards: Any, **settings: Any) -> Any:
-    log = RunLog(folder, stage="grpo")
+    log = TrainingLogger(folder, stage="grpo")
     return toy.build_trainer("grpo", log=log, checkpoint_dir=folder / "grpo", guards=guards, **{**LONG, **settings})
 
 
 def alarms(folder: Path, guard: str = "kl") -> list[dict[str, Any]]:
-    return [event for event in RunLog(folder, stage="grpo").read("alarm") if event.get("guard") == guard]
+    return [event for event in TrainingLogger(folder, stage="grpo").read("alarm") if event.get("guard") == guard]
 
 
 def steps(folder: Path) -> list[int]:
-    return [event["step"] for event in RunLog(folder, stage="grpo").read("metrics")]
+    return [event["step"] for event in TrainingLogger(folder, stage="grpo").read("metrics")]
 
 
 def test_a_warning_shows_the_samples_that_raised_it_and_changes_no_bit(tmp_path):
@@ -77,11 +77,12 @@ def test_restore_goes_back_to_a_checkpoint_with_half_the_learning_rate(tmp_path)
     assert steps(tmp_path) == list(range(1, second["raised_at"] + 1)), (
         "each step stands once: those taken back are gone"
     )
-    rates = {e["step"]: e["metrics"]["learning_rate"] for e in RunLog(tmp_path, stage="grpo").read("metrics")}
+    rates = {e["step"]: e["metrics"]["learning_rate"] for e in TrainingLogger(tmp_path, stage="grpo").read("metrics")}
     whole = build(tmp_path / "whole", "off")
     whole.train()
     undisturbed = {
-        e["step"]: e["metrics"]["learning_rate"] for e in RunLog(tmp_path / "whole", stage="grpo").read("metrics")
+        e["step"]: e["metrics"]["learning_rate"]
+        for e in TrainingLogger(tmp_path / "whole", stage="grpo").read("metrics")
     }
     after = [step for step in rates if step > first["restored_to"]]
     assert after
@@ -105,7 +106,7 @@ def test_a_kill_between_the_alarm_of_a_restore_and_its_checkpoint_leaves_no_seco
     class KilledError(BaseException):
         pass
 
-    real = RunLog.alarm
+    real = TrainingLogger.alarm
 
     def dying(log, text, **fields):
         real(log, text, **fields)
@@ -113,7 +114,7 @@ def test_a_kill_between_the_alarm_of_a_restore_and_its_checkpoint_leaves_no_seco
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunLog, "alarm", dying)
+        patch.setattr(TrainingLogger, "alarm", dying)
         with pytest.raises(KilledError):
             build(tmp_path / "killed", guards).train()
     with pytest.raises(TrainingError):
@@ -126,7 +127,7 @@ def test_a_kill_between_the_alarm_of_a_restore_and_its_checkpoint_leaves_no_seco
 
 
 def test_the_checkpoint_of_the_best_evaluation_is_written_when_it_is_found_and_stays(tmp_path):
-    log = RunLog(tmp_path, stage="sft")
+    log = TrainingLogger(tmp_path, stage="sft")
     stopping = {"early_stopping": {"metric": "eval/loss", "patience": None}, "eval_every": 1, "save_every": 100}
     trainer = toy.build_trainer(
         "sft", log=log, checkpoint_dir=tmp_path / "sft", held_out=True, keep_checkpoints=1, **stopping
@@ -145,6 +146,6 @@ def test_restore_without_a_folder_for_checkpoints_is_refused_before_training():
 
 @pytest.mark.parametrize("name", toy.NAMES)
 def test_the_toy_runs_raise_no_alarm(name, tmp_path):
-    log = RunLog(tmp_path, stage=name)
+    log = TrainingLogger(tmp_path, stage=name)
     toy.build_trainer(name, log=log, held_out=True).train()
     assert log.read("alarm") == []

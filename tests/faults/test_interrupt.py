@@ -14,7 +14,7 @@ import pytest
 
 from rlhf.errors import InterruptedRun
 from rlhf.training.interrupt import signals_as_requests
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
 
 SETTINGS: dict[str, Any] = {
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Signaling(RunLog):
+class Signaling(TrainingLogger):
     """Sends this process a signal when a number of events was written."""
 
     def __init__(self, folder: Path, *, after: int, number: signal.Signals) -> None:
@@ -56,13 +56,13 @@ class SignalingReward(toy.ShareOfGood):
 pytestmark = pytest.mark.usefixtures("hangups_end_a_run")
 
 
-def build(name: str, folder: Path, log: RunLog | None = None, **settings: Any) -> Any:
-    log = log or RunLog(folder, stage="run")
+def build(name: str, folder: Path, log: TrainingLogger | None = None, **settings: Any) -> Any:
+    log = log or TrainingLogger(folder, stage="run")
     return toy.build_trainer(name, log=log, checkpoint_dir=folder / "run", **{**SETTINGS, **settings})
 
 
 def numbers(folder: Path) -> list[Any]:
-    log = RunLog(folder, stage="run")
+    log = TrainingLogger(folder, stage="run")
     return [(e["event"], e["step"], e["metrics"]) for kind in ("metrics", "eval") for e in log.read(kind)]
 
 

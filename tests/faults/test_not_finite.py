@@ -12,7 +12,7 @@ import torch
 
 from rlhf.errors import RewardError, TrainingError
 from rlhf.rewards.types import ScoreResult
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.sft import SFTTrainer
 from tests.fixtures import toy
 
@@ -34,7 +34,7 @@ class PoisonedRow(SFTTrainer):
 
 
 def build(
-    log: RunLog, *, bad: set[str], in_gradient: bool = False, folder: Path | None = None, **settings: Any
+    log: TrainingLogger, *, bad: set[str], in_gradient: bool = False, folder: Path | None = None, **settings: Any
 ) -> PoisonedRow:
     config = toy.SFTConfig.of({**toy.SHORT["sft"], **settings})
     trainer = PoisonedRow(toy.build_policy(), config, toy.rows(10), log=log, checkpoint_dir=folder)
@@ -42,13 +42,13 @@ def build(
     return trainer
 
 
-def alarms(log: RunLog) -> list[dict[str, Any]]:
+def alarms(log: TrainingLogger) -> list[dict[str, Any]]:
     return [event for event in log.read("alarm") if event.get("guard") == "nonfinite"]
 
 
 @pytest.mark.parametrize("in_gradient", [False, True])
 def test_a_step_that_is_not_finite_is_left_out_and_its_row_is_named(in_gradient):
-    log = RunLog(stage="sft")
+    log = TrainingLogger(stage="sft")
     trainer = build(log, bad={"4"}, in_gradient=in_gradient)
     result = trainer.train()
     assert all(bool(weight.isfinite().all()) for weight in toy.weights_of(trainer).values())
@@ -64,7 +64,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_its_row_is_named(in_gradient)
 
 
 def test_the_other_steps_learn_as_if_the_step_had_not_been(tmp_path):
-    log = RunLog(stage="sft")
+    log = TrainingLogger(stage="sft")
     trainer = build(log, bad={"4"}, epochs=1)
     before = toy.weights_of(trainer)
     trainer.train()
@@ -72,7 +72,7 @@ def test_the_other_steps_learn_as_if_the_step_had_not_been(tmp_path):
 
 
 def test_too_many_stop_the_run_and_the_message_says_which_rows_and_what_to_do():
-    log = RunLog(stage="sft")
+    log = TrainingLogger(stage="sft")
     with pytest.raises(TrainingError) as caught:
         build(log, bad={str(n) for n in range(10)}, max_nonfinite_steps=1).train()
     message = str(caught.value)
@@ -85,7 +85,7 @@ def test_the_count_goes_on_after_a_resume(tmp_path):
     settings: dict[str, Any] = {"bad": {"4"}, "max_nonfinite_steps": 1, "save_every": 1, "folder": tmp_path / "sft"}
     for _ in range(2):
         with pytest.raises(TrainingError, match="2 steps were not finite"):
-            build(RunLog(tmp_path, stage="sft"), **settings).train()
+            build(TrainingLogger(tmp_path, stage="sft"), **settings).train()
 
 
 class HolesIn(toy.ShareOfGood):
@@ -105,7 +105,7 @@ class HolesIn(toy.ShareOfGood):
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_a_prompt_without_a_score_is_left_out_with_an_alarm_that_shows_it(name):
-    log = RunLog(stage=name)
+    log = TrainingLogger(stage=name)
     trainer = toy.build_trainer(name, log=log, scorer=HolesIn({"3"}, reported=True), max_unscored_frac=0.5)
     trainer.train()
     found = [event for event in log.read("alarm") if event["guard"] == "unscored"]
@@ -160,7 +160,7 @@ def test_too_many_prompts_without_a_score_stop_before_anything_is_trained(name):
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_equal_rewards_are_reported_once_and_then_at_doubling_counts(name):
-    log = RunLog(stage=name)
+    log = TrainingLogger(stage=name)
     toy.build_trainer(name, log=log, scorer=toy.Constant(0.5), rollouts=9).train()
     found = [event for event in log.read("alarm") if event["guard"] == "equal_rewards"]
     assert [re.search(r"rollout (\d+)", event["message"])[1] for event in found] == ["1", "2", "4", "8"]

@@ -12,19 +12,19 @@ from rlhf.errors import TrainingError
 from rlhf.models.reference import ReferenceModel
 from rlhf.rollout.local import LocalEngine
 from rlhf.training.grpo import GRPOTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
 
 NAMES = ("ppo", "grpo")
 
 
-def alarms(log: RunLog) -> list[str]:
+def alarms(log: TrainingLogger) -> list[str]:
     return [event["message"] for event in log.read("alarm")]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sound_run_notes_its_self_checks_and_raises_no_alarm(name):
-    log = RunLog(stage=name)
+    log = TrainingLogger(stage=name)
     toy.build_trainer(name, log=log).train()
     assert alarms(log) == []
     (note,) = [e["message"] for e in log.read("note") if "Self-checks" in e["message"]]
@@ -35,7 +35,7 @@ def test_a_sound_run_notes_its_self_checks_and_raises_no_alarm(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_left_on_is_found_by_the_first_ratio(name):
-    log = RunLog(stage=name)
+    log = TrainingLogger(stage=name)
     toy.build_trainer(name, log=log, dropout=0.5).train()
     (found,) = [message for message in alarms(log) if "first ratio" in message]
     assert "should be below 0.001" in found
@@ -44,7 +44,7 @@ def test_dropout_left_on_is_found_by_the_first_ratio(name):
 
 def test_behind_a_warm_up_of_the_critic_the_first_ratio_is_that_of_the_policys_first_step():
     def run(dropout: float) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-        log = RunLog(stage="ppo")
+        log = TrainingLogger(stage="ppo")
         toy.build_trainer("ppo", log=log, dropout=dropout, rollouts=3, value_warmup_rollouts=1).train()
         notes = [(e["step"], e["message"]) for e in log.read("note") if "Self-checks" in e["message"]]
         return notes, [(e["step"], e["message"]) for e in log.read("alarm") if e["guard"] == "self-check"]
@@ -69,7 +69,7 @@ def test_a_reference_that_claims_to_be_the_policy_but_scores_otherwise_is_found(
             return policy.fingerprint()
 
     policy = toy.build_policy()
-    log = RunLog(stage="grpo")
+    log = TrainingLogger(stage="grpo")
     config = toy.GRPOConfig.of(toy.SHORT["grpo"])
     GRPOTrainer(policy, config, toy.prompts(8), toy.ShareOfGood(), reference=Lying(policy), log=log).train()
     (found,) = [message for message in alarms(log) if "KL to the reference" in message]
@@ -78,7 +78,7 @@ def test_a_reference_that_claims_to_be_the_policy_but_scores_otherwise_is_found(
 
 def test_another_reference_on_purpose_is_no_alarm():
     policy, other = toy.build_policy(), toy.build_policy(seed=1)
-    log = RunLog(stage="grpo")
+    log = TrainingLogger(stage="grpo")
     config = toy.GRPOConfig.of(toy.SHORT["grpo"])
     GRPOTrainer(policy, config, toy.prompts(8), toy.ShareOfGood(), reference=ReferenceModel(other), log=log).train()
     assert alarms(log) == []
@@ -97,20 +97,20 @@ class Outside(LocalEngine):
             self.policy.load_state_dict(self.trained.state_dict())
 
 
-def train_with(engine: Any, policy: Any, log: RunLog, **settings: Any) -> None:
+def train_with(engine: Any, policy: Any, log: TrainingLogger, **settings: Any) -> None:
     config = toy.GRPOConfig.of({**toy.SHORT["grpo"], "rollouts": 4, "learning_rate": 1e-2, **settings})
     reference = ReferenceModel(policy)
     GRPOTrainer(policy, config, toy.prompts(8), toy.ShareOfGood(), reference=reference, engine=engine, log=log).train()
 
 
 def test_an_engine_that_follows_is_sound():
-    policy, log = toy.build_policy(), RunLog(stage="grpo")
+    policy, log = toy.build_policy(), TrainingLogger(stage="grpo")
     train_with(Outside(policy, follows=True), policy, log)
     assert alarms(log) == []
 
 
 def test_an_engine_that_never_gets_the_trained_weights_stops_the_run_at_the_first_that_were_trained():
-    policy, log = toy.build_policy(), RunLog(stage="grpo")
+    policy, log = toy.build_policy(), TrainingLogger(stage="grpo")
     with pytest.raises(TrainingError) as caught:
         train_with(Outside(policy, follows=False), policy, log)
     message = str(caught.value)
@@ -120,7 +120,7 @@ def test_an_engine_that_never_gets_the_trained_weights_stops_the_run_at_the_firs
 
 
 def test_an_engine_that_gets_stuck_later_is_found_by_its_log_probabilities():
-    policy, log = toy.build_policy(), RunLog(stage="grpo")
+    policy, log = toy.build_policy(), TrainingLogger(stage="grpo")
     train_with(Outside(policy, follows=True, stuck_after=2), policy, log)
     found = [message for message in alarms(log) if "log-probabilities differ" in message]
     assert found
@@ -134,7 +134,7 @@ def test_an_engine_that_says_an_old_version_is_refused():
 
     policy = toy.build_policy()
     with pytest.raises(TrainingError, match="sampled with the weights of version 0, and the trainer is at 1"):
-        train_with(Forgetful(policy), policy, RunLog(stage="grpo"))
+        train_with(Forgetful(policy), policy, TrainingLogger(stage="grpo"))
 
 
 def test_modules_are_left_in_evaluation_mode_after_training():

@@ -10,7 +10,7 @@ import pytest
 from rlhf.errors import RewardError
 from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.service_calls import Patience
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
 from tests.unit.rewards.servers import lengths, says, serving
 
@@ -21,13 +21,13 @@ PATIENCE = Patience(
 
 def build(folder: Path, url: str, **settings: Any) -> Any:
     scorer = ServiceReward(url, patience=PATIENCE, request_size=3, concurrency=1, on_error="report")
-    log = RunLog(folder, stage="grpo")
+    log = TrainingLogger(folder, stage="grpo")
     changed = {"rollouts": 4, "save_every": 1, **settings}
     return toy.build_trainer("grpo", log=log, checkpoint_dir=folder / "grpo", scorer=scorer, **changed)
 
 
 def steps(folder: Path) -> list[int]:
-    return [event["step"] for event in RunLog(folder, stage="grpo").read("metrics")]
+    return [event["step"] for event in TrainingLogger(folder, stage="grpo").read("metrics")]
 
 
 def test_a_service_that_dies_in_the_middle_of_a_rollout_costs_that_rollout_only(tmp_path):
@@ -61,6 +61,6 @@ def test_an_answer_of_null_for_one_completion_leaves_its_prompt_out(tmp_path):
     with serving(holed, lengths) as service:
         trainer = build(tmp_path, service.url, max_unscored_frac=0.5, rollouts=1)
         trainer.train()
-    (alarm,) = [e for e in RunLog(tmp_path, stage="grpo").read("alarm") if e["guard"] == "unscored"]
+    (alarm,) = [e for e in TrainingLogger(tmp_path, stage="grpo").read("alarm") if e["guard"] == "unscored"]
     assert "too long to judge" in alarm["message"]
     assert "1 of 4 prompts are left out" in alarm["message"]

@@ -13,8 +13,8 @@ import torch
 
 from rlhf.errors import InterruptedRun, TrainingError
 from rlhf.rollout.local import LocalEngine
-from rlhf.training.checkpoint import CheckpointStore
-from rlhf.training.log import RunLog
+from rlhf.training.checkpoint import CheckpointManager
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 from tests.fixtures.overlap import in_turn
@@ -98,7 +98,7 @@ def test_a_rollout_is_sampled_by_the_weights_from_before_the_training_on_the_one
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "vapo"])
 def test_older_completions_are_corrected_and_fresh_ones_need_no_correction(name):
-    log = RunLog()
+    log = TrainingLogger()
     trainer = in_turn(
         toy.build_trainer(name, log=log, async_rollouts={"max_staleness": 1}, rollouts=4, learning_rate=1e-2, seed=3,
                           **({"value_warmup_rollouts": 2} if name == "vapo" else {}))
@@ -118,7 +118,7 @@ def test_older_completions_are_corrected_and_fresh_ones_need_no_correction(name)
 
 
 def test_prompts_asked_again_are_answered_by_the_weights_as_they_are():
-    log = RunLog()
+    log = TrainingLogger()
     name, settings = CASES["grpo with equal groups asked again"]
     in_turn(toy.build_trainer(name, log=log, async_rollouts={"max_staleness": 1}, rollouts=3, **settings)).train()
     found = [e["metrics"] for e in log.read("metrics") if "rollout/staleness" in e["metrics"]]
@@ -173,7 +173,7 @@ def test_a_process_is_started_again_by_a_run_that_was_killed(tmp_path):
     log.writes_left = 8
     with pytest.raises(KilledError):
         build("grpo", tmp_path / "hurt", log=log, **SETTINGS).train()
-    assert CheckpointStore(tmp_path / "hurt" / "run").paths(), "the run had saved something"
+    assert CheckpointManager(tmp_path / "hurt" / "run").paths(), "the run had saved something"
     assert same(run(build("grpo", tmp_path / "hurt", **SETTINGS)), expected)
     assert logged(tmp_path / "hurt") == logged(tmp_path / "whole")
 
@@ -233,7 +233,7 @@ def test_a_guard_goes_back_also_where_what_is_under_way_has_failed():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_the_reward_rises_one_step_off_too(name):
-    log = RunLog()
+    log = TrainingLogger()
     settings = {"ppo": {"kl": {"coef": 0.01}}, "grpo": {"group_size": 4, "kl": {"coef": 0.01}}}[name]
     in_turn(
         toy.build_trainer(name, log=log, async_rollouts={"max_staleness": 1}, rollouts=30, prompts_per_rollout=32, minibatch_size=32,

@@ -12,8 +12,8 @@ import torch
 from rlhf.data.streaming import StreamingSFTDataset
 from rlhf.files import write_jsonl
 from rlhf.rewards.types import ScoreResult
-from rlhf.training.checkpoint import CheckpointStore
-from rlhf.training.log import RunLog
+from rlhf.training.checkpoint import CheckpointManager
+from rlhf.training.log import TrainingLogger
 from rlhf.training.penalties import ElasticWeightConsolidation
 from rlhf.training.sft import SFTTrainer
 from tests.fixtures import toy
@@ -38,7 +38,7 @@ class KilledError(BaseException):
     """Not an Exception: nothing in the library may catch it, as nothing can catch SIGKILL."""
 
 
-class KillingLog(RunLog):
+class KillingLog(TrainingLogger):
     """Dies after a number of writes, and leaves half a line behind, as a killed process may."""
 
     writes_left = 10**9
@@ -59,11 +59,13 @@ class KillingLog(RunLog):
             raise KilledError
 
 
-def build(name: str, folder: Path, *, log: RunLog | None = None, **settings: Any) -> Any:
+def build(name: str, folder: Path, *, log: TrainingLogger | None = None, **settings: Any) -> Any:
     changed = {**EVERYTHING_ON, **settings}
     if name in WATCHED and changed.get("early_stopping"):
         changed["early_stopping"] = {**changed["early_stopping"], "metric": WATCHED[name], "mode": "max"}
-    return toy.build_trainer(name, log=log or RunLog(folder, stage="run"), checkpoint_dir=folder / "run", **changed)
+    return toy.build_trainer(
+        name, log=log or TrainingLogger(folder, stage="run"), checkpoint_dir=folder / "run", **changed
+    )
 
 
 def logged(folder: Path) -> tuple[list[Any], list[Any]]:
@@ -185,7 +187,7 @@ def test_a_run_killed_around_a_checkpoint_ends_with_the_same_bits(name, moment, 
     trainer = build(name, tmp_path / "whole", save_every=1)
     result = trainer.train()
     weights = toy.weights_of(trainer)
-    real = CheckpointStore.save
+    real = CheckpointManager.save
 
     def dying(store, step, modules, state, **options):
         if step == 3 and moment == "during":  # some files are there, the record is not
@@ -199,7 +201,7 @@ def test_a_run_killed_around_a_checkpoint_ends_with_the_same_bits(name, moment, 
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStore, "save", dying)
+        patch.setattr(CheckpointManager, "save", dying)
         with pytest.raises(KilledError):
             build(name, tmp_path / "killed", save_every=1).train()
     ends_the_same(name, tmp_path / "killed", result, weights, tmp_path / "whole", save_every=1)
@@ -223,19 +225,21 @@ def test_a_run_that_goes_on_with_other_microbatches_ends_the_same_up_to_rounding
 
 
 def test_what_a_run_should_not_forget_is_measured_again_at_the_same_start(tmp_path):
-    def run(folder: Path, log: RunLog) -> dict[str, torch.Tensor]:
+    def run(folder: Path, log: TrainingLogger) -> dict[str, torch.Tensor]:
         trainer = build("sft", folder, log=log, save_every=1)
         trainer.penalties.append(ElasticWeightConsolidation(trainer.policy, toy.rows(5, seed=7), coef=100.0))
         trainer.train()
         return toy.weights_of(trainer)
 
-    whole = run(tmp_path / "whole", RunLog(tmp_path / "whole", stage="run"))
+    whole = run(tmp_path / "whole", TrainingLogger(tmp_path / "whole", stage="run"))
     log = KillingLog(tmp_path / "killed", stage="run")
     log.writes_left = 6
     with pytest.raises(KilledError):
         run(tmp_path / "killed", log)
     assert list((tmp_path / "killed" / "run").glob("checkpoint-*")), "it goes on, and does not begin again"
-    assert toy.largest_difference(run(tmp_path / "killed", RunLog(tmp_path / "killed", stage="run")), whole) == 0.0
+    assert (
+        toy.largest_difference(run(tmp_path / "killed", TrainingLogger(tmp_path / "killed", stage="run")), whole) == 0.0
+    )
     assert logged(tmp_path / "killed") == logged(tmp_path / "whole")
     free = build("sft", tmp_path / "free")
     free.train()
@@ -257,19 +261,19 @@ def test_a_stream_goes_on_at_its_row(tmp_path):
     texts = [{"prompt": f"Question {n}", "completion": f" answer {n * n}"} for n in range(11)]
     write_jsonl(tmp_path / "sft.jsonl", texts)
 
-    def run(folder: Path, log: RunLog) -> dict[str, torch.Tensor]:
+    def run(folder: Path, log: TrainingLogger) -> dict[str, torch.Tensor]:
         data = StreamingSFTDataset(str(tmp_path / "sft.jsonl"), toy.TOKENIZER, shuffle_buffer=4, seed=3)
         config = toy.SFTConfig(learning_rate=1e-2, batch_size=3, max_steps=8, save_every=2)
         trainer = SFTTrainer(toy.build_policy(dropout=0.2), config, data, log=log, checkpoint_dir=folder / "run")
         trainer.train()
         return toy.weights_of(trainer)
 
-    whole = run(tmp_path / "whole", RunLog(tmp_path / "whole", stage="run"))
+    whole = run(tmp_path / "whole", TrainingLogger(tmp_path / "whole", stage="run"))
     for writes in range(1, 8):
         folder = tmp_path / f"killed {writes}"
         log = KillingLog(folder, stage="run")
         log.writes_left = writes
         with pytest.raises(KilledError):
             run(folder, log)
-        assert toy.largest_difference(run(folder, RunLog(folder, stage="run")), whole) == 0.0
+        assert toy.largest_difference(run(folder, TrainingLogger(folder, stage="run")), whole) == 0.0
         assert logged(folder) == logged(tmp_path / "whole")

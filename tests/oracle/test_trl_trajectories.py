@@ -28,7 +28,7 @@ from rlhf.models.reference import ReferenceModel
 from rlhf.models.reward import RewardModel
 from rlhf.training.dpo import DPOTrainer
 from rlhf.training.kto import KTOTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.reward_model import RewardModelTrainer
 from rlhf.training.sft import SFTTrainer
 from tests.oracle.conftest import CHOSEN, PROMPTS, REJECTED
@@ -84,7 +84,7 @@ def run_theirs(trainer: Any) -> tuple[list[float], list[float], dict[str, torch.
 
 
 def run_ours(
-    trainer: Any, log: RunLog, model: torch.nn.Module | None = None
+    trainer: Any, log: TrainingLogger, model: torch.nn.Module | None = None
 ) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     trainer.train()
     steps = [event["metrics"] for event in log.read("metrics")]
@@ -132,7 +132,7 @@ def test_sft_goes_trls_way(build_trainer, policy, tokenizer, their_settings):
     theirs = run_theirs(trainer)
 
     def ours(**changes: Any) -> Any:
-        log = RunLog()
+        log = TrainingLogger()
         config = SFTConfig.of({**OURS, "microbatch_tokens": 60, **changes})
         return run_ours(SFTTrainer(PolicyModel(copy.deepcopy(start), tokenizer), config, groups, log=log), log)
 
@@ -151,7 +151,7 @@ def test_reward_modeling_goes_trls_way(build_trainer, reward_model, tokenizer, t
     theirs = run_theirs(trainer)
 
     def ours(**changes: Any) -> Any:
-        log, model = RunLog(), copy.deepcopy(start)
+        log, model = TrainingLogger(), copy.deepcopy(start)
         config = RewardModelConfig.of({**OURS, "microbatch_tokens": 100, **changes})
         return run_ours(RewardModelTrainer(RewardModel([model], tokenizer), config, groups, log=log), log, model)
 
@@ -168,7 +168,7 @@ def test_dpo_goes_trls_way(build_trainer, policy, reference, tokenizer, their_se
     theirs = run_theirs(trainer)
 
     def ours(beta: float) -> Any:
-        log = RunLog()
+        log = TrainingLogger()
         model = PolicyModel(copy.deepcopy(start), tokenizer)
         frozen = PolicyModel(copy.deepcopy(reference), tokenizer)
         config = DPOConfig.of({**OURS, "beta": beta, "microbatch_tokens": 100})
@@ -202,7 +202,7 @@ def test_kto_goes_trls_way(build_trainer, policy, reference, tokenizer, their_se
     monkeypatch.setattr("rlhf.training.kto.mismatched_rows", rows_before([tuple(p) for p, _ in ids]))
 
     def ours(**changes: Any) -> tuple[Any, list[float]]:
-        log = RunLog()
+        log = TrainingLogger()
         model = PolicyModel(copy.deepcopy(start), tokenizer)
         frozen = ReferenceModel(PolicyModel(copy.deepcopy(reference), tokenizer))
         weights = {"desirable_weight": 1.2, "undesirable_weight": 0.9}

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from rlhf.errors import printable
+from rlhf.training.console import setup_logging
 
 Overrides = Annotated[
     list[str] | None,
@@ -115,14 +114,6 @@ def _as_setting(option: str, args: list[str]) -> str:
     return f"{key}=VALUE"
 
 
-class PrintableConsole(Console):
-    """Its texts, those in tables too, hold nothing that a terminal would obey: what a file or a model says is among them."""
-
-    def render_str(self, text: str, **how: Any) -> Text:
-        """Every text that is printed comes through here."""
-        return super().render_str(printable(text), **how)
-
-
 def console() -> Console:
     """For people; data goes to standard output by ``print``."""
-    return PrintableConsole()
+    return setup_logging()

@@ -154,7 +154,7 @@ def sample_size(
         )
     needed = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
     number = pairs or needed
-    cost = planning.annotation_cost(
+    cost = planning.estimate_annotation_cost(
         number, judgments_per_pair=each, price_per_judgment=price, price_per_response=response_price
     )
     found: dict[str, Any] = {
@@ -198,8 +198,10 @@ def _guidance() -> dict[str, dict[str, Any]]:
     """Rules of thumb by the size of a model."""
     from rlhf.feedback import planning
 
-    names = ("least", "recommended", "most")
-    return {size: dict(zip(names, sizes, strict=True)) for size, sizes in planning.GUIDANCE.items()}
+    return {
+        size: {"least": pairs.minimum, "recommended": pairs.recommended, "most": pairs.saturates}
+        for size, pairs in planning.DATASET_GUIDELINES.items()
+    }
 
 
 def _by_overlap(
@@ -212,7 +214,7 @@ def _by_overlap(
     for overlap in OVERLAPS:
         right = planning.majority_accuracy(accuracy, overlap)
         pairs = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
-        cost = planning.annotation_cost(
+        cost = planning.estimate_annotation_cost(
             pairs, judgments_per_pair=overlap, price_per_judgment=price, price_per_response=response_price
         )
         rows.append(

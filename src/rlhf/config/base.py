@@ -51,7 +51,7 @@ TextOrFile = Annotated[str, Names.TEXT_OR_FILE]
 FunctionName = Annotated[FilePath, Names.FUNCTION]
 
 
-class Config(BaseModel):
+class BaseConfig(BaseModel):
     """Base of all config classes: immutable, and a misspelled key is an error."""
 
     model_config = ConfigDict(
@@ -119,7 +119,7 @@ class Config(BaseModel):
         return type(self).of({**given, **changes}, source=f"The changed {type(self).__name__}")
 
 
-class Kind(Config):
+class Kind(BaseConfig):
     """Settings of one of several kinds, which ``kind`` tells apart in a recipe."""
 
     if TYPE_CHECKING:  # every kind says which it is; here the field would come before a kind's own
@@ -132,7 +132,7 @@ class Kind(Config):
         return name
 
 
-def named_things(config: Config) -> Iterator[tuple[tuple[str, ...], str, Names]]:
+def named_things(config: BaseConfig) -> Iterator[tuple[tuple[str, ...], str, Names]]:
     """(place, text, what it names) of every text in ``config``, however deep, that names a file, a stage or a function."""
     for name, field in type(config).model_fields.items():
         kind = next((item for item in field.metadata if isinstance(item, Names)), None) or _marker(field.annotation)
@@ -140,7 +140,7 @@ def named_things(config: Config) -> Iterator[tuple[tuple[str, ...], str, Names]]
 
 
 def _named(value: Any, place: tuple[str, ...], kind: Names | None) -> Iterator[tuple[tuple[str, ...], str, Names]]:
-    if isinstance(value, Config):
+    if isinstance(value, BaseConfig):
         for inner, text, names in named_things(value):
             yield (*place, *inner), text, names
     elif isinstance(value, Mapping):
@@ -275,7 +275,9 @@ def _copy(value: Any) -> Any:
 
 def _refusal(cls: type[BaseModel], tree: Mapping[str, Any], err: ValidationError, *, source: str) -> ConfigError:
     lines = complaints(cls, tree, err)
-    if issubclass(cls, Config) and all(error["loc"] for error in err.errors(include_url=False, include_input=False)):
+    if issubclass(cls, BaseConfig) and all(
+        error["loc"] for error in err.errors(include_url=False, include_input=False)
+    ):
         # No complaint about the whole: what looks at the whole did not run. Users should not mend a file in two rounds.
         lines += cls.left_unchecked(tree)
     return refusal(source, lines)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 
 OURS = (
     "dtype",
@@ -31,7 +31,7 @@ def _from_text(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-class MismatchConfig(Config):
+class MismatchConfig(BaseConfig):
     """How far the sampler's probabilities may lie from the trainer's own, on the tokens that were sampled.
 
     Measured in every rollout as mean |p_engine - p_trainer|. The limits are those of verl's FAQ.
@@ -53,7 +53,7 @@ RolloutWeights = Literal["same", "bfloat16", "int8"]
 """What an engine multiplies with: the policy's weights, or a copy of them for sampling alone."""
 
 
-class PromptLookupConfig(Config):
+class PromptLookupConfig(BaseConfig):
     """Guess what a completion says next from what followed the same tokens before (Saxena 2023, "Prompt lookup decoding"): in its
     prompt, in itself, or in another completion of the same prompt. Guesses change how fast is sampled, and not what."""
 
@@ -67,7 +67,7 @@ class PromptLookupConfig(Config):
     arithmetic, and a wrong guess costs what a right one saves."""
 
 
-class LocalEngineConfig(Config):
+class LocalEngineConfig(BaseConfig):
     """Sample in this process from the module that is trained."""
 
     kind: Literal["local"] = "local"
@@ -92,7 +92,7 @@ class LocalEngineConfig(Config):
         return self
 
 
-class VLLMEngineConfig(Config):
+class VLLMEngineConfig(BaseConfig):
     """Sample with vLLM, in a process of its own that is given the weights before each rollout."""
 
     kind: Literal["vllm"] = "vllm"

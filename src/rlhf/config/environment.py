@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from rlhf.config.base import Config, FunctionName, Names
+from rlhf.config.base import BaseConfig, FunctionName, Names
 from rlhf.config.rewards import FUNCTION
 
 
-class EnvironmentConfig(Config):
+class EnvironmentConfig(BaseConfig):
     """An environment: its completions are episodes in which policy and environment take turns."""
 
     factory: FunctionName

@@ -248,7 +248,7 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 
 def _models(kind: Any) -> list[type[BaseModel]]:
-    """Config classes in a type; those of its items, where a single value may stand for a list."""
+    """BaseConfig classes in a type; those of its items, where a single value may stand for a list."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return [kind]
     return [

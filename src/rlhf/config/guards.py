@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 
 
 def _as_written(value: Any) -> Any:
@@ -29,7 +29,7 @@ Action = Annotated[Literal["warn", "stop", "restore", "off"], BeforeValidator(_a
 checkpoint and halve the learning rate. ``off``: do not look."""
 
 
-class Guarded(Config):
+class Guarded(BaseConfig):
     """A section that a single word can stand for: its action."""
 
     @model_validator(mode="before")

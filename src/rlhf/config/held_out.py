@@ -6,10 +6,10 @@ from typing import Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 
 
-class HeldOutConfig(Config):
+class HeldOutConfig(BaseConfig):
     """More than the mean score at each evaluation; every measure can be watched by early stopping."""
 
     limit: int | None = Field(None, ge=1)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf.config.base import Config, InputPath, TextOrFile
+from rlhf.config.base import BaseConfig, InputPath, TextOrFile
 
 DType = Literal["float32", "bfloat16", "float16"]
 AUTO = "auto"
@@ -30,7 +30,7 @@ def _device_name(name: str) -> str:
 DeviceName = Annotated[str, AfterValidator(_device_name)]
 
 
-class LoRAConfig(Config):
+class LoRAConfig(BaseConfig):
     """Low-rank adapters through peft (Hu et al. 2021, arXiv:2106.09685)."""
 
     rank: int = Field(16, ge=1)
@@ -45,7 +45,7 @@ class LoRAConfig(Config):
     """QLoRA: frozen weights in 4 bits (Dettmers et al. 2023, arXiv:2305.14314). Needs a GPU and `rlhf[quant]`."""
 
 
-class ModelConfig(Config):
+class ModelConfig(BaseConfig):
     """A model by folder or hub name; a plain string stands for the same with defaults."""
 
     path: InputPath | None = None

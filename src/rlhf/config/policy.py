@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
 from rlhf.config.held_out import HeldOutConfig
 from rlhf.config.training import TrainConfig, Truncation
@@ -21,11 +21,11 @@ CLIPPED_RATIOS = ("clip", "sequence", "sequence_token")
 """Policy losses that stop at a bound on the ratio."""
 
 
-def _default(config: Config, key: str) -> object:
+def _default(config: BaseConfig, key: str) -> object:
     return type(config).model_fields[key].default
 
 
-class SamplingConfig(Config):
+class SamplingConfig(BaseConfig):
     """How completions are drawn."""
 
     max_new_tokens: int = Field(64, ge=1)
@@ -49,7 +49,7 @@ class SamplingConfig(Config):
         return (self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty) == (1, None, 1, 0, 1)
 
 
-class KLConfig(Config):
+class KLConfig(BaseConfig):
     """The penalty for moving away from the reference policy."""
 
     where: KLPlace = "reward"
@@ -113,14 +113,14 @@ class KLConfig(Config):
         return self
 
 
-class AsyncRolloutsConfig(Config):
+class AsyncRolloutsConfig(BaseConfig):
     """Sampling in a process of its own, while the policy learns from the rollout before."""
 
     max_staleness: Literal[1] = 1
     """Versions of the weights between sampling and learning; 1 is the one that there is."""
 
 
-class ImportanceConfig(Config):
+class ImportanceConfig(BaseConfig):
     """Correction for a sampler that is not quite the policy: another engine's kernels, rounding, older weights, or filters.
 
     The ratio is that of the policy, as the trainer computes it, to the distribution that was drawn from, as the engine
@@ -138,7 +138,7 @@ class ImportanceConfig(Config):
     """Largest ratio allowed."""
 
 
-class OverlongConfig(Config):
+class OverlongConfig(BaseConfig):
     """Soft punishment of completions that come near the length limit (DAPO, eq. 13, arXiv:2503.14476)."""
 
     buffer_tokens: int | None = Field(None, ge=1)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from rlhf.config.base import Config, FilePath
+from rlhf.config.base import BaseConfig, FilePath
 from rlhf.config.training import MOST_EPOCHS, OfflineConfig, Truncation
 
 PairLoss = Literal[
@@ -23,7 +23,7 @@ SEES_ONE_PAIR = tuple(loss for loss in get_args(PairLoss) if not loss.startswith
 """Those that need no pair but their own (all but ``rlhf.losses.WHOLE_STEP_LOSSES``)."""
 
 
-class AgainstReference(Config):
+class AgainstReference(BaseConfig):
     """What every method has that measures rows against a frozen reference."""
 
     cache_reference: bool | Annotated[FilePath, Field(min_length=1)] = True

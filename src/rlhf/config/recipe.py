@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlhf.config.base import Config, FilePath, apply_overrides, named_things, read_yaml, refusal
+from rlhf.config.base import BaseConfig, FilePath, apply_overrides, named_things, read_yaml, refusal
 from rlhf.config.error_messages import TAG, shortened
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.numbers import MOST
@@ -35,7 +35,7 @@ Input = tuple[str, str]
 """Dotted place inside a stage, and the text that stands there."""
 
 
-class RecipeConfig(Config):
+class RecipeConfig(BaseConfig):
     """What `rlhf run` runs."""
 
     name: str
@@ -87,7 +87,7 @@ class RecipeConfig(Config):
 
     @classmethod
     def left_unchecked(cls, tree: Mapping[str, Any]) -> list[str]:
-        """See ``Config.left_unchecked``."""
+        """See ``BaseConfig.left_unchecked``."""
         stages = tree.get("stages")
         if not isinstance(stages, Mapping):
             return []
@@ -106,14 +106,14 @@ def seed_of_stages(tree: Mapping[str, Any]) -> int | None:
     return seed if type(seed) is int and 0 <= seed <= MOST else None
 
 
-def stage_references(stage: Config) -> Iterator[tuple[str, str, str | None]]:
+def stage_references(stage: BaseConfig) -> Iterator[tuple[str, str, str | None]]:
     """(place, stage name, file or None) of every ``stage:`` input."""
     for place, text, _ in named_things(stage):
         if match := STAGE.match(text):
             yield ".".join(part for part in place if part != "path"), match["name"], match["file"]
 
 
-def _typed_inputs(stage: Config) -> list[Input]:
+def _typed_inputs(stage: BaseConfig) -> list[Input]:
     """(place, text) of every input that says ``stage:``."""
     return [(_dotted(place), text) for place, text, _ in named_things(stage) if text.startswith(REFERENCE)]
 

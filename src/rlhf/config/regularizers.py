@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlhf.config.base import Config, InputPath
+from rlhf.config.base import BaseConfig, InputPath
 
 FisherTargets = Literal["model", "data"]
 
 
-class EWCConfig(Config):
+class EWCConfig(BaseConfig):
     """Elastic weight consolidation: hold the weights that other data depends on (Kirkpatrick et al. 2017, arXiv:1612.00796)."""
 
     data: InputPath | list[InputPath]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, field_validator, model_validator
 
-from rlhf.config.base import Config, FunctionName, InputPath, Kind, Names
+from rlhf.config.base import BaseConfig, FunctionName, InputPath, Kind, Names
 
 FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<name>[A-Za-z_]\w*)$")
 """``package.module:function`` or ``path/to/file.py:function``."""
@@ -397,7 +397,7 @@ PerhapsRewardSpecs = Annotated[list[RewardSpec], BeforeValidator(_to_list)]
 """The same where something else may judge: maybe none."""
 
 
-def rewards_of(stage: Config) -> list[tuple[str, RewardBase]]:
+def rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:
     """Key and settings of every reward and judge of a stage: ``reward.0``, ``judge``."""
     found: list[tuple[str, RewardBase]] = []
     for key in type(stage).model_fields:

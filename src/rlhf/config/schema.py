@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rlhf.config import recipe, stages
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.config.methods import as_settings, method_behind
 from rlhf.errors import UnknownNameError, look_up
 
@@ -21,12 +21,12 @@ INDENT = "    "
 BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
-def stage_classes() -> dict[str, type[Config]]:
+def stage_classes() -> dict[str, type[BaseConfig]]:
     """Stage kind to its class."""
     return dict(stages.BY_KIND)
 
 
-def settings_class(kind: str | None) -> type[Config]:
+def settings_class(kind: str | None) -> type[BaseConfig]:
     """The class of a stage kind; the whole recipe's for None.
 
     Raises:

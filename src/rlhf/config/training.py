@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.config.guards import GuardsConfig
 
 Truncation = Literal["error", "keep_start", "keep_end", "drop"]
@@ -44,7 +44,7 @@ help. None of them decides what a healthy run results in; a guard that stopped a
 limit was changed."""
 
 
-class EarlyStoppingConfig(Config):
+class EarlyStoppingConfig(BaseConfig):
     """Watch a metric of the evaluation: keep its best weights, and stop when it has not improved for a while."""
 
     metric: str = "eval/loss"
@@ -59,7 +59,7 @@ class EarlyStoppingConfig(Config):
     """The weights of the best evaluation are the result, not the last ones."""
 
 
-class TrainConfig(Config):
+class TrainConfig(BaseConfig):
     """Optimizer, schedule, evaluation, checkpoints and logging: the same for every trainer."""
 
     learning_rate: float = Field(2e-5, gt=0)

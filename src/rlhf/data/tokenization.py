@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlhf.data.chat import ChatFormat, chat_format, special_tokens
 from rlhf.data.truncate import TRUNCATIONS, Truncation
-from rlhf.errors import ConfigError, ModelError, look_up
+from rlhf.errors import ConfigError, ModelError, kind_of, look_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,6 +72,10 @@ def tokenization(
         ConfigError: An unknown policy, or a length that leaves no room.
         ModelError: EOS is to be added and the tokenizer has none.
     """
+    if not callable(tokenizer):
+        raise ConfigError(
+            f"tokenizer is {kind_of(tokenizer)}; expected a tokenizer of transformers, such as policy.tokenizer."
+        )
     look_up(TRUNCATIONS, truncation, kind="truncation policy")
     look_up(SCORES, train_on, kind="value of train_on")
     for name, length, least in (("max_length", max_length, 2), ("max_prompt_length", max_prompt_length, 1)):

@@ -194,6 +194,41 @@ def fleiss_kappa(table: Array) -> Array:
         return np.asarray(np.where(chance < 1, (observed_agreement(table) - chance) / (1 - chance), math.nan))
 
 
+def calculate_fleiss_kappa(
+    ratings: Sequence[Sequence[Any]] | None = None, *, counts: Sequence[Sequence[int]] | None = None
+) -> float:
+    """Fleiss' kappa of a table of ratings; see ``fleiss_kappa``, and ``agreement_estimate`` for an interval.
+
+        calculate_fleiss_kappa([["a", "a", "b"], ["b", "b", "b"]])  # two items, three ratings each
+        calculate_fleiss_kappa(counts=[[2, 1], [0, 3]])             # the same, as counts of a and b
+
+    Args:
+        ratings: [items][ratings] the category that each rating gave the item, in any order; equally many of each item, at least two.
+        counts: [items][categories] how often each category was given, in place of ``ratings``.
+
+    Returns:
+        1 for perfect agreement, 0 for chance; NaN where all ratings are the same category, as there is nothing to agree beyond.
+
+    Raises:
+        DataError: Items have different numbers of ratings (Krippendorff's alpha takes those), fewer than two, or one is missing.
+    """
+    if (ratings is None) == (counts is None):
+        raise DataError("Give ratings, or counts of them by category, and not both.")
+    if counts is not None:
+        ratings = [[category for category, times in enumerate(row) for _ in range(times)] for row in counts]
+    assert ratings is not None
+    sizes = sorted({len(item) for item in ratings})
+    if len(sizes) != 1 or sizes[0] < 2:
+        raise DataError(
+            f"Fleiss' kappa needs equally many ratings of each item, at least two; got {sizes or 'no items'}. "
+            "Krippendorff's alpha takes items with different numbers."
+        )
+    if any(value is None or value != value for item in ratings for value in item):
+        raise DataError("Some ratings are missing (None or NaN); leave the item out, or use Krippendorff's alpha.")
+    judgments = [(i, a, value) for i, item in enumerate(ratings) for a, value in enumerate(item)]
+    return float(fleiss_kappa(coincidences(Labels.of(judgments)).sum(0)))
+
+
 def krippendorff_alpha(table: Array, *, metric: str = "nominal", scale: Sequence[Any] | None = None) -> Array:
     """Agreement of any number of annotators, each of whom may have left items out, on nominal, ordinal or interval values.
 

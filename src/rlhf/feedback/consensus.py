@@ -25,7 +25,7 @@ from typing import Any, Literal
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.aggregation import Consensus, DawidSkene, majority_vote
 from rlhf.feedback.agreement import Labels
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline
+from rlhf.feedback.guidelines import STANDARD_GUIDELINES, AnnotationGuideline
 from rlhf.feedback.items import Item
 from rlhf.feedback.provenance import RESERVED
 from rlhf.feedback.rows import labeled_text, overall_ratings
@@ -108,7 +108,7 @@ def consensus_rows(
     aggregate: Aggregate | str = "dawid-skene",
     ties: str = "drop",
     min_judgments: int = 1,
-    guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES,
+    guidelines: Sequence[AnnotationGuideline] = STANDARD_GUIDELINES,
     classes: Sequence[str] | None = None,
     belief: Belief | None = None,
 ) -> ConsensusRows:
@@ -164,7 +164,7 @@ def consensus_rows(
 def dawid_skene_of(
     items: Iterable[Item],
     *,
-    guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES,
+    guidelines: Sequence[AnnotationGuideline] = STANDARD_GUIDELINES,
     classes: Sequence[str] | None = None,
     belief: Belief | None = None,
 ) -> Sequence[Learned]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlhf.data.contracts import RowError, Text
-from rlhf.errors import ConfigError, DataError, look_up
+from rlhf.errors import ConfigError, DataError, check_type, look_up
 from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.files import private_files, write_jsonl
 from rlhf.seeds import derive_seed
@@ -104,6 +104,8 @@ class HumanEvalProtocol:
         look_up(dict.fromkeys(KINDS), str(kind), kind="kind of human evaluation")
         if kind == "rating" and not criteria:
             raise ConfigError("Ratings need criteria: what is a completion to be rated for?")
+        for criterion in criteria:
+            check_type(criterion, AnnotationGuideline, name="A criterion", expected="an AnnotationGuideline")
         names = [criterion.name for criterion in criteria]
         if len(set(names)) < len(names) or OVERALL in names:
             raise ConfigError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore
 
 
-class Example(Config):
+class Example(BaseConfig):
     """A worked example, shown beside the guideline."""
 
     prompt: str
@@ -30,7 +30,7 @@ class Example(Config):
     """Why."""
 
 
-class AnnotationGuideline(Config):
+class AnnotationGuideline(BaseConfig):
     """One dimension that completions are judged on."""
 
     name: str
@@ -43,7 +43,7 @@ class AnnotationGuideline(Config):
     """Shown on request."""
 
 
-DEFAULT_GUIDELINES: tuple[AnnotationGuideline, ...] = (
+STANDARD_GUIDELINES: tuple[AnnotationGuideline, ...] = (
     AnnotationGuideline(
         name="helpfulness", weight=1.0,
         description="Does it do what was asked, fully and to the point, as the person asking would want it?",
@@ -64,7 +64,7 @@ DEFAULT_GUIDELINES: tuple[AnnotationGuideline, ...] = (
 
 
 def overall_rating(
-    ratings: Mapping[str, float], guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES
+    ratings: Mapping[str, float], guidelines: Sequence[AnnotationGuideline] = STANDARD_GUIDELINES
 ) -> float:
     """Mean of the ratings, weighted by the guidelines; completions that weigh exactly the same get the same number.
 
@@ -96,7 +96,7 @@ def _exact(number: float) -> Fraction:
 def guidelines_of(store: PreferenceStore) -> Sequence[AnnotationGuideline]:
     """What annotators of a store are asked to look at: its own guidelines, or the built-in ones."""
     kept = store.setting("guidelines")
-    return [AnnotationGuideline.of(one) for one in kept] if kept else DEFAULT_GUIDELINES
+    return [AnnotationGuideline.of(one) for one in kept] if kept else STANDARD_GUIDELINES
 
 
 def set_guidelines(store: PreferenceStore, guidelines: Sequence[AnnotationGuideline]) -> None:

@@ -16,16 +16,28 @@ from statistics import NormalDist
 from rlhf.errors import ConfigError
 from rlhf.feedback.learning_curve import PairsNeeded
 
-GUIDANCE: dict[str, tuple[int, int, int]] = {
-    "7b": (5_000, 20_000, 100_000),
-    "13b": (10_000, 50_000, 200_000),
-    "70b": (20_000, 100_000, 500_000),
+
+@dataclass(frozen=True, slots=True)
+class DatasetSizeGuidelines:
+    """How many preference pairs a reward model for a policy of some size wants."""
+
+    minimum: int
+    """Fewer teach little."""
+    recommended: int
+    saturates: int
+    """More bring little."""
+
+
+DATASET_GUIDELINES: dict[str, DatasetSizeGuidelines] = {
+    "7b": DatasetSizeGuidelines(minimum=5_000, recommended=20_000, saturates=100_000),
+    "13b": DatasetSizeGuidelines(minimum=10_000, recommended=50_000, saturates=200_000),
+    "70b": DatasetSizeGuidelines(minimum=20_000, recommended=100_000, saturates=500_000),
 }
-"""Size of the policy -> preference pairs: least, recommended, and where more bring little. A rule of thumb."""
+"""Size of the policy -> preference pairs; see ``GUIDANCE_SOURCE`` for how far they can be trusted."""
 GUIDANCE_SOURCE = (
     "a rule of thumb that nobody measured with this library; the learning curve of your own pairs tells more"
 )
-"""Where ``GUIDANCE`` comes from, in words."""
+"""Where ``DATASET_GUIDELINES`` come from, in words."""
 NOTHING_MEASURED = (
     "nothing was measured: it depends on the model and on what is asked, and no published curve carries over; train on a quarter, "
     "a half and all of your first pairs, hold each against the same other pairs, and give what they say"
@@ -47,7 +59,7 @@ class Cost:
         return self.annotation + self.generation
 
 
-def annotation_cost(
+def estimate_annotation_cost(
     num_pairs: int,
     *,
     judgments_per_pair: int = 3,
@@ -56,6 +68,13 @@ def annotation_cost(
     price_per_response: float = 0.02,
 ) -> Cost:
     """Judgments and completions, each times its price, in whatever currency the prices are in.
+
+    Args:
+        num_pairs: Preference pairs.
+        judgments_per_pair: How many people judge each.
+        price_per_judgment: Of one person's judgment.
+        responses_per_pair: Completions that are generated for each.
+        price_per_response: Of generating one.
 
     Raises:
         ConfigError: A number is negative, or a pair is judged less than once.
@@ -238,7 +257,7 @@ def overlap_plans(
         other = needed.times(measured / label_worth(right))
         judgments, cost = math.inf, math.inf
         if math.isfinite(other.pairs):
-            whole = annotation_cost(
+            whole = estimate_annotation_cost(
                 math.ceil(other.pairs), judgments_per_pair=overlap, price_per_judgment=price_per_judgment,
                 price_per_response=price_per_response,
             )  # fmt: skip

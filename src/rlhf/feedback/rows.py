@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline, overall_rating
+from rlhf.feedback.guidelines import STANDARD_GUIDELINES, AnnotationGuideline, overall_rating
 from rlhf.feedback.items import Item
 from rlhf.feedback.provenance import provenance_of
 from rlhf.feedback.store.values import Task, TaskKind
@@ -25,7 +25,7 @@ from rlhf.feedback.store.values import Task, TaskKind
 def rows_of(
     items: Iterable[Item],
     *,
-    guidelines: Sequence[AnnotationGuideline] = DEFAULT_GUIDELINES,
+    guidelines: Sequence[AnnotationGuideline] = STANDARD_GUIDELINES,
     flat: bool = False,
     with_unjudged: bool = False,
 ) -> Iterator[dict[str, Any]]:

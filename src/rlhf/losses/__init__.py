@@ -1,250 +1,184 @@
 """Losses, advantages and divergences as pure functions of flat tensors: no config, no model, no mask, no padding.
 
-    supervised    nll_loss, label_smoothed_loss, dft_loss [M]
-    reward        bradley_terry_loss, hinge_margin_loss, centring_penalty [P]; rating_loss, binary_loss [S]; label_noise
-    ties          graded_loss, rao_kupper_loss, davidson_loss [P]; ordered_margins; the outcomes' log-probabilities [P, 3]
-    rankings      plackett_luce_loss [R]; num_choices, ranked_pairs
-    process       step_loss [K], pairwise_outcome_loss [P] of the steps of solutions
-    steps         aggregate_steps [S], steps_until_first_error [K]
-    regularizers  ewc_penalty, l2_penalty, DiagonalFisher; entropy_bonus [M]; neftune_noise [N, H]
-    preference    dpo_loss, length_normalized_dpo_loss, dpo_hinge_loss, ipo_loss, robust_dpo_loss, exo_loss, discopop_loss
-                  [P]: margins against a reference; implicit_rewards
-    anchored      nca_loss, bco_pair_loss, sppo_loss, apo_zero_loss, apo_down_loss [P]: each side against the reference
-    transport     aot_loss, aot_unpaired_loss [P] over a whole step; same_rank
-    pairs         PAIR_LOSSES: the three above by name
-    reference_free  simpo_loss, cpo_loss, odds_ratio_loss [P]; log_odds
-    divergences   divergence_scores [S]: other divergences than reverse KL in the place of log-ratios
-    pair_tokens   chosen_nll, wpo_weights [P]; length_desensitized_logprobs [S]; log_collision_probs
-    unpaired      kto_loss, bco_loss [S]; kto_reference_point, mismatched_rows
-    running       RunningMean, RunningReferencePoint, RunningRewardShift: what unpaired losses remember
-    policy        clipped_policy_loss, reinforce_loss, cispo_loss, sapo_loss [M]; clipped_tokens, ratio_statistics;
-                  with one ratio for a whole sequence: sequence_policy_loss, sequence_log_ratios [M]
-    importance    importance_weights, off_policy_kl [M]: a sampler that is not quite the policy
-    distillation  generalized_jsd, distillation_loss [M] against a teacher's distributions
-    trust_region  fisher_product, conjugate_gradient, trust_region_step, line_search [D]
-    shaping       overlong_penalty, teaching_groups [S]: what happens to scores before credit
-    value         clipped_value_loss [M]
-    kl            kl_k1, kl_k2, kl_k3, kl_abs [M]; exact_kl of whole distributions; kl_overflows
-    advantage     add_score_at_last_token, gae, reinforce_plus_plus_advantages [M]; group_advantages,
-                  leave_one_out_advantages, batch_std_advantages, greedy_baseline_advantages [S]; length_adaptive_lambda
-    whitening     moments, whiten
-    aggregation   token_mean, sequence_mean, constant_mean: the only place where a loss becomes one number
-    segments      segment_sum, segment_mean, segment_max, segment_count, segment_cumsum_reverse; split_pairs
+[M] scored tokens, [S] sequences, [P] pairs, [R] rankings, [K] steps of solutions, [D] parameters. A loss returns one number for
+each of them; reduction is the caller's, because denominators are where algorithms differ. All work in float32 and float64.
 
-[M] scored tokens, [S] sequences, [P] pairs, [R] rankings, [K] steps of solutions. A loss returns one number for each of
-them; reduction is the caller's, because denominators are where algorithms differ. All work in float32 and float64.
+The imports below are the list of what there is.
 """
 
 from __future__ import annotations
 
-from rlhf.losses.advantage import (
-    add_score_at_last_token,
-    batch_std_advantages,
-    gae,
-    greedy_baseline_advantages,
-    group_advantages,
-    leave_one_out_advantages,
-    length_adaptive_lambda,
-    reinforce_plus_plus_advantages,
-)
-from rlhf.losses.aggregation import AGGREGATIONS, aggregate, constant_mean, sequence_mean, token_mean
-from rlhf.losses.anchored import apo_down_loss, apo_zero_loss, bco_pair_loss, nca_loss, sppo_loss
-from rlhf.losses.distillation import distillation_loss, generalized_jsd
-from rlhf.losses.divergences import DIVERGENCES, divergence_scores
-from rlhf.losses.importance import (
-    IMPORTANCE_BOUNDS,
-    IMPORTANCE_LEVELS,
-    ImportanceWeights,
-    importance_weights,
-    off_policy_kl,
-)
-from rlhf.losses.kl import KL_ESTIMATORS, exact_kl, kl_abs, kl_k1, kl_k2, kl_k3, kl_overflows
-from rlhf.losses.pair_tokens import chosen_nll, length_desensitized_logprobs, log_collision_probs, wpo_weights
-from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
-from rlhf.losses.policy import (
-    MAX_LOG_RATIO,
-    RatioStatistics,
-    cispo_loss,
-    clipped_policy_loss,
-    clipped_tokens,
-    ratio_statistics,
-    reinforce_loss,
-    sapo_loss,
-)
-from rlhf.losses.preference import (
-    discopop_loss,
-    dpo_hinge_loss,
-    dpo_loss,
-    exo_loss,
-    implicit_rewards,
-    ipo_loss,
-    length_normalized_dpo_loss,
-    robust_dpo_loss,
-)
-from rlhf.losses.process import pairwise_outcome_loss, step_loss
-from rlhf.losses.rankings import num_choices, plackett_luce_loss, ranked_pairs
-from rlhf.losses.reference_free import cpo_loss, log_odds, odds_ratio_loss, simpo_loss
-from rlhf.losses.regularizers import DiagonalFisher, entropy_bonus, ewc_penalty, l2_penalty, neftune_noise
-from rlhf.losses.reward import (
-    binary_loss,
-    bradley_terry_loss,
-    centring_penalty,
-    hinge_margin_loss,
-    label_noise,
-    rating_loss,
-)
-from rlhf.losses.running import RunningMean, RunningReferencePoint, RunningRewardShift
-from rlhf.losses.segments import (
-    segment_count,
-    segment_cumsum_reverse,
-    segment_max,
-    segment_mean,
-    segment_sum,
-    split_pairs,
-)
-from rlhf.losses.sequence_ratio import SEQUENCE_RATIOS, sequence_log_ratios, sequence_policy_loss
-from rlhf.losses.shaping import overlong_penalty, teaching_groups
-from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps, steps_until_first_error
-from rlhf.losses.supervised import dft_loss, label_smoothed_loss, nll_loss
-from rlhf.losses.ties import (
-    davidson_logprobs,
-    davidson_loss,
-    graded_loss,
-    ordered_margins,
-    rao_kupper_logprobs,
-    rao_kupper_loss,
-)
-from rlhf.losses.transport import aot_loss, aot_unpaired_loss, same_rank
-from rlhf.losses.trust_region import (
-    Solution,
-    StepFound,
-    conjugate_gradient,
-    fisher_product,
-    line_search,
-    trust_region_step,
-)
-from rlhf.losses.unpaired import bco_loss, kto_loss, kto_reference_point, mismatched_rows
-from rlhf.losses.value import clipped_value_loss
-from rlhf.losses.whitening import moments, whiten
+# [M] add_score_at_last_token, gae, reinforce_plus_plus_advantages; [S] the others and a lambda for each length
+from rlhf.losses.advantage import add_score_at_last_token as add_score_at_last_token
+from rlhf.losses.advantage import batch_std_advantages as batch_std_advantages
+from rlhf.losses.advantage import gae as gae
+from rlhf.losses.advantage import greedy_baseline_advantages as greedy_baseline_advantages
+from rlhf.losses.advantage import group_advantages as group_advantages
+from rlhf.losses.advantage import leave_one_out_advantages as leave_one_out_advantages
+from rlhf.losses.advantage import length_adaptive_lambda as length_adaptive_lambda
+from rlhf.losses.advantage import reinforce_plus_plus_advantages as reinforce_plus_plus_advantages
 
-__all__ = [
-    "AGGREGATIONS",
-    "DIVERGENCES",
-    "IMPORTANCE_BOUNDS",
-    "IMPORTANCE_LEVELS",
-    "KL_ESTIMATORS",
-    "MARGIN_LOSSES",
-    "MAX_LOG_RATIO",
-    "PAIR_LOSSES",
-    "SEQUENCE_RATIOS",
-    "STEP_AGGREGATIONS",
-    "WHOLE_STEP_LOSSES",
-    "DiagonalFisher",
-    "ImportanceWeights",
-    "RatioStatistics",
-    "RunningMean",
-    "RunningReferencePoint",
-    "RunningRewardShift",
-    "Solution",
-    "StepFound",
-    "add_score_at_last_token",
-    "aggregate",
-    "aggregate_steps",
-    "aot_loss",
-    "aot_unpaired_loss",
-    "apo_down_loss",
-    "apo_zero_loss",
-    "batch_std_advantages",
-    "bco_loss",
-    "bco_pair_loss",
-    "binary_loss",
-    "bradley_terry_loss",
-    "centring_penalty",
-    "chosen_nll",
-    "cispo_loss",
-    "clipped_policy_loss",
-    "clipped_tokens",
-    "clipped_value_loss",
-    "conjugate_gradient",
-    "constant_mean",
-    "cpo_loss",
-    "davidson_logprobs",
-    "davidson_loss",
-    "dft_loss",
-    "discopop_loss",
-    "distillation_loss",
-    "divergence_scores",
-    "dpo_hinge_loss",
-    "dpo_loss",
-    "entropy_bonus",
-    "ewc_penalty",
-    "exact_kl",
-    "exo_loss",
-    "fisher_product",
-    "gae",
-    "generalized_jsd",
-    "graded_loss",
-    "greedy_baseline_advantages",
-    "group_advantages",
-    "hinge_margin_loss",
-    "implicit_rewards",
-    "importance_weights",
-    "ipo_loss",
-    "kl_abs",
-    "kl_k1",
-    "kl_k2",
-    "kl_k3",
-    "kl_overflows",
-    "kto_loss",
-    "kto_reference_point",
-    "l2_penalty",
-    "label_noise",
-    "label_smoothed_loss",
-    "leave_one_out_advantages",
-    "length_adaptive_lambda",
-    "length_desensitized_logprobs",
-    "length_normalized_dpo_loss",
-    "line_search",
-    "log_collision_probs",
-    "log_odds",
-    "mismatched_rows",
-    "moments",
-    "nca_loss",
-    "neftune_noise",
-    "nll_loss",
-    "num_choices",
-    "odds_ratio_loss",
-    "off_policy_kl",
-    "ordered_margins",
-    "overlong_penalty",
-    "pairwise_outcome_loss",
-    "plackett_luce_loss",
-    "ranked_pairs",
-    "rao_kupper_logprobs",
-    "rao_kupper_loss",
-    "rating_loss",
-    "ratio_statistics",
-    "reinforce_loss",
-    "reinforce_plus_plus_advantages",
-    "robust_dpo_loss",
-    "same_rank",
-    "sapo_loss",
-    "segment_count",
-    "segment_cumsum_reverse",
-    "segment_max",
-    "segment_mean",
-    "segment_sum",
-    "sequence_log_ratios",
-    "sequence_mean",
-    "sequence_policy_loss",
-    "simpo_loss",
-    "split_pairs",
-    "sppo_loss",
-    "step_loss",
-    "steps_until_first_error",
-    "teaching_groups",
-    "token_mean",
-    "trust_region_step",
-    "whiten",
-    "wpo_weights",
-]
+# [] the only place where a loss becomes one number
+from rlhf.losses.aggregation import AGGREGATIONS as AGGREGATIONS
+from rlhf.losses.aggregation import aggregate as aggregate
+from rlhf.losses.aggregation import constant_mean as constant_mean
+from rlhf.losses.aggregation import sequence_mean as sequence_mean
+from rlhf.losses.aggregation import token_mean as token_mean
+
+# [P] each side of a pair against the reference
+from rlhf.losses.anchored import apo_down_loss as apo_down_loss
+from rlhf.losses.anchored import apo_zero_loss as apo_zero_loss
+from rlhf.losses.anchored import bco_pair_loss as bco_pair_loss
+from rlhf.losses.anchored import nca_loss as nca_loss
+from rlhf.losses.anchored import sppo_loss as sppo_loss
+
+# [M] against a teacher's distributions
+from rlhf.losses.distillation import distillation_loss as distillation_loss
+from rlhf.losses.distillation import generalized_jsd as generalized_jsd
+
+# [S] other divergences than reverse KL in the place of log-ratios
+from rlhf.losses.divergences import DIVERGENCES as DIVERGENCES
+from rlhf.losses.divergences import divergence_scores as divergence_scores
+
+# [M] a sampler that is not quite the policy
+from rlhf.losses.importance import IMPORTANCE_BOUNDS as IMPORTANCE_BOUNDS
+from rlhf.losses.importance import IMPORTANCE_LEVELS as IMPORTANCE_LEVELS
+from rlhf.losses.importance import ImportanceWeights as ImportanceWeights
+from rlhf.losses.importance import importance_weights as importance_weights
+from rlhf.losses.importance import off_policy_kl as off_policy_kl
+
+# [M] estimates of a token's KL; exact_kl of whole distributions
+from rlhf.losses.kl import KL_ESTIMATORS as KL_ESTIMATORS
+from rlhf.losses.kl import exact_kl as exact_kl
+from rlhf.losses.kl import kl_abs as kl_abs
+from rlhf.losses.kl import kl_k1 as kl_k1
+from rlhf.losses.kl import kl_k2 as kl_k2
+from rlhf.losses.kl import kl_k3 as kl_k3
+from rlhf.losses.kl import kl_overflows as kl_overflows
+
+# [P] chosen_nll, wpo_weights; [S] length_desensitized_logprobs
+from rlhf.losses.pair_tokens import chosen_nll as chosen_nll
+from rlhf.losses.pair_tokens import length_desensitized_logprobs as length_desensitized_logprobs
+from rlhf.losses.pair_tokens import log_collision_probs as log_collision_probs
+from rlhf.losses.pair_tokens import wpo_weights as wpo_weights
+
+# losses on pairs by name
+from rlhf.losses.pairs import MARGIN_LOSSES as MARGIN_LOSSES
+from rlhf.losses.pairs import PAIR_LOSSES as PAIR_LOSSES
+from rlhf.losses.pairs import WHOLE_STEP_LOSSES as WHOLE_STEP_LOSSES
+
+# [M] policy-gradient losses by token
+from rlhf.losses.policy import MAX_LOG_RATIO as MAX_LOG_RATIO
+from rlhf.losses.policy import RatioStatistics as RatioStatistics
+from rlhf.losses.policy import cispo_loss as cispo_loss
+from rlhf.losses.policy import clipped_policy_loss as clipped_policy_loss
+from rlhf.losses.policy import clipped_tokens as clipped_tokens
+from rlhf.losses.policy import ratio_statistics as ratio_statistics
+from rlhf.losses.policy import reinforce_loss as reinforce_loss
+from rlhf.losses.policy import sapo_loss as sapo_loss
+
+# [P] margins against a reference (DPO and its relatives); implicit_rewards
+from rlhf.losses.preference import discopop_loss as discopop_loss
+from rlhf.losses.preference import dpo_hinge_loss as dpo_hinge_loss
+from rlhf.losses.preference import dpo_loss as dpo_loss
+from rlhf.losses.preference import exo_loss as exo_loss
+from rlhf.losses.preference import implicit_rewards as implicit_rewards
+from rlhf.losses.preference import ipo_loss as ipo_loss
+from rlhf.losses.preference import length_normalized_dpo_loss as length_normalized_dpo_loss
+from rlhf.losses.preference import robust_dpo_loss as robust_dpo_loss
+
+# [K] step_loss, [P] pairwise_outcome_loss: steps of solutions
+from rlhf.losses.process import pairwise_outcome_loss as pairwise_outcome_loss
+from rlhf.losses.process import step_loss as step_loss
+
+# [R] plackett_luce_loss: orders of several completions
+from rlhf.losses.rankings import num_choices as num_choices
+from rlhf.losses.rankings import plackett_luce_loss as plackett_luce_loss
+from rlhf.losses.rankings import ranked_pairs as ranked_pairs
+
+# [P] without a reference: SimPO, CPO, the odds ratio of ORPO
+from rlhf.losses.reference_free import cpo_loss as cpo_loss
+from rlhf.losses.reference_free import log_odds as log_odds
+from rlhf.losses.reference_free import odds_ratio_loss as odds_ratio_loss
+from rlhf.losses.reference_free import simpo_loss as simpo_loss
+
+# [] ewc_penalty, l2_penalty; [M] entropy_bonus; [N, H] neftune_noise
+from rlhf.losses.regularizers import DiagonalFisher as DiagonalFisher
+from rlhf.losses.regularizers import entropy_bonus as entropy_bonus
+from rlhf.losses.regularizers import ewc_penalty as ewc_penalty
+from rlhf.losses.regularizers import l2_penalty as l2_penalty
+from rlhf.losses.regularizers import neftune_noise as neftune_noise
+
+# [P] Bradley-Terry and hinge, with margins and label smoothing; [S] ratings and verdicts
+from rlhf.losses.reward import binary_loss as binary_loss
+from rlhf.losses.reward import bradley_terry_loss as bradley_terry_loss
+from rlhf.losses.reward import centring_penalty as centring_penalty
+from rlhf.losses.reward import hinge_margin_loss as hinge_margin_loss
+from rlhf.losses.reward import label_noise as label_noise
+from rlhf.losses.reward import rating_loss as rating_loss
+
+# what unpaired losses remember
+from rlhf.losses.running import RunningMean as RunningMean
+from rlhf.losses.running import RunningReferencePoint as RunningReferencePoint
+from rlhf.losses.running import RunningRewardShift as RunningRewardShift
+
+# sums, means and the like of each sequence's tokens
+from rlhf.losses.segments import segment_count as segment_count
+from rlhf.losses.segments import segment_cumsum_reverse as segment_cumsum_reverse
+from rlhf.losses.segments import segment_max as segment_max
+from rlhf.losses.segments import segment_mean as segment_mean
+from rlhf.losses.segments import segment_sum as segment_sum
+from rlhf.losses.segments import split_pairs as split_pairs
+
+# [M] one ratio for a whole sequence
+from rlhf.losses.sequence_ratio import SEQUENCE_RATIOS as SEQUENCE_RATIOS
+from rlhf.losses.sequence_ratio import sequence_log_ratios as sequence_log_ratios
+from rlhf.losses.sequence_ratio import sequence_policy_loss as sequence_policy_loss
+
+# [S] what happens to scores before credit
+from rlhf.losses.shaping import overlong_penalty as overlong_penalty
+from rlhf.losses.shaping import teaching_groups as teaching_groups
+
+# [S] aggregate_steps, [K] steps_until_first_error
+from rlhf.losses.steps import STEP_AGGREGATIONS as STEP_AGGREGATIONS
+from rlhf.losses.steps import aggregate_steps as aggregate_steps
+from rlhf.losses.steps import steps_until_first_error as steps_until_first_error
+
+# [M] of demonstrations
+from rlhf.losses.supervised import dft_loss as dft_loss
+from rlhf.losses.supervised import label_smoothed_loss as label_smoothed_loss
+from rlhf.losses.supervised import nll_loss as nll_loss
+
+# [P] pairs of which some are tied; the outcomes' log-probabilities [P, 3]
+from rlhf.losses.ties import davidson_logprobs as davidson_logprobs
+from rlhf.losses.ties import davidson_loss as davidson_loss
+from rlhf.losses.ties import graded_loss as graded_loss
+from rlhf.losses.ties import ordered_margins as ordered_margins
+from rlhf.losses.ties import rao_kupper_logprobs as rao_kupper_logprobs
+from rlhf.losses.ties import rao_kupper_loss as rao_kupper_loss
+
+# [P] over a whole step
+from rlhf.losses.transport import aot_loss as aot_loss
+from rlhf.losses.transport import aot_unpaired_loss as aot_unpaired_loss
+from rlhf.losses.transport import same_rank as same_rank
+
+# [D] TRPO's direction, length and line search
+from rlhf.losses.trust_region import Solution as Solution
+from rlhf.losses.trust_region import StepFound as StepFound
+from rlhf.losses.trust_region import conjugate_gradient as conjugate_gradient
+from rlhf.losses.trust_region import fisher_product as fisher_product
+from rlhf.losses.trust_region import line_search as line_search
+from rlhf.losses.trust_region import trust_region_step as trust_region_step
+
+# [S] of single completions, good or bad: KTO and BCO
+from rlhf.losses.unpaired import bco_loss as bco_loss
+from rlhf.losses.unpaired import kto_loss as kto_loss
+from rlhf.losses.unpaired import kto_reference_point as kto_reference_point
+from rlhf.losses.unpaired import mismatched_rows as mismatched_rows
+
+# [M] of the critic
+from rlhf.losses.value import clipped_value_loss as clipped_value_loss
+
+# to mean 0 and deviation 1
+from rlhf.losses.whitening import moments as moments
+from rlhf.losses.whitening import whiten as whiten

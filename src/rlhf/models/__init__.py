@@ -6,8 +6,9 @@ checks.py      what must be true of a model folder before anything in it is open
 weights.py     what must be true of weights in memory
 tokens.py      tokenizers, and whether they fit a model
 adapters.py    LoRA: put on, read, merged
+adapted.py     apply_lora, compile_model: the same for a model in memory
 adapter_base.py  the model that an adapter belongs to, and whether it is still the one
-attention.py   attention on the packed row
+attention.py   attention on the packed row; optimized_attention.py: OptimizedAttention, chosen by name or by measuring
 logprobs.py    hidden states to log-probabilities, without a [tokens, vocabulary] tensor
 score.py       a packed batch to numbers per scored token
 paths.py       which way through score.py a model takes, found by comparing

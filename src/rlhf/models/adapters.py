@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import (
@@ -47,9 +47,13 @@ def adapt(
     if config.gradient_checkpointing:
         enable_checkpointing(base)
     if config.compile:
-        # In place: names of weights stay as they are, so checkpoints do not know about compilation.
-        backbone_of(base).compile(dynamic=True)
+        compile_backbone(base)
     return model
+
+
+def compile_backbone(model: PreTrainedModel, **options: Any) -> None:
+    """torch.compile in place: names of weights stay as they are, so checkpoints do not know about compilation."""
+    backbone_of(model).compile(dynamic=True, **options)
 
 
 def add_lora(model: PreTrainedModel, lora: LoRAConfig, *, task: TaskType, seed: int) -> PeftModel:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 from peft import PeftModel
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.config.model import ModelConfig
-from rlhf.data.pack import Group, PackedBatch
-from rlhf.errors import ModelError
+from rlhf.config.policy import SamplingConfig
+from rlhf.data.contracts import Text
+from rlhf.data.datasets import SFTDataset
+from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
+from rlhf.errors import DataError, ModelError, check_type
 from rlhf.files import write_text
 from rlhf.models.card import model_card
 from rlhf.models.folders import module_fingerprint, save_weights, write_folder_aside
@@ -23,6 +27,9 @@ from rlhf.models.load import load_causal_lm
 from rlhf.models.paths import PathChoice, choose_path, groups_of
 from rlhf.models.score import ScorePath, TokenScores, base_model, evaluating, score
 from rlhf.models.sources import source_name
+
+TEXT_TOKENS = 16_384
+"""Distinct tokens in one forward pass where texts are scored; memory only."""
 
 
 class PolicyModel(nn.Module):
@@ -43,6 +50,8 @@ class PolicyModel(nn.Module):
             choice: The path it takes, where that is known; else the first batch decides.
         """
         super().__init__()
+        expected = "a transformers model; PolicyModel.from_pretrained(folder) loads one with its tokenizer"
+        check_type(model, nn.Module, name="model", expected=expected)
         self.model = model
         self.tokenizer = tokenizer
         self.choice = choice
@@ -103,10 +112,83 @@ class PolicyModel(nn.Module):
 
     forward = score  # wrappers such as DDP and FSDP only see calls of the module itself
 
-    def logprobs(self, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:
-        """[M] nats, without gradient and without dropout: old and reference log-probabilities."""
-        with torch.no_grad(), evaluating(self.model):
-            return self.score(batch, temperature=temperature).logprobs
+    @overload
+    def logprobs(self, batch: PackedBatch, /, *, temperature: float = 1.0) -> Tensor: ...
+    @overload
+    def logprobs(
+        self, prompts: Sequence[Text], completions: Sequence[str], /, *, temperature: float = 1.0
+    ) -> list[Tensor]: ...
+    def logprobs(
+        self,
+        batch: PackedBatch | Sequence[Text],
+        completions: Sequence[str] | None = None,
+        /,
+        *,
+        temperature: float = 1.0,
+    ) -> Tensor | list[Tensor]:
+        """Log-probabilities without gradient and without dropout, of a packed batch or of texts.
+
+            policy.logprobs(batch)                  # [M], as trainers take it
+            policy.logprobs(prompts, completions)   # one [tokens] for each completion, its EOS last
+
+        Args:
+            batch: A packed batch, or prompts: texts, or messages in the chat template.
+            completions: With prompts, as many texts; tokenized with their prompt as SFT does it.
+            temperature: Divides the logits.
+
+        Returns:
+            Nats per scored token; for texts split by completion. ``.sum()`` is the completion's log-probability.
+
+        Raises:
+            DataError: There are not as many prompts as completions, or a row can't be tokenized or is too long.
+        """
+        if isinstance(batch, PackedBatch):
+            with torch.no_grad(), evaluating(self.model):
+                return self.score(batch, temperature=temperature).logprobs
+        groups = text_groups(self.tokenizer, batch, completions)
+        parts: list[Tensor] = []
+        for run in split_by_tokens(groups, max_tokens=TEXT_TOKENS):
+            packed = pack(run)
+            flat = self.logprobs(packed, temperature=temperature)
+            parts += flat.split(torch.bincount(packed.score_seq, minlength=len(run)).tolist())
+        return parts
+
+    def generate(
+        self,
+        prompts: Text | Sequence[Text],
+        *,
+        num_samples: int = 1,
+        sampling: SamplingConfig | None = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> list[list[Any]]:
+        """Sample completions of texts with the local engine; ``rlhf generate`` gives the same for the same seed.
+
+            [[completion]] = policy.generate("What does the cow eat?", temperature=0.7, max_new_tokens=32)
+            completion.text, completion.tokens, completion.logprobs
+
+        A sample depends on the weights, the settings, the seed and the prompt's text, not on the other prompts.
+
+        Args:
+            prompts: Texts, or messages in the chat template; one or several.
+            num_samples: Completions for each.
+            sampling: How they are drawn.
+            seed: The same seed gives the same samples.
+            settings: Keys of ``SamplingConfig`` in place of ``sampling``, or to change some of it.
+
+        Returns:
+            One list for each prompt, in order, of ``num_samples`` objects of ``rlhf.rollout.types.Completion``.
+
+        Raises:
+            ConfigError: A setting is wrong.
+            DataError: A prompt can't be tokenized, or is too long for the model.
+        """
+        # By name: engines are a floor above models.
+        sample = importlib.import_module("rlhf.rollout.texts").generate_texts
+        found: list[list[Any]] = sample(
+            self, prompts, num_samples=num_samples, sampling=sampling, seed=seed, **settings
+        )
+        return found
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """By name: everything, or only the adapter."""
@@ -156,6 +238,24 @@ class PolicyModel(nn.Module):
             facts = {"kind": kind, "base_model": source_name(base_model(self.model)), **(card or {})}
             write_text(aside / "README.md", model_card(facts))
         return folder
+
+
+def text_groups(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Text], completions: Sequence[str] | None
+) -> list[Group]:
+    """Prompts and completions as groups of one branch, in order.
+
+    Raises:
+        DataError: There are not as many of both, or a row can't be tokenized.
+    """
+    if isinstance(prompts, str) or isinstance(completions, str) or completions is None:
+        raise DataError("logprobs takes a packed batch, or a list of prompts and a list of completions.")
+    if len(prompts) != len(completions):
+        raise DataError(f"There are {len(prompts)} prompts and {len(completions)} completions; give as many of both.")
+    if not prompts:
+        return []
+    rows = [{"prompt": p, "completion": c} for p, c in zip(prompts, completions, strict=True)]
+    return list(SFTDataset(rows, tokenizer))
 
 
 def merged(model: PeftModel) -> PreTrainedModel:

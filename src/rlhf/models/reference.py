@@ -15,7 +15,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, check_type
 from rlhf.models.folders import weights_fingerprint
 from rlhf.models.policy import PolicyModel
 
@@ -64,6 +64,9 @@ class ReferenceModel(nn.Module):
             raise ModelError(f"The reference's decay is {decay}; it is a share, between 0 and 1.")
         if update_every < 1:
             raise ModelError(f"The reference is updated every {update_every} steps; give 1 or more.")
+        check_type(
+            policy, (PolicyModel, str, Path), name="policy", expected="a PolicyModel, or the folder or hub name of one"
+        )
         loaded = PolicyModel.from_pretrained(str(policy)) if isinstance(policy, str | Path) else copy.deepcopy(policy)
         self.copy = loaded.requires_grad_(False).eval()
         if dtype is not None:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, check_type
 from rlhf.files import write_text
 from rlhf.models.adapter_base import adapter_base
 from rlhf.models.adapters import adapt, attach_adapter
@@ -88,6 +88,9 @@ class ValueModel(nn.Module):
             lora: Train an adapter and the head.
             seed: Seeds head and adapter.
         """
+        check_type(
+            policy, PolicyModel, name="policy", expected="a PolicyModel; PolicyModel.from_pretrained(folder) loads one"
+        )
         return cls._build(copied_backbone(policy.model), head, lora, seed)
 
     @classmethod

@@ -10,25 +10,17 @@ Every call runs one more stage of an ordinary recipe, so the run folder, resume 
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import Field
-from rich.console import Console
 
-from rlhf.config.base import Config, read_yaml
+from rlhf.config.base import BaseConfig
 from rlhf.config.model import AUTO, DeviceName
-from rlhf.config.recipe import RecipeConfig, stage_references
-from rlhf.config.stages import POLICY_KINDS
-from rlhf.errors import ConfigError
-from rlhf.pipeline.artifacts import Artifact
+from rlhf.errors import ConfigError, check_type
 from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
-from rlhf.pipeline.run import Pipeline
+from rlhf.pipeline.staged_run import FinishedStage, StagedRun
 
-T = TypeVar("T", bound=Config)
+T = TypeVar("T", bound=BaseConfig)
 
 
 def _explained(config: type[T]) -> type[T]:
@@ -39,7 +31,7 @@ def _explained(config: type[T]) -> type[T]:
 
 
 @_explained
-class RLHFConfig(Config):
+class RLHFConfig(BaseConfig):
     """What most runs need to say; everything else keeps the defaults of its stage."""
 
     model_name: str
@@ -90,7 +82,7 @@ class RLHFConfig(Config):
     """Where models are: `cpu`, `cuda`, `cuda:N`, or `auto` for the first GPU that torch has, else the CPU."""
 
 
-class RLHFTrainer:
+class RLHFTrainer(StagedRun):
     """Runs the stages of one run folder, one call each.
 
     Args:
@@ -102,16 +94,14 @@ class RLHFTrainer:
     """
 
     def __init__(self, config: RLHFConfig, *, quiet: bool = False) -> None:
+        check_type(config, RLHFConfig, name="config", expected="an RLHFConfig, such as RLHFConfig(model_name=...)")
+        super().__init__(config.output_dir, seed=config.seed, device=config.device, quiet=quiet)
         self.config = config
-        self.console = None if quiet else Console()
-        self.run_dir = Path(config.output_dir)
-        self.stages: dict[str, Any] = _finished_stages(self.run_dir)
-        """Settings by name: what is finished in the run folder, and what this process made."""
 
-    def train_sft(self, **settings: Any) -> Artifact:
+    def train_sft(self, **settings: Any) -> FinishedStage:
         """Fine-tune on ``sft_dataset``; ``settings`` are keys of the stage (`rlhf config schema sft`)."""
         config = self.config
-        return self._run(
+        return self.run_stage(
             "sft",
             {
                 "kind": "sft",
@@ -125,10 +115,10 @@ class RLHFTrainer:
             },
         )
 
-    def train_reward_model(self, **settings: Any) -> Artifact:
+    def train_reward_model(self, **settings: Any) -> FinishedStage:
         """Train a reward model on ``reward_dataset``, from the fine-tuned model where there is one."""
         config = self.config
-        return self._run(
+        return self.run_stage(
             "reward",
             {
                 "kind": "reward",
@@ -141,12 +131,12 @@ class RLHFTrainer:
             },
         )
 
-    def train_ppo(self, **settings: Any) -> Artifact:
+    def train_ppo(self, **settings: Any) -> FinishedStage:
         """PPO against the reward model of ``train_reward_model``."""
         config = self.config
         if "reward" not in self.stages and "reward" not in settings:
             raise ConfigError("train_ppo needs a reward: call train_reward_model first, or give reward=... .")
-        return self._run(
+        return self.run_stage(
             "ppo",
             {
                 "kind": "ppo",
@@ -165,13 +155,13 @@ class RLHFTrainer:
             },
         )
 
-    def train_grpo(self, **settings: Any) -> Artifact:
+    def train_grpo(self, **settings: Any) -> FinishedStage:
         """GRPO against the reward model of ``train_reward_model``."""
         config = self.config
         if "reward" not in self.stages and "reward" not in settings:
             raise ConfigError("train_grpo needs a reward: call train_reward_model first, or give reward=... .")
         size = config.group_size
-        return self._run(
+        return self.run_stage(
             "grpo",
             {
                 "kind": "grpo",
@@ -188,10 +178,10 @@ class RLHFTrainer:
             },
         )
 
-    def train_dpo(self, **settings: Any) -> Artifact:
+    def train_dpo(self, **settings: Any) -> FinishedStage:
         """DPO on ``reward_dataset``, from the fine-tuned model where there is one."""
         config = self.config
-        return self._run(
+        return self.run_stage(
             "dpo",
             {
                 "kind": "dpo",
@@ -205,7 +195,7 @@ class RLHFTrainer:
             },
         )
 
-    def evaluate(self, *, judge: Any = None, **settings: Any) -> Artifact:
+    def evaluate(self, *, judge: Any = None, **settings: Any) -> FinishedStage:
         """Compare the newest policy with where it started, on prompts that no call trained it on.
 
         The judge is the reward model unless another is given. A reward model that judges the policy trained against it
@@ -216,7 +206,7 @@ class RLHFTrainer:
         Returns:
             The stage's record; ``metrics["win_rate"]`` and the like are numbers, ``headline`` is a line.
         """
-        newest = self._newest_policy()
+        newest = self.newest_policy()
         if newest is None:
             raise ConfigError(
                 "evaluate needs a trained policy: call train_sft, train_ppo, train_grpo or train_dpo first."
@@ -225,7 +215,7 @@ class RLHFTrainer:
             settings["prompts"] = self._in_parts(settings["prompts"])
         if judge is None and "reward" not in self.stages:
             raise ConfigError("evaluate needs a judge: call train_reward_model first, or give judge=... .")
-        return self._run(
+        return self.run_stage(
             "evaluate",
             {
                 "kind": "evaluate",
@@ -238,29 +228,6 @@ class RLHFTrainer:
                 **settings,
             },
         )
-
-    def _run(self, name: str, stage: dict[str, Any]) -> Artifact:
-        stages = {**self.stages, name: stage}
-        tree = {
-            "name": self.run_dir.name,
-            "output_dir": str(self.run_dir.parent),
-            "seed": self.config.seed,
-            "device": self.config.device,
-            "stages": _in_order(stages),
-        }
-        pipeline = Pipeline(RecipeConfig.of(tree, source="RLHFConfig"), console=self.console)
-        pipeline.run(only_for=name, brief=True)
-        self.stages = stages  # only now: a refused call leaves the others as they were
-        return pipeline.artifacts[name]
-
-    def _newest_policy(self) -> str | None:
-        """The policy stage that was finished last."""
-        made = {
-            name: artifact.finished
-            for name, stage in self.stages.items()
-            if stage["kind"] in POLICY_KINDS and (artifact := Artifact.read(self.run_dir / name)) is not None
-        }
-        return max(reversed(made), key=lambda name: made[name], default=None)
 
     def _start(self) -> str:
         return "stage:sft" if "sft" in self.stages else self.config.model_name
@@ -305,31 +272,3 @@ class RLHFTrainer:
         if value is None:
             raise ConfigError(f"{call} needs RLHFConfig({field}=...), a file of rows.")
         return value
-
-
-def _finished_stages(run_dir: Path) -> dict[str, Any]:
-    """Settings of the finished stages in a run folder, and of those that they were made from, in their order."""
-    path = run_dir / "recipe.yaml"
-    if not path.is_file():
-        return {}
-    recipe = RecipeConfig.of(read_yaml(path), source=str(path))
-    needed: set[str] = set()
-    for name in reversed(recipe.stages):
-        if name in needed or Artifact.read(run_dir / name) is not None:
-            needed |= {name, *(parent for _, parent, _ in stage_references(recipe.stages[name]))}
-    return {name: stage.model_dump(mode="json") for name, stage in recipe.stages.items() if name in needed}
-
-
-def _in_order(stages: Mapping[str, Any]) -> dict[str, Any]:
-    """Each stage behind those that it reads from, else in the order given: calls may come in any order."""
-    ordered: dict[str, Any] = {}
-    waiting = dict(stages)
-    while waiting:
-        ready = (name for name, stage in waiting.items() if not waiting.keys() & _references(stage))
-        name = next(ready, next(iter(waiting)))  # where they wait for each other the recipe says so, in its words
-        ordered[name] = waiting.pop(name)
-    return ordered
-
-
-def _references(stage: Any) -> set[str]:
-    return set(re.findall(r'"stage:([A-Za-z0-9_-]+)', json.dumps(stage, default=str)))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.config.base import Config, Names, named_things
+from rlhf.config.base import BaseConfig, Names, named_things
 from rlhf.data.message_text import counted
 from rlhf.errors import DataError, ModelError
 from rlhf.files import sha256, sha256_once, write_json
@@ -179,7 +179,7 @@ def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeF
     return MadeFrom(settings, parents, code_of_stage(stage.kind, stage))
 
 
-def local_inputs(stage: Config) -> list[tuple[str, Path]]:
+def local_inputs(stage: BaseConfig) -> list[tuple[str, Path]]:
     """Files and folders on this machine that a stage names, with the place of the key."""
     found: list[tuple[str, Path]] = []
     for place, text, names in named_things(stage):

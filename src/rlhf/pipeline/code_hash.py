@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import rlhf
-from rlhf.config.base import Config, Names, named_things
+from rlhf.config.base import BaseConfig, Names, named_things
 from rlhf.config.rewards import rewards_of
 
 ROOT = Path(rlhf.__file__).parent
@@ -36,7 +36,7 @@ DECIDES_NOTHING = (
 """Settings are in the key by their values; the others decide when a run ends or how a thing is told or written, not what it is."""
 
 
-def code_of_stage(kind: str, stage: Config) -> dict[str, str]:
+def code_of_stage(kind: str, stage: BaseConfig) -> dict[str, str]:
     """Source files whose code decides what a stage makes: path inside the package -> 16 hex digits of its sha256."""
     modules = {module_of_stage(kind)}
     modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.base import Config, Names, named_things
+from rlhf.config.base import BaseConfig, Names, named_things
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, ModelError, RLHFError
 from rlhf.files import sha256
@@ -256,7 +256,7 @@ def _names_only(artifact: Artifact) -> list[Origin]:
     from rlhf.config.schema import stage_classes
 
     try:
-        stage: Config = stage_classes()[artifact.kind].of(artifact.settings or {})
+        stage: BaseConfig = stage_classes()[artifact.kind].of(artifact.settings or {})
     except (RLHFError, KeyError):
         return []
     return [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.pipeline.artifacts import STAGE_INPUT, MadeFrom
 
 LONGEST_VALUE = 60
@@ -30,7 +30,7 @@ class Differences:
         return bool(self.reasons or self.code)
 
 
-def differences(was: MadeFrom | None, wanted: MadeFrom, *, stage: Config, redone: Set[str]) -> Differences:
+def differences(was: MadeFrom | None, wanted: MadeFrom, *, stage: BaseConfig, redone: Set[str]) -> Differences:
     """Compare what something was made from with what it should be made from.
 
     Args:
@@ -96,7 +96,7 @@ def _entries(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _compare_settings(was: Mapping[str, Any], wanted: Mapping[str, Any], stage: Config, found: Differences) -> None:
+def _compare_settings(was: Mapping[str, Any], wanted: Mapping[str, Any], stage: BaseConfig, found: Differences) -> None:
     given = stage.model_dump(mode="json", exclude_defaults=True)
     for place, before, now in changed_settings(was, wanted):
         parent = _at(stage, place.split(".")[:-1])

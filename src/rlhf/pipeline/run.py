@@ -18,7 +18,7 @@ from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.config.threads import check_threads
-from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, text_of
+from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
 from rlhf.pipeline import archive
@@ -37,7 +37,7 @@ from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.training.checkpoint_names import PREFIX, step_of
 from rlhf.training.interrupt import StopRequest, signals_as_requests
-from rlhf.training.log import EVENTS, RunLog, finite, read_jsonl
+from rlhf.training.log import EVENTS, TrainingLogger, finite, read_jsonl
 from rlhf.training.profile import profile_table, profiled
 
 logger = logging.getLogger(__name__)
@@ -55,9 +55,15 @@ class Pipeline:
     """
 
     def __init__(self, recipe: RecipeConfig, *, console: Console | None = None) -> None:
+        check_type(
+            recipe,
+            RecipeConfig,
+            name="recipe",
+            expected="a RecipeConfig; rlhf.config.recipe.load_recipe(file) reads one",
+        )
         self.recipe = recipe
         self.run_dir = Path(recipe.output_dir) / recipe.name
-        self.log = RunLog(self.run_dir, console=console)
+        self.log = TrainingLogger(self.run_dir, console=console)
         self._signals = StopRequest(at_once=True)
         self._profiles = False
         self.has_trained = False
@@ -253,7 +259,7 @@ class Pipeline:
         self._profile = profile_table(profile.as_dict())
         return outcome
 
-    def _warn(self, name: str, log: RunLog) -> None:
+    def _warn(self, name: str, log: TrainingLogger) -> None:
         """Say beside the result, and in the report, where an evaluation measures with what training saw."""
         stage = self.recipe.stages[name]
         if not isinstance(stage, EvaluateStage | PassAtKStage):
@@ -272,7 +278,7 @@ class Pipeline:
                 self.log.say(escape(f"  {note}"))
 
     @contextlib.contextmanager
-    def _failures(self, name: str, log: RunLog) -> Iterator[None]:
+    def _failures(self, name: str, log: TrainingLogger) -> Iterator[None]:
         """However a stage ends before its end, the log says so, and a user's error says where it happened."""
         try:
             yield

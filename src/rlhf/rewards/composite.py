@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, RewardError
+from rlhf.errors import ConfigError, RewardError, check_type
 from rlhf.rewards.types import Abstaining, CompletionLike, Scorer, ScoreResult, ask_scorer, sample_name
 from rlhf.rewards.verdicts import OnError
 
@@ -24,6 +24,12 @@ class Component:
     normalize: bool = False
     """Shift and scale its scores to mean 0 and deviation 1 over each call (in training: over each rollout), before the
     weight. Then the sum of two rollouts can't be compared; the raw scores among the components still can."""
+
+    def __post_init__(self) -> None:
+        how = (
+            "a scorer, such as LearnedReward(folder); RewardFunctionFactory().from_function(f) makes one of a function"
+        )
+        check_type(self.scorer, Scorer, name="scorer", expected=how)
 
 
 class CompositeReward:
@@ -51,6 +57,7 @@ class CompositeReward:
         if not components:
             raise ConfigError("A composite reward needs at least one component.")
         for component in components:
+            check_type(component, Component, name="A component", expected="Component(scorer=..., weight=...)")
             if not math.isfinite(component.weight):
                 raise ConfigError(
                     f"The weight of {component.scorer.name!r} is {component.weight}; wanted a finite number."

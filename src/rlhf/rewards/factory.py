@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from rlhf.config.named_table import NamedTable
 from rlhf.config.rewards import REWARD_KINDS, RewardBase, RewardSpec
 from rlhf.errors import ConfigError
 from rlhf.rewards.composite import Component, CompositeReward
@@ -20,8 +21,64 @@ from rlhf.rewards.verdicts import OnError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REWARDS = {kind.kind_name(): kind.builds for kind in REWARD_KINDS}
-"""Kind in a recipe -> ``module:function`` of what builds it."""
+RewardFunction = Callable[..., Any]
+"""Of the standard signature, see ``rlhf.rewards``; or a class of scorers."""
+
+
+class RewardTable(NamedTable["str | RewardFunction"]):
+    """Rewards by name: the kinds of a recipe, and functions registered in this process."""
+
+    def register(self, name: str, reward: str | RewardFunction) -> None:
+        """Give a reward a name in this process; ``build`` and ``build_reward`` know it then, and recipes don't.
+
+        Args:
+            name: Lower-case letters, digits and underscores.
+            reward: A function ``reward(prompts, completions, **columns) -> list[float]``, its name as
+                ``package.module:function``, or a class whose objects are scorers. A function at the top level of a module is
+                called in a process of its own, any other in place and without a timeout.
+
+        Raises:
+            ConfigError: The name is the library's or malformed, or this is nothing to call.
+        """
+        if not isinstance(reward, str) and not callable(reward):
+            raise ConfigError(
+                f"The reward {name!r} is a {type(reward).__name__}; expected a function, its name or a class."
+            )
+        self.add(name, reward)
+
+    def build(
+        self,
+        name: str,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        on_error: OnError = "raise",
+        **settings: Any,
+    ) -> Scorer:
+        """A scorer by name.
+
+        Args:
+            name: A kind of reward of a recipe, or a registered name.
+            tokenizer: The policy's, so that a reward model knows whether it can take ids as they are.
+            on_error: As of ``build_reward``.
+            settings: Keys of the kind in a recipe; ``weight`` and ``normalize`` of a registered one too, whose other settings are
+                given to each call of the function, or to the class.
+
+        Raises:
+            UnknownNameError: No reward has that name.
+            ConfigError: The settings are wrong.
+        """
+        reward = self[name]
+        if name not in self.registered:
+            return build_reward({"kind": name, **settings}, tokenizer=tokenizer, on_error=on_error)
+        weight, normalize = settings.pop("weight", 1.0), settings.pop("normalize", False)
+        scorer = _registered(name, reward, settings, on_error)
+        if weight == 1 and not normalize:
+            return scorer
+        return CompositeReward([Component(scorer=scorer, weight=weight, normalize=normalize)], on_error=on_error)
+
+
+REWARDS = RewardTable("reward", {kind.kind_name(): kind.builds for kind in REWARD_KINDS})
+"""Kind in a recipe -> ``module:function`` of what builds it; a registered name -> the function or class."""
 
 
 def build_reward(
@@ -30,7 +87,7 @@ def build_reward(
     """A scorer of one or several settings.
 
     Args:
-        specs: A ``RewardSpec``, a text or mapping that stands for one, or a list of them. Sources of learned rewards
+        specs: A ``RewardSpec``, a text or mapping that stands for one, a registered name, or a list of the former. Sources of learned rewards
             are folders or hub names here: anyone who knows about stages has put the folder in place of ``stage:NAME``.
         tokenizer: The policy's, so that a reward model knows whether it can take ids as they are.
         on_error: ``report`` puts samples that could not be judged into the result's ``errors`` instead of raising; what
@@ -42,6 +99,8 @@ def build_reward(
     Raises:
         ConfigError: The settings are wrong.
     """
+    if isinstance(specs, str) and specs in REWARDS.registered:
+        return REWARDS.build(specs, tokenizer=tokenizer, on_error=on_error)
     found = [
         _validated(spec) for spec in (specs if isinstance(specs, Sequence) and not isinstance(specs, str) else [specs])
     ]
@@ -56,6 +115,21 @@ def build_reward(
         ],
         on_error=on_error,
     )
+
+
+def _registered(name: str, reward: str | RewardFunction, settings: Mapping[str, Any], on_error: OnError) -> Scorer:
+    from rlhf.rewards.functions import FunctionReward, needs_this_process
+
+    if isinstance(reward, type):
+        try:
+            scorer = reward(**settings)
+        except TypeError as err:
+            raise ConfigError(f"The reward {name!r} does not take these settings: {err}.") from err
+        if not isinstance(scorer, Scorer):
+            raise ConfigError(f"The reward {name!r} made a {type(scorer).__name__}, which has no `name` and `score`.")
+        return scorer
+    in_process = not isinstance(reward, str) and needs_this_process(reward)
+    return FunctionReward(reward, name=name, arguments=settings, in_process=in_process, on_error=on_error)
 
 
 def _builder(spec: RewardBase) -> Callable[[Any, RewardContext], Scorer]:

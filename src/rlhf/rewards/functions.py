@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rlhf.config.rewards import FUNCTION, FunctionRewardConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, RewardError, text_of
+from rlhf.errors import ConfigError, RewardError, kind_of, text_of
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.types import CompletionLike, Notify, RewardContext, ScoreResult, sample_name
 from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refusal, refuse, score_result
@@ -59,6 +59,10 @@ class FunctionReward:
         Raises:
             ConfigError: There is no such function, or another process could not find it.
         """
+        if not isinstance(function, str) and not callable(function):
+            raise ConfigError(
+                f"function is {kind_of(function)}; expected a function, or its name as package.module:function."
+            )
         self._name = name or _own_name(function)
         self._spec = function if isinstance(function, str) else _own_name(function)
         self.arguments = dict(arguments or {})
@@ -292,12 +296,17 @@ def _own_name(function: str | Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def needs_this_process(function: Callable[..., Any]) -> bool:
+    """Whether another process could not find a function: one that is not at the top level of a module, such as a lambda."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    return not module or module == "__main__" or not name.isidentifier()
+
+
 def _spec_of(function: Callable[..., Any]) -> str:
     """The name by which another process finds a function."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if not module or module == "__main__" or not name.isidentifier():
+    if needs_this_process(function):
         raise ConfigError(
             f"Another process can't find the reward function {_own_name(function)!r}, which is not at the top level of "
             "a module; name it as path/to/file.py:function, or use in_process=True, which has no timeout."
         )
-    return f"{module}:{name}"
+    return f"{function.__module__}:{function.__qualname__}"

@@ -16,7 +16,7 @@ from rlhf.config.rewards import Combine, EnsembleRewardConfig, LearnedRewardConf
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.pack import Branch, Group, pack, split_by_tokens
-from rlhf.errors import ConfigError, RewardError, RLHFError, look_up
+from rlhf.errors import ConfigError, RewardError, RLHFError, check_type, look_up
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.ensemble import COMBINATIONS, EnsembleReward, combine_scores
@@ -60,6 +60,7 @@ class LearnedReward:
         look_up(COMBINATIONS, combine, kind="combination of scores")
         if isinstance(model, str | Path):
             model = RewardModel.from_pretrained(str(model))
+        check_type(model, RewardModel, name="model", expected="a RewardModel, or the folder or hub name of one")
         self.model = model
         self.tokenizer = tokenizer
         self.combine: Combine = combine

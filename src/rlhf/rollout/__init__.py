@@ -17,10 +17,11 @@
     requests   what is asked of an engine; request_queue: those that wait
     local      the engine in this process: the two decoders behind one contract
     engines    the engine that settings ask for
+    texts      completions of texts, without a data set
     paged      keys and values in blocks, for sequences that come and go
     snapshot   a copy of the policy that samples with the weights it was given
     sampler_process  the same in a process of its own, while this one trains
-    buffer     completions waiting to be learned from
+    buffer     StalenessBuffer: completions waiting to be learned from, no older than they may be
 
     vllm           the engine over vLLM
     vllm_session   its process over a whole run

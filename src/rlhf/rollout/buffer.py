@@ -30,7 +30,7 @@ class RolloutGroup:
         return min(completion.weight_version for completion in self.completions)
 
 
-class RolloutBuffer:
+class StalenessBuffer:
     """First in, first out; it gives out nothing that is older than it may be."""
 
     def __init__(self, *, max_staleness: int) -> None:

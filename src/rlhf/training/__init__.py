@@ -1,6 +1,8 @@
 """Trainers: one loop that is written once, and what each algorithm adds to it.
 
-loop          Loop, the only training loop
+algorithm_table  ALGORITHMS: trainers by the name of the method
+loop          Loop, the only training loop; result: TrainResult
+rollout_buffer  RolloutBuffer: rollouts in shuffled minibatches, for a loop of one's own
 algorithm     Algorithm, what the loop asks of SFT, reward modeling, DPO, PPO, GRPO
 offline       what the trainers that learn from files share; row_order: which rows each step takes
 sft           SFTTrainer
@@ -15,10 +17,11 @@ online        what all share that learn from their own completions: ask, judge, 
 ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimizer, schedule, clipping, mixed precision, weight averaging
+device_manager  DeviceManager, for a loop of one's own
 control       AdaptiveKLController, EarlyStopping
 checkpoint    rolling checkpoints, hashed; a damaged one is passed over; checkpoint_names: what their folders are called
 monitoring    guards and alarms: which numbers are wrong, and what is done then
 interrupt     Ctrl-C and SIGTERM as requests to save and leave
-log           RunLog: events.jsonl, the console, trackers
+log           TrainingLogger: events.jsonl, the console, trackers; console: setup_logging
 metrics       means that come out the same however a step was split
 """

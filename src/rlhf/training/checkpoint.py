@@ -29,7 +29,7 @@ from rlhf.files import check_space, delete, fsync, make_folder, storage_errors
 from rlhf.training.checkpoint_folder import Checkpoint, Record, Snapshot
 from rlhf.training.checkpoint_names import PREFIX, step_and_number, step_of
 
-__all__ = ["ADVICE", "Checkpoint", "CheckpointStore", "load_weights"]
+__all__ = ["ADVICE", "Checkpoint", "CheckpointManager", "load_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ ADVICE = (
 )
 
 
-class CheckpointStore:
+class CheckpointManager:
     """Checkpoints of one training run in one folder.
 
     Args:
@@ -52,7 +52,7 @@ class CheckpointStore:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         *,
         keep: int = 2,
         keep_every: int | None = None,
@@ -62,7 +62,7 @@ class CheckpointStore:
         for name, value in {"keep": keep, "keep_every": keep_every}.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{name} of the checkpoints in {folder} is {value}; it must be 1 or more.")
-        self.folder = folder
+        self.folder = Path(folder)
         self.keep = keep
         self.keep_every = keep_every
         self.identity = json.loads(json.dumps(dict(identity or {})))  # as it will be read back

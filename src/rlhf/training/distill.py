@@ -23,7 +23,8 @@ from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe
 from rlhf.training.online import OnlineTrainer
 from rlhf.training.optim import TrainedModule
@@ -64,9 +65,10 @@ class DistillTrainer(OnlineTrainer):
         demonstrations: Sequence[Group] = (),
         eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, DistillConfig, policy=policy, teacher=teacher)
         check_comparable(policy, teacher, what="The teacher")
         super().__init__(
             policy,

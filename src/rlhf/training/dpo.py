@@ -26,7 +26,8 @@ from rlhf.losses import (
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, as_it_is_now
 from rlhf.models.score import TokenScores
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.offline import RowsOfStep
 from rlhf.training.pair_trainer import PairsTrainer, check_pair
@@ -72,9 +73,10 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
         eval_data: MapData | None = None,
         *,
         reference: Reference | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, DPOConfig, policy=policy, **({} if reference is None else {"reference": reference}))
         self.settings = config
         self.reference: Reference | None = reference or as_it_is_now(policy)
         self.scored: ReferenceScores | None = None

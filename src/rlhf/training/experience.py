@@ -62,15 +62,31 @@ class RolloutExperience:
             ]
         )
 
-    def batch(self, numbers: Sequence[int]) -> PackedBatch:
-        """Some groups, packed, with their columns."""
+    @classmethod
+    def joined(cls, parts: Sequence[RolloutExperience]) -> RolloutExperience:
+        """Several, one after the other; all of them have the same columns."""
+        return cls(
+            [group for part in parts for group in part.groups],
+            columns={name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
+            token_columns={
+                name: torch.cat([part.token_columns[name] for part in parts]) for name in parts[0].token_columns
+            },
+        )
+
+    def only(self, numbers: Sequence[int]) -> RolloutExperience:
+        """Some groups, with their columns."""
         sequences = _ranges(self._first_sequence, numbers)
         tokens = _ranges(self._first_token, numbers)
-        return replace(
-            pack([self.groups[n] for n in numbers]),
+        return RolloutExperience(
+            [self.groups[n] for n in numbers],
             columns={name: value[sequences] for name, value in self.columns.items()},
             token_columns={name: value[tokens] for name, value in self.token_columns.items()},
         )
+
+    def batch(self, numbers: Sequence[int]) -> PackedBatch:
+        """Some groups, packed, with their columns."""
+        part = self.only(numbers)
+        return replace(pack(part.groups), columns=part.columns, token_columns=part.token_columns)
 
     def batches(self, numbers: Sequence[int], *, max_tokens: int) -> list[PackedBatch]:
         """Some groups in micro-batches of at most ``max_tokens`` distinct tokens."""

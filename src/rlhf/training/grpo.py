@@ -37,7 +37,7 @@ from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.online import OnlineTrainer
 from rlhf.training.optim import TrainedModule
@@ -66,7 +66,7 @@ class GRPOTrainer(OnlineTrainer):
         reference: Reference,
         eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
         name: str | None = None,
     ) -> None:

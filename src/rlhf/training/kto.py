@@ -29,7 +29,8 @@ from rlhf.models.reference import Reference, as_it_is_now, build_reference
 from rlhf.models.score import base_model, context_length
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import Optimizer, TrainedModule
@@ -65,9 +66,10 @@ class KTOTrainer(OfflineTrainer):
         eval_data: MapData | None = None,
         *,
         reference: Reference | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, KTOConfig, policy=policy, **({} if reference is None else {"reference": reference}))
         if not isinstance(train_data, MapData):
             raise ConfigError(
                 "kto scores its reference on every row before the first step, and was given a stream, which has no length; "

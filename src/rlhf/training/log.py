@@ -22,7 +22,7 @@ EVENTS = "events.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 
 
-class RunLog:
+class TrainingLogger:
     """Events of a run, append-only, one JSON object a line; safe to read while it is written.
 
     Args:
@@ -34,13 +34,13 @@ class RunLog:
 
     def __init__(
         self,
-        folder: Path | None = None,
+        folder: Path | str | None = None,
         *,
         console: Console | None = None,
         stage: str = "",
         log_to: Sequence[str] = (),
     ) -> None:
-        self.folder = folder
+        self.folder = Path(folder) if folder is not None else None
         self.console = console
         self.stage = stage
         self.events: list[dict[str, Any]] = []
@@ -121,9 +121,9 @@ class RunLog:
         records = self.events if self.folder is None else read_jsonl(self.folder / EVENTS)
         return [record for record in records if record["stage"] == self.stage and record["event"] == event]
 
-    def for_stage(self, stage: str, *, log_to: Sequence[str] = ()) -> RunLog:
+    def for_stage(self, stage: str, *, log_to: Sequence[str] = ()) -> TrainingLogger:
         """The same log, writing under another stage's name."""
-        return RunLog(self.folder, console=self.console, stage=stage, log_to=log_to)
+        return TrainingLogger(self.folder, console=self.console, stage=stage, log_to=log_to)
 
     def track(self, names: Sequence[str]) -> None:
         """Feed these trackers too."""

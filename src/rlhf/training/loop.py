@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from rlhf.errors import CheckpointError, ConfigError, InterruptedRun, did_you_me
 from rlhf.native.compiled_mode import in_c
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Algorithm, Experience, Totals
-from rlhf.training.checkpoint import Checkpoint, CheckpointStore, load_weights
+from rlhf.training.checkpoint import Checkpoint, CheckpointManager, load_weights
 from rlhf.training.checkpoint_names import step_of
 from rlhf.training.control import EarlyStopping
 from rlhf.training.interrupt import StopRequest, signals_as_requests
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.lr_find import find_learning_rate
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.alarms import Watch, rows_not_finite
@@ -43,20 +43,8 @@ from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors, mixed_pr
 from rlhf.training.penalties import distance_from_start
 from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
-
-
-@dataclass(slots=True)
-class TrainResult:
-    """How a training run ended."""
-
-    steps: int
-    seconds: float
-    """Of this process; a resumed run has spent more."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last step."""
-    evaluation: dict[str, float] = field(default_factory=dict)
-    """Of the weights that are the result."""
-    stopped_early: bool = False
+from rlhf.training.result import TrainResult as TrainResult
+from rlhf.training.result import trained_model
 
 
 @dataclass(slots=True)
@@ -92,12 +80,12 @@ class Loop:
         algorithm: Algorithm,
         config: TrainConfig,
         *,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.config = config
-        self.log = log or RunLog()
+        self.log = log or TrainingLogger()
         self.log.track(config.log_to)
         self.name = self.log.stage or algorithm.name
         self.total_steps = algorithm.num_phases * algorithm.steps_per_phase
@@ -127,11 +115,11 @@ class Loop:
         self._before_collecting: dict[str, Any] | None = None
         """What collecting changes, as it was before; where collecting is broken off, the run stands there."""
 
-    def _store(self, folder: Path) -> CheckpointStore:
+    def _store(self, folder: Path) -> CheckpointManager:
         settings = self.config.model_dump(mode="json", exclude=FREE_TO_CHANGE)
         identity = {"algorithm": self.algorithm.name, "steps of the run": self.total_steps, **settings}
         config = self.config
-        return CheckpointStore(
+        return CheckpointManager(
             folder,
             keep=config.keep_checkpoints,
             keep_every=config.keep_every,
@@ -172,6 +160,7 @@ class Loop:
             self.last_metrics,
             self.best.evaluation if self.best else self.evaluation,
             stopped_early=self._stopped and self.at.phase < self.algorithm.num_phases,
+            model=trained_model(self.algorithm),
         )
 
     def _train(self, bar: ProgressBar) -> None:
@@ -327,7 +316,7 @@ class Loop:
         self.checkpoints.discard_after(checkpoint.step)
         bar.advance(by=checkpoint.step - alarm.step)
 
-    def _last_good(self, store: CheckpointStore, *, before: int) -> Checkpoint:
+    def _last_good(self, store: CheckpointManager, *, before: int) -> Checkpoint:
         """The newest checkpoint that was written while no guard had anything to say, or the newest at all.
 
         Args:

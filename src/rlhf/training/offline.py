@@ -13,7 +13,7 @@ from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.errors import ConfigError
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
@@ -51,7 +51,7 @@ class OfflineTrainer(ABC):
         train_data: MapData | StreamData,
         eval_data: MapData | None,
         *,
-        log: RunLog | None,
+        log: TrainingLogger | None,
         checkpoint_dir: Path | None,
     ) -> None:
         if config.early_stopping is not None and not eval_data:

@@ -27,7 +27,7 @@ from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RLHFError, TrainingError
 from rlhf.models.policy import PolicyModel
-from rlhf.rollout.buffer import RolloutBuffer, RolloutGroup
+from rlhf.rollout.buffer import RolloutGroup, StalenessBuffer
 from rlhf.rollout.sampler_process import Sampler, SamplerProcess
 from rlhf.rollout.snapshot import Request
 from rlhf.training.engine_calls import CHECKED_VERSIONS
@@ -79,7 +79,7 @@ class Ahead:
         self.config = config
         self.name = name
         self.threads = Threads(torch.get_num_threads())
-        self.buffer = RolloutBuffer(max_staleness=MAX_STALENESS)
+        self.buffer = StalenessBuffer(max_staleness=MAX_STALENESS)
         self.build: Callable[[], Sampler] = self._process
         self._sampler: Sampler | None = None
         self._under_way: _UnderWay | None = None

@@ -16,7 +16,7 @@ from rlhf.config.engines import is_lowered
 from rlhf.config.policy import RLConfig, SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import ConfigError
 from rlhf.losses import aggregate, entropy_bonus, segment_sum
 from rlhf.models.divergence import check_comparable
 from rlhf.models.policy import PolicyModel
@@ -31,7 +31,8 @@ from rlhf.training.control import build_kl_controller
 from rlhf.training.engine_calls import ask_engine
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.held_out import HeldOut
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_online
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.mismatch import Asked, build_mismatch
@@ -80,11 +81,10 @@ class OnlineTrainer(ABC):
         reference: Reference,
         eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
-        if not prompts:
-            raise DataError("There is no prompt to ask; run `rlhf data check FILE` on the prompts to see why.")
+        check_online(config, policy=policy, reference=reference, scorer=scorer, prompts=prompts)
         if config.early_stopping is not None and not eval_prompts:
             raise ConfigError("early_stopping watches held-out prompts, and there are none; give eval_prompts.")
         self.policy = policy
@@ -99,7 +99,7 @@ class OnlineTrainer(ABC):
         self.mismatch = build_mismatch(
             self.engine, policy, config, self._rescore, own_engine=self.own_engine, name=self.name
         )
-        self.log = log or RunLog()
+        self.log = log or TrainingLogger()
         listen_to(self.engine, self.log.alarm)
         self.checkpoint_dir = checkpoint_dir
         self.penalties: list[Penalty] = []

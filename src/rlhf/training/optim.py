@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from rlhf.config.training import Autocast, Schedule, TrainConfig
 from rlhf.errors import ConfigError, TrainingError
 
 CLIP_EPS = 1e-6
 """Added to a norm that divides, as ``torch.nn.utils.clip_grads_with_norm_`` has it."""
+NOTHING_TRAINABLE = "Nothing is trainable: every weight is frozen; unfreeze some or add an adapter."
 MAX_SKIPPED_STEPS = 25
 """Steps in a row that float16 may skip: the loss scale starts at 2^16, and after so many halvings it is 0.002."""
 
@@ -58,6 +60,86 @@ def mixed_precision(kind: Autocast, device: torch.device) -> AbstractContextMana
     return nullcontext() if kind == "none" else torch.autocast(device.type, dtype=getattr(torch, kind))
 
 
+def decay_groups(parameters: Iterable[nn.Parameter], *, weight_decay: float) -> list[dict[str, Any]]:
+    """AdamW's parameter groups: matrices decay, parameters with one dimension (norms, biases) do not; no group is empty."""
+    listed = list(parameters)
+    decaying, others = [p for p in listed if p.ndim > 1], [p for p in listed if p.ndim <= 1]
+    return [
+        {"params": chosen, "weight_decay": decay}
+        for decay, chosen in ((weight_decay, decaying), (0.0, others))
+        if chosen
+    ]
+
+
+def clip_gradients(parameters: Sequence[Tensor], limit: float) -> float:
+    """Scale the gradients down, all by one factor, to at most this norm; returns the norm that they had."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm, scale = _norm_and_scale(gradients, limit)
+    for (
+        gradient
+    ) in gradients:  # not times its inverse: one of several models, or on a GPU, learns as it would alone here
+        gradient.div_(scale.to(gradient.device))
+    return float(norm)
+
+
+def _norm_and_scale(gradients: Sequence[Tensor], limit: float) -> tuple[Tensor, Tensor]:
+    norm = nn.utils.get_total_norm(gradients)
+    exact = norm.to(torch.promote_types(norm.dtype, torch.float32))
+    return norm, ((exact + CLIP_EPS) / limit).clamp(min=1)
+
+
+def create_optimizer(
+    model: nn.Module,
+    *,
+    learning_rate: float = 2e-5,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    total_steps: int | None = None,
+    schedule: Schedule = "cosine",
+    warmup_frac: float = 0.1,
+    min_learning_rate_frac: float = 0.0,
+) -> tuple[torch.optim.AdamW, LambdaLR]:
+    """AdamW over a model's trainable parameters and its schedule, for a loop of one's own; trainers make theirs from a config.
+
+    The parameter groups and rates are the trainers'. Call ``optimizer.step()``, then ``scheduler.step()``.
+
+    Args:
+        model: At least one parameter requires a gradient.
+        learning_rate: Peak.
+        weight_decay: Decoupled, of parameters with more than one dimension.
+        betas: AdamW's running averages.
+        eps: AdamW's denominator.
+        total_steps: Optimizer steps of the schedule; None keeps the rate constant, without warm-up.
+        schedule: How the rate falls after warm-up: ``cosine``, ``linear`` or ``constant``.
+        warmup_frac: Share of the steps in which the rate rises, in [0, 1).
+        min_learning_rate_frac: Where the schedule ends, as a share of the peak.
+
+    Raises:
+        ConfigError: A setting is out of its range, or nothing is trainable.
+    """
+    config = TrainConfig(
+        learning_rate=learning_rate, weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule,
+        warmup_frac=warmup_frac, min_learning_rate_frac=min_learning_rate_frac,
+    )  # fmt: skip
+    if total_steps is not None and total_steps < 1:
+        raise ConfigError(f"total_steps is {total_steps}; expected 1 or more, or None for a constant rate.")
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = decay_groups(trainable, weight_decay=config.weight_decay)
+    if not groups:
+        raise ConfigError(NOTHING_TRAINABLE)
+    adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=_can_fuse(trainable))
+
+    def factor(step: int) -> float:
+        if total_steps is None:
+            return 1.0
+        return learning_rate_factor(
+            step, total_steps, warmup_frac=warmup_frac, kind=schedule, floor=min_learning_rate_frac
+        )
+
+    return adamw, LambdaLR(adamw, factor)
+
+
 class Optimizer:
     """AdamW over several modules with one schedule; each module's gradient is clipped by itself.
 
@@ -88,13 +170,13 @@ class Optimizer:
             fresh = [p for p in trained.module.parameters() if p.requires_grad and id(p) not in seen]
             seen.update(map(id, fresh))
             self.parameters_of[trained.name] = fresh
-            decaying, others = [p for p in fresh if p.ndim > 1], [p for p in fresh if p.ndim <= 1]
-            for decay, chosen in ((config.weight_decay, decaying), (0.0, others)):
-                if chosen:
-                    groups.append({"params": chosen, "weight_decay": decay, "peak": trained.learning_rate})
+            groups += [
+                {**group, "peak": trained.learning_rate}
+                for group in decay_groups(fresh, weight_decay=config.weight_decay)
+            ]
         self.parameters = [p for parameters in self.parameters_of.values() for p in parameters]
         if not groups:
-            raise ConfigError("Nothing is trainable: every weight is frozen; unfreeze some or add an adapter.")
+            raise ConfigError(NOTHING_TRAINABLE)
         if config.autocast == "float16" and any(p.dtype == torch.float16 for p in self.parameters):
             raise ConfigError("autocast is float16, and so are the weights; train float32 weights (`dtype: float32`).")
         self.device = self.parameters[0].device
@@ -143,18 +225,11 @@ class Optimizer:
 
     def _clip(self, parameters: Sequence[Tensor], limit: float) -> float:
         """Norm of the gradient, which is no longer than the limit afterwards, or once AdamW has read it."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        exact = norm.to(torch.promote_types(norm.dtype, torch.float32))
-        scale = ((exact + CLIP_EPS) / limit).clamp(min=1)
-        if self._clips_in_step:  # a pass over all gradients less
-            # Where torch.amp.GradScaler puts what a fused optimizer is to divide by.
-            self.adamw.grad_scale = scale  # type: ignore[attr-defined]
-        else:
-            for (
-                gradient
-            ) in gradients:  # not times its inverse: one of several models, or on a GPU, learns as it would alone here
-                gradient.div_(scale.to(gradient.device))
+        if not self._clips_in_step:
+            return clip_gradients(parameters, limit)
+        norm, scale = _norm_and_scale([p.grad for p in parameters if p.grad is not None], limit)
+        # A pass over all gradients less: where torch.amp.GradScaler puts what a fused optimizer is to divide by.
+        self.adamw.grad_scale = scale  # type: ignore[attr-defined]
         return float(norm)
 
     @property

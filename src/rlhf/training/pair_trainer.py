@@ -17,7 +17,8 @@ from rlhf.losses import chosen_nll, split_pairs
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import TokenScores
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
 from rlhf.training.optim import TrainedModule
@@ -45,9 +46,10 @@ class PairsTrainer(OfflineTrainer, Generic[ConfigT]):
         train_data: MapData | StreamData,
         eval_data: MapData | None = None,
         *,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, PairsConfig, policy=policy)
         super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
         self.policy = policy
         self.settings = config

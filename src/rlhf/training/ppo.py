@@ -32,7 +32,8 @@ from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience, at_last_tokens
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.online import OnlineTrainer
 from rlhf.training.optim import Optimizer, TrainedModule
@@ -65,9 +66,10 @@ class PPOTrainer(OnlineTrainer):
         reference: Reference,
         eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, PPOConfig, policy=policy, value_model=value_model)
         if value_model.is_shared != (config.value_model == "shared"):
             raise ConfigError(f"value_model is {config.value_model!r}, but the critic given is of the other kind.")
         super().__init__(

@@ -25,7 +25,8 @@ from rlhf.losses import (
 )
 from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import TrainedModule
@@ -57,9 +58,10 @@ class ProcessRewardModelTrainer(OfflineTrainer):
         train_data: MapData | StreamData,
         eval_data: MapData | None = None,
         *,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, ProcessRewardModelConfig, process_reward_model=model)
         if config.lm_coef and model.language_head is None:
             raise ConfigError(
                 "lm_coef needs the language head; make the model with from_policy(keep_language_head=True)."

@@ -20,7 +20,7 @@ from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.losses import segment_sum
 from rlhf.models.logprob_cache import LogprobCache, cache_folder, cache_key, group_digest, settle_path
 from rlhf.models.reference import Reference
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.optim import mixed_precision
 from rlhf.training.row_order import MapData
 
@@ -83,7 +83,11 @@ class ReferenceScores:
         return all(rows.ref_logprobs is not None for rows in self._sets.values())
 
     def ask(
-        self, reference: Reference, config: DPOConfig | KTOConfig, device: torch.device, log: RunLog | None = None
+        self,
+        reference: Reference,
+        config: DPOConfig | KTOConfig,
+        device: torch.device,
+        log: TrainingLogger | None = None,
     ) -> None:
         """Have the rows scored that were not yet; ``log`` is told where a file stood in for the reference, or could not."""
         missing = [rows for rows in self._sets.values() if rows.ref_logprobs is None]
@@ -92,7 +96,7 @@ class ReferenceScores:
         groups = [rows.data[i] for rows in missing for i in range(len(rows))]
         for group in groups:
             self.check(group)
-        said = self._scores(groups, reference, config, device, log or RunLog())
+        said = self._scores(groups, reference, config, device, log or TrainingLogger())
         for rows, part in zip(missing, said.split([len(rows) for rows in missing]), strict=True):
             rows.ref_logprobs = part.clone()
 
@@ -112,7 +116,7 @@ class ReferenceScores:
         reference: Reference,
         config: DPOConfig | KTOConfig,
         device: torch.device,
-        log: RunLog,
+        log: TrainingLogger,
     ) -> Tensor:
         """[rows, branches] nats, in the order of the rows."""
         digests = [group_digest(group) for group in groups]
@@ -136,7 +140,7 @@ def reference_logprobs(
     *,
     config: DPOConfig | KTOConfig,
     device: torch.device,
-    log: RunLog,
+    log: TrainingLogger,
 ) -> Tensor:
     """[M] log-probabilities of distinct rows, on the CPU: from a file, or asked for and kept in one.
 

@@ -29,7 +29,8 @@ from rlhf.losses import (
 from rlhf.models.learned import Kind, LearnedScalars
 from rlhf.models.reward import RewardModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import TrainResult
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
@@ -79,9 +80,10 @@ class RewardModelTrainer(OfflineTrainer):
         train_data: MapData | StreamData,
         eval_data: MapData | None = None,
         *,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, RewardModelConfig, reward_model=model)
         for data in (train_data, eval_data):
             if isinstance(data, MapData):
                 for place in range(len(data)):

@@ -14,7 +14,8 @@ from rlhf.data.pack import PackedBatch
 from rlhf.losses import dft_loss, label_smoothed_loss, nll_loss, token_mean
 from rlhf.models.policy import PolicyModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe
 from rlhf.training.neftune import noisy_embeddings, with_noise_seeds
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
@@ -45,9 +46,10 @@ class SFTTrainer(OfflineTrainer):
         train_data: MapData | StreamData,
         eval_data: MapData | None = None,
         *,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, SFTConfig, policy=policy)
         super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
         self.config: SFTConfig = config
         self.policy = policy

@@ -28,7 +28,8 @@ from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.log import RunLog
+from rlhf.training.input_types import check_inputs
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule
 from rlhf.training.policy_objective import policy_losses
@@ -65,9 +66,10 @@ class TRPOTrainer(PPOTrainer):
         reference: Reference,
         eval_prompts: Sequence[Prompt] = (),
         engine: RolloutEngine | None = None,
-        log: RunLog | None = None,
+        log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        check_inputs(config, TRPOConfig, policy=policy, value_model=value_model)
         disable_dropout(policy.model)
         super().__init__(
             policy,

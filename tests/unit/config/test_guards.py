@@ -5,13 +5,13 @@ import yaml
 from pydantic import BaseModel
 
 from rlhf.config import guards
-from rlhf.config.base import Config, apply_overrides
+from rlhf.config.base import BaseConfig, apply_overrides
 from rlhf.config.guards import GuardsConfig
 from rlhf.config.policy import PPOConfig
 from rlhf.config.sft import SFTConfig
 from rlhf.errors import ConfigError
 
-CLASSES = [c for c in vars(guards).values() if isinstance(c, type) and issubclass(c, BaseModel) and c is not Config]
+CLASSES = [c for c in vars(guards).values() if isinstance(c, type) and issubclass(c, BaseModel) and c is not BaseConfig]
 
 
 def read(text: str) -> GuardsConfig:

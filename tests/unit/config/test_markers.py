@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import Field
 
-from rlhf.config.base import Config, FunctionName, InputPath, Names, TextOrFile, _marker, named_things
+from rlhf.config.base import BaseConfig, FunctionName, InputPath, Names, TextOrFile, _marker, named_things
 from rlhf.config.recipe import stage_references
 from rlhf.config.schema import stage_classes
 
@@ -25,12 +25,12 @@ NAMES_NOTHING = {
 """Sounds like one and is none, and why."""
 
 
-def config_classes(found: type[Config]) -> Iterator[type[Config]]:
+def config_classes(found: type[BaseConfig]) -> Iterator[type[BaseConfig]]:
     """A class and all inside it."""
     yield found
     for field in found.model_fields.values():
         for leaf in leaves(field.annotation):
-            if isinstance(leaf, type) and issubclass(leaf, Config):
+            if isinstance(leaf, type) and issubclass(leaf, BaseConfig):
                 yield from config_classes(leaf)
 
 
@@ -42,7 +42,7 @@ def leaves(annotation: object) -> Iterator[object]:
         yield from leaves(arg)
 
 
-def owner(cls: type[Config], name: str) -> str:
+def owner(cls: type[BaseConfig], name: str) -> str:
     """The class that declares a field first."""
     return [base.__name__ for base in cls.__mro__ if name in vars(base).get("__annotations__", {})][-1]
 
@@ -101,12 +101,12 @@ def test_the_search_knows_the_settings_that_name_something():
     assert marked["FunctionRewardConfig.arguments"] is Names.TEXT_OR_FILE
 
 
-class Inner(Config):
+class Inner(BaseConfig):
     path: InputPath | None = None
     other: str = "stage:nothing"
 
 
-class Outer(Config):
+class Outer(BaseConfig):
     one: InputPath | list[InputPath]
     inner: Inner = Inner()
     many: list[Inner] = Field(default_factory=list)

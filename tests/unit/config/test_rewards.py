@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.config.rewards import RewardSpecs
 from rlhf.errors import ConfigError
 
 
-class Stage(Config):
+class Stage(BaseConfig):
     """What a recipe's stage looks like to these tests."""
 
     reward: RewardSpecs

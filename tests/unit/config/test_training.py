@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf.config import grpo_settings, policy, preference, sft, training
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.config.error_messages import TAG
 from tests.fixtures.settings import config_classes
 
@@ -19,7 +19,7 @@ def test_every_setting_is_explained_where_it_is_declared(cls):
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_config_class_is_strict_and_immutable(cls):
-    assert issubclass(cls, Config)
+    assert issubclass(cls, BaseConfig)
     assert cls.model_config["extra"] == "forbid"
     assert cls.model_config["frozen"]
 
@@ -43,7 +43,7 @@ def test_choices_are_the_keys_of_the_tables_that_serve_them():
     from rlhf.losses import AGGREGATIONS, KL_ESTIMATORS, PAIR_LOSSES
     from rlhf.training.trackers import TRACKERS
 
-    def choices(cls: type[Config], field: str) -> set[str]:
+    def choices(cls: type[BaseConfig], field: str) -> set[str]:
         return set(get_args(cls.model_fields[field].annotation))
 
     assert choices(preference.DPOConfig, "loss") == PAIR_LOSSES.keys()

@@ -17,6 +17,7 @@ from rlhf.feedback.agreement import (
     MIN_ITEMS,
     Labels,
     agreement_estimate,
+    calculate_fleiss_kappa,
     cohen_kappa,
     coincidences,
     contingencies,
@@ -225,3 +226,27 @@ def test_the_published_figures_of_pandalm(assets):
     table = coincidences(labels).sum(0)
     assert float(fleiss_kappa(table)) == pytest.approx(0.864175, abs=1e-6)
     assert float(krippendorff_alpha(table)) == pytest.approx(0.864221, abs=1e-6)
+
+
+def test_kappa_of_ratings_and_of_counts():
+    # P = (1/3 + 1) / 2 = 2/3; P_e = (1/3)^2 + (2/3)^2 = 5/9; kappa = (2/3 - 5/9) / (4/9) = 1/4
+    assert calculate_fleiss_kappa([["a", "a", "b"], ["b", "b", "b"]]) == pytest.approx(0.25)
+    assert calculate_fleiss_kappa(counts=[[2, 1], [0, 3]]) == pytest.approx(0.25)
+    assert calculate_fleiss_kappa([["a", "a"], ["b", "b"]]) == pytest.approx(1.0)
+    assert math.isnan(calculate_fleiss_kappa([["a", "a"], ["a", "a"]]))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"ratings": [["a", "a"], ["a"]]},
+        {"ratings": [["a"], ["b"]]},
+        {"ratings": []},
+        {"ratings": [["a", None], ["b", "b"]]},
+        {},
+        {"ratings": [["a", "a"]], "counts": [[2]]},
+    ],
+)
+def test_tables_that_have_no_kappa_are_refused(arguments):
+    with pytest.raises(DataError, match="ratings"):
+        calculate_fleiss_kappa(**arguments)

@@ -6,18 +6,18 @@ from itertools import pairwise, product
 import pytest
 
 from rlhf.errors import DataError
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES, AnnotationGuideline, overall_rating
+from rlhf.feedback.guidelines import STANDARD_GUIDELINES, AnnotationGuideline, overall_rating
 
 
 def test_the_overall_rating_weighs_dimensions():
-    assert {g.name: g.weight for g in DEFAULT_GUIDELINES} == {
+    assert {g.name: g.weight for g in STANDARD_GUIDELINES} == {
         "helpfulness": 1.0, "accuracy": 1.2, "harmlessness": 1.5, "coherence": 0.8,
     }  # fmt: skip
     assert overall_rating({"helpfulness": 5, "harmlessness": 1}) == pytest.approx((5 + 1.5) / 2.5)
 
 
 def test_completions_that_weigh_exactly_the_same_have_the_same_rating_over_the_whole_grid():
-    names = [guideline.name for guideline in DEFAULT_GUIDELINES]
+    names = [guideline.name for guideline in STANDARD_GUIDELINES]
     tenths = [10, 12, 15, 8]  # the weights in whole numbers, in which nothing is rounded
     of_sum = defaultdict(set)
     for given in product(range(1, 6), repeat=4):

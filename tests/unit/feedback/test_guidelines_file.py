@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.errors import ConfigError
 from rlhf.feedback.guidelines import (
-    DEFAULT_GUIDELINES,
+    STANDARD_GUIDELINES,
     AnnotationGuideline,
     Example,
     guidelines_of,
@@ -53,7 +53,7 @@ def test_yaml_and_json_say_the_same(tmp_path):
     assert read_guidelines(written(tmp_path, as_json, "guide.json")) == ASKED
 
 
-@pytest.mark.parametrize("guidelines", [ASKED, list(DEFAULT_GUIDELINES)])
+@pytest.mark.parametrize("guidelines", [ASKED, list(STANDARD_GUIDELINES)])
 def test_what_is_shown_can_be_read_again(guidelines, tmp_path):
     assert read_guidelines(written(tmp_path, guidelines_yaml(guidelines))) == guidelines
     assert read_guidelines(written(tmp_path, guidelines_json(guidelines), "guide.json")) == guidelines
@@ -99,7 +99,7 @@ def test_all_complaints_come_together_and_json_has_lines_too(tmp_path):
 
 def test_a_store_asks_for_what_it_was_told_and_keeps_what_is_rated(tmp_path):
     with PreferenceStore(tmp_path / "s.db") as store:
-        assert guidelines_of(store) == DEFAULT_GUIDELINES
+        assert guidelines_of(store) == STANDARD_GUIDELINES
         set_guidelines(store, ASKED)
         assert guidelines_of(store) == ASKED
         store.add_tasks([Task(id="t", kind=TaskKind.RATING, prompt="?", responses=[Response(text="x")])])

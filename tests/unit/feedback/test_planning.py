@@ -8,8 +8,9 @@ import pytest
 
 from rlhf.errors import ConfigError
 from rlhf.feedback.planning import (
-    annotation_cost,
+    DATASET_GUIDELINES,
     detectable_difference,
+    estimate_annotation_cost,
     judgments_for_accuracy,
     majority_accuracy,
     pairs_for_win_rate,
@@ -17,7 +18,7 @@ from rlhf.feedback.planning import (
 
 
 def test_costs_are_multiplied():
-    cost = annotation_cost(1000)
+    cost = estimate_annotation_cost(1000)
     assert (cost.comparisons, cost.annotation, cost.generation, cost.total) == (3000, 1500.0, 40.0, 1540.0)
 
 
@@ -84,4 +85,10 @@ def test_impossible_plans_are_refused():
     with pytest.raises(ConfigError, match=r"difference is 0\.6"):
         pairs_for_win_rate(0.6)
     with pytest.raises(ConfigError, match="at least one judgment"):
-        annotation_cost(10, judgments_per_pair=0)
+        estimate_annotation_cost(10, judgments_per_pair=0)
+
+
+def test_guidelines_of_size_rise_with_the_model():
+    for sizes in DATASET_GUIDELINES.values():
+        assert 0 < sizes.minimum < sizes.recommended < sizes.saturates
+    assert DATASET_GUIDELINES["7b"].recommended < DATASET_GUIDELINES["70b"].recommended

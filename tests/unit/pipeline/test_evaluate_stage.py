@@ -12,7 +12,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages import evaluate
 from rlhf.pipeline.stages.context import StageContext
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import tiny
 
 TREE = {"kind": "evaluate", "policy": "p", "baseline": "b", "prompts": "q", "judge": "rules"}
@@ -32,7 +32,7 @@ def folder(tmp_path_factory, tiny_tokenizer):
 
 
 def run(folder, tmp_path, **settings):
-    at = StageContext("compare", tmp_path, RunLog())
+    at = StageContext("compare", tmp_path, TrainingLogger())
     at.folder.mkdir()
     tree = {
         **TREE, "policy": str(folder / "grpo" / "model"), "baseline": str(folder / "sft" / "model"),

@@ -17,7 +17,7 @@ from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.evidence import called, judge_called, judge_texts, training_between, training_of
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.verdicts import independence_of
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.monitoring.guard_rules import OF_CHANGES, WATCHES
 from rlhf.training.monitoring.guards import Guards
 
@@ -93,7 +93,7 @@ def test_training_is_followed_from_the_policy_to_the_baseline_through_folders_of
     middle = made(tmp_path / "first", "warm", "grpo", model="stage:sft")
     policy = made(tmp_path / "second", "grpo", "grpo", model=str(middle))
     for run, stage in (("first", "warm"), ("second", "grpo")):
-        log = RunLog(tmp_path / run, stage=stage)
+        log = TrainingLogger(tmp_path / run, stage=stage)
         log.write("stage_start", key=stage)
         log.metrics(1, {"grpo/score_mean": 1.0, "grpo/eos_frac": 0.9})
     found, untraced = training_between(str(policy), str(base))

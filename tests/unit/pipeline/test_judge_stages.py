@@ -17,7 +17,7 @@ from rlhf.pipeline.stages.prm import run_prm
 from rlhf.pipeline.stages.reward import run_reward
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.types import TextCompletion
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import tiny
 
 PAIR = {"prompt": "q", "completion_a": "a cow", "completion_b": "a fox", "preference": "a", "confidence": 0.8}
@@ -50,7 +50,7 @@ def run(folder, tmp_path, stage, kind, *names, held_out=True, **settings):
     data = [str(folder / f"{name}.jsonl") for name in names]
     tree = {"model": str(folder / "base"), "data": data, "max_steps": 2, "learning_rate": 1e-3, **settings}
     tree |= {"eval_data": data} if held_out else {}
-    at = StageContext("judge", tmp_path, RunLog())
+    at = StageContext("judge", tmp_path, TrainingLogger())
     (tmp_path / "judge").mkdir()
     outcome = (
         run_reward(stage.of({"kind": kind, **tree}), at)

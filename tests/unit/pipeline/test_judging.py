@@ -24,7 +24,7 @@ from rlhf.pipeline.stages.judging import open_judge
 from rlhf.pipeline.stages.pass_at_k import run_pass_at_k
 from rlhf.rewards.factory import REWARDS
 from rlhf.rewards.learned import LearnedReward
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import tiny
 from tests.unit.rewards.helpers import HERE, samples
 from tests.unit.rewards.servers import lengths, serving
@@ -63,7 +63,7 @@ def judge_of(kind, folder, url):
 
 def opened(spec, tmp_path):
     stage = PassAtKStage.of({"kind": "pass_at_k", "policy": "p", "prompts": "q.jsonl", "judge": spec})
-    return open_judge(stage.judge, StageContext("z", tmp_path, RunLog()))
+    return open_judge(stage.judge, StageContext("z", tmp_path, TrainingLogger()))
 
 
 @pytest.mark.parametrize("weight", [1.0, -2.0])
@@ -88,7 +88,7 @@ def test_every_kind_of_reward_judges(kind, weight, folder, tmp_path):
 
 
 def test_stage_inputs_become_files_wherever_a_reward_names_them(tmp_path):
-    at = StageContext("z", tmp_path, RunLog())
+    at = StageContext("z", tmp_path, TrainingLogger())
     adapter = TypeAdapter(RewardSpec)
     ensemble = adapter.validate_python({"kind": "ensemble", "sources": ["stage:a", "models/b"]})
     assert resolved_reward(ensemble, at).sources == [str(tmp_path / "a" / "model"), "models/b"]
@@ -116,7 +116,7 @@ def test_a_verifier_without_its_column_names_the_sample(tmp_path):
 )
 def test_policies_are_measured_by_rewards_that_are_no_functions(folder, tmp_path, judge):
     (tmp_path / "z").mkdir()
-    at = StageContext("z", tmp_path, RunLog())
+    at = StageContext("z", tmp_path, TrainingLogger())
     common = {
         "policy": str(folder / "policy"), "baseline": str(folder / "policy"), "prompts": str(folder / "problems.jsonl"),
         "judge": judge, "sampling": {"max_new_tokens": 4},
@@ -175,7 +175,7 @@ def test_rollouts_are_judged_by_the_ids_that_were_sampled(folder, tiny_tokenizer
 def test_rollouts_that_are_too_long_for_the_judge_are_cut_counted_and_said(folder, tmp_path, tiny_tokenizer):
     rows = [*rollout_rows(tiny_tokenizer), *rollout_rows(tiny_tokenizer, prompt_tokens=600)]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    at = StageContext("z", tmp_path, RunLog())
+    at = StageContext("z", tmp_path, TrainingLogger())
     (tmp_path / "z").mkdir()
     run_evaluate(
         EvaluateStage.of(

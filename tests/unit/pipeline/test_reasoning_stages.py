@@ -60,11 +60,11 @@ def run(tmp_path_factory):
 def test_every_seed_holds_out_problems_of_its_own_unless_told_otherwise(tmp_path):
     from rlhf.pipeline.stages.context import StageContext
     from rlhf.pipeline.stages.reasoning import run_reasoning
-    from rlhf.training.log import RunLog
+    from rlhf.training.log import TrainingLogger
 
     def prompts(name, **settings):
         stage = ReasoningStage.of({**FEW, **settings})
-        run_reasoning(stage, StageContext(name, tmp_path, RunLog()))
+        run_reasoning(stage, StageContext(name, tmp_path, TrainingLogger()))
         found = {file: rows_of(tmp_path / name / f"{file}.jsonl") for file in ("test_prompts", "prompts")}
         return [[row["prompt"] for row in rows] for rows in found.values()]
 

@@ -147,3 +147,43 @@ def test_the_factory_remembers_the_tokenizer(tiny_llama, tiny_tokenizer, lexicon
     total = factory.combine({rules: 2.0, function: 1.0})
     assert total.score(*samples("Yes.")).scores == [2.0 * 1.0 + 4.0]
     assert isinstance(factory.build({"kind": "lexicon", "path": lexicon}), LexiconReward)
+
+
+@pytest.fixture
+def own_name():
+    yield "mine"
+    if "mine" in REWARDS.registered:
+        REWARDS.remove("mine")
+
+
+def test_the_table_builds_by_kind_and_settings():
+    assert isinstance(REWARDS.build("rules", target_words=3), RuleBasedReward)
+    assert isinstance(REWARDS.build("rules", weight=2.0), CompositeReward)
+    with pytest.raises(ConfigError, match="target_words"):
+        REWARDS.build("rules", target_words=0)
+    with pytest.raises(KeyError, match="rules"):
+        REWARDS.build("ruels")
+
+
+def test_a_registered_function_is_a_reward_of_this_process(own_name):
+    prompts, completions = samples("ab", "abcd")
+    REWARDS.register(own_name, lambda prompts, completions, factor=1, **_: [factor * len(c) for c in completions])
+    assert REWARDS.build(own_name, factor=3).score(prompts, completions).scores == [6, 12]
+    assert REWARDS.build(own_name, weight=-1.0).score(prompts, completions).scores == [-2, -4]
+    assert build_reward(own_name).name == own_name
+    REWARDS.register(own_name, f"{HERE}:length")
+    assert isinstance(REWARDS.build(own_name), FunctionReward)
+    with pytest.raises(ConfigError, match="'rules'"):
+        REWARDS.register("rules", len)
+    with pytest.raises(ConfigError, match="int"):
+        REWARDS.register(own_name, 3)
+
+
+def test_a_registered_class_makes_scorers(own_name):
+    REWARDS.register(own_name, RuleBasedReward)
+    assert REWARDS.build(own_name, target_words=5).target_words == 5
+    with pytest.raises(ConfigError, match="target_word"):
+        REWARDS.build(own_name, target_word=5)
+    REWARDS.register(own_name, dict)
+    with pytest.raises(ConfigError, match="dict"):
+        REWARDS.build(own_name)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf.errors import CheckpointError, ConfigError, TrainingError
-from rlhf.rollout.buffer import RolloutBuffer, RolloutGroup
+from rlhf.rollout.buffer import RolloutGroup, StalenessBuffer
 from rlhf.rollout.types import Completion
 
 
@@ -29,7 +29,7 @@ def group(number: int, *, version: int = 0, num_samples: int = 2) -> RolloutGrou
 
 
 def test_first_in_first_out():
-    buffer = RolloutBuffer(max_staleness=0)
+    buffer = StalenessBuffer(max_staleness=0)
     buffer.add([group(0), group(1)])
     buffer.add([group(2)])
     assert buffer.take(["p0", "p1"], weight_version=0) == [group(0).completions, group(1).completions]
@@ -38,7 +38,7 @@ def test_first_in_first_out():
 
 
 def test_nothing_older_than_allowed_is_given_out():
-    buffer = RolloutBuffer(max_staleness=1)
+    buffer = StalenessBuffer(max_staleness=1)
     buffer.add([group(0, version=3), group(1, version=4)])
     assert buffer.take(["p0"], weight_version=4), "one version behind"
     with pytest.raises(TrainingError, match=r"version 4 wait for a trainer at version 6.*1 behind"):
@@ -46,7 +46,7 @@ def test_nothing_older_than_allowed_is_given_out():
 
 
 def test_completions_of_other_prompts_than_asked_are_refused():
-    buffer = RolloutBuffer(max_staleness=1)
+    buffer = StalenessBuffer(max_staleness=1)
     buffer.add([group(0)])
     with pytest.raises(TrainingError, match=r"other prompts \(1, the first 'p0'\).*\(1, the first 'p1'\)"):
         buffer.take(["p1"], weight_version=0)
@@ -55,12 +55,12 @@ def test_completions_of_other_prompts_than_asked_are_refused():
 
 
 def test_a_restored_buffer_is_the_one_that_was_saved():
-    buffer = RolloutBuffer(max_staleness=0)
+    buffer = StalenessBuffer(max_staleness=0)
     buffer.add([group(0), group(1, num_samples=1)])
     file = io.BytesIO()
     torch.save(buffer.state_dict(), file)
     file.seek(0)
-    restored = RolloutBuffer(max_staleness=0)
+    restored = StalenessBuffer(max_staleness=0)
     restored.add([group(7)])
     restored.load_state_dict(torch.load(file, weights_only=True))
     assert list(restored) == list(buffer)
@@ -69,9 +69,9 @@ def test_a_restored_buffer_is_the_one_that_was_saved():
 @pytest.mark.parametrize("state", [[{"prompt_id": "p"}], [{"prompt_id": "p", "completions": []}], [3]])
 def test_another_state_is_refused(state):
     with pytest.raises(CheckpointError, match="not the state of a rollout buffer"):
-        RolloutBuffer(max_staleness=0).load_state_dict(state)
+        StalenessBuffer(max_staleness=0).load_state_dict(state)
 
 
 def test_a_negative_age_is_refused():
     with pytest.raises(ConfigError, match="max_staleness is -1"):
-        RolloutBuffer(max_staleness=-1)
+        StalenessBuffer(max_staleness=-1)

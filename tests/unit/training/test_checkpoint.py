@@ -16,7 +16,7 @@ from torch import nn
 
 from rlhf.errors import CheckpointError, ConfigError, StorageError
 from rlhf.training import checkpoint_folder
-from rlhf.training.checkpoint import CheckpointStore, load_weights
+from rlhf.training.checkpoint import CheckpointManager, load_weights
 from rlhf.training.checkpoint_folder import Snapshot
 from rlhf.training.checkpoint_names import step_of
 
@@ -29,22 +29,22 @@ def modules(value: float = 1.0) -> dict[str, nn.Module]:
     return {"policy": layer}
 
 
-def names(store: CheckpointStore) -> list[str]:
+def names(store: CheckpointManager) -> list[str]:
     return [path.name for path in store.paths()]
 
 
-def saved(store: CheckpointStore, step: int, value: float = 1.0) -> Path:
+def saved(store: CheckpointManager, step: int, value: float = 1.0) -> Path:
     store.save(step, modules(value), {"value": value})
     return next(path for path in reversed(store.paths()) if step_of(path) == step)
 
 
-def steps(store: CheckpointStore) -> list[int | None]:
+def steps(store: CheckpointManager) -> list[int | None]:
     return [step_of(path) for path in store.paths()]
 
 
 @pytest.fixture
 def store(tmp_path):
-    return CheckpointStore(tmp_path / "run", keep=2, identity={"seed": 1, "learning_rate": 1e-3})
+    return CheckpointManager(tmp_path / "run", keep=2, identity={"seed": 1, "learning_rate": 1e-3})
 
 
 def test_what_was_saved_comes_back(store):
@@ -99,7 +99,7 @@ def test_one_that_was_just_written_stays_even_where_later_steps_are_there(store)
 
 
 def test_multiples_of_keep_every_stay(tmp_path):
-    store = CheckpointStore(tmp_path, keep=1, keep_every=4)
+    store = CheckpointManager(tmp_path, keep=1, keep_every=4)
     for step in range(1, 11):
         store.save(step, modules(), {})
     assert steps(store) == [4, 8, 10]
@@ -107,8 +107,8 @@ def test_multiples_of_keep_every_stay(tmp_path):
 
 def test_the_best_stays_until_a_better_one_comes_also_over_a_restart(tmp_path):
     for step, best in ((1, True), (2, False), (3, False)):
-        CheckpointStore(tmp_path, keep=1).save(step, modules(), {}, best=best)
-    store = CheckpointStore(tmp_path, keep=1)
+        CheckpointManager(tmp_path, keep=1).save(step, modules(), {}, best=best)
+    store = CheckpointManager(tmp_path, keep=1)
     assert steps(store) == [1, 3]
     store.save(4, modules(), {}, best=True)
     store.save(5, modules(), {})
@@ -124,7 +124,7 @@ def test_a_checkpoint_can_be_asked_for_by_its_step(store):
 
 
 def test_going_back_to_a_step_removes_the_later_ones(tmp_path):
-    store = CheckpointStore(tmp_path, keep=5, identity={"seed": 1})
+    store = CheckpointManager(tmp_path, keep=5, identity={"seed": 1})
     for step in (2, 4, 6):
         store.save(step, modules(), {})
     store.discard_after(2)
@@ -135,7 +135,7 @@ def test_going_back_to_a_step_removes_the_later_ones(tmp_path):
 @pytest.mark.parametrize("arguments", [{"keep": 0}, {"keep_every": 0}])
 def test_a_store_that_keeps_nothing_is_refused(tmp_path, arguments):
     with pytest.raises(ConfigError, match=r"keep(_every)? of the checkpoints in .* is 0; it must be 1 or more"):
-        CheckpointStore(tmp_path, **arguments)
+        CheckpointManager(tmp_path, **arguments)
 
 
 # ------------------------------------------------------------------------------------------------------ in the background
@@ -144,7 +144,7 @@ def test_a_store_that_keeps_nothing_is_refused(tmp_path, arguments):
 def test_training_may_go_on_at_once_while_it_is_written(tmp_path, monkeypatch):
     go = threading.Event()
     monkeypatch.setattr(Snapshot, "write", waiting_for(go, Snapshot.write))
-    store = CheckpointStore(tmp_path, background=True)
+    store = CheckpointManager(tmp_path, background=True)
     module, state = modules(1.0), {"moments": [torch.ones(3)], "rows": [1, 2]}
     store.save(1, module, state)
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_a_second_save_waits_for_the_first_and_close_for_the_last(tmp_path, monk
         running.pop()
 
     monkeypatch.setattr(Snapshot, "write", watched)
-    store = CheckpointStore(tmp_path, keep=3, background=True)
+    store = CheckpointManager(tmp_path, keep=3, background=True)
     for step in (1, 2, 3):
         store.save(step, modules(step), {})
     store.close()
@@ -194,7 +194,7 @@ def test_a_second_save_waits_for_the_first_and_close_for_the_last(tmp_path, monk
 
 @pytest.mark.parametrize("call", ["save", "wait", "close", "load_latest"])
 def test_an_error_of_the_background_is_raised_as_itself_by_the_next_call(tmp_path, monkeypatch, call):
-    store = CheckpointStore(tmp_path, background=True)
+    store = CheckpointManager(tmp_path, background=True)
     store.save(1, modules(), {})
     store.wait()
     with monkeypatch.context() as patch:
@@ -218,7 +218,7 @@ def test_the_files_are_the_same_bits_in_the_background(tmp_path):
     shared = torch.arange(12.0)
     state = {"a": shared, "view": shared[3:7], "text": "x", "again": "x", "nested": [{"t": torch.ones(2, 3).T}]}
     for name, background in (("front", False), ("back", True)):
-        store = CheckpointStore(tmp_path / name, background=background)
+        store = CheckpointManager(tmp_path / name, background=background)
         store.save(7, modules(0.1), state)
         store.close()
     front, back = ({p.name: p.read_bytes() for p in (tmp_path / n).rglob("*.*")} for n in ("front", "back"))
@@ -370,7 +370,7 @@ def test_a_damaged_one_counts_for_nothing_and_goes_when_the_next_is_written(stor
     for step in (1, 2, 3):
         saved(store, step)
     flip_a_byte(store.folder / "checkpoint-00000003" / "state.pt")
-    resumed = CheckpointStore(store.folder, keep=2, identity=store.identity)
+    resumed = CheckpointManager(store.folder, keep=2, identity=store.identity)
     assert resumed.load_latest(warn=lambda _: None).step == 2
     assert steps(resumed) == [2, 3], "the run may end without another one, and somebody may want to look"
     resumed.save(3, modules(5.0), {})
@@ -437,15 +437,15 @@ def test_when_all_are_damaged_the_run_does_not_quietly_begin_anew(store):
 
 def test_a_checkpoint_of_a_run_with_other_settings_is_refused_and_says_which(store):
     store.save(1, modules(), {})
-    other = CheckpointStore(store.folder, identity={"seed": 2, "learning_rate": 1e-3})
+    other = CheckpointManager(store.folder, identity={"seed": 2, "learning_rate": 1e-3})
     with pytest.raises(CheckpointError, match=r"run with other settings: seed was 1 and is 2\. Go back to those"):
         other.load_latest()
 
 
 def test_settings_that_json_writes_differently_are_still_the_same(tmp_path):
     identity = {"betas": (0.9, 0.999), "epochs": 3.0}
-    CheckpointStore(tmp_path, identity=identity).save(1, modules(), {})
-    assert CheckpointStore(tmp_path, identity=identity).load_latest().step == 1
+    CheckpointManager(tmp_path, identity=identity).save(1, modules(), {})
+    assert CheckpointManager(tmp_path, identity=identity).load_latest().step == 1
 
 
 def test_what_a_killed_process_left_is_no_checkpoint_and_is_cleared_away(store):

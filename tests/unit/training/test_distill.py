@@ -14,7 +14,7 @@ from rlhf.models.reference import ReferenceModel
 from rlhf.models.score import padded_rows
 from rlhf.training.algorithm import Totals
 from rlhf.training.distill import DistillTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
 from tests.fixtures import tiny, toy
@@ -94,7 +94,7 @@ def test_the_student_comes_near_its_teacher():
 
 
 def test_nobody_scores_and_so_no_score_is_told(tmp_path):
-    log = RunLog(tmp_path, stage="run")
+    log = TrainingLogger(tmp_path, stage="run")
     trainer = toy.build_trainer("distill", log=log, held_out=True, rollouts=1)
     evaluation = trainer.train().evaluation
     told = {name for event in log.read("metrics") for name in event["metrics"]}

@@ -12,7 +12,7 @@ from rlhf.losses import segment_sum
 from rlhf.models.reference import ReferenceModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.dpo import DPOTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 
@@ -62,7 +62,7 @@ def test_the_first_loss_is_that_of_no_preference():
 
 
 def test_margins_grow_and_held_out_pairs_are_ranked_right():
-    log = RunLog()
+    log = TrainingLogger()
     config = DPOConfig(learning_rate=3e-3, epochs=3, batch_size=16)
     result = DPOTrainer(toy.build_policy(), config, toy.pairs(200), toy.pairs(40, seed=3), log=log).train()
     margins = [event["metrics"]["dpo/reward_margin"] for event in log.read("metrics")]

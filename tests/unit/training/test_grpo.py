@@ -11,7 +11,7 @@ from rlhf.losses import aggregate
 from rlhf.rewards.types import ScoreResult
 from rlhf.training.algorithm import Totals
 from rlhf.training.grpo import RLOOTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.policy_objective import policy_losses
 from tests.fixtures import toy
@@ -214,7 +214,7 @@ def test_a_prompt_whose_greedy_completion_has_no_score_is_left_out_with_an_alarm
         greedy = len(judge.asked) == 2
         return math.nan if greedy and prompt.id == judge.asked[0][2] else first_token(prompt, completion)
 
-    judge, log = Judging(verdict), RunLog()
+    judge, log = Judging(verdict), TrainingLogger()
     trainer = toy.build_trainer("remax", scorer=judge, log=log, prompts_per_rollout=6, max_unscored_frac=0.2)
     experience = trainer.collect(0, Metrics())
     ids = [group.columns["id"] for group in experience.groups]
@@ -298,7 +298,7 @@ def test_a_prompt_that_comes_again_in_a_later_round_says_something_else():
 
 
 def test_no_group_that_teaches_is_an_alarm_and_no_crash():
-    log = RunLog()
+    log = TrainingLogger()
     trainer = toy.build_trainer("dapo", scorer=toy.Constant(1.0), log=log, max_sampling_rounds=2, overlong=None)
     before = toy.weights_of(trainer)
     result = trainer.train()
@@ -324,7 +324,7 @@ def test_no_group_that_teaches_is_an_alarm_and_no_crash():
     ],
 )
 def test_equal_scores_are_told_in_the_words_of_what_is_compared(name, settings, words):
-    log = RunLog()
+    log = TrainingLogger()
     settings = {"kl": {"where": "none"}, "rollouts": 2, **settings}
     trainer = toy.build_trainer(name, scorer=toy.Constant(0.5), log=log, **settings)
     before = toy.weights_of(trainer)
@@ -335,7 +335,7 @@ def test_equal_scores_are_told_in_the_words_of_what_is_compared(name, settings, 
 
 
 def test_groups_that_agree_within_themselves_still_teach_where_all_are_compared():
-    log = RunLog()
+    log = TrainingLogger()
     judge = Judging(lambda p, c: float(p.id))
     settings = {"group_size": 3, "prompts_per_rollout": 4, "kl": {"where": "none"}}
     toy.build_trainer("reinforce_pp", scorer=judge, log=log, **settings).train()
@@ -380,7 +380,7 @@ FAMILY = ("grpo", *toy.GROUPS)
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_first_step_has_ratio_1_and_kl_0_and_clips_nothing(name):
-    log = RunLog()
+    log = TrainingLogger()
     toy.build_trainer(name, log=log, epochs_per_rollout=1, minibatch_size=12).train()
     assert log.read("alarm") == []
     (note,) = [event["message"] for event in log.read("note") if "Self-checks" in event["message"]]
@@ -396,7 +396,7 @@ def test_a_first_step_has_ratio_1_and_kl_0_and_clips_nothing(name):
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_dropout_left_on_is_found_whatever_the_ratio_in_use(name):
-    log = RunLog()
+    log = TrainingLogger()
     toy.build_trainer(name, log=log, dropout=0.5, rollouts=1).train()
     assert [m for event in log.read("alarm") if "first ratio" in (m := event["message"])]
 
@@ -404,7 +404,7 @@ def test_dropout_left_on_is_found_whatever_the_ratio_in_use(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*toy.GROUPS])
 def test_every_member_of_the_family_raises_the_reward(name):
-    log = RunLog()
+    log = TrainingLogger()
     size = (
         {"prompts_per_rollout": 32}
         if name in ("reinforce_pp", "remax")

@@ -14,7 +14,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, ReferenceModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.kto import KTOTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
@@ -113,7 +113,7 @@ def test_a_completion_that_does_not_fit_behind_another_prompt_is_cut():
 
 def test_a_running_point_is_the_average_of_earlier_steps():
     settings = {"reference_point": "running", "reference_point_decay": 0.5}
-    log = RunLog()
+    log = TrainingLogger()
     trainer = toy.build_trainer("kto", log=log, **settings, learning_rate=3e-3, epochs=6, beta=0.5)
     seen = []
     take = trainer.take_step
@@ -163,7 +163,7 @@ def test_rows_of_one_kind_alone_can_be_learned_from(label, settings):
     config = KTOConfig.of({"learning_rate": 1e-3, "batch_size": 6, "epochs": 1, **settings})
     policy = toy.build_policy()
     before = summed(policy, rows)
-    log = RunLog()
+    log = TrainingLogger()
     KTOTrainer(policy, config, rows, log=log).train()
     change = sum(summed(policy, rows)) - sum(before)
     assert change > 0 if label else change < 0
@@ -173,7 +173,7 @@ def test_rows_of_one_kind_alone_can_be_learned_from(label, settings):
 
 def test_good_completions_become_likelier_than_bad_ones():
     config = KTOConfig(learning_rate=3e-3, epochs=3, batch_size=16)
-    log = RunLog()
+    log = TrainingLogger()
     trainer = KTOTrainer(toy.build_policy(), config, toy.verdicts(200), toy.verdicts(40, seed=3), log=log)
     found = trainer.train().evaluation
     assert found["eval/accuracy"] > 0.85
@@ -258,7 +258,7 @@ def test_the_reference_may_be_another_policy():
 
 
 def test_a_row_without_a_finite_loss_is_found_though_one_row_has_no_reference_point():
-    log = RunLog(stage="kto")
+    log = TrainingLogger(stage="kto")
     trainer = toy.build_trainer("kto", log=log)
     loss = trainer.loss
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlhf.errors import MissingExtraError
 from rlhf.files import write_json, write_jsonl
-from rlhf.training.log import RunLog, append_jsonl, read_jsonl
+from rlhf.training.log import TrainingLogger, append_jsonl, read_jsonl
 from rlhf.training.progress import ProgressBar
 
 
@@ -19,7 +19,7 @@ def lines(path):
 
 
 def test_events_are_appended_one_object_a_line(tmp_path):
-    log = RunLog(tmp_path / "run", stage="sft")
+    log = TrainingLogger(tmp_path / "run", stage="sft")
     log.write("note", message="hällo")
     log.metrics(3, {"loss/train": 0.5})
     log.for_stage("ppo").alarm("[0.1, 0.2] is [bold]odd[/bold]", step=7, kl=2.0)
@@ -33,7 +33,7 @@ def test_events_are_appended_one_object_a_line(tmp_path):
 
 
 def test_numbers_that_were_not_measured_are_null(tmp_path):
-    log = RunLog(tmp_path, stage="s")
+    log = TrainingLogger(tmp_path, stage="s")
     log.metrics(1, {"a": math.nan, "b": -math.inf, "c": 1.0})
     log.write("note", table=[{"x": math.inf}, (math.nan, 2)])
     first, second = lines(tmp_path / "events.jsonl")
@@ -42,7 +42,7 @@ def test_numbers_that_were_not_measured_are_null(tmp_path):
 
 
 def test_without_a_folder_events_stay_in_memory():
-    log = RunLog(stage="s")
+    log = TrainingLogger(stage="s")
     log.metrics(1, {"a": 1.0})
     log.rollouts([{"step": 1}])
     log.sync()
@@ -51,7 +51,7 @@ def test_without_a_folder_events_stay_in_memory():
 
 
 def test_only_the_stages_own_events_of_a_kind_are_read(tmp_path):
-    log = RunLog(tmp_path, stage="sft")
+    log = TrainingLogger(tmp_path, stage="sft")
     log.metrics(1, {"a": 1.0})
     log.metrics(1, {"eval/a": 2.0}, event="eval")
     log.for_stage("ppo").metrics(1, {"a": 3.0})
@@ -59,9 +59,9 @@ def test_only_the_stages_own_events_of_a_kind_are_read(tmp_path):
 
 
 def test_going_back_forgets_what_came_after_and_nothing_else(tmp_path):
-    other = RunLog(tmp_path, stage="other")
+    other = TrainingLogger(tmp_path, stage="other")
     other.metrics(9, {"a": 1.0})
-    log = RunLog(tmp_path, stage="ppo")
+    log = TrainingLogger(tmp_path, stage="ppo")
     log.write("note", message="kept: it has no step")
     for step in (1, 2, 3):
         log.metrics(step, {"a": float(step)})
@@ -88,7 +88,7 @@ def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
 
 def test_people_see_alarms_and_progress_without_markup_getting_in_the_way(tmp_path):
     out = io.StringIO()
-    log = RunLog(tmp_path, console=Console(file=out, width=200), stage="ppo")
+    log = TrainingLogger(tmp_path, console=Console(file=out, width=200), stage="ppo")
     log.alarm("accuracy [0.9, 1.0] of [red] \x1b[1m")
     log.say("[bold]sft[/] done")
     assert out.getvalue() == "! accuracy [0.9, 1.0] of [red] \\x1b[1m\nsft done\n"
@@ -97,7 +97,7 @@ def test_people_see_alarms_and_progress_without_markup_getting_in_the_way(tmp_pa
 def test_half_a_character_is_written_as_jsons_escape_and_read_back(tmp_path):
     half = "\ud800 of a pair"
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    log = RunLog(tmp_path, console=Console(file=out, width=200), stage="ppo")
+    log = TrainingLogger(tmp_path, console=Console(file=out, width=200), stage="ppo")
     log.alarm(half, samples=[{"completion": half}])
     log.say(half)
     log.rollouts([{"step": 1, "completion": half}, {"step": 2, "completion": half}])
@@ -132,7 +132,7 @@ def test_off_a_terminal_progress_is_a_line_now_and_then(monkeypatch):
 def test_on_a_terminal_progress_is_a_bar():
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True)
-    with RunLog(console=console).progress("sft", 4) as bar:
+    with TrainingLogger(console=console).progress("sft", 4) as bar:
         for _ in range(4):
             bar.advance("loss 0.5 [/oops]")
         bar.bar.refresh()
@@ -150,7 +150,7 @@ def scalars(folder):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own, on import
 def test_scalars_arrive_in_tensorboard_and_a_resume_takes_back_what_will_come_again(tmp_path):
-    log = RunLog(tmp_path, stage="sft", log_to=["tensorboard"])
+    log = TrainingLogger(tmp_path, stage="sft", log_to=["tensorboard"])
     for step in (1, 2, 3):
         log.metrics(step, {"loss/train": float(step)})
     log.metrics(3, {"eval/loss": 9.0}, event="eval")
@@ -158,7 +158,7 @@ def test_scalars_arrive_in_tensorboard_and_a_resume_takes_back_what_will_come_ag
     folder = tmp_path / "tensorboard" / "sft"
     assert scalars(folder) == {"loss/train": [(1, 1.0), (2, 2.0), (3, 3.0)], "eval/loss": [(3, 9.0)]}
 
-    resumed = RunLog(tmp_path, stage="sft")
+    resumed = TrainingLogger(tmp_path, stage="sft")
     resumed.track(["tensorboard", "tensorboard"])
     resumed.go_back_to(1)
     resumed.metrics(2, {"loss/train": 20.0})
@@ -177,7 +177,7 @@ def test_services_are_told_the_run_the_metrics_and_the_end(package, tmp_path, mo
         finish=lambda: calls.append(("finish",)),
     )
     monkeypatch.setitem(sys.modules, package, fake)
-    log = RunLog(tmp_path / "quickstart", stage="ppo")
+    log = TrainingLogger(tmp_path / "quickstart", stage="ppo")
     log.track([package])
     assert calls == [], "nothing is opened before there is something to show"
     log.metrics(1, {"loss/train": 0.5})
@@ -196,4 +196,4 @@ def test_a_tracker_that_is_not_installed_names_its_extra(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "trackio", None)  # importing it raises ModuleNotFoundError
     with pytest.raises(MissingExtraError, match=r"pip install -e '.*\[track\]'"):
-        RunLog(log_to=["trackio"]).metrics(1, {"a": 1.0})
+        TrainingLogger(log_to=["trackio"]).metrics(1, {"a": 1.0})

@@ -7,7 +7,7 @@ import torch
 
 from rlhf.errors import CheckpointError, ConfigError, TrainingError
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
@@ -25,7 +25,7 @@ def test_totals_count_over_all_micro_batches():
 
 @pytest.mark.parametrize("name", toy.NAMES)
 def test_every_step_is_logged_once_with_what_happened(name):
-    log = RunLog()
+    log = TrainingLogger()
     result = build_trainer(name, log=log).train()
     events = log.read("metrics")
     assert [event["step"] for event in events] == list(range(1, result.steps + 1))
@@ -45,7 +45,7 @@ def test_the_metrics_have_the_promised_names():
         "grpo": "loss/policy loss/entropy loss/kl grpo/reward_mean grpo/reward_std grpo/advantage_mean grpo/ratio_mean",
     }
     for name, names in promised.items():
-        log = RunLog()
+        log = TrainingLogger()
         build_trainer(name, log=log).train()
         first = log.read("metrics")[0]["metrics"]
         assert set(names.split()) <= first.keys(), name
@@ -55,13 +55,13 @@ def test_the_metrics_have_the_promised_names():
     ("every", "steps"), [(None, [2, 4, 6]), (1, [1, 2, 3, 4, 5, 6]), (4, [4, 6]), (100, [6])], ids=str
 )
 def test_evaluations_come_on_schedule_and_at_the_end(every, steps):
-    log = RunLog()
+    log = TrainingLogger()
     build_trainer("sft", log=log, held_out=True, eval_every=every).train()
     assert [event["step"] for event in log.read("eval")] == steps
 
 
 def test_an_online_run_is_evaluated_between_its_phases():
-    log = RunLog()
+    log = TrainingLogger()
     build_trainer("ppo", log=log, held_out=True, rollouts=4, eval_every=6).train()  # 4 steps a phase
     assert [event["step"] for event in log.read("eval")] == [8, 12, 16]
 
@@ -78,7 +78,7 @@ def test_checkpoints_come_on_schedule_and_not_at_the_end(tmp_path):
 
 
 def test_a_limit_on_kl_ends_a_phase_and_keeps_the_schedule(tmp_path):
-    plain, short = RunLog(), RunLog()
+    plain, short = TrainingLogger(), TrainingLogger()
     build_trainer("ppo", log=plain, rollouts=3).train()
     result = build_trainer(
         "ppo", log=short, rollouts=3, stop_at_kl=1e-12, checkpoint_dir=tmp_path, save_every=3, keep_checkpoints=9
@@ -109,7 +109,7 @@ def contradicted(**settings):
 
 @pytest.mark.parametrize("ema", [None, 0.5])
 def test_the_weights_of_the_best_evaluation_are_the_result(ema):
-    log = RunLog()
+    log = TrainingLogger()
     trainer = contradicted(held_out=True, log=log, ema_decay=ema, early_stopping={"patience": None})
     result = trainer.train()
     losses = [event["metrics"]["eval/loss"] for event in log.read("eval")]
@@ -130,7 +130,7 @@ def test_the_last_weights_are_the_result_where_nothing_else_was_asked_for():
 
 
 def test_patience_ends_a_run_that_only_grows_worse():
-    log = RunLog()
+    log = TrainingLogger()
     result = contradicted(held_out=True, log=log, early_stopping={"patience": 2, "keep_best": False}).train()
     losses = [event["metrics"]["eval/loss"] for event in log.read("eval")]
     assert result.stopped_early
@@ -160,7 +160,7 @@ def test_early_stopping_needs_something_to_watch():
 
 @pytest.mark.parametrize("name", toy.NAMES)
 def test_a_loss_that_is_not_finite_stops_the_run_by_name_and_step(name):
-    trainer = build_trainer(name, log=RunLog(stage="my-stage"), max_nonfinite_steps=0)
+    trainer = build_trainer(name, log=TrainingLogger(stage="my-stage"), max_nonfinite_steps=0)
     real, calls = trainer.loss, []
 
     def broken(batch, totals, metrics):
@@ -190,7 +190,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_an_alarm_and_the_run_ends_as_i
     data = bytearray(newest.read_bytes())
     data[len(data) // 3] ^= 4
     newest.write_bytes(data)
-    log = RunLog()
+    log = TrainingLogger()
     resumed = build_trainer(
         "ppo", dropout=0.1, checkpoint_dir=tmp_path / "a", save_every=1, keep_checkpoints=3, log=log
     )
@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_an_alarm_and_the_run_ends_as_i
 
 def test_a_resumed_run_may_change_what_decides_nothing_and_not_the_rest(tmp_path):
     build_trainer("sft", checkpoint_dir=tmp_path, save_every=2).train()
-    log = RunLog()
+    log = TrainingLogger()
     build_trainer("sft", checkpoint_dir=tmp_path, log=log, save_every=3, microbatch_tokens=5).train()
     assert log.read("note")[0]["message"].startswith("Resumed from")
     with pytest.raises(CheckpointError, match=r"other settings: learning_rate was 0\.01 and is 0\.02"):
@@ -256,7 +256,7 @@ def test_a_run_in_bfloat16_goes_the_way_of_one_in_full(name):
 
 @pytest.mark.parametrize("name", [name for name in toy.NAMES if name != "trpo"])  # which refuses float16
 def test_a_run_in_float16_skips_some_steps_and_learns(name):
-    log = RunLog()
+    log = TrainingLogger()
     longer = {"rollouts": 5} if "rollouts" in toy.SHORT[name] else {"epochs": 6}
     trainer = build_trainer(name, autocast="float16", log=log, **longer)
     start = weights_of(trainer)

@@ -7,7 +7,7 @@ import torch
 
 from rlhf.config.policy import PPOConfig, TRPOConfig
 from rlhf.errors import ConfigError
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.lr_find import FACTOR, KL_OF_A_STEP, rate_by_kl, rate_by_loss
 from tests.fixtures import toy
 from tests.fixtures.toy import build_trainer, weights_of
@@ -18,7 +18,7 @@ MEASURABLE = [name for name in toy.NAMES if name != "trpo"]
 
 def trained(name, **settings):
     """Weights of every module, what was logged of each step, and the events of lr_find."""
-    log = RunLog()
+    log = TrainingLogger()
     if name == "vapo":
         settings["value_warmup_rollouts"] = 0
     trainer = build_trainer(name, log=log, dropout=0.2, ema_decay=0.9, **settings)
@@ -68,7 +68,13 @@ def test_a_resumed_run_keeps_the_rate_that_was_found(name, tmp_path):
         pass
 
     trainer = build_trainer(
-        name, log=RunLog(), dropout=0.2, ema_decay=0.9, lr_find="use", checkpoint_dir=tmp_path / "killed", save_every=2
+        name,
+        log=TrainingLogger(),
+        dropout=0.2,
+        ema_decay=0.9,
+        lr_find="use",
+        checkpoint_dir=tmp_path / "killed",
+        save_every=2,
     )
     step, taken = trainer.take_step, []
 

@@ -20,7 +20,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import build_reference
 from rlhf.rollout.local import LocalEngine
 from rlhf.training.grpo import GRPOTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.mismatch import probability_gap
 from tests.fixtures import toy
 from tests.fixtures.tiny import build_llama
@@ -61,7 +61,7 @@ def build_trainer(policy, sampler=None, log=None, **settings):
 
 
 def train(policy, sampler=None, **settings):
-    log = RunLog(stage="grpo")
+    log = TrainingLogger(stage="grpo")
     trainer = build_trainer(policy, sampler, log, **settings)
     try:
         trainer.train()

@@ -16,7 +16,7 @@ from rlhf.losses import segment_sum
 from rlhf.rewards.types import ScoreResult
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.stopping import completion_texts
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.online import OnlineTrainer
 from rlhf.training.ppo import PPOTrainer
@@ -28,7 +28,7 @@ ONLINE = ("ppo", "grpo")
 @pytest.mark.parametrize("name", ONLINE)
 @pytest.mark.parametrize("kind", ["none", "bfloat16"])
 def test_at_the_first_step_of_every_rollout_the_ratio_is_1(name, kind):
-    log = RunLog()
+    log = TrainingLogger()
     # one step to a rollout: every step is a first one
     size = 6 if name == "ppo" else 12
     toy.build_trainer(
@@ -119,7 +119,7 @@ def test_every_trainer_learns_where_a_rollout_is_one_step_in_half_precision(name
 
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 def test_samples_beside_an_alarm_about_the_kl_say_how_far_they_are(autocast, tmp_path):
-    log = RunLog(tmp_path, stage="grpo")
+    log = TrainingLogger(tmp_path, stage="grpo")
     toy.build_trainer("grpo", log=log, **ONE_STEP, autocast=autocast, guards={"kl": {"limit": 1e-9}}).train()
     found = [sample for alarm in log.read("alarm") if alarm["guard"] == "kl" for sample in alarm["samples"]]
     assert found
@@ -132,7 +132,7 @@ def test_samples_beside_an_alarm_about_the_kl_say_how_far_they_are(autocast, tmp
 
 @pytest.mark.parametrize(("every", "rollouts"), [(1, [0, 1, 2, 3]), (3, [0, 3]), (None, [0])])
 def test_a_kl_without_weight_is_measured_as_often_as_wanted(every, rollouts, tmp_path):
-    log = RunLog(tmp_path, stage="grpo")
+    log = TrainingLogger(tmp_path, stage="grpo")
     trainer = toy.build_trainer("grpo", log=log, **ONE_STEP, kl={"where": "none", "measure_every": every})
     asked = count_calls(trainer.reference, "logprobs")
     trainer.train()
@@ -152,7 +152,7 @@ def test_a_kl_with_a_weight_is_measured_in_every_rollout():
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_the_reward_rises(name):
-    log = RunLog()
+    log = TrainingLogger()
     settings = {"ppo": {"kl": {"coef": 0.01}}, "grpo": {"group_size": 4, "kl": {"coef": 0.01}}}[name]
     toy.build_trainer(
         name, log=log, rollouts=30, prompts_per_rollout=32, minibatch_size=32, learning_rate=2e-2, **settings
@@ -165,7 +165,7 @@ def test_the_reward_rises(name):
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_a_constant_reward_with_a_penalty_pulls_back_to_the_reference(name):
-    log = RunLog()
+    log = TrainingLogger()
     where = {"ppo": {"where": "reward", "estimator": "k1"}, "grpo": {"where": "loss", "estimator": "k3"}}[name]
     trainer = toy.build_trainer(
         name, log=log, scorer=toy.Constant(1.0), rollouts=25, prompts_per_rollout=16, learning_rate=3e-3,
@@ -179,7 +179,7 @@ def test_a_constant_reward_with_a_penalty_pulls_back_to_the_reference(name):
 
 
 def test_rollouts_are_written_with_the_step_they_led_to(tmp_path):
-    trainer = toy.build_trainer("ppo", log=RunLog(tmp_path, stage="ppo"), rollouts=3)
+    trainer = toy.build_trainer("ppo", log=TrainingLogger(tmp_path, stage="ppo"), rollouts=3)
     trainer.train()
     rows = [json.loads(line) for line in (tmp_path / "ppo" / "rollouts.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1] * 6 + [5] * 6 + [9] * 6
@@ -234,7 +234,7 @@ def test_scores_are_shaped_before_they_are_rewards():
 
 
 def test_the_adaptive_weight_follows_the_kl_and_is_what_the_next_rollout_uses():
-    log = RunLog()
+    log = TrainingLogger()
     trainer = toy.build_trainer("ppo", log=log, rollouts=4, kl={"coef": 0.1, "target": 5.0, "horizon": 60})
     trainer.train()
     coefs = [e["metrics"]["ppo/kl_coef"] for e in log.read("metrics") if "ppo/kl_coef" in e["metrics"]]
@@ -247,7 +247,7 @@ def test_the_adaptive_weight_follows_the_kl_and_is_what_the_next_rollout_uses():
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
 def test_a_rollout_has_one_weight_in_its_loss_in_its_reward_and_in_the_log(where, monkeypatch):
-    log, used = RunLog(), []
+    log, used = TrainingLogger(), []
     kl = {"coef": 0.1, "target": 100.0, "horizon": 10_000, "controller": "doubling", "where": where, "estimator": "k3"}
     trainer = toy.build_trainer("grpo", log=log, rollouts=3, kl={**kl, "horizon": 10_000})
     real = trainer.loss
@@ -261,7 +261,7 @@ def test_a_rollout_has_one_weight_in_its_loss_in_its_reward_and_in_the_log(where
 
 def test_a_plain_gradient_that_takes_several_steps_on_a_rollout_is_told():
     def alarms(name: str, **settings) -> list[str]:
-        log = RunLog()
+        log = TrainingLogger()
         toy.build_trainer(name, log=log, rollouts=2, **settings).train()
         return [event["message"] for event in log.read("alarm") if event["guard"] == "off_policy"]
 
@@ -273,7 +273,7 @@ def test_a_plain_gradient_that_takes_several_steps_on_a_rollout_is_told():
 
 
 def test_bounds_that_leave_nothing_of_a_rollout_are_told():
-    log = RunLog()
+    log = TrainingLogger()
     settings = {"sampling": {"max_new_tokens": 5, "top_k": 2}, "importance": {"bound": "mask", "low": 0.9}}
     trainer = toy.build_trainer("grpo", log=log, **settings)
     experience = trainer.collect(0, Metrics())
@@ -404,7 +404,7 @@ def test_a_sampler_in_this_process_that_goes_wrong_later_is_found(autocast, shif
 
     monkeypatch.setattr(LocalEngine, "generate", wrong_from_the_second_on)
     monkeypatch.setattr("rlhf.training.online.CHECKED_EVERY", 2)
-    log = RunLog()
+    log = TrainingLogger()
     toy.build_trainer("grpo", **{**ONE_STEP, "rollouts": 5}, autocast=autocast, log=log).train()
     alarms = [event for event in log.read("alarm") if event["guard"] == "engine"]
     assert [event["step"] for event in alarms] == [3, 5]
@@ -417,7 +417,7 @@ def test_an_engine_that_samples_from_another_model_raises_an_alarm_in_every_roll
             groups = super().generate(*args, **kwargs)
             return [[replace(c, logprobs=[x - 0.01 for x in c.logprobs]) for c in group] for group in groups]
 
-    log = RunLog()
+    log = TrainingLogger()
     trainer = with_engine(Elsewhere, log=log, rollouts=3)
     trainer.train()
     assert [event["step"] for event in log.read("alarm")] == [1, 5, 9]
@@ -467,7 +467,7 @@ def test_a_completion_near_the_limit_loses_a_part_of_its_score():
 )
 @pytest.mark.parametrize("name", ONLINE)
 def test_a_recipe_chooses_who_adapts_the_weight(name, settings, weights):
-    log = RunLog()
+    log = TrainingLogger()
     toy.build_trainer(
         name, log=log, rollouts=4, kl={"coef": 0.1, "target": None, "horizon": 10_000, **settings}
     ).train()
@@ -478,7 +478,7 @@ def test_a_recipe_chooses_who_adapts_the_weight(name, settings, weights):
 @pytest.mark.parametrize("policy_loss", ["clip", "sequence_token", "cispo", "sapo", "reinforce"])
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
 def test_ppo_takes_every_policy_loss_and_aggregation(policy_loss, aggregation):
-    log = RunLog()
+    log = TrainingLogger()
     settings = {"policy_loss": policy_loss, "aggregation": aggregation}
     trainer = toy.build_trainer("ppo", log=log, rollouts=1, epochs_per_rollout=1, minibatch_size=6, **settings)
     before = toy.weights_of(trainer)
@@ -491,7 +491,7 @@ def test_ppo_takes_every_policy_loss_and_aggregation(policy_loss, aggregation):
 
 def test_where_nobody_judges_scores_are_0_and_no_alarm_is_raised():
     base = toy.build_trainer("ppo")
-    log = RunLog()
+    log = TrainingLogger()
     trainer = PPOTrainer(
         base.policy, base.value_model, base.settings, base.prompts, None, reference=base.reference, log=log
     )
@@ -507,7 +507,7 @@ def test_equal_scores_of_one_prompt_teach_a_critic_and_raise_no_alarm():
         def score(self, prompts, completions):
             return ScoreResult([float(prompt.id) for prompt in prompts])
 
-    log = RunLog()
+    log = TrainingLogger()
     settings = {"group_size": 2, "prompts_per_rollout": 3, "rollouts": 1}
     toy.build_trainer("ppo", scorer=ByPrompt(), log=log, **settings).train()
     assert log.read("alarm") == []

@@ -11,7 +11,7 @@ from rlhf.errors import ConfigError
 from rlhf.losses import segment_sum
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
 from rlhf.training.online_dpo import best_and_worst
@@ -53,7 +53,7 @@ def test_where_all_scores_are_equal_the_rollout_stays_and_teaches_nothing():
     pairs = best_and_worst(experience([1.0] * 6))
     assert len(pairs.groups) == 2
     assert pairs.columns["teaches"].tolist() == [0.0] * 4
-    log = RunLog()
+    log = TrainingLogger()
     trainer = toy.build_trainer("online_dpo", scorer=toy.Constant(1.0), log=log, rollouts=1)
     before = toy.weights_of(trainer)
     metrics = Metrics()
@@ -117,7 +117,7 @@ def test_only_the_policy_changes():
 
 
 def test_the_policy_gets_better():
-    log = RunLog()
+    log = TrainingLogger()
     trainer = toy.build_trainer(
         "online_dpo", log=log, rollouts=10, prompts_per_rollout=32, group_size=2, minibatch_size=32,
         learning_rate=1e-2, epochs_per_rollout=1, beta=0.1,

@@ -9,7 +9,7 @@ from rlhf.losses import kl_k1
 from rlhf.models.value import ValueModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import at_last_tokens
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
 from rlhf.training.ppo import PPOTrainer, VAPOTrainer
@@ -143,7 +143,7 @@ def test_whitened_rewards_keep_their_mean_and_what_is_reported_is_what_was_earne
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_critic_learns_to_expect_what_comes(shared):
-    log = RunLog()
+    log = TrainingLogger()
     trainer = toy.build_trainer(
         "ppo", log=log, shared_value=shared, rollouts=15, prompts_per_rollout=16, minibatch_size=16,
         learning_rate=1e-5 if not shared else 1e-3, value_learning_rate=2e-2, clip_value=None, value_coef=1.0,
@@ -180,7 +180,7 @@ def test_the_critic_must_be_of_the_kind_that_was_asked_for():
 def test_the_entropy_bonus_keeps_the_policy_from_growing_sure():
     entropies = []
     for coef in (0.0, 0.5):
-        log = RunLog()
+        log = TrainingLogger()
         toy.build_trainer(
             "ppo", log=log, rollouts=20, prompts_per_rollout=16, minibatch_size=16, learning_rate=2e-2,
             entropy_coef=coef, kl={"where": "none"},
@@ -243,7 +243,7 @@ def test_in_the_warm_up_the_critic_learns_and_the_policy_keeps_its_bits(shared, 
 
 def test_a_warm_up_ends_no_phase_early():
     trainer = toy.build_trainer("ppo", stop_at_kl=1e-12, value_warmup_rollouts=1)
-    log = RunLog()
+    log = TrainingLogger()
     trainer.log = log
     trainer.train()
     steps = [e["step"] for e in log.read("metrics")]
@@ -312,7 +312,7 @@ def test_vapo_is_ppo_with_the_settings_of_its_paper():
 
 
 def test_vapo_learns_once_its_critic_is_warm():
-    log = RunLog()
+    log = TrainingLogger()
     trainer = toy.build_trainer(
         "vapo", log=log, rollouts=8, value_warmup_rollouts=2, prompts_per_rollout=32, group_size=2, minibatch_size=32,
         learning_rate=2e-2, value_learning_rate=2e-2, epochs_per_rollout=2, length_adaptive_alpha=2.0,

@@ -12,7 +12,7 @@ from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, DataError
 from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.process_reward import ProcessRewardModelTrainer
 from tests.fixtures import toy
@@ -127,7 +127,7 @@ def test_it_learns_steps_from_judgments_of_whole_solutions():
 
 def test_pairs_without_steps_are_told_once():
     def alarms(separator: str) -> list[str]:
-        log = RunLog()
+        log = TrainingLogger()
         toy.build_trainer("prm", loss="pairs", step_separator=separator, log=log).train()
         return [event["message"] for event in log.read("alarm")]
 

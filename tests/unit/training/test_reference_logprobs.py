@@ -13,7 +13,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import ReferenceModel
 from rlhf.training.dpo import DPOTrainer
 from rlhf.training.kto import KTOTrainer
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
 
@@ -176,7 +176,7 @@ def test_kto_asks_once_for_runs_of_any_reference_point(tmp_path, point):
 def test_it_is_said_when_a_file_stands_in_and_when_one_is_damaged(tmp_path):
     def lines(run):
         console = Console(file=io.StringIO(), width=400)
-        trainer = dpo(tmp_path, log=RunLog(console=console))
+        trainer = dpo(tmp_path, log=TrainingLogger(console=console))
         said = asked(trainer)[1]
         return console.file.getvalue().splitlines(), said
 

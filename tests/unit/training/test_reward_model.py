@@ -11,7 +11,7 @@ from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, DataError
 from rlhf.models.reward import RewardModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.reward_model import RewardModelTrainer
 from tests.fixtures import toy
@@ -77,7 +77,7 @@ def test_an_ensemble_learns_as_its_members_would_alone():
 
 
 def test_each_member_reports_its_own_gradient():
-    log = RunLog()
+    log = TrainingLogger()
     toy.build_trainer("reward", num_models=2, log=log).train()
     metrics = log.read("metrics")[0]["metrics"]
     assert math.hypot(metrics["grad_norm/member-0"], metrics["grad_norm/member-1"]) == pytest.approx(

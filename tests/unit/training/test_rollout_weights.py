@@ -11,7 +11,7 @@ from rlhf.config.policy import ImportanceConfig, PPOConfig
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.rollout import int8
 from rlhf.rollout.local import LocalEngine
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
 
 WATCHED = {"kind": "local", "weights": "int8", "mismatch": {"warn_at": 0.05, "stop_at": 0.1}}
@@ -47,7 +47,7 @@ def test_a_copy_in_the_type_that_products_have_anyway_is_refused():
     assert GRPOConfig.of({"engine": WATCHED, "autocast": "bfloat16"})
 
 
-def metrics_of(log: RunLog) -> list[dict[str, float]]:
+def metrics_of(log: TrainingLogger) -> list[dict[str, float]]:
     return [
         e["metrics"]
         for e in log.read("metrics")
@@ -56,7 +56,7 @@ def metrics_of(log: RunLog) -> list[dict[str, float]]:
 
 
 def run(engine, **settings):
-    log = RunLog(stage="grpo")
+    log = TrainingLogger(stage="grpo")
     trainer = toy.build_trainer("grpo", log=log, engine=engine, rollouts=3, learning_rate=3e-2, **settings)
     trainer.train()
     return trainer, metrics_of(log)

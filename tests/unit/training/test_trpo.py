@@ -13,7 +13,7 @@ from rlhf.models.divergence import teacher_divergence
 from rlhf.models.score import padded_rows
 from rlhf.models.value import ValueModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
 from rlhf.training.trpo import TrustRegion, _twice_differentiated
@@ -233,7 +233,7 @@ def test_while_the_critic_is_warmed_up_the_policy_takes_no_step():
 
 
 def test_the_policy_gets_better():
-    log = RunLog()
+    log = TrainingLogger()
     trainer = toy.build_trainer(
         "trpo", log=log, rollouts=6, prompts_per_rollout=32, minibatch_size=32, max_kl=0.3, epochs_per_rollout=4,
         kl={"where": "none"}, value_learning_rate=1e-2,
@@ -265,7 +265,7 @@ def test_dropout_is_off_for_good():
 
 
 def test_what_is_told_is_the_critics_learning_rate_and_no_number_that_is_always_the_same():
-    log = RunLog()
+    log = TrainingLogger()
     toy.build_trainer("trpo", log=log, value_learning_rate=3e-3, learning_rate=1e-4, warmup_frac=0.0).train()
     found = [event["metrics"] for event in log.read("metrics")]
     for metrics in found:

@@ -15,7 +15,7 @@ from pydantic import Field
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.errors import DataError
 from rlhf.feedback.store.engine import reading, wait_for_turn, write
 from rlhf.feedback.store.tables import (
@@ -33,7 +33,7 @@ from rlhf.feedback.store.values import TaskKind
 from rlhf.seeds import derive_seed
 
 
-class AssignmentRules(Config):
+class AssignmentRules(BaseConfig):
     """How tasks are handed out."""
 
     overlap: int = Field(1, ge=1)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, aliased
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES
+from rlhf.feedback.guidelines import STANDARD_GUIDELINES
 from rlhf.feedback.store.assign import (
     AssignmentRules,
     Skipped,
@@ -443,7 +443,7 @@ class PreferenceStore:
         """What a rating may name: the dimensions that the page asks for."""
         row = session.get(SettingRow, GUIDELINES)
         if row is None or not row.value:
-            return [guideline.name for guideline in DEFAULT_GUIDELINES]
+            return [guideline.name for guideline in STANDARD_GUIDELINES]
         return [str(guideline["name"]) for guideline in row.value]
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from sqlalchemy.engine import Engine
 
-from rlhf.config.base import Config
+from rlhf.config.base import BaseConfig
 from rlhf.errors import ConfigError, StorageError
 from rlhf.feedback.store import access
 from rlhf.feedback.store.engine import close_to_others, place_of
@@ -27,7 +27,7 @@ DEFAULT_KEY_FILE = "rlhf-annotation.key"
 """In the current folder, for a store that is no file; the store knows its fingerprint and refuses another."""
 
 
-class WebSettings(Config):
+class WebSettings(BaseConfig):
     """How a labeling server behaves."""
 
     host: str = "127.0.0.1"

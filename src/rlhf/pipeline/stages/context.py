@@ -15,7 +15,7 @@ from rlhf.config.recipe import STAGE
 from rlhf.config.rewards import RewardSpec
 from rlhf.config.stages import BY_KIND
 from rlhf.errors import DataError, RLHFError
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StageContext:
 
     name: str
     run_dir: Path
-    log: RunLog
+    log: TrainingLogger
 
     @property
     def folder(self) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import TrainingError
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.monitoring.guards import Alarm, Guards, gravest, repetition, worst_samples
 
 SHOWN = 3
@@ -30,7 +30,7 @@ class Watch:
         tokenizer: Turns the samples that raised an alarm back into text.
     """
 
-    def __init__(self, config: TrainConfig, log: RunLog, *, name: str, algorithm: str, tokenizer: Any) -> None:
+    def __init__(self, config: TrainConfig, log: TrainingLogger, *, name: str, algorithm: str, tokenizer: Any) -> None:
         self.config = config
         self.log = log
         self.name = name

@@ -37,7 +37,7 @@ class Alarm:
     evidence: Evidence | None = None
 
     def fields(self) -> dict[str, Any]:
-        """For ``RunLog.alarm``, beside message and step."""
+        """For ``TrainingLogger.alarm``, beside message and step."""
         return {
             "guard": self.guard,
             "metric": self.metric,

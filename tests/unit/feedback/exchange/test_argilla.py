@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from rlhf.errors import DataError
 from rlhf.feedback.exchange import detect, read_as
 from rlhf.feedback.exchange.argilla import write_argilla
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES
+from rlhf.feedback.guidelines import STANDARD_GUIDELINES
 from rlhf.feedback.items import Item, Said
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from tests.unit.feedback.strategies import items
@@ -22,7 +22,7 @@ PAIR = Task(id="t", kind=TaskKind.PAIRWISE, prompt="q", responses=[Response(text
 
 def test_a_record_and_its_settings_have_the_shapes_argilla_reads(tmp_path):
     said = [Said(annotator="ann", value={"preference": "b"}, comment="why")]
-    write_argilla(tmp_path / "set", [Item(task=PAIR, said=said)], DEFAULT_GUIDELINES, overlap=3)
+    write_argilla(tmp_path / "set", [Item(task=PAIR, said=said)], STANDARD_GUIDELINES, overlap=3)
     (record,) = json.loads((tmp_path / "set/records.json").read_text())
     user = record["responses"]["preference"][0]["user_id"]
     assert record["fields"] == {"prompt": "q", "completion_1": "x", "completion_2": "y"}
@@ -43,7 +43,7 @@ def test_a_record_and_its_settings_have_the_shapes_argilla_reads(tmp_path):
 @QUICK
 @given(item=items())
 def test_what_goes_to_argilla_comes_back_as_it_was(item, tmp_path):
-    write_argilla(tmp_path / "set", [item], DEFAULT_GUIDELINES)
+    write_argilla(tmp_path / "set", [item], STANDARD_GUIDELINES)
     assert detect(tmp_path / "set") == "argilla"
     assert plain(read_as("argilla", tmp_path / "set").items) == plain([item])
 
@@ -81,13 +81,13 @@ def test_rankings_are_read_as_the_sdk_and_as_the_wire_has_them(ranking, ranks, t
 def test_what_can_not_be_one_data_set_or_one_record_is_named(tmp_path):
     binary = Task(id="b", kind=TaskKind.BINARY, prompt="q", responses=[Response(text="x")])
     with pytest.raises(DataError, match="these tasks are of binary, pairwise"):
-        write_argilla(tmp_path / "a", [Item(task=PAIR), Item(task=binary)], DEFAULT_GUIDELINES)
+        write_argilla(tmp_path / "a", [Item(task=PAIR), Item(task=binary)], STANDARD_GUIDELINES)
     rankings = [
         Item(task=Task(id=t, kind=TaskKind.RANKING, prompt="q", responses=[Response(text=c) for c in t]))
         for t in ("xy", "xyz")
     ]
     with pytest.raises(DataError, match="these have 2, 3 completions"):
-        write_argilla(tmp_path / "b", rankings, DEFAULT_GUIDELINES)
+        write_argilla(tmp_path / "b", rankings, STANDARD_GUIDELINES)
     (tmp_path / "records.json").write_text(json.dumps([{"id": "1", "fields": {"prompt": "q"}, "responses": {}}]))
     with pytest.raises(DataError, match="row 1: no completion among the fields 'prompt'"):
         read_as("argilla", tmp_path)

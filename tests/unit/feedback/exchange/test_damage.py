@@ -14,7 +14,7 @@ from rlhf.errors import DataError
 from rlhf.feedback.exchange import FORMATS, read_as
 from rlhf.feedback.exchange.argilla import write_argilla
 from rlhf.feedback.exchange.label_studio import write_label_studio
-from rlhf.feedback.guidelines import DEFAULT_GUIDELINES
+from rlhf.feedback.guidelines import STANDARD_GUIDELINES
 from rlhf.feedback.rows import rows_of
 from rlhf.feedback.tasks import read_items
 from tests.unit.feedback.exchange.test_dialogues import HH, OPENAI
@@ -96,7 +96,7 @@ def test_a_damaged_file_of_label_studio_is_read_or_refused(item, data, tmp_path)
 @SAVAGE
 @given(item=items(judged=True), data=st.data())
 def test_a_damaged_file_of_argilla_is_read_or_refused(item, data, tmp_path):
-    write_argilla(tmp_path, [item], DEFAULT_GUIDELINES)
+    write_argilla(tmp_path, [item], STANDARD_GUIDELINES)
     (tmp_path / "records.json").write_text(
         json.dumps(damaged(data, json.loads((tmp_path / "records.json").read_text())))
     )

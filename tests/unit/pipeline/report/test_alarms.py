@@ -15,16 +15,16 @@ from rlhf.pipeline.report import write_report
 from rlhf.pipeline.report.alarms import GUARDS, MAX_SAMPLES, SHOWN, alarm_views
 from rlhf.pipeline.report.data import read_run
 from rlhf.pipeline.report.page import SECTIONS, render
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from rlhf.training.monitoring.guards import Guards
 
 SAMPLE = {"prompt": "Where is Cuba?", "completion": "Canada Canada Canada.", "score": 2.5, "kl": 34.5, "length": 12}
 ATTACK = "</details></main><script>alert(1)</script>"
 
 
-def log_of(folder: Path) -> RunLog:
+def log_of(folder: Path) -> TrainingLogger:
     folder.mkdir(parents=True, exist_ok=True)
-    return RunLog(folder).for_stage("ppo")
+    return TrainingLogger(folder).for_stage("ppo")
 
 
 def page(folder: Path) -> str:

@@ -26,7 +26,7 @@ from rlhf.pipeline.report.page import render
 from rlhf.pipeline.report.plots import Panel
 from rlhf.pipeline.report.views import stage_curves
 from rlhf.pipeline.report.words import codes, headline
-from rlhf.training.log import RunLog
+from rlhf.training.log import TrainingLogger
 from tests.fixtures.run_folder import AFTER, made_up_evaluation, write_run
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -249,7 +249,7 @@ def test_an_empty_folder_gives_a_report_that_says_so(tmp_path):
 
 def test_a_run_without_an_evaluation_says_what_it_did(tmp_path):
     (tmp_path / "recipe.yaml").write_text("name: judge\nstages: {judge: {kind: reward}}\n")
-    log = RunLog(tmp_path, stage="judge")
+    log = TrainingLogger(tmp_path, stage="judge")
     log.metrics(2, {"eval/accuracy": 0.7}, event="eval")
     log.metrics(4, {"eval/accuracy": 0.8125}, event="eval")
     stage = {"kind": "reward", "seconds": 2.0, "headline": "300 pairs, 4 steps, held-out accuracy 0.812 [0.760, 0.860]"}
@@ -266,7 +266,7 @@ def test_a_run_that_asks_for_no_comparison_misses_none_and_says_so_in_one_senten
     (tmp_path / "recipe.yaml").write_text("name: sft\nstages: {sft: {kind: sft}}\n")
     stage = {"kind": "sft", "seconds": 2.0, "headline": "300 rows, 4 steps"}
     (tmp_path / "summary.json").write_text(json.dumps({"stages": {"sft": stage}}))
-    RunLog(tmp_path, stage="sft").metrics(1, {"loss/train": 2.0})
+    TrainingLogger(tmp_path, stage="sft").metrics(1, {"loss/train": 2.0})
     (tmp_path / "manifest.json").write_text(json.dumps({"artifacts": {}}))
     html = report_of(tmp_path)
     text = text_of(html)
@@ -326,7 +326,7 @@ def test_ratios_of_the_policy_and_of_its_sampler_are_told_apart():
 
 def test_the_accuracy_of_a_preference_stage_is_not_called_a_reward_models(tmp_path):
     (tmp_path / "recipe.yaml").write_text("name: kto\nstages: {kto: {kind: kto}}\n")
-    log = RunLog(tmp_path, stage="kto")
+    log = TrainingLogger(tmp_path, stage="kto")
     log.metrics(2, {"eval/accuracy": 0.7}, event="eval")
     log.metrics(4, {"eval/accuracy": 0.8125}, event="eval")
     (tmp_path / "summary.json").write_text(json.dumps({"stages": {"kto": {"kind": "kto", "seconds": 2.0}}}))
@@ -633,7 +633,7 @@ with locked(Path(sys.argv[1])):
 def test_a_run_that_runs_is_said_to_run_and_how_far_it_is(plain, tmp_path):
     folder = copied(plain, tmp_path)
     shutil.rmtree(folder / "evaluation")
-    log = RunLog(folder).for_stage("ppo")
+    log = TrainingLogger(folder).for_stage("ppo")
     log.write("stage_start", kind="ppo", key="another")
     for step in (1, 2, 33):
         log.metrics(step, {"loss/policy": 1.0})
@@ -653,7 +653,7 @@ def test_a_run_that_runs_is_said_to_run_and_how_far_it_is(plain, tmp_path):
 
 def test_a_new_attempt_clears_what_the_one_before_failed_with(plain, tmp_path):
     folder = copied(plain, tmp_path)
-    log = RunLog(folder).for_stage("ppo")
+    log = TrainingLogger(folder).for_stage("ppo")
     log.write("stage_failed", message="The cow ate the reward.")
     assert read_run(folder).stages["ppo"].status == "failed"
     log.write("stage_start", kind="ppo", key="key-ppo")

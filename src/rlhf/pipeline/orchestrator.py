@@ -1,0 +1,312 @@
+"""The loop from Python with models handed over: fine-tune, train judges, optimize the policy, save what came of it.
+
+    from rlhf import RLHFOrchestrator
+    loop = RLHFOrchestrator("./my-model", output_dir="runs/mine")
+    loop.run_sft("sft.jsonl")
+    loop.run_reward_model_training("pairs.jsonl")
+    loop.run_policy_optimization("prompts.jsonl", method="grpo")
+    loop.save_models("models")
+
+Every call runs one more stage of an ordinary recipe (``rlhf.pipeline.run.Pipeline``): lineage, resume and report are those of
+``rlhf run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from rlhf.config.methods import method as find_method
+from rlhf.config.model import AUTO
+from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS
+from rlhf.errors import ConfigError
+from rlhf.models.reference import ReferenceModel
+from rlhf.models.reward import PROCESS_SETTINGS_FILE
+from rlhf.pipeline.staged_run import FinishedStage, StagedRun, copy_model
+
+HANDED_OVER = "handed_over"
+"""Folder inside a run folder: models that were given in memory."""
+
+
+class TrainingStage(StrEnum):
+    """Where a pipeline stands."""
+
+    NOT_STARTED = "not_started"
+    SFT = "sft"
+    REWARD_MODEL = "reward_model"
+    PROCESS_REWARD_MODEL = "process_reward_model"
+    POLICY_OPTIMIZATION = "policy_optimization"
+
+    @classmethod
+    def of_kind(cls, kind: str) -> TrainingStage | None:
+        """That of a kind of stage, such as ``ppo``; None for kinds that train nothing."""
+        if kind in JUDGE_KINDS:
+            return cls.PROCESS_REWARD_MODEL if kind == "prm" else cls.REWARD_MODEL
+        if kind in POLICY_KINDS:
+            return cls.SFT if kind == "sft" else cls.POLICY_OPTIMIZATION
+        return None
+
+
+ROLES = {
+    TrainingStage.SFT: "sft",
+    TrainingStage.REWARD_MODEL: "reward_model",
+    TrainingStage.PROCESS_REWARD_MODEL: "process_reward_model",
+    TrainingStage.POLICY_OPTIMIZATION: "policy",
+}
+"""What ``save_models`` calls the folder of each stage's model."""
+
+
+@runtime_checkable
+class SaveableModel(Protocol):
+    """A model in memory, such as ``PolicyModel`` or ``RewardModel``."""
+
+    def fingerprint(self) -> str:
+        """Another one for any other weights."""
+        ...
+
+    def save_pretrained(self, folder: Path | str, *, card: Mapping[str, Any] | None = None) -> Path:
+        """Write a folder that can be loaded."""
+        ...
+
+
+ModelSource = str | Path | SaveableModel | ReferenceModel
+"""A folder, a hub name, or a model in memory."""
+
+
+class RLHFOrchestrator(StagedRun):
+    """Runs each stage of the loop, or all of them, in one run folder.
+
+    A model is given as a folder, a hub name or an object in memory (``PolicyModel``, ``RewardModel``, ``ProcessRewardModel``,
+    ``ReferenceModel``); an object is saved below the run folder under the hash of its weights. Each stage starts from the newest
+    fine-tuned model unless ``model=`` is given. ``settings`` are keys of the stage (``rlhf config schema KIND``).
+
+    Args:
+        model: Where training starts.
+        output_dir: The run folder; what another process finished there is known.
+        seed: Seeds everything.
+        device: Where models are, as in a recipe: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        quiet: Print nothing.
+
+    Raises:
+        ConfigError: The run folder holds a recipe that this version can't read, or the model is neither folder nor object.
+    """
+
+    def __init__(
+        self,
+        model: ModelSource,
+        *,
+        output_dir: str | Path = "runs/rlhf",
+        seed: int = 0,
+        device: str = AUTO,
+        quiet: bool = False,
+    ) -> None:
+        super().__init__(output_dir, seed=seed, device=device, quiet=quiet)
+        self.model = self._source(model, "model")
+        self.models: dict[str, str] = {}
+        """``sft``, ``reward_model``, ``process_reward_model``, ``policy``: the newest of each, as ``stage:NAME`` or a loaded folder."""
+        self._running: TrainingStage | None = None
+        for record in self.history:
+            self._remember(record)
+
+    @property
+    def stage(self) -> TrainingStage:
+        """The stage that is running, else the one that was finished last."""
+        if self._running is not None:
+            return self._running
+        finished = [TrainingStage.of_kind(record.kind) for record in self.history]
+        return next((stage for stage in reversed(finished) if stage is not None), TrainingStage.NOT_STARTED)
+
+    def run_sft(self, data: str | Path, *, model: ModelSource | None = None, **settings: Any) -> FinishedStage:
+        """Fine-tune on demonstrations.
+
+        Args:
+            data: File of rows, or a hub name.
+            model: Where to start; the orchestrator's by default.
+            settings: Keys of the stage ``sft``.
+
+        Returns:
+            The stage's record; ``metrics`` are numbers, ``headline`` is a line.
+        """
+        start = self.model if model is None else self._source(model, "model")
+        return self._train("sft", {"kind": "sft", "model": start, "data": str(data), **settings})
+
+    def run_reward_model_training(
+        self, data: str | Path, *, model: ModelSource | None = None, **settings: Any
+    ) -> FinishedStage:
+        """Train a reward model on preference pairs, or on what ``loss=`` learns from; arguments as ``run_sft``'s."""
+        return self._train("reward", {"kind": "reward", "model": self._start(model), "data": str(data), **settings})
+
+    def run_process_reward_model_training(
+        self, data: str | Path, *, model: ModelSource | None = None, **settings: Any
+    ) -> FinishedStage:
+        """Train a judge of each step on labeled steps; arguments as ``run_sft``'s."""
+        return self._train("prm", {"kind": "prm", "model": self._start(model), "data": str(data), **settings})
+
+    def run_policy_optimization(
+        self,
+        data: str | Path,
+        *,
+        method: str = "ppo",
+        model: ModelSource | None = None,
+        reward: Any = None,
+        reference: ModelSource | None = None,
+        **settings: Any,
+    ) -> FinishedStage:
+        """Train the policy by any method of ``rlhf methods`` that leaves one.
+
+        Args:
+            data: Prompts for methods that sample; pairs or labeled completions for those that learn from a file.
+            method: Such as ``ppo``, ``grpo``, ``dpo`` or ``ipo``; also names the stage.
+            model: Where to start.
+            reward: Who judges what is sampled: a model, or whatever a recipe's ``reward`` takes; by default the newest reward
+                model, else the newest process reward model.
+            reference: What the policy is held to; by default made from the policy as it starts.
+            settings: Keys of the stage.
+
+        Raises:
+            UnknownNameError: No method has that name.
+            ConfigError: It leaves no policy, needs a reward and there is none, or has no reference.
+        """
+        found = find_method(method)
+        fields = BY_KIND[found.kind].model_fields
+        if found.kind not in POLICY_KINDS:
+            raise ConfigError(f"method {method!r} trains no policy; see `rlhf methods` for those that do.")
+        tree: dict[str, Any] = {"kind": found.kind, **found.settings, "model": self._start(model)}
+        tree["prompts" if "prompts" in fields else "data"] = str(data)
+        if "reward" in fields:
+            judges = self._rewards(reward, required="environment" not in settings)
+            tree |= {"reward": judges} if judges is not None else {}
+        elif reward is not None:
+            raise ConfigError(f"method {method!r} learns from rows and takes no reward=.")
+        if reference is not None:
+            if "reference" not in fields:
+                raise ConfigError(f"method {method!r} has no reference model; leave reference= out.")
+            tree["reference"] = self._source(reference, "reference")
+        return self._train(method, {**tree, **settings})
+
+    def run_full_pipeline(
+        self,
+        *,
+        sft_data: str | Path | None = None,
+        reward_data: str | Path | None = None,
+        step_data: str | Path | None = None,
+        policy_data: str | Path | None = None,
+        method: str = "ppo",
+        settings: Mapping[TrainingStage | str, Mapping[str, Any]] | None = None,
+    ) -> dict[TrainingStage, FinishedStage]:
+        """Run the stages that data was given for, one after the other, the policy last.
+
+        Args:
+            sft_data: Demonstrations.
+            reward_data: Preference pairs.
+            step_data: Labeled steps, for a process reward model.
+            policy_data: As ``data`` of ``run_policy_optimization``; by default ``reward_data``, whose prompts are asked.
+            method: Of the policy optimization.
+            settings: Keys of a stage by ``TrainingStage``; those of the policy may hold ``reward`` and ``reference``.
+
+        Returns:
+            Each stage's record.
+        """
+        policy_data = policy_data if policy_data is not None else reward_data
+        if policy_data is None:
+            raise ConfigError("run_full_pipeline needs policy_data=, or reward_data= whose prompts can be asked.")
+        given = {TrainingStage(stage): dict(keys) for stage, keys in (settings or {}).items()}
+        calls: list[tuple[TrainingStage, Any, str | Path | None]] = [
+            (TrainingStage.SFT, self.run_sft, sft_data),
+            (TrainingStage.REWARD_MODEL, self.run_reward_model_training, reward_data),
+            (TrainingStage.PROCESS_REWARD_MODEL, self.run_process_reward_model_training, step_data),
+        ]
+        if "prompts" not in BY_KIND[find_method(method).kind].model_fields and policy_data == reward_data:
+            del calls[1]  # what learns from the pairs themselves needs no judge of them
+        records = {stage: call(data, **given.get(stage, {})) for stage, call, data in calls if data is not None}
+        last = TrainingStage.POLICY_OPTIMIZATION
+        records[last] = self.run_policy_optimization(policy_data, method=method, **given.get(last, {}))
+        return records
+
+    def save_models(self, folder: str | Path) -> dict[str, Path]:
+        """Copy the newest model of each kind to ``folder/ROLE``; what was there is replaced.
+
+        Returns:
+            Role (``sft``, ``reward_model``, ``process_reward_model``, ``policy``) to folder.
+
+        Raises:
+            ConfigError: There is no model yet.
+        """
+        if not self.models:
+            raise ConfigError("save_models has nothing to save: no stage is finished and no model was loaded.")
+        saved = {}
+        for role in self.models:
+            saved[role] = copy_model(self.folder_of(role), Path(folder) / role)
+        return saved
+
+    def load_models(self, folder: str | Path) -> dict[str, Path]:
+        """Use the models that ``save_models`` wrote: later stages start from them and are judged by them.
+
+        Returns:
+            Role to folder, of those that are there.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        found = {role: Path(folder) / role for role in ROLES.values() if (Path(folder) / role).is_dir()}
+        if not found:
+            raise ConfigError(f"{folder} holds no model: expected a folder {', '.join(ROLES.values())} in it.")
+        self.models |= {role: str(path) for role, path in found.items()}
+        return found
+
+    def folder_of(self, role: str) -> Path:
+        """Where a model of ``models`` lies, for ``PolicyModel.from_pretrained`` and the like."""
+        source = self.models[role]
+        return self.run_dir / source.removeprefix("stage:") / "model" if source.startswith("stage:") else Path(source)
+
+    def _train(self, name: str, tree: dict[str, Any]) -> FinishedStage:
+        self._running = TrainingStage.of_kind(tree["kind"])
+        try:
+            record = self.run_stage(name, tree)
+        finally:
+            self._running = None
+        self._remember(record)
+        return record
+
+    def _remember(self, record: FinishedStage) -> None:
+        if (stage := TrainingStage.of_kind(record.kind)) is not None:
+            self.models[ROLES[stage]] = f"stage:{record.stage}"
+
+    def _start(self, model: ModelSource | None) -> str:
+        if model is not None:
+            return self._source(model, "model")
+        loaded = self.models.get("policy", "stage:")
+        return self.models.get("sft") or (loaded if not loaded.startswith("stage:") else self.model)
+
+    def _rewards(self, reward: Any, *, required: bool) -> Any:
+        """Settings of the reward; None where there need not be one."""
+        if isinstance(reward, SaveableModel):
+            reward = self._source(reward, "reward")
+            return {"kind": "process", "source": reward} if (Path(reward) / PROCESS_SETTINGS_FILE).is_file() else reward
+        if reward is not None:
+            return str(reward) if isinstance(reward, Path) else reward
+        if "reward_model" in self.models:
+            return self.models["reward_model"]
+        if "process_reward_model" in self.models:
+            return {"kind": "process", "source": self.models["process_reward_model"]}
+        if required:
+            raise ConfigError("This method needs a reward: call run_reward_model_training first, or give reward=... .")
+        return None
+
+    def _source(self, model: object, argument: str) -> str:
+        """The folder or hub name of a model; one in memory is saved first."""
+        if isinstance(model, ReferenceModel):
+            model = model.copy
+        if isinstance(model, str | Path):
+            return str(model)
+        if not isinstance(model, SaveableModel):
+            raise ConfigError(
+                f"{argument} is a {type(model).__name__}; expected a folder, a hub name or a model such as PolicyModel(model, tokenizer)."
+            )
+        folder = self.run_dir / HANDED_OVER / f"{type(model).__name__}-{model.fingerprint()[:16]}"
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            model.save_pretrained(folder)
+        return str(folder.resolve())
