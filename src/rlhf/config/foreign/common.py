@@ -23,9 +23,7 @@ LOSSLESS = "nothing to set: log-probabilities come in tiles, so no tensor of all
 ENGINE = "nothing to set: the engine is started, woken and given weights by the run (docs/vllm.md)"
 TEMPLATE = "nothing to set: rows of messages go through the chat template, rows of text do not"
 DEBUG = "no counterpart: a switch of their trainer"
-SPLIT = (
-    "a recipe reads the split `train` of a hub data set and all of a file; save another split or configuration to a file first"
-)
+SPLIT = "a recipe reads the split `train` of a hub data set and all of a file; save another split or configuration to a file first"
 FOLDER = "It stands at the top of a recipe, beside `name`; a command of one stage has -o."
 MOVING = "not in a recipe: the reference stays; from Python, ReferenceModel(policy, decay=..., update_every=...)"
 
@@ -53,7 +51,9 @@ DTYPES = {
     "bf16": "bfloat16",
     "float16": "float16",
     "fp16": "float16",
-    "auto": Reason("our default is float32 for the weights; name the type that the model was saved in, such as bfloat16"),
+    "auto": Reason(
+        "our default is float32 for the weights; name the type that the model was saved in, such as bfloat16"
+    ),
 }
 TRUNCATIONS = {"keep_start": "keep_start", "keep_end": "keep_end"}
 LOGGERS = ("tensorboard", "wandb", "trackio")
@@ -103,6 +103,11 @@ def autocast(ours: str) -> Callable[[Any, Given], Settings | Reason]:
     return convert
 
 
+def counted(value: Any, given: Given) -> Settings | Reason:
+    """A key that the conversion of another one has read."""
+    return Settings({}, "read together with the key that it belongs to")
+
+
 def betas(value: Any, given: Given) -> Settings | Reason:
     """Two keys of theirs, or one list."""
     if isinstance(value, list | tuple):
@@ -116,7 +121,9 @@ def warmup_steps(value: Any, given: Given) -> Settings | Reason:
         return Settings({"warmup_frac": float(value)})
     total = given.total_steps
     if total is None:
-        return Reason("warmup_frac is a share of the steps, whose number is not known here; give --rows, or set it yourself")
+        return Reason(
+            "warmup_frac is a share of the steps, whose number is not known here; give --rows, or set it yourself"
+        )
     return Settings({"warmup_frac": round(min(value / total, 0.999), 6)}, f"{value} of {total:,} steps")
 
 
@@ -130,7 +137,9 @@ def epochs(value: Any, given: Given) -> Settings | Reason:
     rows = given.rows if limit is None or given.rows is None else min(limit, given.rows)
     rows = rows if rows is not None else limit
     if rows is None:
-        return Reason("the length of a run is `rollouts`: epochs x prompts / prompts_per_rollout; give --rows, or set it yourself")
+        return Reason(
+            "the length of a run is `rollouts`: epochs x prompts / prompts_per_rollout; give --rows, or set it yourself"
+        )
     rollouts = max(1, math.ceil(value * rows / given.ours("prompts_per_rollout")))
     return Settings({"rollouts": rollouts}, f"{value} x {rows:,} prompts / {given.ours('prompts_per_rollout')}")
 
@@ -187,10 +196,14 @@ def best_metric(value: Any, given: Given) -> Settings | Reason:
         return Reason("load_best_model_at_end is off")
     name = str(value).removeprefix("eval_").removeprefix("eval/")
     if name not in METRICS:
-        return Reason(f"no metric of that name; early_stopping.metric takes such as {', '.join(sorted(set(METRICS.values())))}")
+        return Reason(
+            f"no metric of that name; early_stopping.metric takes such as {', '.join(sorted(set(METRICS.values())))}"
+        )
     metric = METRICS[name]
     greater = given.theirs.get("greater_is_better")
-    mode = ("max" if is_on(greater) else "min") if greater is not None else ("min" if metric in LOWER_IS_BETTER else "max")
+    mode = (
+        ("max" if is_on(greater) else "min") if greater is not None else ("min" if metric in LOWER_IS_BETTER else "max")
+    )
     if given.measures and metric not in given.measures:
         return Reason(f"a stage of kind {given.kind} measures {', '.join(given.measures)}")
     if not given.has_held_out:

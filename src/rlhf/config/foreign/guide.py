@@ -51,13 +51,19 @@ def minibatch(value: Any, given: Given) -> Settings | Reason:
     """Completions in a step."""
     group = given.ours("group_size")
     whole = -(-value // group) * group
-    return Settings({"sequences_per_step": whole}, f"{value} is no multiple of {group} completions a prompt" if whole != value else "")
+    return Settings(
+        {"sequences_per_step": whole},
+        f"{value} is no multiple of {group} completions a prompt" if whole != value else "",
+    )
 
 
 def early(value: Any, given: Given) -> Settings | Reason:
     """Target of the KL: of an adaptive weight, or an end of a rollout's passes."""
     adaptive = given.theirs.get("kl_penalty_method") == "adaptive" or given.theirs.get("adaptive_kl")
-    return Settings({"kl.target" if adaptive else "stop_at_kl": value}, "the weight adapts to it" if adaptive else "passes over a rollout end there")
+    return Settings(
+        {"kl.target" if adaptive else "stop_at_kl": value},
+        "the weight adapts to it" if adaptive else "passes over a rollout end there",
+    )
 
 
 def precision(value: Any, given: Given) -> Settings | Reason:
@@ -68,14 +74,20 @@ def precision(value: Any, given: Given) -> Settings | Reason:
 
 def total_steps(value: Any, given: Given) -> Settings | Reason:
     """Of a policy that learns from rewards they are rollouts."""
-    return Settings({"rollouts": value}, "one rollout a step") if given.learns_from_rewards else common.max_steps(value, given)
+    return (
+        Settings({"rollouts": value}, "one rollout a step")
+        if given.learns_from_rewards
+        else common.max_steps(value, given)
+    )
 
 
 def turned_on(ours: str, switch: str) -> Any:
     """A setting of adapters, where they are not switched off."""
 
     def convert(value: Any, given: Given) -> Settings | Reason:
-        return Reason(f"{switch} is off") if given.theirs.get(switch) is False else Settings({f"model.lora.{ours}": value})
+        return (
+            Reason(f"{switch} is off") if given.theirs.get(switch) is False else Settings({f"model.lora.{ours}": value})
+        )
 
     return convert
 
@@ -100,7 +112,8 @@ def held_out(value: Any, given: Given) -> Settings | Reason:
 
 
 KEYS: dict[str, Entry] = {
-    "name": to("model"), "model_name": to("model"), "model_name_or_path": to("model"), "base_model": to("model"), "pretrained_model": to("model"),
+    "model.name": to("model"), "model.path": to("model"), "model_name": to("model"), "model_name_or_path": to("model"), "base_model": to("model"),
+    "pretrained_model": to("model"),
     "model_path": to("model"), "policy_model": to("model"), "sft_model": to("model"), "model": to("model"),
     "tokenizer": to("model.tokenizer"), "tokenizer_name": to("model.tokenizer"),
     "torch_dtype": to("model.dtype", by=common.DTYPES), "dtype": to("model.dtype", by=common.DTYPES),
@@ -112,7 +125,8 @@ KEYS: dict[str, Entry] = {
     "lora_alpha": to("model.lora.alpha", by=turned_on("alpha", "use_lora")),
     "lora_dropout": to("model.lora.dropout", by=turned_on("dropout", "use_lora")),
     "lora_target_modules": to("model.lora.target_modules", by=turned_on("target_modules", "use_lora")),
-    "lora.r": to("model.lora.rank", by=turned_on("rank", "lora.enabled")), "lora.rank": to("model.lora.rank", by=turned_on("rank", "lora.enabled")),
+    "lora.r": to("model.lora.rank", by=turned_on("rank", "lora.enabled")),
+    "lora.rank": to("model.lora.rank", by=turned_on("rank", "lora.enabled")),
     "lora.alpha": to("model.lora.alpha", by=turned_on("alpha", "lora.enabled")),
     "lora.dropout": to("model.lora.dropout", by=turned_on("dropout", "lora.enabled")),
     "lora.target_modules": to("model.lora.target_modules", by=turned_on("target_modules", "lora.enabled")),
@@ -137,7 +151,7 @@ KEYS: dict[str, Entry] = {
     "num_epochs": to("epochs", "rollouts", by=common.epochs, when=1), "epochs": to("epochs", "rollouts", by=common.epochs, when=1),
     "num_train_epochs": to("epochs", "rollouts", by=common.epochs, when=1),
     "max_steps": to("max_steps", "rollouts", by=common.max_steps, when=1), "total_steps": to("max_steps", "rollouts", by=total_steps, when=1),
-    "num_rollouts": to("rollouts"), "num_iterations": to("rollouts"),
+    "num_rollouts": to("rollouts"),
     "learning_rate": to("learning_rate"), "lr": to("learning_rate"), "critic_learning_rate": to("value_learning_rate"),
     "value_learning_rate": to("value_learning_rate"), "actor_learning_rate": to("learning_rate"),
     "lr_scheduler": to("schedule", by=common.SCHEDULES), "lr_scheduler_type": to("schedule", by=common.SCHEDULES),
@@ -156,8 +170,8 @@ KEYS: dict[str, Entry] = {
     "eval_strategy": to("eval_every", by=common.strategy), "evaluation_strategy": to("eval_every", by=common.strategy),
     "save_strategy": to("save_every", by=common.strategy), "save_total_limit": to("keep_checkpoints"),
     "metric_for_best_model": to("early_stopping.metric", by=common.best_metric, when=2),
-    "greater_is_better": to("early_stopping.mode", by=lambda value, given: Settings({}, "counted in metric_for_best_model")),
-    "load_best_model_at_end": to("early_stopping.keep_best", by=lambda value, given: Settings({}, "counted in metric_for_best_model")),
+    "greater_is_better": to("early_stopping.mode", by=common.counted),
+    "load_best_model_at_end": to("early_stopping.keep_best", by=common.counted),
     "early_stopping_patience": to("early_stopping.patience", when=1),
     "report_to": to("log_to", by=common.loggers), "use_wandb": to("log_to", by=common.switch("log_to", ["wandb"])),
     # generation
@@ -174,7 +188,8 @@ KEYS: dict[str, Entry] = {
     # policies
     "ppo_epochs": to("epochs_per_rollout"), "num_ppo_epochs": to("epochs_per_rollout"),
     "kl_coef": to("kl.coef"), "kl_penalty_coef": to("kl.coef"), "init_kl_coef": to("kl.coef"),
-    "kl_penalty_method": to("kl.estimator", by=ESTIMATORS, note="`adaptive` needs kl.target."), "kl_estimator": to("kl.estimator", by=ESTIMATORS),
+    "kl_penalty_method": to("kl.estimator", by=ESTIMATORS, note="`adaptive` needs kl.target."),
+    "kl_estimator": to("kl.estimator", by=ESTIMATORS),
     "target_kl": to("kl.target", "stop_at_kl", by=early), "kl_target": to("kl.target"), "kl_horizon": to("kl.horizon"),
     "adaptive_kl": to("kl.target", by={True: {}, False: {}}, note="The weight is adapted where `kl.target` is given."),
     "clip_range": to("clip_low", "clip_high", by=common.clips), "cliprange": to("clip_low", "clip_high", by=common.clips),
@@ -184,7 +199,8 @@ KEYS: dict[str, Entry] = {
     "entropy_coef": to("entropy_coef"), "ent_coef": to("entropy_coef"), "gamma": to("gamma", "target_margin"), "gae_lambda": to("lam"),
     "reward_score_clip": to("clip_score", by=common.widest), "reward_clip": to("clip_score", by=common.widest),
     "clip_reward": to("clip_score", by=common.widest), "whiten_rewards": to("whiten_rewards"),
-    "normalize_advantages": to("whiten_advantages"), "advantage_normalization": to("whiten_advantages"), "whiten_advantages": to("whiten_advantages"),
+    "normalize_advantages": to("whiten_advantages"), "advantage_normalization": to("whiten_advantages"),
+    "whiten_advantages": to("whiten_advantages"),
     "reward_model": to("reward"), "reward_model_path": to("reward"), "reference_model": to("reference"), "ref_model": to("reference"),
     "missing_eos_penalty": to("missing_eos_penalty"),
     **no("do_sample", "nothing to set: completions are sampled; temperature 0 is greedy, for evaluation"),

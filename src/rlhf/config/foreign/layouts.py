@@ -75,9 +75,9 @@ def spellings(key: str) -> Iterator[str]:
 
 TRL = Layout("TRL", trl.COMMON, trl.METHODS, trl.DEFAULTS)
 OPENRLHF = Layout(
-    "OpenRLHF", openrlhf.FLAGS, dict.fromkeys(openrlhf.DEFAULTS, {}), openrlhf.DEFAULTS, openrlhf.plain_flag
+    "OpenRLHF", openrlhf.FLAGS, {method: {} for method in openrlhf.DEFAULTS}, openrlhf.DEFAULTS, openrlhf.plain_flag
 )
-GUIDE = Layout("YAML in sections", guide.KEYS, dict.fromkeys(guide.STAGES.values(), {}), {})
+GUIDE = Layout("YAML in sections", guide.KEYS, {kind: {} for kind in guide.STAGES.values()}, {})
 LAYOUTS = {"trl": TRL, "openrlhf": OPENRLHF, "guide": GUIDE}
 CLOSE = ({"grpo", "rloo"}, {"cpo", "orpo", "simpo"})
 """Methods whose keys hardly differ: the first in the table is taken."""
@@ -107,7 +107,9 @@ def find_method(layout: Layout, keys: Mapping[str, Any], named: str, hints: Iter
     known = list(layout.methods)
     if named:
         if named not in known:
-            raise ConfigError(f"{layout.title} has no trainer {named!r} that can be converted; there are {', '.join(known)}.")
+            raise ConfigError(
+                f"{layout.title} has no trainer {named!r} that can be converted; there are {', '.join(known)}."
+            )
         return named
     if layout is OPENRLHF:
         plain = {layout.plain(key) for key in keys}

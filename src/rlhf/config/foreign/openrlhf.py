@@ -8,8 +8,19 @@ from rlhf.config.foreign import common
 from rlhf.config.foreign import openrlhf_conversions as become
 from rlhf.config.foreign.table import TOP, Entry, Reason, no, to
 
-PROGRAMS = {"train_sft": "sft", "train_dpo": "dpo", "train_rm": "reward", "train_kto": "kto", "train_ppo": "ppo", "train_ppo_ray": "ppo"}
+PROGRAMS = {
+    "train_sft": "sft",
+    "train_dpo": "dpo",
+    "train_rm": "reward",
+    "train_kto": "kto",
+    "train_ppo": "ppo",
+    "train_ppo_ray": "ppo",
+}
 """Their module to the kind of stage; of ``ppo`` the estimator of advantages decides."""
+NORMALIZED = (
+    "reward models scale their scores after training here; `normalize: true` of a reward scales them over each rollout"
+)
+TRACKER = "the service's own environment variables, such as WANDB_PROJECT"
 FLAGS: dict[str, Entry] = {
     "pretrain": to("model"),
     "ref_pretrain": to("reference"),
@@ -25,7 +36,7 @@ FLAGS: dict[str, Entry] = {
     "output_key": to("columns", by=common.column("completion")),
     "chosen_key": to("columns", by=common.column("chosen")),
     "rejected_key": to("columns", by=common.column("rejected")),
-    "label_key": to("columns", by=common.column("label"), when=0),
+    "label_key": to("columns", by=become.label),
     "pretrain_mode": to("score", by=common.switch("score", "all")),
     "multiturn": to("score", by=common.switch("score", "assistant")),
     "tokenizer_chat_template": to("model.chat_template"),
@@ -111,7 +122,7 @@ FLAGS: dict[str, Entry] = {
     "use_icepop": to("importance.bound", by=become.correction),
     **no("dynamic_filtering_reward_range", "dynamic_sampling asks again where all completions of a prompt score alike"),
     **no("async_train async_queue_size partial_rollout", "rollouts of vLLM are not asynchronous here (docs/overlap.md says what is)"),
-    **no("normalize_reward", "our reward models shift and scale their scores after training; `normalize: true` of a reward does so over a rollout"),
+    **no("normalize_reward", NORMALIZED),
     **no("stop_properly_penalty_coef", "missing_eos_penalty is subtracted from the score of a cut completion; theirs multiplies it"),
     **no("ptx_coef", "no counterpart in a policy's stage"),
     **no("agent_func_path", "a policy that acts talks with an `environment` (docs/environments.md)"),
@@ -123,7 +134,7 @@ FLAGS: dict[str, Entry] = {
     **no("max_tokens_per_gpu rollout_max_tokens_per_gpu micro_train_batch_size micro_rollout_batch_size use_dynamic_batch", common.MICRO),
     **no("packing_samples", common.PACKED),
     **no("logging_steps", common.LOGGED),
-    **no("wandb_key wandb_org wandb_group wandb_project wandb_run_name tensorboard_dir", "the service's own environment variables, such as WANDB_PROJECT"),
+    **no("wandb_key wandb_org wandb_group wandb_project wandb_run_name tensorboard_dir", TRACKER),
     **no("ckpt_path load_checkpoint save_hf_ckpt disable_ds_ckpt max_ckpt_mem use_ds_universal_ckpt best_metric_key", common.RESUMES),
     **no("save_value_network", "nothing to set: the critic lies in the stage's checkpoints"),
     **no("value_head_prefix", "nothing to set: a value head has one name"),
@@ -146,30 +157,34 @@ FLAGS: dict[str, Entry] = {
 DOTTED = {
     "actor.model_name_or_path": "pretrain", "model.model_name_or_path": "pretrain", "ref.model_name_or_path": "ref_pretrain",
     "reward.model_name_or_path": "reward_pretrain", "reward.remote_url": "remote_rm_url", "critic.model_name_or_path": "critic_pretrain",
-    "data.dataset": "dataset", "data.prompt_dataset": "prompt_data", "data.prompt_probs": "prompt_data_probs", "data.prompt_split": "prompt_split",
-    "eval.dataset": "eval_dataset", "eval.split": "eval_split", "actor.adam.lr": "actor_learning_rate", "critic.adam.lr": "critic_learning_rate",
-    "adam.lr": "learning_rate", "actor.adam.betas": "adam_betas", "actor.adam.eps": "adam_eps", "actor.adam.weight_decay": "l2",
-    "adam.weight_decay": "l2", "actor.lr_scheduler": "lr_scheduler", "actor.lr_warmup_ratio": "lr_warmup_ratio", "actor.optim": "optim",
+    "data.dataset": "dataset", "data.prompt_dataset": "prompt_data", "data.prompt_probs": "prompt_data_probs",
+    "data.prompt_split": "prompt_split", "eval.dataset": "eval_dataset", "eval.split": "eval_split",
+    "actor.adam.lr": "actor_learning_rate", "critic.adam.lr": "critic_learning_rate", "adam.lr": "learning_rate",
+    "actor.adam.betas": "adam_betas", "actor.adam.eps": "adam_eps", "actor.adam.weight_decay": "l2", "adam.weight_decay": "l2",
+    "actor.lr_scheduler": "lr_scheduler", "actor.lr_warmup_ratio": "lr_warmup_ratio", "actor.optim": "optim",
     "actor.min_lr_ratio": "min_lr_ratio", "actor.max_norm": "max_norm", "rollout.batch_size": "rollout_batch_size",
-    "train.batch_size": "train_batch_size", "train.micro_batch_size": "micro_train_batch_size", "rollout.micro_batch_size": "micro_rollout_batch_size",
-    "train.colocate_all": "colocate_all_models", "train.async_enable": "async_train", "train.dynamic_batch_enable": "use_dynamic_batch",
-    "train.max_tokens_per_gpu": "train_max_tokens_per_gpu", "train.partial_rollout_enable": "partial_rollout", "ckpt.output_dir": "save_path",
-    "ckpt.path": "ckpt_path", "ckpt.save_hf": "save_hf_ckpt", "ckpt.disable_ds": "disable_ds_ckpt", "ckpt.max_num": "max_ckpt_num",
-    "ckpt.max_mem": "max_ckpt_mem", "ckpt.load_enable": "load_checkpoint", "ds.enable_sleep": "deepspeed_enable_sleep",
-    "ds.tensor_parallel_size": "ds_tensor_parallel_size", "ds.lora.rank": "lora_rank", "ds.lora.alpha": "lora_alpha",
-    "ds.lora.dropout": "lora_dropout", "ds.lora.target_modules": "target_modules", "algo.advantage.estimator": "advantage_estimator",
-    "algo.advantage.lambd": "lambd", "algo.advantage.gamma": "gamma", "algo.advantage.no_std_norm": "no_advantage_std_norm",
-    "algo.advantage.is_correction_enable": "enable_vllm_is_correction", "algo.advantage.is_correction_threshold": "vllm_is_truncated_threshold",
-    "algo.kl.init_coef": "init_kl_coef", "algo.kl.use_loss": "use_kl_loss", "algo.kl.estimator": "kl_estimator", "algo.kl.target": "kl_target",
+    "train.batch_size": "train_batch_size", "train.micro_batch_size": "micro_train_batch_size",
+    "rollout.micro_batch_size": "micro_rollout_batch_size", "train.colocate_all": "colocate_all_models",
+    "train.async_enable": "async_train", "train.dynamic_batch_enable": "use_dynamic_batch",
+    "train.max_tokens_per_gpu": "train_max_tokens_per_gpu", "train.partial_rollout_enable": "partial_rollout",
+    "ckpt.output_dir": "save_path", "ckpt.path": "ckpt_path", "ckpt.save_hf": "save_hf_ckpt", "ckpt.disable_ds": "disable_ds_ckpt",
+    "ckpt.max_num": "max_ckpt_num", "ckpt.max_mem": "max_ckpt_mem", "ckpt.load_enable": "load_checkpoint",
+    "ds.enable_sleep": "deepspeed_enable_sleep", "ds.tensor_parallel_size": "ds_tensor_parallel_size", "ds.lora.rank": "lora_rank",
+    "ds.lora.alpha": "lora_alpha", "ds.lora.dropout": "lora_dropout", "ds.lora.target_modules": "target_modules",
+    "algo.advantage.estimator": "advantage_estimator", "algo.advantage.lambd": "lambd", "algo.advantage.gamma": "gamma",
+    "algo.advantage.no_std_norm": "no_advantage_std_norm", "algo.advantage.is_correction_enable": "enable_vllm_is_correction",
+    "algo.advantage.is_correction_threshold": "vllm_is_truncated_threshold", "algo.kl.init_coef": "init_kl_coef",
+    "algo.kl.use_loss": "use_kl_loss", "algo.kl.estimator": "kl_estimator", "algo.kl.target": "kl_target",
     "algo.kl.horizon": "kl_horizon", "algo.dynamic_filtering_enable": "dynamic_filtering",
     "algo.dynamic_filtering_range": "dynamic_filtering_reward_range", "reward.normalize_enable": "normalize_reward",
     "reward.clip_range": "reward_clip_range", "actor.entropy_coef": "entropy_loss_coef", "critic.freezing_steps": "freezing_actor_steps",
-    "critic.value_clip": "value_clip", "model.ipo_enable": "ipo", "model.pretrain_mode_enable": "pretrain_mode", "model.loss_type": "loss",
-    "model.margin_loss_enable": "margin_loss", "model.compute_fp32_loss_enable": "compute_fp32_loss", "logger.wandb.key": "use_wandb",
-    "logger.tensorboard_dir": "use_tensorboard", "eval.steps": "eval_steps", "eval.temperature": "eval_temperature",
-    "eval.n_samples_per_prompt": "eval_n_samples_per_prompt", "ref.offload": "ref_offload", "vllm.enforce_eager": "enforce_eager",
-    "vllm.enable_prefix_caching": "enable_prefix_caching", "train.full_determinism_enable": "full_determinism",
-    "ds.ring_attn_head_stride": "ring_head_stride", "rollout.max_tokens_per_gpu": "rollout_max_tokens_per_gpu",
+    "critic.value_clip": "value_clip", "model.ipo_enable": "ipo", "model.pretrain_mode_enable": "pretrain_mode",
+    "model.loss_type": "loss", "model.margin_loss_enable": "margin_loss", "model.compute_fp32_loss_enable": "compute_fp32_loss",
+    "logger.wandb.key": "use_wandb", "logger.tensorboard_dir": "use_tensorboard", "eval.steps": "eval_steps",
+    "eval.temperature": "eval_temperature", "eval.n_samples_per_prompt": "eval_n_samples_per_prompt", "ref.offload": "ref_offload",
+    "vllm.enforce_eager": "enforce_eager", "vllm.enable_prefix_caching": "enable_prefix_caching",
+    "train.full_determinism_enable": "full_determinism", "ds.ring_attn_head_stride": "ring_head_stride",
+    "rollout.max_tokens_per_gpu": "rollout_max_tokens_per_gpu",
 }  # fmt: skip
 """Flags with dots that are more than a dot for an underscore, or a section in front."""
 ENDINGS = ("gradient_checkpointing_enable", "gradient_checkpointing_reentrant")

@@ -52,7 +52,11 @@ def step(value: Any, given: Given) -> Settings | Reason:
         return Settings({"rows_per_step": value}, "over all devices, as here")
     group = given.number("n_samples_per_prompt")
     whole = -(-value // group) * group
-    note = f"{value} is no multiple of {group} samples a prompt, so {whole}" if whole != value else "over all devices, as here"
+    note = (
+        f"{value} is no multiple of {group} samples a prompt, so {whole}"
+        if whole != value
+        else "over all devices, as here"
+    )
     return Settings({"sequences_per_step": whole}, note)
 
 
@@ -65,9 +69,15 @@ def rewards(value: Any, given: Given) -> Settings | Reason:
             judges.append({"kind": "service", "url": source, "format": "openrlhf"})
         else:
             judges.append(f"{source}:reward_func" if source.endswith(".py") else source)
-    note = "write it as reward(prompts, completions, **columns) -> scores" if any(s.endswith(".py") for s in sources) else ""
+    note = (
+        "write it as reward(prompts, completions, **columns) -> scores"
+        if any(s.endswith(".py") for s in sources)
+        else ""
+    )
     # their critic starts from the reward model, where there is one
-    starts = {"value_init": "reward"} if given.has("value_init") and not note and not sources[0].startswith("http") else {}
+    starts = (
+        {"value_init": "reward"} if given.has("value_init") and not note and not sources[0].startswith("http") else {}
+    )
     return Settings({"reward": judges[0] if len(judges) == 1 else judges, **starts}, note)
 
 
@@ -86,7 +96,9 @@ def held_out(value: Any, given: Given) -> Settings | Reason:
 def whole_length(value: Any, given: Given) -> Settings | Reason:
     """`max_len`: of a row; of a prompt and its completion together where the stage samples."""
     if not given.learns_from_rewards:
-        return Settings({"max_length": value, "truncation": "keep_start"} if given.kind == "sft" else {"max_length": value})
+        return Settings(
+            {"max_length": value, "truncation": "keep_start"} if given.kind == "sft" else {"max_length": value}
+        )
     if given.theirs.get("generate_max_len") or given.theirs.get("max_new_tokens"):
         return Reason("max_prompt_length and sampling.max_new_tokens have bounds of their own")
     return Settings(
@@ -102,7 +114,9 @@ def correction(value: Any, given: Given) -> Settings | Reason:
     low, high = given.get("vllm_is_truncated_threshold", [0.5, 5.0])
     how = "icepop" if given.theirs.get("use_icepop") else given.get("is_correction_type", "tis")
     level, bound = {"tis": ("token", "truncate"), "icepop": ("token", "mask")}.get(how, ("geometric", "mask"))
-    return Settings({"importance.level": level, "importance.bound": bound, "importance.low": low, "importance.high": high})
+    return Settings(
+        {"importance.level": level, "importance.bound": bound, "importance.low": low, "importance.high": high}
+    )
 
 
 def with_vllm(ours: str) -> Any:
@@ -116,18 +130,28 @@ def with_vllm(ours: str) -> Any:
 
 def engines(value: Any, given: Given) -> Settings | Reason:
     """How many vLLM engines."""
-    return Settings({"engine.kind": "vllm"}, "one engine" if value > 1 else "") if value > 0 else Reason("none, as here by default")
+    return (
+        Settings({"engine.kind": "vllm"}, "one engine" if value > 1 else "")
+        if value > 0
+        else Reason("none, as here by default")
+    )
 
 
 def ema(value: Any, given: Given) -> Settings | Reason:
     """The moving average of the weights."""
-    return Settings({"ema_decay": given.get("ema_beta", 0.992)}) if given.theirs.get("enable_ema") else Reason("enable_ema is off")
+    return (
+        Settings({"ema_decay": given.get("ema_beta", 0.992)})
+        if given.theirs.get("enable_ema")
+        else Reason("enable_ema is off")
+    )
 
 
 def policy_loss(value: Any, given: Given) -> Settings | Reason:
     """`ppo` or `gspo`."""
     if value == "gspo":
-        return Settings({"policy_loss": "sequence_token" if given.has("gamma") else "sequence", "aggregation": "sequence"})
+        return Settings(
+            {"policy_loss": "sequence_token" if given.has("gamma") else "sequence", "aggregation": "sequence"}
+        )
     return Settings({}) if value == "ppo" else Reason("no such loss; known are ppo and gspo")
 
 
@@ -135,9 +159,20 @@ def tracked(name: str) -> Any:
     """A flag that turns a service on, with its key as the value."""
 
     def convert(value: Any, given: Given) -> Settings | Reason:
-        return Settings({"log_to": [name]}, "the key comes from the service's own login") if value else Reason("off, as here by default")
+        return (
+            Settings({"log_to": [name]}, "the key comes from the service's own login")
+            if value
+            else Reason("off, as here by default")
+        )
 
     return convert
+
+
+def label(value: Any, given: Given) -> Settings | Reason:
+    """A column of verdicts, or of what a reward compares with."""
+    if given.learns_from_rewards:
+        return Reason("every column of the prompts reaches a reward function by its name; rules take `column`")
+    return Reason("as here") if value == "label" else Settings({"columns": {str(value): "label"}})
 
 
 def critic_first(value: Any, given: Given) -> Settings | Reason:
@@ -150,4 +185,6 @@ def overlong(value: Any, given: Given) -> Settings | Reason:
     buffer = given.theirs.get("overlong_buffer_len")
     if not buffer:
         return Reason("there is no buffer")
-    return Settings({"overlong.buffer_tokens": int(buffer), "overlong.weight": given.get("overlong_penalty_factor", 1.0)})
+    return Settings(
+        {"overlong.buffer_tokens": int(buffer), "overlong.weight": given.get("overlong_penalty_factor", 1.0)}
+    )

@@ -29,7 +29,7 @@ COMMON: dict[str, Entry] = {
     "dataset_streaming": to("streaming", by=common.switch("streaming")),
     "dataset_text_field": to("columns", by=common.column("text")),
     "per_device_train_batch_size": to("rows_per_step", "sequences_per_step", "prompts_per_rollout", by=become.batch, note=common.MEMORY),
-    "gradient_accumulation_steps": to("rows_per_step", "sequences_per_step", by=become.counted, note=common.MEMORY),
+    "gradient_accumulation_steps": to("rows_per_step", "sequences_per_step", by=common.counted, note=common.MEMORY),
     "learning_rate": to("learning_rate"),
     "lr_scheduler_type": to("schedule", by=common.SCHEDULES),
     "min_lr_rate": to("min_learning_rate_frac"),
@@ -151,7 +151,9 @@ DIVERGENCES: dict[str, Any] = {
     "js_divergence": "js",
     "alpha_divergence": {"divergence": "alpha", "divergence_alpha": 0.5},
 }
-PRECOMPUTED = to("cache_reference", by=common.switch("cache_reference"), note="They are kept on disk for the next run, too.")
+PRECOMPUTED = to(
+    "cache_reference", by=common.switch("cache_reference"), note="They are kept on disk for the next run, too."
+)
 DPO: dict[str, Entry] = {
     "loss_type": to("loss", by=become.pair_loss),
     "loss_weights": to("sft_coef", by=COUNTED),

@@ -35,11 +35,6 @@ def batch(value: Any, given: Given) -> Settings | Reason:
     )
 
 
-def counted(value: Any, given: Given) -> Settings | Reason:
-    """A key that the conversion of another one has read."""
-    return Settings({}, "read together with the key that it belongs to")
-
-
 def beta(value: Any, given: Given) -> Settings | Reason:
     """The pull towards the reference: of the preference losses, or the weight of the KL penalty."""
     for ours in ("odds_coef", "divergence_beta", "beta"):
@@ -74,7 +69,9 @@ def ratio_bounds(value: Any, given: Given) -> Settings | Reason:
     """`epsilon` and `epsilon_high`: distances from 1, but for CISPO, whose bound is the weight itself."""
     loss = given.theirs.get("loss_type")
     if given.kind == "rloo":
-        return Reason("policy_loss is `reinforce`, which has no ratio; with several steps on a rollout take `policy_loss: clip`")
+        return Reason(
+            "policy_loss is `reinforce`, which has no ratio; with several steps on a rollout take `policy_loss: clip`"
+        )
     if loss == "sapo":
         return Reason("a soft gate takes the place of the clip; it has gate_temperatures")
     low = given.get("epsilon", 0.2)
@@ -83,7 +80,8 @@ def ratio_bounds(value: Any, given: Given) -> Settings | Reason:
         return Settings({"clip_low": low, "clip_high": high})
     if high <= 1:
         return Settings(
-            {"clip_high": 4.0}, f"TRL caps a token's weight at {high}, which scales even on-policy gradients; here 5, as TRL recommends"
+            {"clip_high": 4.0},
+            f"TRL caps a token's weight at {high}, which scales even on-policy gradients; here 5, as TRL recommends",
         )
     return Settings({"clip_high": high - 1}, f"a weight of at most {high}")
 
@@ -110,7 +108,9 @@ def correction(value: Any, given: Given) -> Settings | Reason:
     values: dict[str, Any] = {
         "importance.level": level,
         "importance.bound": bound,
-        "importance.high": given.get("vllm_importance_sampling_cap", given.get("vllm_importance_sampling_clip_max", 3.0)),
+        "importance.high": given.get(
+            "vllm_importance_sampling_cap", given.get("vllm_importance_sampling_clip_max", 3.0)
+        ),
     }
     if (low := given.get("vllm_importance_sampling_clip_min")) is not None:
         values["importance.low"] = low
@@ -121,7 +121,9 @@ def gates(value: Any, given: Given) -> Settings | Reason:
     """Both temperatures of SAPO."""
     if given.theirs.get("loss_type") != "sapo":
         return Reason("belongs to the loss_type that it is named after")
-    return Settings({"gate_temperatures": [given.get("sapo_temperature_pos", 1.0), given.get("sapo_temperature_neg", 1.05)]})
+    return Settings(
+        {"gate_temperatures": [given.get("sapo_temperature_pos", 1.0), given.get("sapo_temperature_neg", 1.05)]}
+    )
 
 
 def episodes(value: Any, given: Given) -> Settings | Reason:

@@ -9,10 +9,12 @@ from rlhf.config.foreign import trl_conversions as become
 from rlhf.config.foreign.table import Entry, Given, Reason, Settings, no, to
 from rlhf.config.foreign.trl_rewards import rewards
 
-COUNTED = become.counted
+COUNTED = common.counted
 BETA = to("odds_coef", "divergence_beta", "beta", "kl.coef", by=become.beta)
 REFERENCE = to("reference", note="By default the reference is the model that the stage starts from.")
-ADDED_UP = "scores are added up, then compared in the group; `normalize: true` of each reward scales it over the rollout first"
+ADDED_UP = (
+    "scores are added up, then compared in the group; `normalize: true` of each reward scales it over the rollout first"
+)
 FROM_ONE = "As a distance from 1 for every policy_loss: TRL's bound of 5 for CISPO is 4 here."
 RATIOS: dict[str, Any] = {"token": {}, "sequence": "sequence", "sequence_token": "sequence_token"}
 CUT = "a cut completion is not left out; missing_eos_penalty is subtracted from its score"
@@ -56,8 +58,8 @@ SAMPLED: dict[str, Entry] = {
 GROUPS: dict[str, Entry] = {
     **SAMPLED,
     "num_generations": to("group_size"),
-    "generation_batch_size": to("prompts_per_rollout", by=become.counted),
-    "steps_per_generation": to("prompts_per_rollout", by=become.counted),
+    "generation_batch_size": to("prompts_per_rollout", by=common.counted),
+    "steps_per_generation": to("prompts_per_rollout", by=common.counted),
     "num_iterations": to("epochs_per_rollout"),
     "beta": BETA,
     "epsilon": to("clip_low", "clip_high", by=become.ratio_bounds),
@@ -122,7 +124,7 @@ PPO: dict[str, Entry] = {
     "model_name": to("model"),
     "sft_model_path": to("model"),
     "num_ppo_epochs": to("epochs_per_rollout"),
-    "num_mini_batches": to("sequences_per_step", by=become.counted),
+    "num_mini_batches": to("sequences_per_step", by=common.counted),
     "total_episodes": to("rollouts", by=become.episodes, when=1),
     "steps": to("rollouts", by=become.episodes, when=1),
     "kl_coef": to("kl.coef"),
@@ -157,4 +159,3 @@ PPO: dict[str, Entry] = {
         common.DEBUG,
     ),
 }  # fmt: skip
-
