@@ -144,4 +144,3 @@ def elsewhere(name: str) -> str:
     """' It is ... in other places' for another library's key that this section has nothing for; empty for any other key."""
     ours = [key for key in THEIRS.get(name.lower(), ()) if key != name][:2]
     return f" In a stage that has it, it is {' or '.join(map(repr, ours))}." if ours else ""
-

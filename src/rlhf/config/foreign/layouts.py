@@ -79,8 +79,8 @@ OPENRLHF = Layout(
 )
 GUIDE = Layout("YAML in sections", guide.KEYS, {kind: {} for kind in guide.STAGES.values()}, {})
 LAYOUTS = {"trl": TRL, "openrlhf": OPENRLHF, "guide": GUIDE}
-CLOSE = ({"grpo", "rloo"}, {"cpo", "orpo", "simpo"})
-"""Methods whose keys hardly differ: the first in the table is taken."""
+CLOSE = (("grpo", "rloo"), ("cpo", "simpo"), ("dpo", "cpo", "simpo"))
+"""Methods whose keys hardly differ: the first of them is taken."""
 OPENRLHF_SIGNS = {
     "ppo": ("actor_learning_rate", "rollout_batch_size", "init_kl_coef", "prompt_data", "advantage_estimator"),
     "kto": ("desirable_loss_weight", "undesirable_loss_weight"),
@@ -122,8 +122,8 @@ def find_method(layout: Layout, keys: Mapping[str, Any], named: str, hints: Iter
         words = re.split(r"[^a-z]+", hint.lower())
         if found := [method for method in likely or known if method in words]:
             return found[0]
-    if likely and any(set(likely) <= close for close in CLOSE):
-        return next(method for method in ("grpo", "cpo") if method in likely)
+    if close := [group for group in CLOSE if likely and set(likely) <= set(group)]:
+        return next(method for method in close[0] if method in likely)
     raise ConfigError(
         f"{source}: its keys are {layout.title}'s, and could be those of {', '.join(likely or known)}; say which with --method."
     )

@@ -150,6 +150,8 @@ FLAGS: dict[str, Entry] = {
         common.ONE_PROCESS,
     ),
     **no("vllm_sync_backend vllm_sync_with_ray vllm_enable_sleep vllm_generate_batch_size", common.ENGINE),
+    **no("muon_lr muon_momentum muon_ns_steps muon_nesterov muon_no_nesterov", "AdamW is the optimizer; there is no Muon"),
+    **no("placeholder_token reward_tokens", "a process reward model has a head of its own; step_separator ends a step"),
     **no("full_determinism perf use_ms", common.DEBUG),
     **no("image_key max_images_per_prompt freeze_visual_encoder", "no counterpart: models here read text"),
 }  # fmt: skip
@@ -183,7 +185,8 @@ DOTTED = {
     "logger.wandb.key": "use_wandb", "logger.tensorboard_dir": "use_tensorboard", "eval.steps": "eval_steps",
     "eval.temperature": "eval_temperature", "eval.n_samples_per_prompt": "eval_n_samples_per_prompt", "ref.offload": "ref_offload",
     "vllm.enforce_eager": "enforce_eager", "vllm.enable_prefix_caching": "enable_prefix_caching",
-    "train.full_determinism_enable": "full_determinism", "ds.ring_attn_head_stride": "ring_head_stride",
+    "train.full_determinism_enable": "full_determinism", "ds.use_universal_ckpt": "use_ds_universal_ckpt",
+    "ds.ring_attn_head_stride": "ring_head_stride",
     "rollout.max_tokens_per_gpu": "rollout_max_tokens_per_gpu",
 }  # fmt: skip
 """Flags with dots that are more than a dot for an underscore, or a section in front."""
@@ -195,9 +198,9 @@ def plain_flag(flag: str) -> str:
     """The name with underscores of a flag with dots."""
     if flag in DOTTED or "." not in flag:
         return DOTTED.get(flag, flag)
-    last = flag.rpartition(".")[2]
-    joined = flag.replace(".", "_")
-    return next((name for name in (CHANGED_ENDINGS.get(last, ""), joined, last) if name in FLAGS), joined)
+    changed = CHANGED_ENDINGS.get(flag.rpartition(".")[2], "")
+    joined = [flag.split(".", cut)[cut].replace(".", "_") for cut in range(flag.count(".") + 1)]
+    return next((name for name in (changed, *joined) if name in FLAGS), joined[0])
 
 
 OPTIMIZED = {

@@ -60,8 +60,10 @@ def read_source(path: Path | str) -> Source:
         ConfigError: It can't be read, or is of no layout that is known.
     """
     path = Path(path)
-    if path.suffix.lower() not in YAML and (commands := list(_commands(read_text(path)))):
-        return _source_of_commands(commands, str(path))
+    if path.suffix.lower() not in YAML:
+        if commands := list(_commands(read_text(path))):
+            return _source_of_commands(commands, str(path))
+        raise ConfigError(f"{path} has no flags such as --learning_rate. What {NOT_KNOWN}.")
     tree = read_yaml(path)
     if isinstance(tree.get("stages"), Mapping):
         raise ConfigError(f"{path} is a recipe already; `rlhf validate {path}` checks it.")

@@ -27,6 +27,7 @@ COMMON: dict[str, Entry] = {
     "dataset_name": to("data", "prompts"),
     "datasets": to("data", "prompts", by=become.datasets),
     "dataset_streaming": to("streaming", by=common.switch("streaming")),
+    "streaming": to("streaming", by=common.switch("streaming")),
     "dataset_text_field": to("columns", by=common.column("text")),
     "per_device_train_batch_size": to("rows_per_step", "sequences_per_step", "prompts_per_rollout", by=become.batch, note=common.MEMORY),
     "gradient_accumulation_steps": to("rows_per_step", "sequences_per_step", by=common.counted, note=common.MEMORY),
@@ -180,18 +181,21 @@ KTO: dict[str, Entry] = {
 REWARD: dict[str, Entry] = {
     "center_rewards_coefficient": to("center_coef"),
 }
-CPO: dict[str, Entry] = {
+ORPO: dict[str, Entry] = {
     "beta": BETA,
+    **no("generate_during_eval is_encoder_decoder padding_value max_completion_length", common.DEBUG),
+}
+CPO: dict[str, Entry] = {
+    **ORPO,
     "label_smoothing": to("label_smoothing"),
     "cpo_alpha": to("sft_coef"),
     "simpo_gamma": to("target_margin"),
     "loss_type": to(by={"sigmoid": {}, "simpo": {}}, note="It decides the kind of stage."),
     **no("alpha", "AlphaPO's transformation has no counterpart"),
-    **no("generate_during_eval is_encoder_decoder padding_value max_completion_length", common.DEBUG),
 }
 
 METHODS: dict[str, dict[str, Entry]] = {
-    "sft": SFT, "dpo": DPO, "kto": KTO, "reward": REWARD, "orpo": CPO, "cpo": CPO, "simpo": CPO, "grpo": GRPO, "rloo": RLOO, "ppo": PPO,
+    "sft": SFT, "dpo": DPO, "kto": KTO, "reward": REWARD, "orpo": ORPO, "cpo": CPO, "simpo": CPO, "grpo": GRPO, "rloo": RLOO, "ppo": PPO,
 }  # fmt: skip
 """Keys of one trainer, by the kind of stage that takes its place."""
 
