@@ -112,7 +112,8 @@ def held_out(value: Any, given: Given) -> Settings | Reason:
 
 
 KEYS: dict[str, Entry] = {
-    "model.name": to("model"), "model.path": to("model"), "model_name": to("model"), "model_name_or_path": to("model"), "base_model": to("model"),
+    "model.name": to("model"), "model.path": to("model"), "model_name": to("model"),
+    "model_name_or_path": to("model"), "base_model": to("model"),
     "pretrained_model": to("model"),
     "model_path": to("model"), "policy_model": to("model"), "sft_model": to("model"), "model": to("model"),
     "tokenizer": to("model.tokenizer"), "tokenizer_name": to("model.tokenizer"),

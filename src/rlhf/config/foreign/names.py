@@ -41,6 +41,12 @@ NAMES: Mapping[str, str] = {
     "compute_rewards_with_kl_penalty": "`kl: {where: reward}` of a stage; rlhf.losses has the estimators kl_k1, kl_k2, kl_k3, kl_abs.",
     "get_entropy": "`entropy_coef` of a stage weighs the exact entropy; models.score gives it for each token.",
     "BaseRewardModel": "A reward is any object with the method of rlhf.rewards.types.Scorer; models that judge are RewardModel.",
+    "GenerationSampler": "SamplingConfig in rlhf.config.policy; `sampling` of a stage.",
+    "setup_gradient_checkpointing": "`model: {gradient_checkpointing: true}`; in Python, ModelConfig(gradient_checkpointing=True).",
+    "RLHFMemoryOptimizer": "`rlhf plan recipe.yaml` estimates the memory and says what would fit.",
+    "RewardModelService": "A reward of `kind: service` asks a server over HTTP (docs/rewards.md).",
+    "PretrainedLLM": "PolicyModel.from_pretrained(...)",
+    "SupervisedFineTuner": "SFTTrainer; `rlhf sft model=PATH data=FILE`.",
     "LearnedRewardModel": "LearnedReward",
     "EnsembleRewardModel": "EnsembleReward of several rewards, or RewardModelConfig(num_models=3) for a model with several members.",
 }
@@ -94,7 +100,7 @@ def explain_arguments(cls: type) -> None:
     """Make the constructor of a class, and its ``from_pretrained``, answer a wrong keyword with the right one."""
     if issubclass(cls, BaseModel | Enum):
         return  # settings answer wrong keys themselves
-    cls.__init__ = _explained(cls.__init__, cls)  # type: ignore[misc]
+    setattr(cls, "__init__", _explained(cls.__init__, cls))  # noqa: B010
     if (loads := inspect.getattr_static(cls, "from_pretrained", None)) and isinstance(loads, classmethod):
         setattr(cls, "from_pretrained", classmethod(_explained(loads.__func__, cls)))  # noqa: B010
 

@@ -92,7 +92,7 @@ def vllm(ours: str) -> Any:
     def convert(value: Any, given: Given) -> Settings | Reason:
         if not common.is_on(given.theirs.get("use_vllm")):
             return Reason("use_vllm is off")
-        return Settings({ours: value} if ours else {})
+        return Settings({ours: value})
 
     return convert
 

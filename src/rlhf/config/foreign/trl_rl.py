@@ -70,7 +70,7 @@ GROUPS: dict[str, Entry] = {
     "vllm_gpu_memory_utilization": to("engine.options", by=become.vllm("engine.options.gpu_memory_utilization")),
     "vllm_tensor_parallel_size": to("engine.options", by=become.vllm("engine.options.tensor_parallel_size")),
     "vllm_max_model_length": to("engine.max_model_len", by=become.vllm("engine.max_model_len")),
-    "vllm_server_timeout": to("engine.timeout_seconds", by=become.vllm("")),
+    "vllm_server_timeout": to("engine.start_timeout_seconds", by=become.vllm("engine.start_timeout_seconds")),
     **no(
         "vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port "
         "vllm_group_port use_transformers_continuous_batching transformers_continuous_batching_config "

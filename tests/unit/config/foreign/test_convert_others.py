@@ -153,12 +153,27 @@ def test_flags_with_dots_and_an_estimator_of_groups(tmp_path):
 @pytest.mark.parametrize(
     ("program", "flags", "settings"),
     [
-        ("train_sft", "--dataset a --train_batch_size 64 --max_len 4096 --multiturn", {"kind": "sft", "rows_per_step": 64, "max_length": 4096, "score": "assistant", "epochs": 2}),
-        ("train_dpo", "--dataset a --beta 0.2 --ipo --nll_loss_coef 0.1", {"kind": "dpo", "beta": 0.2, "loss": "ipo", "sft_coef": 0.1, "learning_rate": 1e-5}),
-        ("train_rm", "--dataset a --loss logexp --margin_loss", {"kind": "reward", "loss": "bradley_terry", "use_margin": True, "max_length": 512}),
+        (
+            "train_sft", "--dataset a --train_batch_size 64 --max_len 4096 --multiturn",
+            {"kind": "sft", "rows_per_step": 64, "max_length": 4096, "score": "assistant", "epochs": 2},
+        ),
+        (
+            "train_dpo", "--dataset a --beta 0.2 --ipo --nll_loss_coef 0.1",
+            {"kind": "dpo", "beta": 0.2, "loss": "ipo", "sft_coef": 0.1, "learning_rate": 1e-5},
+        ),
+        (
+            "train_rm", "--dataset a --loss logexp --margin_loss",
+            {"kind": "reward", "loss": "bradley_terry", "use_margin": True, "max_length": 512},
+        ),
         ("train_kto", "--dataset a --desirable_loss_weight 1.2", {"kind": "kto", "desirable_weight": 1.2}),
-        ("train_ppo_ray", "--prompt_data a --advantage_estimator rloo --n_samples_per_prompt 4", {"kind": "rloo", "policy_loss": "clip", "aggregation": "token"}),
-        ("train_ppo_ray", "--prompt_data a --advantage_estimator reinforce_baseline --n_samples_per_prompt 4", {"kind": "reinforce_pp", "baseline": "group"}),
+        (
+            "train_ppo_ray", "--prompt_data a --advantage_estimator rloo --n_samples_per_prompt 4",
+            {"kind": "rloo", "policy_loss": "clip", "aggregation": "token"},
+        ),
+        (
+            "train_ppo_ray", "--prompt_data a --advantage_estimator reinforce_baseline --n_samples_per_prompt 4",
+            {"kind": "reinforce_pp", "baseline": "group"},
+        ),
     ],
 )  # fmt: skip
 def test_programs_and_estimators(tmp_path, program, flags, settings):

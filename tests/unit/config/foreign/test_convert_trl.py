@@ -163,16 +163,40 @@ def test_a_step_that_splits_groups_is_rounded_up_and_said(tmp_path):
 @pytest.mark.parametrize(
     ("text", "kind", "settings"),
     [
-        ("packing: true\nassistant_only_loss: true\nmax_length: 512\n", "sft", {"score": "assistant", "max_length": 512, "learning_rate": 2e-5}),
-        ("loss_type: ipo\nlabel_smoothing: 0.0\nbeta: 0.2\n", "dpo", {"loss": "ipo", "ipo_per_token": True, "beta": 0.2}),
+        (
+            "packing: true\nassistant_only_loss: true\nmax_length: 512\n", "sft",
+            {"score": "assistant", "max_length": 512, "learning_rate": 2e-5},
+        ),
+        (
+            "loss_type: ipo\nlabel_smoothing: 0.0\nbeta: 0.2\n", "dpo",
+            {"loss": "ipo", "ipo_per_token": True, "beta": 0.2},
+        ),
         ("loss_type: [sigmoid, sft]\nloss_weights: [2.0, 1.0]\n", "dpo", {"loss": "sigmoid", "sft_coef": 0.5}),
         ("f_divergence_type: js_divergence\n", "dpo", {"divergence": "js"}),
-        ("loss_type: apo_zero_unpaired\ndesirable_weight: 1.3\n", "kto", {"reference_point": "zero", "desirable_weight": 1.3}),
-        ("center_rewards_coefficient: 0.01\nper_device_train_batch_size: 16\n", "reward", {"center_coef": 0.01, "rows_per_step": 16, "learning_rate": 1e-4}),
-        ("rloo_k: 4\nreward_clip_range: [-5, 5]\nkl_coef: 0.03\nnormalize_advantages: false\n", "rloo", {"group_size": 4, "clip_score": 5, "advantage": "leave_one_out"}),
-        ("cpo_alpha: 0.0\nloss_type: simpo\nsimpo_gamma: 1.2\nbeta: 2.5\n", "simpo", {"sft_coef": 0.0, "target_margin": 1.2, "beta": 2.5}),
-        ("num_generations: 8\nloss_type: cispo\nepsilon_high: 5.0\n", "grpo", {"policy_loss": "cispo", "clip_high": 4.0, "clip_low": 1.0, "aggregation": "token"}),
-        ("num_generations: 8\nloss_type: sapo\nsapo_temperature_neg: 1.1\n", "grpo", {"policy_loss": "sapo", "gate_temperatures": (1.0, 1.1)}),
+        (
+            "loss_type: apo_zero_unpaired\ndesirable_weight: 1.3\n", "kto",
+            {"reference_point": "zero", "desirable_weight": 1.3},
+        ),
+        (
+            "center_rewards_coefficient: 0.01\nper_device_train_batch_size: 16\n", "reward",
+            {"center_coef": 0.01, "rows_per_step": 16, "learning_rate": 1e-4},
+        ),
+        (
+            "rloo_k: 4\nreward_clip_range: [-5, 5]\nkl_coef: 0.03\nnormalize_advantages: false\n", "rloo",
+            {"group_size": 4, "clip_score": 5, "advantage": "leave_one_out"},
+        ),
+        (
+            "cpo_alpha: 0.0\nloss_type: simpo\nsimpo_gamma: 1.2\nbeta: 2.5\n", "simpo",
+            {"sft_coef": 0.0, "target_margin": 1.2, "beta": 2.5},
+        ),
+        (
+            "num_generations: 8\nloss_type: cispo\nepsilon_high: 5.0\n", "grpo",
+            {"policy_loss": "cispo", "clip_high": 4.0, "clip_low": 1.0, "aggregation": "token"},
+        ),
+        (
+            "num_generations: 8\nloss_type: sapo\nsapo_temperature_neg: 1.1\n", "grpo",
+            {"policy_loss": "sapo", "gate_temperatures": (1.0, 1.1)},
+        ),
     ],
     ids=["sft", "ipo", "sft-term", "divergence", "kto", "reward", "rloo", "simpo", "cispo", "sapo"],
 )  # fmt: skip
