@@ -110,12 +110,12 @@ def _holds(now: Any, value: Any) -> bool:
 
 def assembled(parts: list[Part], title: str, name: str) -> Conversion:
     """The recipe, without settings that it refuses: those are not carried over, and the refusal says why."""
-    to_fill_in = [
-        f"stages.{part.name}.{key} = {value}: {what}" for part in parts for key, value, what in _filled_in(part)
-    ]
     for part in parts:
         part.finish()
+    to_fill_in: list[str] = []
     while True:
+        for part in parts:
+            to_fill_in += [f"stages.{part.name}.{key} = {value}: {what}" for key, value, what in _filled_in(part)]
         tree = _tree(parts, name)
         try:
             RecipeConfig.of(tree, source="the recipe")
@@ -134,26 +134,30 @@ def _filled_in(part: Part) -> Iterator[tuple[str, Any, str]]:
         part.given.stage = {key: value, **part.given.stage}
         yield key, value, what
     if "rollouts" in part.given.fields and "rollouts" not in part.given.stage:
-        length = part.given.ours("rollouts")
+        length = part.given.stage["rollouts"] = part.given.ours("rollouts")
         yield "rollouts", length, "the default; epochs x prompts / prompts_per_rollout, which --rows N computes"
 
 
 def _settled(part: Part, complaint: str) -> bool:
     """Drop the setting that a line of an error is about; whether there was one."""
+    top = re.match(r"\s*(?P<key>\w+): (?P<why>.*)", complaint)
+    if top is not None and TOP + top["key"] in part.given.stage:
+        part.drop(TOP + top["key"], top["why"])
+        return True
     match = re.match(rf"\s*stages\.{re.escape(part.name)}(?:\.(?P<place>[\w.]+))?: (?P<why>.*)", complaint)
     if match is None:
         return False
     place, why = match["place"] or "", match["why"]
-    settings = [key for key in part.given.stage if key not in MUST_BE_GIVEN and not key.startswith(TOP)]
+    settings = [key for key in part.given.stage if not key.startswith(TOP)]
     exact = [key for key in settings if key == place or place.startswith(f"{key}.")]
-    inside = [key for key in settings if not place or key.startswith(f"{place}.")]
+    inside = [key for key in settings if key not in MUST_BE_GIVEN and (not place or key.startswith(f"{place}."))]
     mentioned = sorted(
         (found.start(), key)
         for key in inside
         if (found := re.search(rf"(?<![\w.]){re.escape(key)}\b|\b{re.escape(key.rpartition('.')[2])}\b", why))
     )
-    culprit = exact[0] if exact else mentioned[0][1] if mentioned else None
-    if culprit is None:
+    culprit = max(exact, key=len) if exact else mentioned[0][1] if mentioned else None
+    if culprit is None or part.given.stage[culprit] == MUST_BE_GIVEN.get(culprit, (None,))[0]:
         return False
     part.drop(culprit, why)
     return True
@@ -178,7 +182,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
     node = tree
     for section in sections:
         inner = node.get(section)
-        node[section] = inner = {"path": inner} if isinstance(inner, str) else {} if inner is None else inner
+        node[section] = inner = inner if isinstance(inner, dict) else {} if inner is None else {"path": inner}
         node = inner
     if isinstance(node.get(leaf), dict) and isinstance(value, str):
         node[leaf] = {"path": value, **node[leaf]}

@@ -119,9 +119,12 @@ def _become(layout: Layout, key: str, value: Any, given: Given, method: str) -> 
     if isinstance(entry, Reason):
         return entry
     try:
-        return converted(entry, value, given)
-    except (TypeError, ValueError, AttributeError) as err:
+        found = converted(entry, value, given)
+    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as err:
         return Reason(f"the value can't be read ({err})")
+    if isinstance(found, Reason) or all(given.has(key) for key in found.values):
+        return found
+    return Reason(f"a stage of kind {given.kind} has no such setting")
 
 
 # --- layouts in sections ------------------------------------------------------------------------------------------------

@@ -66,8 +66,8 @@ class Given:
         return key.startswith(TOP) or key.partition(".")[0] in self.fields
 
     def ours(self, key: str) -> Any:
-        """What the stage says so far, or its default."""
-        return self.stage.get(key, self.fields[key].default)
+        """What the stage says so far, or its default; null for a key that it does not have."""
+        return self.stage.get(key, self.fields[key].default if key in self.fields else None)
 
     @property
     def has_held_out(self) -> bool:

@@ -36,7 +36,11 @@ def rewards(value: Any, given: Given) -> Settings | Reason:
     if judges:
         values["reward"] = judges[0] if len(judges) == 1 else judges
     called = [judge for judge in judges if isinstance(judge, str) and ":" in judge]
-    note = f"{called[0]} is called by name: prompts, completions and columns; texts, or messages where the rows hold them" if called else ""
+    note = (
+        f"{called[0]} is called by name: prompts, completions and columns; texts, or messages where the rows hold them"
+        if called
+        else ""
+    )
     return Settings(values, note) if values else Reason("names no reward")
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rlhf.config.foreign import guide, openrlhf
+from rlhf.config.foreign import convert, guide, openrlhf
 from rlhf.config.foreign.layouts import GUIDE, LAYOUTS, OPENRLHF, TRL
+from rlhf.config.foreign.read import Source
 from rlhf.config.foreign.table import TOP, Reason, To
 from rlhf.config.foreign_keys import OTHERS
 from rlhf.config.recipe import RecipeConfig
@@ -81,3 +82,18 @@ def test_a_key_is_found_with_and_without_its_sections():
     assert isinstance(TRL.entry("gradient_checkpointing_kwargs.use_reentrant", "sft"), Reason)
     assert TRL.entry("model_init_kwargs.torch_dtype", "sft") is TRL.common["torch_dtype"]
     assert TRL.entry("no_such_key", "sft") is None
+
+
+@pytest.mark.parametrize("value", ["abc", -1, {"a": 1}, [1, 2]], ids=str)
+@pytest.mark.parametrize(
+    ("name", "method"), [("trl", "grpo"), ("trl", "dpo"), ("openrlhf", "ppo"), ("guide", "reward")]
+)
+def test_odd_values_of_all_keys_are_answered_and_the_recipe_stays_valid(name, method, value, tmp_path, monkeypatch):
+    layout = LAYOUTS[name]
+    keys = {key: value for key in layout.entries(method) if "." not in key}
+    source = Source(layout, {f"{method}.{key}" if name == "guide" else key: value for key, value in keys.items()})
+    source.stages = (method,) if name == "guide" else ()
+    monkeypatch.setattr(convert, "read_source", lambda path: source)
+    found = convert.convert_file(tmp_path / "any", method="" if name == "guide" else method)
+    RecipeConfig.of(found.tree)
+    assert {line.key for line in found.lines if not line.is_default} == source.keys.keys()
