@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,16 +152,24 @@ def _settled(part: Part, complaint: str) -> bool:
     settings = [key for key in part.given.stage if not key.startswith(TOP)]
     exact = [key for key in settings if key == place or place.startswith(f"{key}.")]
     inside = [key for key in settings if key not in MUST_BE_GIVEN and (not place or key.startswith(f"{place}."))]
-    mentioned = sorted(
-        (found.start(), key)
-        for key in inside
-        if (found := re.search(rf"(?<![\w.]){re.escape(key)}\b|\b{re.escape(key.rpartition('.')[2])}\b", why))
-    )
-    culprit = max(exact, key=len) if exact else mentioned[0][1] if mentioned else None
+    last = {key: [key, key.rpartition(".")[2]] for key in inside}
+    within = {key: key.removeprefix(f"{place}.").split(".") for key in inside}
+    named = _first_mentioned(why, last) or _first_mentioned(why, within)
+    culprit = max(exact, key=len) if exact else named
     if culprit is None or part.given.stage[culprit] == MUST_BE_GIVEN.get(culprit, (None,))[0]:
         return False
     part.drop(culprit, why)
     return True
+
+
+def _first_mentioned(text: str, words: Mapping[str, list[str]]) -> str | None:
+    """The key of which a word comes first in a text."""
+    at = {
+        key: min((m.start() for word in names if (m := re.search(rf"(?<![\w.]){re.escape(word)}\b", text))), default=-1)
+        for key, names in words.items()
+    }
+    found = [key for key, place in at.items() if place >= 0]
+    return min(found, key=lambda key: at[key]) if found else None
 
 
 def _tree(parts: list[Part], name: str) -> dict[str, Any]:
@@ -172,7 +181,7 @@ def _tree(parts: list[Part], name: str) -> dict[str, Any]:
             if key.startswith(TOP):
                 top[key.removeprefix(TOP)] = value
             else:
-                _put(stage, key.split("."), value)
+                _put(stage, key.split("."), copy.deepcopy(value))
         stages[part.name] = stage
     return {**top, "stages": stages}
 
