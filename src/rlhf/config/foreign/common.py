@@ -169,6 +169,9 @@ def every(ours: str, *, if_strategy: str = "", in_rollouts: bool = False) -> Cal
             return Reason(f"{if_strategy} is {strategy}")
         if value <= 0 or not math.isfinite(value):
             return Reason("not asked for; here about 5 evaluations and 4 checkpoints in a run by default")
+        if ours == "eval_every" and not given.has_held_out:
+            rows = "eval_prompts" if given.learns_from_rewards else "eval_data or eval_frac"
+            return Reason(f"needs held-out rows: give {rows}, and eval_every in optimizer steps")
         if value < 1:
             total = given.total_steps
             if total is None:
