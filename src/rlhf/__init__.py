@@ -189,11 +189,19 @@ __all__ = ["__version__", *PUBLIC]
 
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
+        from rlhf.config.foreign.names import NAMES
         from rlhf.errors import did_you_mean
 
+        if name in NAMES:
+            # Not an AttributeError: `from rlhf import NAME` would replace its text.
+            raise ImportError(f"rlhf has no {name}. Use: {NAMES[name]}", name="rlhf")
         raise AttributeError(f"module 'rlhf' has no attribute {name!r}.{did_you_mean(name, PUBLIC)}")
     module, _, attribute = PUBLIC[name].partition(":")
     value = getattr(importlib.import_module(module), attribute)
+    if isinstance(value, type):
+        from rlhf.config.foreign.names import explain_arguments
+
+        explain_arguments(value)
     globals()[name] = value  # the next look-up does not come here
     return value
 

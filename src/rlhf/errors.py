@@ -2,7 +2,8 @@
 
     RLHFError
     ├── ConfigError (ValueError)         a recipe, option or argument is wrong
-    │   └── UnknownNameError (KeyError)  a name is not in the table it was looked up in
+    │   ├── UnknownNameError (KeyError)  a name is not in the table it was looked up in
+    │   └── UnknownArgumentError (TypeError)  a constructor has no argument of that name
     ├── DataError (ValueError)           a file or a row is wrong; names file, line and column
     ├── ModelError (ValueError)          a model folder or its tokenizer can't be used as asked
     ├── RewardError (RuntimeError)       a reward function failed; names the function and the sample
@@ -49,6 +50,10 @@ class UnknownNameError(ConfigError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return str(self.args[0]) if self.args else ""
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """A constructor has no argument of that name; the message says what takes its place."""
 
 
 class DataError(RLHFError, ValueError):

@@ -428,7 +428,7 @@ def test_trls_loss_type_is_a_method_where_no_key_stands_for_it():
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("gradient_accumulation_steps", "Did you mean 'batch_size'? A step is accumulated by itself"),
+        ("gradient_accumulation_steps", "Did you mean 'batch_size'? A step is split into micro-batches"),
         ("packing", "there is no such key. Rows are always packed"),
         ("logging_steps", "there is no such key. Every step is logged, into events.jsonl"),
         (
@@ -447,7 +447,7 @@ def test_what_is_otherwise_here_is_said_beside_the_key_or_in_its_place(key, word
 def test_every_key_that_is_suggested_exists():
     known = {name for cls in config_classes() for name in cls.model_fields}
     suggested = {part for ours in THEIRS.values() for name in ours for part in name.split(".")}
-    suggested |= {key for remarks in REMARKS.values() for _, key in remarks if key is not None}
+    suggested |= {key for remarks in REMARKS.values() for _, keys in remarks for key in keys}
     assert suggested <= known
 
 

@@ -58,6 +58,7 @@ COMMANDS = {
     "runs diff": "FIRST SECOND --runs --all --json",
     "runs prune": "NAMES --runs --whole --yes --dry-run --json",
     "config show": "RECIPE OVERRIDES",
+    "config convert": "FILE --output/-o --method --processes --rows",
     "config schema": "KIND --json",
     "config presets": "",
     "data check": "FILE --json",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +26,45 @@ def config_show(
 
     found = preset(recipe, overrides or []) if recipe in PRESETS else load_recipe(recipe, overrides or [])
     print(yaml.safe_dump(found.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120), end="")
+
+
+@app.command("convert")
+def config_convert(
+    file: Annotated[
+        str, typer.Argument(help="YAML or flags of TRL, flags of OpenRLHF, a shell script, or YAML in sections.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Recipe to write; standard output by default.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="Whose settings these are, such as dpo, where the file does not say.")
+    ] = "",
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Devices that a batch per device is multiplied by; else those of the launcher, or 1.", min=1),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of the training data, to turn epochs into rollouts.", min=1)
+    ] = None,
+) -> None:
+    """Turn a config of another project into a recipe, and say what became of every key."""
+    import yaml
+
+    from rlhf.config.foreign.convert import convert_file
+    from rlhf.errors import ConfigError, printable
+    from rlhf.files import write_text
+
+    if output is not None and output.exists():
+        raise ConfigError(f"{output} exists; give another name, or remove it first.")
+    found = convert_file(file, method=method, processes=processes, rows=rows)
+    text = f"# {found.title}, converted from {Path(file).name}\n"
+    text += "".join(f"# to fill in: {line}\n" for line in found.to_fill_in)
+    text += yaml.safe_dump(found.tree, sort_keys=False, allow_unicode=True, width=120)
+    if output is None:
+        print(text, end="")
+    else:
+        write_text(output, text)
+    print(printable(found.to_text()), file=sys.stderr if output is None else sys.stdout)
 
 
 @app.command("schema")

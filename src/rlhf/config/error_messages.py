@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf.config.foreign_keys import REMARKS, THEIRS, VALUES
+from rlhf.config.foreign_keys import VALUES, answer, elsewhere
 from rlhf.config.methods import METHODS, as_settings, method_behind
 from rlhf.errors import did_you_mean
 
@@ -116,13 +116,11 @@ def _method(word: str, kinds: list[str]) -> str:
 def _hint(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> str:
     """What may have been meant by a key that is not there, and what is here instead of another library's."""
     name, known = str(place[-1]), _known_keys(root, tree, place[:-1])
-    ours = [key for key in THEIRS.get(name.lower(), ()) if key.partition(".")[0] in known]
-    remark = next((text for text, key in REMARKS.get(name.lower(), ()) if key is None or key in known), "")
-    ours = ours or ([] if remark else _deeper(root, tree, place))
-    remark = f" {remark}" if remark else ""
-    if ours:
-        return f" Did you mean {' or '.join(map(repr, ours))}?{remark}"
-    return remark or did_you_mean(name, known)
+    if theirs := answer(name, known):
+        return theirs
+    if deeper := _deeper(root, tree, place):
+        return f" Did you mean {' or '.join(map(repr, deeper))}?"
+    return elsewhere(name) or did_you_mean(name, known)
 
 
 def _deeper(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> list[str]:

@@ -1,191 +1,148 @@
-"""Keys that people bring from other libraries (TRL, OpenRLHF, transformers), and what stands for them here.
+"""What people bring from other libraries (TRL, OpenRLHF, verl, transformers), and what stands for it here.
 
-No key is taken by two names: this only serves the answer to a key that is not there.
+No key is taken by two names: this only serves the answer to a key that is not there. The tables are those that
+``rlhf config convert`` reads (``rlhf.config.foreign``), and the keys below, which no file has that is converted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
+from rlhf.config.foreign import trl, trl_conversions
+from rlhf.config.foreign.layouts import LAYOUTS
+from rlhf.config.foreign.table import TOP, Entry, Reason, To, to
 from rlhf.config.renamed_keys import RENAMED
 
-THEIRS: Mapping[str, Sequence[str]] = {
-    **RENAMED,
-    "lr": ["learning_rate"],
-    "critic_lr": ["value_learning_rate"],
-    "lr_scheduler_type": ["schedule"],
-    "scheduler": ["schedule"],
-    "warmup_ratio": ["warmup_frac"],
-    "warmup_steps": ["warmup_frac"],
-    "beta1": ["betas"],
-    "beta2": ["betas"],
-    "adam_beta1": ["betas"],
-    "adam_beta2": ["betas"],
-    "adam_epsilon": ["eps"],
-    "grad_clip": ["max_grad_norm"],
-    "gradient_clipping": ["max_grad_norm"],
-    "num_epochs": ["epochs"],
-    "num_train_epochs": ["epochs"],
-    "total_episodes": ["rollouts"],
-    "num_ppo_epochs": ["epochs_per_rollout"],
-    "num_iterations": ["epochs_per_rollout"],
-    "ppo_epochs": ["epochs_per_rollout"],
-    "batch_size": ["batch_size", "prompts_per_rollout"],
-    "train_batch_size": ["batch_size", "prompts_per_rollout"],
-    "mini_batch_size": ["minibatch_size", "batch_size"],
-    "per_device_train_batch_size": ["batch_size", "minibatch_size"],
-    "micro_batch_size": ["microbatch_tokens"],
-    "gradient_accumulation_steps": ["batch_size", "minibatch_size"],
-    "max_seq_length": ["max_length"],
-    "max_seq_len": ["max_length"],
-    "cutoff_len": ["max_length"],
-    "max_prompt_len": ["max_prompt_length"],
-    "max_completion_length": ["sampling.max_new_tokens"],
-    "neftune_noise_alpha": ["neftune_alpha"],
-    "label_smoothing_factor": ["label_smoothing"],
-    "ewc_lambda": ["ewc.coef"],
-    "response_length": ["sampling.max_new_tokens"],
-    "max_new_tokens": ["sampling.max_new_tokens"],
-    "temperature": ["sampling.temperature"],
-    "top_p": ["sampling.top_p"],
-    "top_k": ["sampling.top_k"],
-    "num_generations": ["group_size"],
-    "n_samples_per_prompt": ["group_size"],
-    "rloo_k": ["group_size"],
-    "kl_coef": ["kl.coef"],
-    "kl_estimator": ["kl.estimator"],
-    "use_kl_loss": ["kl.where"],
-    "use_kl_in_reward": ["kl.where"],
-    "init_kl_coef": ["kl.coef"],
-    "kl_penalty": ["kl.estimator"],
-    "target_kl": ["kl.target", "stop_at_kl"],
-    "beta": ["divergence_beta", "odds_coef", "kl.coef"],
-    "vf_coef": ["value_coef"],
-    "cliprange": ["clip_low", "clip_high"],
-    "clip_range": ["clip_low", "clip_high"],
-    "clip_ratio_low": ["clip_low"],
-    "clip_ratio_high": ["clip_high"],
-    "eps_clip": ["clip_low", "clip_high"],
-    "eps_clip_low_high": ["clip_low", "clip_high"],
-    "epsilon": ["clip_low", "clip_high"],
-    "epsilon_high": ["clip_high"],
-    "cliprange_value": ["clip_value"],
-    "lambda": ["gae_lambda", "coef"],
-    "lmbda": ["on_policy_frac"],
-    "gamma": ["target_margin"],
-    "simpo_gamma": ["target_margin"],
-    "gamma_beta_ratio": ["target_margin"],
-    "cpo_alpha": ["sft_coef"],
-    "use_weighting": ["weight_by_policy"],
-    "f_divergence_type": ["divergence"],
-    "f_alpha_divergence_coef": ["divergence_alpha"],
-    "reward_clip_range": ["clip_score"],
-    "n": ["num_samples", "group_size"],
-    "num_return_sequences": ["num_samples", "group_size"],
-    "whiten_adv": ["whiten_advantages"],
-    "scale_rewards": ["advantage"],
-    "divide_by_std": ["advantage"],
-    "loss_type": ["loss", "policy_loss", "aggregation"],
-    "importance_sampling_level": ["policy_loss"],
-    "vllm_importance_sampling_correction": ["importance"],
-    "vllm_importance_sampling_mode": ["importance.level", "importance.bound"],
-    "vllm_importance_sampling_cap": ["importance.high"],
-    "vllm_importance_sampling_clip_max": ["importance.high"],
-    "vllm_importance_sampling_clip_min": ["importance.low"],
-    "delta": ["dual_clip"],
-    "clip_ratio_c": ["dual_clip"],
-    "sapo_temperature_pos": ["gate_temperatures"],
-    "sapo_temperature_neg": ["gate_temperatures"],
-    "adv_estimator": ["advantage"],
-    "advantage_estimator": ["advantage"],
-    "norm_adv_by_std_in_grpo": ["advantage"],
-    "loss_agg_mode": ["aggregation"],
-    "dynamic_filtering": ["dynamic_sampling"],
-    "filter_groups": ["dynamic_sampling"],
-    "max_num_gen_batches": ["max_sampling_rounds"],
-    "overlong_buffer": ["overlong"],
-    "overlong_buffer_len": ["overlong.buffer_tokens"],
-    "overlong_penalty_factor": ["overlong.weight"],
-    "rpo_alpha": ["sft_coef"],
-    "center_rewards_coefficient": ["center_coef"],
-    "save_steps": ["save_every"],
-    "eval_steps": ["eval_every"],
-    "save_total_limit": ["keep_checkpoints"],
-    "report_to": ["log_to"],
-    "bf16": ["autocast"],
-    "fp16": ["autocast"],
-    "model_name_or_path": ["model", "path"],
-    "base_model": ["model"],
-    "ref_model": ["reference"],
-    "dataset": ["data"],
-    "dataset_name": ["data"],
-    "train_data": ["data"],
-    "train_file": ["data"],
-    "reward_funcs": ["reward"],
-    "reward_fn": ["reward"],
-    "r": ["rank"],
-    "lora_r": ["rank", "lora.rank", "model.lora.rank"],
-    "lora_rank": ["rank", "lora.rank", "model.lora.rank"],
-    "lora_alpha": ["alpha", "lora.alpha", "model.lora.alpha"],
-    "lora_dropout": ["dropout", "lora.dropout", "model.lora.dropout"],
-    "torch_dtype": ["dtype", "model.dtype"],
-    "load_in_4bit": ["lora.quantize_4bit", "quantize_4bit", "model.lora.quantize_4bit"],
-    "use_peft": ["lora", "model.lora"],
-    "type": ["kind"],
-    "algorithm": ["kind"],
-    "gradient_checkpointing": ["model.gradient_checkpointing"],
-    "completion_only_loss": ["train_on"],
-    "assistant_only_loss": ["train_on"],
-    "peft_config": ["model.lora"],
-    "lora_target_modules": ["target_modules", "lora.target_modules", "model.lora.target_modules"],
-    "mask_truncated_completions": ["missing_eos_penalty"],
-    "eval_dataset": ["eval_data", "eval_prompts"],
-    "train_dataset": ["data", "prompts"],
-}
-"""Theirs, in lower case, to ours: dotted from the section that the key was written in; a section has some of them."""
-
-MICRO = "A step is accumulated by itself from micro-batches of microbatch_tokens tokens: memory only, the result is the same."
 LOSSES = "What TRL calls a loss_type is a method here, and `rlhf methods` says of each which stage it is."
-REMARKS: Mapping[str, Sequence[tuple[str, str | None]]] = {
-    "per_device_train_batch_size": [(MICRO, "microbatch_tokens")],
-    "gradient_accumulation_steps": [(MICRO, "microbatch_tokens")],
-    "micro_batch_size": [("It is counted in tokens.", "microbatch_tokens")],
-    "completion_only_loss": [("`train_on: completion` is the default.", "train_on")],
-    "assistant_only_loss": [("As in `train_on: assistant`.", "train_on")],
-    "bf16": [("As in `autocast: bfloat16`.", "autocast")],
-    "fp16": [("As in `autocast: float16`.", "autocast")],
-    "packing": [("Rows are always packed, without padding and without seeing each other.", None)],
-    "logging_steps": [("Every step is logged, into events.jsonl of the stage.", None)],
-    "output_dir": [("It stands at the top of a recipe, beside `name`; a command of one stage has -o.", None)],
-    "resume_from_checkpoint": [("The same command goes on from the last checkpoint by itself.", None)],
-    "ref_model": [
-        ("It is what the KL penalty pulls towards; by default the model that the stage starts from.", "reference"),
-        ("The reference is the model that the stage starts from.", None),
-    ],
-    "epsilon_high": [
-        ("As a distance from 1 for every policy_loss: TRL's bound of 5 for CISPO is 4 here.", "clip_high"),
-    ],
-    "importance_sampling_level": [("`policy_loss: sequence` is one ratio for a whole completion.", "policy_loss")],
-    "loss_type": [(LOSSES, None)],
-    "gamma_beta_ratio": [("The margin itself, beta times the ratio.", "target_margin")],
-    "reward_clip_range": [("Scores beyond it on either side are brought to it.", "clip_score")],
-    "scale_rewards": [("`group` divides by the group's deviation, `group_mean` does not.", "advantage")],
-    "mask_truncated_completions": [
-        ("It is subtracted from the score of a completion that was cut.", "missing_eos_penalty")
-    ],
+OTHERS: Mapping[str, Entry] = {
+    **{old: to(*new) for old, new in RENAMED.items()},
+    "critic_lr": to("value_learning_rate"),
+    "beta1": to("betas"),
+    "beta2": to("betas"),
+    "grad_clip": to("max_grad_norm"),
+    "micro_batch_size": to("microbatch_tokens", note="It is counted in tokens."),
+    "max_seq_len": to("max_length"),
+    "cutoff_len": to("max_length"),
+    "max_prompt_len": to("max_prompt_length"),
+    "ewc_lambda": to("ewc.coef"),
+    "mini_batch_size": to("minibatch_size", "batch_size"),
+    "use_kl_in_reward": to("kl.where"),
+    "clip_ratio_low": to("clip_low"),
+    "clip_ratio_high": to("clip_high"),
+    "lambda": to("gae_lambda", "coef"),
+    "lmbda": to("on_policy_frac"),
+    "gamma_beta_ratio": to("target_margin", note="The margin itself, beta times the ratio."),
+    "n": to("num_samples", "group_size"),
+    "num_return_sequences": to("num_samples", "group_size"),
+    "whiten_adv": to("whiten_advantages"),
+    "divide_by_std": to("advantage"),
+    "clip_ratio_c": to("dual_clip"),
+    "adv_estimator": to("advantage"),
+    "norm_adv_by_std_in_grpo": to("advantage"),
+    "loss_agg_mode": to("aggregation"),
+    "filter_groups": to("dynamic_sampling"),
+    "max_num_gen_batches": to("max_sampling_rounds"),
+    "overlong_buffer": to("overlong"),
+    "reward_fn": to("reward"),
+    "type": to("kind"),
+    "algorithm": to("kind"),
+    "r": to("model.lora.rank"),
+    "peft_config": to("model.lora"),
+    "train_dataset": to("data", "prompts"),
+    "loss_type": to(note=LOSSES),
 }
-"""Theirs to a word beside our key, or in the place of one: the first whose own condition holds, a key that the section
-has or None."""
+"""Of verl, LLaMA-Factory, Axolotl and papers, and words beside keys of the tables."""
 
-VALUES: Mapping[str, str] = {
-    "sigmoid_norm": "length_normalized: true",
-    "exo_pair": "loss: exo, label_smoothing: 0.1",
-    "nca_pair": "loss: nca",
-    "bco_pair": "loss: bco",
-    "aot_pair": "loss: aot",
-    "sppo_hard": "loss: sppo",
-    "apo_zero_unpaired": "reference_point: zero",
-    "js_divergence": "divergence: js",
-    "alpha_divergence": "divergence: alpha, divergence_alpha: 0.5",
-}
+
+def _entries() -> Iterator[tuple[str, Entry]]:
+    yield from OTHERS.items()
+    for layout in LAYOUTS.values():
+        for key, entries in layout.everything.items():
+            if "." not in key:
+                yield from ((key, entry) for entry in entries)
+
+
+def _with_tails(key: str) -> Iterator[str]:
+    """`model.lora.rank`, and inside the sections `lora.rank` and `rank`; every stage has a `kind`, so no tail is that."""
+    while key:
+        yield key
+        key = key.partition(".")[2]
+        key = "" if key == "kind" else key
+
+
+def _sentence(text: str) -> str:
+    text = text.removeprefix("nothing to set: ")
+    return f"{text[:1].upper()}{text[1:]}".removesuffix(".") + "."
+
+
+def _theirs() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, entry in _entries():
+        names = [tail for ours in getattr(entry, "ours", ()) if not ours.startswith(TOP) for tail in _with_tails(ours)]
+        known = found.setdefault(key, [])
+        known += [name for name in names if name not in known]
+    return {key: names for key, names in found.items() if names}
+
+
+def _remarks() -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for key, entry in _entries():
+        text = str(entry) if isinstance(entry, Reason) else entry.note
+        ours = entry.ours if isinstance(entry, To) else ()
+        if text:
+            needed = tuple(name.partition(".")[0] for name in ours if not name.startswith(TOP))
+            found.setdefault(key, []).append((_sentence(text), needed))
+    return found
+
+
+def _values() -> dict[str, str]:
+    tables: dict[str, Mapping[Any, Any]] = {
+        "loss": {**trl_conversions.LOSS_OF_PAIRS, "apo_zero_unpaired": {"reference_point": "zero"}},
+        "divergence": trl.DIVERGENCES,
+    }
+    found = {}
+    for key, table in tables.items():
+        for word, ours in table.items():
+            settings = ours if isinstance(ours, dict) else {key: ours}
+            if not isinstance(ours, Reason) and settings.get(key) != word:
+                found[word] = ", ".join(f"{name}: {str(v).lower()}" for name, v in settings.items())
+    return found
+
+
+THEIRS: Mapping[str, Sequence[str]] = _theirs()
+"""Theirs, in lower case, to ours: dotted from the section that the key was written in; a section has some of them."""
+REMARKS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = _remarks()
+"""Theirs to words beside our key, or in the place of one, each with keys of which the section must have one; none for always."""
+VALUES: Mapping[str, str] = _values()
 """Their values that no key of ours takes -> what stands for them here."""
+
+
+def ours_for(name: str, known: Collection[str]) -> list[str]:
+    """Of a section's keys, those that another library's stands for."""
+    return [key for key in THEIRS.get(name.lower(), ()) if key.partition(".")[0] in known]
+
+
+def remark_on(name: str, known: Collection[str]) -> str:
+    """What to know about another library's key, where a section has these keys; empty where there is nothing."""
+    remarks = REMARKS.get(name.lower(), ())
+    return next((text for text, needed in remarks if not needed or set(needed) & set(known)), "")
+
+
+def answer(name: str, known: Collection[str]) -> str:
+    """' Did you mean 'kl.coef'? ...' for a key that a section does not have; empty where it is nobody's key.
+
+    Args:
+        name: The key.
+        known: Those that the section has.
+    """
+    ours, remark = ours_for(name, known), remark_on(name, known)
+    if ours:
+        return f" Did you mean {' or '.join(map(repr, ours))}?{remark and f' {remark}'}"
+    return remark and f" {remark}"
+
+
+def elsewhere(name: str) -> str:
+    """' It is ... in other places' for another library's key that this section has nothing for; empty for any other key."""
+    ours = [key for key in THEIRS.get(name.lower(), ()) if key != name][:2]
+    return f" In a stage that has it, it is {' or '.join(map(repr, ours))}." if ours else ""

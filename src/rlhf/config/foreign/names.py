@@ -1,0 +1,156 @@
+"""Classes, functions and arguments of constructors that people look for, and what takes their place."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlhf.config.foreign_keys import answer, ours_for
+from rlhf.errors import UnknownArgumentError, did_you_mean
+
+NAMES: Mapping[str, str] = {
+    "RLHFPipeline": "Pipeline(load_recipe(...)) runs the stages of a recipe; RLHFTrainer runs them one call at a time.",
+    "DistributedRLHFTrainer": "RLHFTrainer runs the stages, in one process on one device.",
+    "RLHFStage": "A stage is a section of a recipe, `kind: sft` and the like (`rlhf config schema`).",
+    "RolloutBatch": "A trainer packs its rollouts itself; rollouts.jsonl of a stage has what was sampled.",
+    "PPOMemory": "A trainer keeps its rollouts itself; rollouts.jsonl of a stage has what was sampled.",
+    "BaseTrainer": "There is no base class to inherit from; docs/extending.md says how a method is added.",
+    "TrainOutput": "A stage leaves a model folder, events.jsonl and artifact.json; a trainer's train() returns its result.",
+    "ActorCriticLM": "`value_model: shared` of PPO is a value head on the policy; in Python, ValueModel.",
+    "PPOModel": "`value_model: shared` of PPO is a value head on the policy; in Python, PolicyModel and ValueModel.",
+    "AutoModelForCausalLMWithValueHead": "PolicyModel and ValueModel; `value_model: shared` puts the head on the policy's backbone.",
+    "RewardModelWithMargin": "RewardModelConfig(use_margin=True) reads each pair's margin; loss='graded' learns one for each strength.",
+    "ReferenceModelManager": "ReferenceModel(policy, decay=..., update_every=...) moves; without them it stays.",
+    "BradleyTerryLoss": "rlhf.losses.bradley_terry_loss; in a stage `kind: reward`.",
+    "PlackettLuceLoss": "rlhf.losses.plackett_luce_loss; in a stage `kind: reward, loss: plackett_luce`.",
+    "MarginRankingLoss": "rlhf.losses.hinge_margin_loss; in a stage `kind: reward, loss: hinge`.",
+    "LabelSmoothingPreferenceLoss": "bradley_terry_loss of rlhf.losses takes label_smoothing; so do the stages `reward` and `dpo`.",
+    "DPOLoss": "rlhf.losses.dpo_loss; in a stage `kind: dpo`.",
+    "IPOLoss": "rlhf.losses.ipo_loss; in a stage `kind: dpo, loss: ipo`.",
+    "KTOLoss": "rlhf.losses.kto_loss; in a stage `kind: kto`.",
+    "ORPOLoss": "rlhf.losses.odds_ratio_loss; in a stage `kind: orpo`.",
+    "compute_gae_advantage_return": "rlhf.losses.gae",
+    "compute_policy_loss": "rlhf.losses.clipped_policy_loss",
+    "compute_value_loss": "rlhf.losses.clipped_value_loss",
+    "compute_rewards_with_kl_penalty": "`kl: {where: reward}` of a stage; rlhf.losses has the estimators kl_k1, kl_k2, kl_k3, kl_abs.",
+    "get_entropy": "`entropy_coef` of a stage weighs the exact entropy; models.score gives it for each token.",
+    "BaseRewardModel": "A reward is any object with the method of rlhf.rewards.types.Scorer; models that judge are RewardModel.",
+    "GenerationSampler": "SamplingConfig in rlhf.config.policy; `sampling` of a stage.",
+    "setup_gradient_checkpointing": "`model: {gradient_checkpointing: true}`; in Python, ModelConfig(gradient_checkpointing=True).",
+    "RLHFMemoryOptimizer": "`rlhf plan recipe.yaml` estimates the memory and says what would fit.",
+    "RewardModelService": "A reward of `kind: service` asks a server over HTTP (docs/rewards.md).",
+    "PretrainedLLM": "PolicyModel.from_pretrained(...)",
+    "SupervisedFineTuner": "SFTTrainer; `rlhf sft model=PATH data=FILE`.",
+    "LearnedRewardModel": "LearnedReward",
+    "EnsembleRewardModel": "EnsembleReward of several rewards, or RewardModelConfig(num_models=3) for a model with several members.",
+}
+"""Names that are looked for in ``rlhf`` and are not there -> what to use."""
+
+ARGUMENTS: Mapping[str, Sequence[str]] = {
+    "model": ("policy", "policies", "inputs"),
+    "base_model": ("model", "policy", "members", "member"),
+    "backbone": ("model", "members", "member"),
+    "policy_model": ("policy",),
+    "actor": ("policy",),
+    "critic": ("value_model",),
+    "args": ("config",),
+    "training_args": ("config",),
+    "train_dataset": ("train_data", "prompts", "inputs"),
+    "dataset": ("train_data", "prompts", "source", "inputs"),
+    "data": ("train_data", "prompts", "source"),
+    "eval_dataset": ("eval_data", "eval_prompts"),
+    "reward_funcs": ("reward", "scorer"),
+    "reward_function": ("reward", "scorer"),
+    "reward_fn": ("reward", "scorer"),
+    "reward_model": ("reward", "scorer", "model"),
+    "reward_models": ("scorers", "reward", "scorer"),
+    "models": ("scorers", "members"),
+    "ref_model": ("reference",),
+    "reference_model": ("reference",),
+    "output_dir": ("checkpoint_dir",),
+    "weights": ("components",),
+    "clip_range": ("config",),
+}
+"""Of constructors: theirs to ours; a class has some of them."""
+
+TOKENIZER = "A model carries its tokenizer, and rows are tokenized by the data set."
+ABSENT_ARGUMENTS: Mapping[str, str] = {
+    "processing_class": TOKENIZER,
+    "tokenizer": TOKENIZER,
+    "reward_processing_classes": TOKENIZER,
+    "peft_config": "PolicyModel.from_pretrained(ModelConfig(path=..., lora={'rank': 16})) has an adapter.",
+    "quantization_config": "PolicyModel.from_pretrained(ModelConfig(path=..., lora={'quantize_4bit': True})) is quantized.",
+    "callbacks": "A log takes their place: `log=` is given every event.",
+    "data_collator": "Rows are packed, not padded; there is nothing to collate.",
+    "optimizers": "AdamW and its schedule are settings of the config.",
+    "compute_metrics": "evaluation of a config says what is measured on held-out prompts.",
+    "formatting_func": "A data set takes `columns`, theirs to ours.",
+    "device": "A model is where it was loaded; a recipe has `device`.",
+}
+"""Arguments that have no counterpart -> why."""
+
+
+def explain_arguments(cls: type) -> None:
+    """Make the constructor of a class, and its ``from_pretrained``, answer a wrong keyword with the right one."""
+    if issubclass(cls, BaseModel | Enum):
+        return  # settings answer wrong keys themselves
+    setattr(cls, "__init__", _explained(cls.__init__, cls))  # noqa: B010
+    if (loads := inspect.getattr_static(cls, "from_pretrained", None)) and isinstance(loads, classmethod):
+        setattr(cls, "from_pretrained", classmethod(_explained(loads.__func__, cls)))  # noqa: B010
+
+
+def _explained(function: Callable[..., Any], cls: type) -> Callable[..., Any]:
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = list(parameters)[1:]
+
+    @functools.wraps(function)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        wrong = [] if takes_any else [name for name in kwargs if name not in known]
+        if wrong:
+            owner = self if isinstance(self, type) else type(self)
+            call = owner.__name__ if function.__name__ == "__init__" else f"{owner.__name__}.{function.__name__}"
+            lines = [f"{call} takes no argument {name!r}.{_right_one(name, known, function)}" for name in wrong]
+            raise UnknownArgumentError("\n".join(lines))
+        return function(self, *args, **kwargs)
+
+    return checked
+
+
+def _right_one(name: str, known: Collection[str], function: Callable[..., Any]) -> str:
+    ours = [argument for argument in ARGUMENTS.get(name, ()) if argument in known]
+    if ours:
+        return f" It is {ours[0]!r} here."
+    if name in ABSENT_ARGUMENTS:
+        return f" {ABSENT_ARGUMENTS[name]}"
+    if "config" in known and (setting := _as_setting(name, function)):
+        return f" It is a setting:{setting}"
+    near = did_you_mean(name, known)
+    return answer(name, known) or near or f" It takes {', '.join(known)}."
+
+
+def _as_setting(name: str, function: Callable[..., Any]) -> str:
+    """' config=DPOConfig(beta=...)', where the config of a class has the key, or one that stands for it."""
+    try:
+        annotation = typing.get_type_hints(function).get("config")
+    except NameError:  # of a name that only type checkers see
+        return ""
+    classes = [kind for kind in (*typing.get_args(annotation), annotation) if isinstance(kind, type)]
+    for config in classes:
+        if not issubclass(config, BaseModel):
+            continue
+        if name in config.model_fields:
+            return f" config={config.__name__}({name}=...)."
+        ours = ours_for(name, config.model_fields)
+        if len(ours) == 1:
+            section, _, key = ours[0].partition(".")
+            return f" config={config.__name__}({section}={f'{{{key!r}: ...}}' if key else '...'})."
+        if found := answer(name, config.model_fields):
+            return f" config={config.__name__}(...).{found}"
+    return ""
