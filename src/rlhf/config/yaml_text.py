@@ -1,4 +1,4 @@
-"""YAML text to plain values, with what YAML 1.1 would get wrong in silence put right or refused.
+"""YAML files and texts to plain values, with what YAML 1.1 would get wrong in silence put right or refused.
 
 PyYAML reads YAML 1.1, where ``1e-5`` is a text, ``012`` is ten, ``12:30`` is 750 and ``2026-01-31`` is no text; a key that stands
 twice overwrites; and a few lines of aliases stand for more values than there is memory.
@@ -6,12 +6,14 @@ twice overwrites; and a few lines of aliases stand for more values than there is
 
 from __future__ import annotations
 
+import codecs
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, did_you_mean_file
 
 MOST_CHARACTERS = 1_000_000
 """A recipe has a few thousand."""
@@ -31,6 +33,54 @@ class LongNumber(str):
     """The text of a whole number with more digits than are read; anyone who validates the setting refuses it, by the setting's name."""
 
     __slots__ = ()
+
+
+def read_yaml(path: Path | str) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is no mapping.
+    """
+    tree = parse_yaml(read_text(path), str(path))
+    if tree is None:
+        raise ConfigError(f"{path} is empty; a recipe needs at least `name:` and `stages:`.")
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds a {type(tree).__name__}; it should hold keys and values.")
+    return tree
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        ConfigError: The file is absent, or not text.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        near = did_you_mean_file(path.name, siblings)
+        raise ConfigError(f"There is no file {path}.{near}") from None
+    except IsADirectoryError:
+        inside = [p.name for p in sorted(path.glob("*.y*ml"))]
+        hint = f"give one of its files: {', '.join(inside[:5])}" if inside else "give a YAML file"
+        raise ConfigError(f"{path} is a folder and can't be read as text; {hint}.") from None
+    except OSError as err:
+        raise ConfigError(f"{path} can't be read: {err.strerror or err}.") from None
+    return _decoded(data, path)
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path} can't be read as text: it is in UTF-16. Save it as UTF-8.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        line = data.count(b"\n", 0, err.start) + 1
+        raise ConfigError(
+            f"{path} line {line} can't be read as text: the byte 0x{data[err.start]:02x} is not UTF-8. Save it as UTF-8."
+        ) from None
 
 
 def parse_yaml(text: str, source: str) -> Any:

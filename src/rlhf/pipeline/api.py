@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 from pydantic import Field
 from rich.console import Console
 
-from rlhf.config.base import Config, read_yaml
+from rlhf.config.base import Config
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import POLICY_KINDS
+from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 from pydantic import TypeAdapter
 
-from rlhf.config.base import SHORT_FORMS, apply_overrides, read_yaml
+from rlhf.config.base import SHORT_FORMS, apply_overrides
 from rlhf.config.engines import EngineSpec
 from rlhf.config.environment import EnvironmentSpec
 from rlhf.config.model import ModelConfig
@@ -13,6 +13,7 @@ from rlhf.config.policy import PPOConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.sft import SFTConfig
 from rlhf.config.stages import SFTStage
+from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
 
 

@@ -11,7 +11,8 @@ import pytest
 from rlhf.config.recipe import RecipeConfig
 from rlhf.files import write_text
 from rlhf.models.sources import embedded_folder
-from rlhf.pipeline.artifacts import RECORD, Artifact, content_hash, local_inputs, made_from, stage_files
+from rlhf.pipeline.artifacts import RECORD, Artifact, content_hash, stage_files
+from rlhf.pipeline.provenance import local_inputs, made_from
 
 
 @pytest.fixture
