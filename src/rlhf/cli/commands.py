@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -28,14 +29,16 @@ class Entry:
         """The command, after its module was imported."""
         module, _, attribute = self.implementation.partition(":")
         implementation = getattr(import_module(f"rlhf.cli.{module}"), attribute)
-        app = typer.Typer(rich_markup_mode="rich")
-        if isinstance(implementation, typer.Typer):
-            app.add_typer(implementation, name=name, rich_help_panel=self.panel)
-        elif self.takes_settings:
-            app.command(name, cls=SettingsCommand, rich_help_panel=self.panel)(implementation)
-        else:
-            app.command(name, rich_help_panel=self.panel)(implementation)
-        return typer.main.get_group(app).commands[name]
+        return _built(name, implementation, panel=self.panel, takes_settings=self.takes_settings)
+
+
+def _built(name: str, implementation: Any, *, panel: str | None, takes_settings: bool) -> Any:
+    app = typer.Typer(rich_markup_mode="rich")
+    if isinstance(implementation, typer.Typer):
+        app.add_typer(implementation, name=name, rich_help_panel=panel)
+    else:
+        app.command(name, cls=SettingsCommand if takes_settings else None, rich_help_panel=panel)(implementation)
+    return typer.main.get_group(app).commands[name]
 
 
 COMMANDS = {
@@ -53,7 +56,7 @@ COMMANDS = {
     "runs": Entry("runs:app"),
     "feedback": Entry("feedback:app", "The human side"),
 }
-"""In the order of `rlhf --help`. The commands of one stage, such as `rlhf sft`, come after `run`: see ``rlhf.cli.run.stage_commands``."""
+"""In the order of `rlhf --help`. The commands of one stage, such as `rlhf sft`, come after `run`: ``rlhf.cli.run.stages_with_commands``."""
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -64,29 +67,32 @@ class LazyCommands(Mapping[str, Any]):
 
     def __init__(self) -> None:
         self._built: dict[str, Any] = {}
-        self._stages: Mapping[str, Any] | None = None
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
-            self._built[name] = COMMANDS[name].command(name) if name in COMMANDS else self._of_stages()[name]
+            self._built[name] = COMMANDS[name].command(name) if name in COMMANDS else self._of_stage(name)
         return self._built[name]
 
     def __iter__(self) -> Iterator[str]:
         first, *others = COMMANDS
-        return iter((first, *self._of_stages(), *others))
+        return iter((first, *self._stages, *others))
 
     def __len__(self) -> int:
-        return len(COMMANDS) + len(self._of_stages())
+        return len(COMMANDS) + len(self._stages)
 
     def __contains__(self, name: object) -> bool:
-        return name in COMMANDS or name in self._of_stages()
+        return name in COMMANDS or name in self._stages
 
-    def _of_stages(self) -> Mapping[str, Any]:
-        if self._stages is None:
-            from rlhf.cli.run import stage_commands
+    @cached_property
+    def _stages(self) -> Mapping[str, str]:
+        from rlhf.cli.run import stages_with_commands
 
-            self._stages = stage_commands()
-        return self._stages
+        return stages_with_commands()
+
+    def _of_stage(self, kind: str) -> Any:
+        from rlhf.cli.run import one_stage
+
+        return _built(kind, one_stage(kind, self._stages[kind]), panel="One stage", takes_settings=True)
 
 
 class RLHFCommands(TyperGroup):

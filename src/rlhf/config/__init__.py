@@ -11,4 +11,5 @@ recipe          named stages and their inputs: what `rlhf run` runs
 assets          the folder that ${RLHF_ASSETS} names, and what to say where it is not there
 presets         whole recipes by model size
 schema          settings as people read them: name, type, default, meaning
+descriptions    the text below each field, read when asked for
 """

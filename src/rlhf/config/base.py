@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
+from rlhf.config.descriptions import described_fields
 from rlhf.config.error_messages import complaints, shortened
 from rlhf.config.numbers import with_meant_numbers
 from rlhf.config.yaml_text import parse_yaml
@@ -56,7 +57,6 @@ class Config(BaseModel):
         defer_build=True,  # of a hundred classes a command needs a few
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         protected_namespaces=(),
         allow_inf_nan=False,
     )
@@ -76,6 +76,16 @@ class Config(BaseModel):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler, /) -> CoreSchema:
         """How pydantic validates this class."""
         schema: CoreSchema = with_meant_numbers(handler(source))
+        return schema
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> dict[str, Any]:
+        """How pydantic describes this class in a JSON schema."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, field in described_fields(cls).items():
+            if field.description is not None:
+                properties[name]["description"] = field.description
         return schema
 
     # Tells pydantic to go on validating nested settings in place: through __init__ their errors would lose their place.

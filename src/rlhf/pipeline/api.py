@@ -20,6 +20,7 @@ from pydantic import Field
 from rich.console import Console
 
 from rlhf.config.base import Config
+from rlhf.config.descriptions import described_fields
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import POLICY_KINDS
@@ -34,7 +35,7 @@ T = TypeVar("T", bound=Config)
 
 def _explained(config: type[T]) -> type[T]:
     """The same class, what its fields mean in its docstring: ``help`` shows no more of a pydantic model than that."""
-    fields = [f"    {name}: {field.description}" for name, field in config.model_fields.items()]
+    fields = [f"    {name}: {field.description}" for name, field in described_fields(config).items()]
     config.__doc__ = "\n".join([config.__doc__ or "", "", "Args:", *fields])
     return config
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf.config.descriptions import described_fields
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import describe_settings, settings_class, stage_classes
 from rlhf.errors import UnknownNameError
@@ -26,7 +27,7 @@ def test_every_kind_of_stage_has_a_class():
 def test_a_table_names_every_setting_with_type_default_and_meaning(kind):
     cls = settings_class(kind)
     text = describe_settings(cls)
-    for name, field in cls.model_fields.items():
+    for name, field in described_fields(cls).items():
         assert f"\n{name}: " in f"\n{text}"
         assert " ".join((field.description or "").split())[:60] in " ".join(text.split())
 
