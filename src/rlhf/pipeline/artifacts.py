@@ -74,6 +74,8 @@ class Artifact:
     """Of the packages that decide results."""
     device: str = ""
     """Where its models were; no part of its key, no more than the kind of processor is."""
+    names: Mapping[str, str] | None = None
+    """Inputs that are no files of this machine, such as models on a hub: dotted place to name."""
 
     def __repr__(self) -> str:
         held = f"{counted(len(self.metrics), 'metric')}, {counted(len(self.files), 'file')}"

@@ -58,6 +58,20 @@ def local_inputs(stage: Config) -> list[tuple[str, Path]]:
     return found
 
 
+def inputs_by_name(stage: Config, parents: Mapping[str, str]) -> dict[str, str]:
+    """Inputs that are no files of this machine, such as models on a hub: dotted place to name.
+
+    Args:
+        stage: Its settings.
+        parents: As in ``MadeFrom``.
+    """
+    return {
+        ".".join(place): text
+        for place, text, names in named_things(stage)
+        if names is Names.INPUT and not STAGE.match(text) and ".".join(place) not in parents
+    }
+
+
 def _local_file(text: str, names: Names) -> Path | None:
     """What a setting names on this machine, if it names anything; code of this library is no input, but code."""
     if STAGE.match(text) or is_own_function(text, names):

@@ -31,7 +31,7 @@ from rlhf.pipeline.manifest import manifest, now, summary
 from rlhf.pipeline.manifest import versions as versions
 from rlhf.pipeline.memory import memory_errors
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions
-from rlhf.pipeline.provenance import local_inputs
+from rlhf.pipeline.provenance import inputs_by_name, local_inputs
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
 from rlhf.pipeline.validate.independence import find_leakage
@@ -235,6 +235,7 @@ class Pipeline:
                 finished=now(),
                 versions=versions(),
                 device=describe_device(model_device()),
+                names=inputs_by_name(stage, plan.made_from.parents),
             )
             artifact.write(folder)
             log.write("stage_end", seconds=artifact.seconds, message=outcome.headline)

@@ -406,7 +406,7 @@ def _is_number(value: Any) -> bool:
 
 def _recipe(run: Path) -> dict[str, Any]:
     try:
-        return read_yaml(run / "recipe.yaml")
+        return read_yaml(run / "recipe.yaml", written_by_us=True)
     except RLHFError:
         return {}
 
