@@ -251,7 +251,6 @@ HEAVY = (
     "tokenizers",
     "peft",
     "datasets",
-    "numpy",
     "scipy",
     "pandas",
     "huggingface_hub",
