@@ -108,14 +108,18 @@ def run_recipe(recipe: RecipeConfig, *, quiet: bool, dry_run: bool = False, **op
     from rlhf.data.message_text import counted
 
     out = None if quiet else console()
+    folder = Path(recipe.output_dir) / recipe.name
     if out is not None:
-        folder = Path(recipe.output_dir) / recipe.name
         out.print(f"[bold]{recipe.name}[/]  {counted(len(recipe.stages), 'stage')} into {folder}", soft_wrap=True)
     from rlhf.pipeline.validate import check_quickly
 
     for warning in check_quickly(recipe, until=options.get("until")):
         if out is not None:
             out.print(f"! {warning.line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if not dry_run and not folder.exists():
+        from rlhf.pipeline.validate.hub_models import check_hub_models
+
+        check_hub_models(recipe, until=options.get("until"))
     from rlhf.pipeline.run import Pipeline
 
     pipeline = Pipeline(recipe, console=out)
