@@ -1,7 +1,7 @@
 """Settings: strict, immutable classes, read from YAML and checked before anything heavy is loaded. Imports no torch.
 
-base            Config, the strict base; read_yaml, apply_overrides (key.sub=value)
-yaml_text       YAML to plain values, bounded, and without the surprises of YAML 1.1
+base            Config, the strict base; apply_overrides (key.sub=value)
+yaml_text       read_yaml; YAML to plain values, bounded, and without the surprises of YAML 1.1
 error_messages  what pydantic found wrong, in the words of anyone who wrote the file
 model           how a model is loaded and adapted
 rewards         who judges completions
