@@ -29,10 +29,10 @@ class Entry:
         """The command, after its module was imported."""
         module, _, attribute = self.implementation.partition(":")
         implementation = getattr(import_module(f"rlhf.cli.{module}"), attribute)
-        return _built(name, implementation, panel=self.panel, takes_settings=self.takes_settings)
+        return _click_command(name, implementation, panel=self.panel, takes_settings=self.takes_settings)
 
 
-def _built(name: str, implementation: Any, *, panel: str | None, takes_settings: bool) -> Any:
+def _click_command(name: str, implementation: Any, *, panel: str | None, takes_settings: bool) -> Any:
     app = typer.Typer(rich_markup_mode="rich")
     if isinstance(implementation, typer.Typer):
         app.add_typer(implementation, name=name, rich_help_panel=panel)
@@ -92,7 +92,7 @@ class LazyCommands(Mapping[str, Any]):
     def _of_stage(self, kind: str) -> Any:
         from rlhf.cli.run import one_stage
 
-        return _built(kind, one_stage(kind, self._stages[kind]), panel="One stage", takes_settings=True)
+        return _click_command(kind, one_stage(kind, self._stages[kind]), panel="One stage", takes_settings=True)
 
 
 class RLHFCommands(TyperGroup):

@@ -1,4 +1,4 @@
-"""The strict base of all settings, and reading them from YAML with overrides.
+"""The strict base of all settings, and overrides of what was read from YAML.
 
 A misspelt key, a wrong type or an impossible range is an error that names the key, the value and the nearest valid key;
 all complaints come together. Nothing here imports torch.
