@@ -84,7 +84,7 @@ class Config(BaseModel):
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for name, field in described_fields(cls).items():
-            if field.description is not None:
+            if field.description is not None and name in properties:
                 properties[name]["description"] = field.description
         return schema
 
