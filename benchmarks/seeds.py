@@ -24,8 +24,8 @@ from typing import Any
 from rich.console import Console
 from scipy.stats import t as student
 
-from rlhf.config.base import read_yaml
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.yaml_text import read_yaml
 from rlhf.pipeline.run import Pipeline, machine, versions
 
 ROOT = Path(__file__).parent.parent

@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, wha
 
 from scipy.stats import t as student
 
-from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, recipe_of
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.yaml_text import read_yaml
 from rlhf.evaluation.overoptimization import HackingVerdict
 from rlhf.files import write_json, write_text
 from rlhf.pipeline.artifacts import Artifact

@@ -26,8 +26,8 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from rlhf.config.base import read_yaml
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.yaml_text import read_yaml
 from rlhf.files import write_json, write_text
 from rlhf.pipeline.plan import Action
 from rlhf.pipeline.run import Pipeline, machine, versions

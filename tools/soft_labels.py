@@ -31,8 +31,8 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from rlhf.config.base import read_yaml
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.yaml_text import read_yaml
 from rlhf.data.message_text import counted
 from rlhf.feedback.aggregation import Consensus, dawid_skene, majority_vote
 from rlhf.feedback.agreement import Labels, coincidences, krippendorff_alpha

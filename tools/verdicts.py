@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.base import read_yaml
 from rlhf.config.schema import stage_classes
+from rlhf.config.yaml_text import read_yaml
 from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.overoptimization import overoptimization
 from rlhf.evaluation.verdict import FALLS, RISES, SURPRISE, Verdict, surprise, verdict

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from rlhf.config.base import read_yaml
 from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import settings_class
+from rlhf.config.yaml_text import read_yaml
 from rlhf.evaluation.overoptimization import HackingVerdict
 from rlhf.files import write_json
 from rlhf.pipeline.validate import check_quickly

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from rlhf.config.base import read_yaml
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.yaml_text import read_yaml
 from rlhf.data.contracts import Prompt
 from rlhf.pipeline.stages.step_labels import label
 from rlhf.rollout.types import Completion

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.base import read_yaml
 from rlhf.config.recipe import RecipeConfig, expand_variables
+from rlhf.config.yaml_text import read_yaml
 from rlhf.pipeline.run import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]

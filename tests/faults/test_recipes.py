@@ -343,7 +343,7 @@ def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, valu
     ("stage", "key", "ours"),
     [
         ("sft", "lr", "learning_rate"),
-        ("sft", "rows_per_step", "batch_size"),
+        ("sft", "batch_size", "batch_size"),
         ("ppo", "batch_size", "prompts_per_rollout"),
         ("ppo", "mini_batch_size", "minibatch_size"),
         ("sft", "per_device_train_batch_size", "batch_size"),
@@ -361,7 +361,7 @@ def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, valu
         ("ppo", "num_generations", "group_size"),
         ("ppo", "temperature", "sampling.temperature"),
         ("ppo", "lam", "gae_lambda"),
-        ("ppo", "sequences_per_step", "minibatch_size"),
+        ("ppo", "minibatch_size", "minibatch_size"),
         ("ppo", "overlap", "async_rollouts"),
         ("judge", "center_rewards_coefficient", "center_coef"),
         ("ppo", "reward_clip_range", "clip_score"),

@@ -1,4 +1,4 @@
-"""The command line: parses, calls the rooms, prints. Heavy imports happen inside the commands."""
+"""The command line: parses, calls the rooms, prints. A command's module is imported when the command is asked for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ import typer
 
 from rlhf import __version__
 from rlhf.allocator import forget_kernels
-from rlhf.cli import annotate, checks, config, data, feedback, generate, methods, people, plan, report_command, runs
+from rlhf.cli.commands import RLHFCommands
 from rlhf.cli.error_exit import DEBUG, Interrupted, exit_code_of, signals_heeded
-from rlhf.cli.options import CommandsByKind, SettingsCommand
-from rlhf.cli.run import run
 from rlhf.errors import InterruptedRun, printable
 
 app = typer.Typer(
     name="rlhf",
-    cls=CommandsByKind,
+    cls=RLHFCommands,
     help="Learn from human preferences: SFT, reward models, PPO, GRPO, DPO, evaluation, in one recipe.",
     no_args_is_help=True,
     add_completion=False,
@@ -43,23 +41,6 @@ def _main(
     debug: Annotated[bool, typer.Option("--debug", help="Print the whole trace of an error.")] = False,
 ) -> None:
     """Options of no command in particular."""
-
-
-app.command(cls=SettingsCommand, rich_help_panel="The loop")(run)
-app.command(rich_help_panel="Look")(report_command.report)
-app.command(rich_help_panel="Look")(runs.lineage)
-app.command(rich_help_panel="Look")(generate.generate)
-app.command(rich_help_panel="Look")(methods.methods)
-app.command(cls=SettingsCommand, rich_help_panel="Look")(checks.validate)
-app.command(cls=SettingsCommand, rich_help_panel="Look")(plan.plan)
-app.command(rich_help_panel="Look")(checks.doctor)
-app.command(rich_help_panel="The human side")(annotate.annotate)
-app.add_typer(config.app, name="config")
-app.add_typer(data.app, name="data")
-app.add_typer(runs.app, name="runs")
-for _command in (people.token, people.revoke, people.restore_access):
-    feedback.app.command()(_command)
-app.add_typer(feedback.app, name="feedback", rich_help_panel="The human side")
 
 
 def main() -> None:

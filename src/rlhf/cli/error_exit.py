@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from rlhf.errors import InterruptedRun, RLHFError, printable, text_of
 from rlhf.training.interrupt import heeded_signals, leave_closed_terminal
 
@@ -66,6 +64,8 @@ def exit_code_of(err: BaseException) -> int:
 
 
 def _print(title: str, text: str, notes: list[str]) -> None:
+    from rich.console import Console  # here: a command that succeeds may not need it
+
     console = Console(stderr=True)
     console.print(f"[bold red]{title}[/] ", end="")
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

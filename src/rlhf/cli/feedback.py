@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli import compare, feedback_export, guidelines, project_plan
+from rlhf.cli import compare, feedback_export, guidelines, people, project_plan
 from rlhf.cli.options import JsonOption, console
 from rlhf.cli.stores import (
     STORE,
@@ -230,4 +230,6 @@ app.command("export")(feedback_export.export)
 app.command("simulate")(project_plan.simulate)
 app.command("sample-size")(project_plan.sample_size)
 app.command("guidelines")(guidelines.guidelines)
+for _command in (people.token, people.revoke, people.restore_access):
+    app.command()(_command)
 app.add_typer(compare.app, name="compare")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from rlhf.cli.options import JsonOption, console
 
@@ -42,6 +41,8 @@ def methods(
     else:
         out = console()
         if not out.is_terminal:  # a file or a pipe has no width to cut lines to
+            from rich.console import Console
+
             out = Console(width=NO_WIDTH)
         for part in _tables():
             out.print(part)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.options import DeviceOption, Overrides, QuietOption, SettingsCommand, console
+from rlhf.cli.options import DeviceOption, Overrides, QuietOption, console
 
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig
@@ -46,15 +46,11 @@ def run(
     run_recipe(load_recipe(recipe, overrides or []), quiet=quiet, dry_run=dry_run, **options)
 
 
-def stage_commands() -> dict[str, Any]:
-    """A command for each kind of stage that can be run alone."""
+def stages_with_commands() -> dict[str, str]:
+    """Kinds of stages that can be run alone, in the order of `rlhf --help`, each with the help of its command."""
     from rlhf.config.stages import BY_KIND
 
-    app = typer.Typer(rich_markup_mode="rich")
-    for kind, stage in BY_KIND.items():
-        if stage.command:
-            app.command(kind, cls=SettingsCommand, rich_help_panel="One stage")(one_stage(kind, stage.command))
-    return dict(typer.main.get_group(app).commands)
+    return {kind: stage.command for kind, stage in BY_KIND.items() if stage.command}
 
 
 def one_stage(kind: str, about: str) -> Callable[..., None]:
@@ -112,14 +108,18 @@ def run_recipe(recipe: RecipeConfig, *, quiet: bool, dry_run: bool = False, **op
     from rlhf.data.message_text import counted
 
     out = None if quiet else console()
+    folder = Path(recipe.output_dir) / recipe.name
     if out is not None:
-        folder = Path(recipe.output_dir) / recipe.name
         out.print(f"[bold]{recipe.name}[/]  {counted(len(recipe.stages), 'stage')} into {folder}", soft_wrap=True)
     from rlhf.pipeline.validate import check_quickly
 
     for warning in check_quickly(recipe, until=options.get("until")):
         if out is not None:
             out.print(f"! {warning.line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if not dry_run and not folder.exists():
+        from rlhf.pipeline.validate.hub_models import check_hub_models
+
+        check_hub_models(recipe, until=options.get("until"))
     from rlhf.pipeline.run import Pipeline
 
     pipeline = Pipeline(recipe, console=out)

@@ -1,8 +1,8 @@
 """Settings: strict, immutable classes, read from YAML and checked before anything heavy is loaded. Imports no torch.
 
-base            BaseConfig, the strict base; read_yaml, apply_overrides (key.sub=value)
+base            BaseConfig, the strict base; apply_overrides (key.sub=value)
 named_table     NamedTable: names that a process may add to
-yaml_text       YAML to plain values, bounded, and without the surprises of YAML 1.1
+yaml_text       read_yaml; YAML to plain values, bounded, and without the surprises of YAML 1.1
 error_messages  what pydantic found wrong, in the words of anyone who wrote the file
 model           how a model is loaded and adapted
 rewards         who judges completions
@@ -12,4 +12,5 @@ recipe          named stages and their inputs: what `rlhf run` runs
 assets          the folder that ${RLHF_ASSETS} names, and what to say where it is not there
 presets         whole recipes by model size
 schema          settings as people read them: name, type, default, meaning
+descriptions    the text below each field, read when asked for
 """

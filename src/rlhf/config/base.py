@@ -1,4 +1,4 @@
-"""The strict base of all settings, and reading them from YAML with overrides.
+"""The strict base of all settings, and overrides of what was read from YAML.
 
 A misspelled key, a wrong type or an impossible range is an error that names the key, the value and the nearest valid key;
 all complaints come together. Nothing here imports torch.
@@ -6,20 +6,19 @@ all complaints come together. Nothing here imports torch.
 
 from __future__ import annotations
 
-import codecs
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
+from rlhf.config.descriptions import described_fields
 from rlhf.config.error_messages import complaints, shortened
 from rlhf.config.numbers import with_meant_numbers
 from rlhf.config.yaml_text import parse_yaml
-from rlhf.errors import ConfigError, did_you_mean_file
+from rlhf.errors import ConfigError
 
 
 class Names(StrEnum):
@@ -58,7 +57,6 @@ class BaseConfig(BaseModel):
         defer_build=True,  # of a hundred classes a command needs a few
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         protected_namespaces=(),
         allow_inf_nan=False,
     )
@@ -78,6 +76,16 @@ class BaseConfig(BaseModel):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler, /) -> CoreSchema:
         """How pydantic validates this class."""
         schema: CoreSchema = with_meant_numbers(handler(source))
+        return schema
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> dict[str, Any]:
+        """How pydantic describes this class in a JSON schema."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, field in described_fields(cls).items():
+            if field.description is not None and name in properties:
+                properties[name]["description"] = field.description
         return schema
 
     # Tells pydantic to go on validating nested settings in place: through __init__ their errors would lose their place.
@@ -160,54 +168,6 @@ def _marker(annotation: Any) -> Names | None:
     if typing.get_origin(annotation) is typing.Literal:
         return None
     return next((found for inner in typing.get_args(annotation) if (found := _marker(inner)) is not None), None)
-
-
-def read_yaml(path: Path | str) -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Raises:
-        ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is no mapping.
-    """
-    tree = parse_yaml(read_text(path), str(path))
-    if tree is None:
-        raise ConfigError(f"{path} is empty; a recipe needs at least `name:` and `stages:`.")
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds a {type(tree).__name__}; it should hold keys and values.")
-    return tree
-
-
-def read_text(path: Path | str) -> str:
-    """The text of a YAML file.
-
-    Raises:
-        ConfigError: The file is absent, or not text.
-    """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        near = did_you_mean_file(path.name, siblings)
-        raise ConfigError(f"There is no file {path}.{near}") from None
-    except IsADirectoryError:
-        inside = [p.name for p in sorted(path.glob("*.y*ml"))]
-        hint = f"give one of its files: {', '.join(inside[:5])}" if inside else "give a YAML file"
-        raise ConfigError(f"{path} is a folder and can't be read as text; {hint}.") from None
-    except OSError as err:
-        raise ConfigError(f"{path} can't be read: {err.strerror or err}.") from None
-    return _decoded(data, path)
-
-
-def _decoded(data: bytes, path: Path) -> str:
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(f"{path} can't be read as text: it is in UTF-16. Save it as UTF-8.")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as err:
-        line = data.count(b"\n", 0, err.start) + 1
-        raise ConfigError(
-            f"{path} line {line} can't be read as text: the byte 0x{data[err.start]:02x} is not UTF-8. Save it as UTF-8."
-        ) from None
 
 
 SHORT_FORMS = {

@@ -14,12 +14,13 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlhf.config.base import BaseConfig, FilePath, apply_overrides, named_things, read_yaml, refusal
+from rlhf.config.base import BaseConfig, FilePath, apply_overrides, named_things, refusal
 from rlhf.config.error_messages import TAG, shortened
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.numbers import MOST
 from rlhf.config.overrides import blame_overrides
 from rlhf.config.stages import FILE_STAGES, Stage
+from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError, did_you_mean
 
 STAGE = re.compile(r"^stage:(?P<name>[A-Za-z0-9_-]+)(?:/(?P<file>.+))?\Z")

@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from rlhf.config import recipe, stages
 from rlhf.config.base import BaseConfig
+from rlhf.config.descriptions import described_fields
 from rlhf.config.methods import as_settings, method_behind
 from rlhf.errors import UnknownNameError, look_up
 
@@ -65,10 +66,11 @@ def _lines(
         printed: Every class that stands above, and where; takes what is added.
         first: The first of the kinds that the class is one of, whose settings are not repeated.
     """
-    same = [name for name, field in owner.model_fields.items() if first and _is_the_same(first, name, field)]
+    fields = described_fields(owner)
+    same = [name for name, field in fields.items() if first and _is_the_same(first, name, field)]
     if first and same:
         yield _paragraph(f"{', '.join(same)}: as of {first.__name__}, above", indent)
-    for name, field in owner.model_fields.items():
+    for name, field in fields.items():
         if name in same:
             continue
         default = "required" if field.is_required() else f"default {_default(field)}"
@@ -92,7 +94,8 @@ def _lines(
 
 
 def _is_the_same(other: type[BaseModel], name: str, field: FieldInfo) -> bool:
-    return name in other.model_fields and repr(other.model_fields[name]) == repr(field)
+    fields = described_fields(other)
+    return name in fields and repr(fields[name]) == repr(field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def describe_setting(owner: type[BaseModel], dotted: str, *, default: Any = None
         holder = field.get_default(call_default_factory=True) if holder is None else getattr(holder, section)
         assert isinstance(holder, BaseModel), f"{section} of {owner.__name__} is no section with defaults"
         owner = type(holder)
-    field = look_up(owner.model_fields, leaf, kind="setting")
+    field = look_up(described_fields(owner), leaf, kind="setting")
     if default is not None:
         shown = repr(default)
     elif holder is not None:

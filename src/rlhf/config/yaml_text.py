@@ -1,4 +1,4 @@
-"""YAML text to plain values, with what YAML 1.1 would get wrong in silence put right or refused.
+"""YAML files and texts to plain values, with what YAML 1.1 would get wrong in silence put right or refused.
 
 PyYAML reads YAML 1.1, where ``1e-5`` is a text, ``012`` is ten, ``12:30`` is 750 and ``2026-01-31`` is no text; a key that stands
 twice overwrites; and a few lines of aliases stand for more values than there is memory.
@@ -6,12 +6,14 @@ twice overwrites; and a few lines of aliases stand for more values than there is
 
 from __future__ import annotations
 
+import codecs
 import re
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, did_you_mean_file
 
 MOST_CHARACTERS = 1_000_000
 """A recipe has a few thousand."""
@@ -19,6 +21,8 @@ MOST_VALUES = 100_000
 """Counted as often as aliases repeat them."""
 MOST_DIGITS = 1_000
 """Of a whole number that is read as one; Python itself refuses to read or write much longer ones."""
+MOST_NESTED = 4_000
+"""Levels that are surely read without exhausting the stack."""
 MOST_SHOWN = 40
 """Characters of a value that an error repeats."""
 MERGE = "tag:yaml.org,2002:merge"
@@ -33,12 +37,66 @@ class LongNumber(str):
     __slots__ = ()
 
 
-def parse_yaml(text: str, source: str) -> Any:
+def read_yaml(path: Path | str, *, written_by_us: bool = False) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Args:
+        path: The file.
+        written_by_us: It is a record, such as a run's recipe.yaml. Where PyYAML was built with libyaml, that is four times as
+            fast; its errors are less clear.
+
+    Raises:
+        ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is no mapping.
+    """
+    tree = parse_yaml(read_text(path), str(path), quick=written_by_us)
+    if tree is None:
+        raise ConfigError(f"{path} is empty; a recipe needs at least `name:` and `stages:`.")
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds a {type(tree).__name__}; it should hold keys and values.")
+    return tree
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        ConfigError: The file is absent, or not text.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        near = did_you_mean_file(path.name, siblings)
+        raise ConfigError(f"There is no file {path}.{near}") from None
+    except IsADirectoryError:
+        inside = [p.name for p in sorted(path.glob("*.y*ml"))]
+        hint = f"give one of its files: {', '.join(inside[:5])}" if inside else "give a YAML file"
+        raise ConfigError(f"{path} is a folder and can't be read as text; {hint}.") from None
+    except OSError as err:
+        raise ConfigError(f"{path} can't be read: {err.strerror or err}.") from None
+    return _decoded(data, path)
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path} can't be read as text: it is in UTF-16. Save it as UTF-8.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        line = data.count(b"\n", 0, err.start) + 1
+        raise ConfigError(
+            f"{path} line {line} can't be read as text: the byte 0x{data[err.start]:02x} is not UTF-8. Save it as UTF-8."
+        ) from None
+
+
+def parse_yaml(text: str, source: str, *, quick: bool = False) -> Any:
     """The value that a YAML text holds; None for an empty one.
 
     Args:
         text: Of a whole document.
         source: What errors call it, such as the file's name.
+        quick: By libyaml, if PyYAML has it; see ``read_yaml``.
 
     Raises:
         ConfigError: With line and column.
@@ -48,7 +106,7 @@ def parse_yaml(text: str, source: str) -> Any:
             f"{source} has {len(text):,} characters, and settings have at most {MOST_CHARACTERS:,}; is it a file of data?"
         )
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_QuickLoader if quick and _is_flat(text) else _Loader)
     except yaml.MarkedYAMLError as err:
         problem = err.problem or ""
         problem = (
@@ -63,6 +121,14 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source} is nested too deeply to be settings.") from None
     except (yaml.YAMLError, ValueError, OverflowError) as err:  # an escape for a character that there is none of
         raise ConfigError(f"{source} is not valid YAML: {str(err).splitlines()[0]}.") from None
+
+
+def _is_flat(text: str) -> bool:
+    """Whether a text is nested less deeply than libyaml can follow, which ends the process at more than its stack holds.
+
+    A block is as deep as its line is long, and brackets open one level each.
+    """
+    return max(map(len, text.splitlines()), default=0) + text.count("[") + text.count("{") <= MOST_NESTED
 
 
 def _sentence(source: str, mark: Mark, problem: str, text: str) -> str:
@@ -105,8 +171,30 @@ def _character(code: int | bytes) -> str:
     return f"U+{code:04X}" if isinstance(code, int) else repr(code)
 
 
-class _Loader(yaml.SafeLoader):
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """PyYAML's, without dates and numbers to the base of 60; a whole number may begin with 0, and 1e-5 is a number."""
+    kept = {
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (INT, FLOAT, TIMESTAMP)]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    whole = re.compile(r"^[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$")
+    broken = re.compile(
+        r"^[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))$"
+        r"|^\.(?:nan|NaN|NAN)$"
+    )
+    for first in "-+.0123456789":
+        kept.setdefault(first, []).extend([(INT, whole), (FLOAT, broken)])
+    return kept
+
+
+class _Checks(yaml.constructor.SafeConstructor):
     """Safe YAML with the scalars of YAML 1.2, keys that stand once, and no more values than settings have."""
+
+    yaml_implicit_resolvers = _resolvers()
+
+    if TYPE_CHECKING:  # of the classes below
+
+        def get_single_node(self) -> yaml.Node | None: ...
 
     def get_single_data(self) -> Any:
         node = self.get_single_node()
@@ -144,6 +232,8 @@ class _Loader(yaml.SafeLoader):
         base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2].lower(), 10)
         return int(digits[2:] if base != 10 else digits, base) * (-1 if text.startswith("-") else 1)
 
+    yaml_constructors: ClassVar = {**yaml.constructor.SafeConstructor.yaml_constructors, INT: construct_whole_number}
+
 
 def _count_values(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) -> int:
     """How many values a node stands for, aliases followed; each node is counted once and its number kept."""
@@ -170,21 +260,9 @@ def _refused(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """PyYAML's, without dates and numbers to the base of 60; a whole number may begin with 0, and 1e-5 is a number."""
-    kept = {
-        first: [(tag, pattern) for tag, pattern in rules if tag not in (INT, FLOAT, TIMESTAMP)]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    whole = re.compile(r"^[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$")
-    broken = re.compile(
-        r"^[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))$"
-        r"|^\.(?:nan|NaN|NAN)$"
-    )
-    for first in "-+.0123456789":
-        kept.setdefault(first, []).extend([(INT, whole), (FLOAT, broken)])
-    return kept
+class _Loader(_Checks, yaml.SafeLoader):
+    """For what people write."""
 
 
-_Loader.yaml_implicit_resolvers = _resolvers()
-_Loader.add_constructor(INT, _Loader.construct_whole_number)
+class _QuickLoader(_Checks, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """For what a run wrote; ``_is_flat`` says which texts it can take."""

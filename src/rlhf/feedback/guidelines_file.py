@@ -19,8 +19,7 @@ from typing import Any
 
 import yaml
 
-from rlhf.config.base import read_text
-from rlhf.config.yaml_text import parse_yaml
+from rlhf.config.yaml_text import parse_yaml, read_text
 from rlhf.data.strict_json import RefusedJsonError, decode
 from rlhf.errors import ConfigError
 from rlhf.feedback.guidelines import AnnotationGuideline

@@ -3,7 +3,8 @@
 run         ``Pipeline``: stage after stage, each kept where it is already what the recipe asks for
 plan        what a run would do with each stage; reasons says why, in words
 stages      what each kind of stage does
-artifacts   what a stage is made from and leaves behind, and the key by which they are compared; code_hash, the library's part
+artifacts   the records of what a stage was made from and left behind, and the key by which they are compared
+provenance  what a stage would be made from now; code_hash, the library's part
 archive     what was made before, moved aside until nobody needs it
 lock        one process to a run folder
 memory      what to lower when memory runs out

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from rlhf.config.base import BaseConfig
+from rlhf.config.descriptions import described_fields
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.errors import ConfigError, check_type
 from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
@@ -25,7 +26,7 @@ T = TypeVar("T", bound=BaseConfig)
 
 def _explained(config: type[T]) -> type[T]:
     """The same class, what its fields mean in its docstring: ``help`` shows no more of a pydantic model than that."""
-    fields = [f"    {name}: {field.description}" for name, field in config.model_fields.items()]
+    fields = [f"    {name}: {field.description}" for name, field in described_fields(config).items()]
     config.__doc__ = "\n".join([config.__doc__ or "", "", "Args:", *fields])
     return config
 

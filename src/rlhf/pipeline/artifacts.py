@@ -1,31 +1,21 @@
-"""What a stage is made from, what it leaves behind, and the key by which one is held against the other.
+"""The records in a stage's folder: what it was made from, what it left behind, and the key by which the two are compared.
 
 A stage's key is the hash of its resolved settings, the keys of the stages it reads from, the content of the files it reads
-(a user's own functions among them) and the code that matters (``rlhf.pipeline.code_hash``). The artifact record is written
-last: a folder without one is unfinished.
+(a user's own functions among them) and the code that matters (``rlhf.pipeline.code_hash``). ``rlhf.pipeline.provenance`` finds
+these. The artifact record is written last: a folder without one is unfinished. Reading a record loads no settings.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlhf.config.base import BaseConfig, Names, named_things
 from rlhf.data.message_text import counted
-from rlhf.errors import DataError, ModelError
 from rlhf.files import sha256, sha256_once, write_json
-from rlhf.models.adapter_base import base_folder, base_name
-from rlhf.models.checks import ADAPTER_FILE
-from rlhf.models.sources import EMBEDDED, embedded_folder
-from rlhf.pipeline.code_hash import code_of_stage, files_of_function, is_own_function, source_of_function
-
-if TYPE_CHECKING:
-    from rlhf.config.recipe import RecipeConfig
 
 RECORD = "artifact.json"
 STARTED = "started.json"
@@ -84,6 +74,8 @@ class Artifact:
     """Of the packages that decide results."""
     device: str = ""
     """Where its models were; no part of its key, no more than the kind of processor is."""
+    names: Mapping[str, str] | None = None
+    """Inputs that are no files of this machine, such as models on a hub: dotted place to name."""
 
     def __repr__(self) -> str:
         held = f"{counted(len(self.metrics), 'metric')}, {counted(len(self.files), 'file')}"
@@ -147,74 +139,6 @@ class Started:
             return cls(**{**found, "made_from": MadeFrom(**found["made_from"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
-
-
-def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeFrom:
-    """What a stage would be made from now.
-
-    Args:
-        name: Of the stage.
-        recipe: The whole recipe.
-        keys: Keys of the stages before it.
-
-    Raises:
-        DataError: A file that it names can't be read.
-    """
-    from rlhf.config.recipe import stage_references  # who only reads records waits for no class of settings
-    from rlhf.config.training import FREE_TO_CHANGE
-
-    stage = recipe.stages[name]
-    parents = {}
-    for place, parent, file in stage_references(stage):
-        parents[place] = f"{STAGE_INPUT}{parent}{'/' + file if file else ''}@{keys[parent]}"
-    for place, path in local_inputs(stage):
-        try:
-            parents[place] = f"{path.absolute()}@{content_hash(path)}"
-        except OSError as err:
-            raise DataError(
-                f"stages.{name}.{place} names {path}, and {err.filename or path} can't be read: {err.strerror or err}. Give "
-                "this user the right to read it, or name another."
-            ) from None
-    settings = stage.model_dump(mode="json", exclude=FREE_TO_CHANGE)
-    return MadeFrom(settings, parents, code_of_stage(stage.kind, stage))
-
-
-def local_inputs(stage: BaseConfig) -> list[tuple[str, Path]]:
-    """Files and folders on this machine that a stage names, with the place of the key."""
-    found: list[tuple[str, Path]] = []
-    for place, text, names in named_things(stage):
-        path = _local_file(text, names)
-        if names is Names.FUNCTION and path is not None:
-            helpers = [file for file in files_of_function(text) if file != path.resolve()]
-            found += [(f"{'.'.join(place)}.imports.{number}", file) for number, file in enumerate(helpers)]
-        if path is not None:
-            found.append((".".join(place), path))
-            found += [(f"{'.'.join(place)}.base", base) for base in _bases(path)]
-    return found
-
-
-def _local_file(text: str, names: Names) -> Path | None:
-    """What a setting names on this machine, if it names anything; code of this library is no input, but code."""
-    from rlhf.config.recipe import STAGE
-
-    if STAGE.match(text) or is_own_function(text, names):
-        return None
-    if names is Names.FUNCTION:
-        return source_of_function(text)
-    if names is Names.TEXT_OR_FILE:
-        return Path(text) if os.path.isfile(text) else None
-    path = embedded_folder() if text == EMBEDDED else Path(text).expanduser()
-    return path if os.path.exists(path) else None
-
-
-def _bases(folder: Path) -> Iterator[Path]:
-    """The local model that an adapter in ``folder`` belongs to: its weights decide as much as the adapter's."""
-    try:
-        name = base_name(folder) if (folder / ADAPTER_FILE).is_file() else None
-    except ModelError:
-        return  # anyone who loads it will say so
-    if name is not None and (base := base_folder(folder, name)) is not None and base.is_dir():
-        yield base
 
 
 def content_hash(path: Path) -> str:

@@ -12,7 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.base import BaseConfig, Names, named_things
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, ModelError, RLHFError
 from rlhf.files import sha256
@@ -252,18 +251,20 @@ def _bases(run: Path, folder: Path, artifact: Artifact) -> Iterator[Origin]:
 
 def _names_only(artifact: Artifact) -> list[Origin]:
     """Inputs that were no files of this machine, such as names on a hub: only the name is known."""
-    from rlhf.config.recipe import STAGE
-    from rlhf.config.schema import stage_classes
+    names = artifact.names if artifact.names is not None else _names_by_settings(artifact)
+    return [Origin("input", text, State.UNKNOWN, place=place) for place, text in names.items()]
+
+
+def _names_by_settings(artifact: Artifact) -> Mapping[str, str]:
+    """Of a stage that is unfinished, or whose record is older than ``Artifact.names``."""
+    from rlhf.config.schema import stage_classes  # here: the settings of all kinds take longer than the rest
+    from rlhf.pipeline.provenance import inputs_by_name
 
     try:
-        stage: BaseConfig = stage_classes()[artifact.kind].of(artifact.settings or {})
+        stage = stage_classes()[artifact.kind].of(artifact.settings or {})
     except (RLHFError, KeyError):
-        return []
-    return [
-        Origin("input", text, State.UNKNOWN, place=".".join(place))
-        for place, text, names in named_things(stage)
-        if names is Names.INPUT and not STAGE.match(text) and ".".join(place) not in artifact.parents
-    ]
+        return {}
+    return inputs_by_name(stage, artifact.parents)
 
 
 def _recipe(run: Path) -> Origin:

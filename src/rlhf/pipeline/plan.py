@@ -13,7 +13,8 @@ from typing import Any
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.errors import ConfigError, look_up
 from rlhf.pipeline.archive import Previous, previous_of
-from rlhf.pipeline.artifacts import Artifact, MadeFrom, Started, made_from
+from rlhf.pipeline.artifacts import Artifact, MadeFrom, Started
+from rlhf.pipeline.provenance import made_from
 from rlhf.pipeline.reasons import Differences, differences
 from rlhf.training.checkpoint_names import PREFIX, step_of
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlhf.config.base import BaseConfig
 from rlhf.pipeline.artifacts import STAGE_INPUT, MadeFrom
+
+if TYPE_CHECKING:
+    from rlhf.config.base import BaseConfig
 
 LONGEST_VALUE = 60
 """Characters of a setting's value that are shown."""

@@ -23,7 +23,7 @@ from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
 from rlhf.pipeline import archive
 from rlhf.pipeline.archive import events_of
-from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, local_inputs, plain_numbers, stage_files
+from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, plain_numbers, stage_files
 from rlhf.pipeline.leakage import INDEPENDENCE
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.manifest import machine as machine
@@ -31,6 +31,7 @@ from rlhf.pipeline.manifest import manifest, now, summary
 from rlhf.pipeline.manifest import versions as versions
 from rlhf.pipeline.memory import memory_errors
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions
+from rlhf.pipeline.provenance import inputs_by_name, local_inputs
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
 from rlhf.pipeline.validate.independence import find_leakage
@@ -240,6 +241,7 @@ class Pipeline:
                 finished=now(),
                 versions=versions(),
                 device=describe_device(model_device()),
+                names=inputs_by_name(stage, plan.made_from.parents),
             )
             artifact.write(folder)
             log.write("stage_end", seconds=artifact.seconds, message=outcome.headline)

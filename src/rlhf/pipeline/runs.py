@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.base import read_yaml
+from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError, RLHFError, did_you_mean
 from rlhf.pipeline.archive import FOLDER as PREVIOUS
 from rlhf.pipeline.archive import GONE, events_of, previous_of, remove
@@ -406,7 +406,7 @@ def _is_number(value: Any) -> bool:
 
 def _recipe(run: Path) -> dict[str, Any]:
     try:
-        return read_yaml(run / "recipe.yaml")
+        return read_yaml(run / "recipe.yaml", written_by_us=True)
     except RLHFError:
         return {}
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf.config.base import read_yaml
 from rlhf.config.model import AUTO
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.stages import POLICY_KINDS
+from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
 from rlhf.models.folders import write_folder_aside
 from rlhf.pipeline.artifacts import Artifact

@@ -9,14 +9,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import printable
 from rlhf.files import fsync, write_text
-from rlhf.training.progress import ProgressBar
 from rlhf.training.trackers import TRACKERS, Tracker
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rlhf.training.progress import ProgressBar
 
 EVENTS = "events.jsonl"
 ROLLOUTS = "rollouts.jsonl"
@@ -86,6 +88,8 @@ class TrainingLogger:
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[ProgressBar]:
         """A bar on a terminal, a line every few seconds elsewhere."""
+        from rlhf.training.progress import ProgressBar  # here: those who only read a log do without rich
+
         with ProgressBar(self.console, title, total, done) as bar:
             yield bar
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -65,3 +67,29 @@ def test_the_doctor_says_what_it_found_and_exits_by_it(call, tmp_path, monkeypat
     code, out, _ = call("doctor", tmp_path, "--quick")
     assert code == 1
     assert any(line.startswith("unsafe  disk here") for line in out.splitlines())
+
+
+VALIDATE = """
+import sys
+from rlhf.cli import main
+from rlhf.pipeline.doctor import probes
+probes.may_have_gpu = lambda: False
+sys.argv = ["rlhf", "validate", sys.argv[1]]
+try:
+    main()
+finally:
+    print(sorted({"torch", "transformers"} & sys.modules.keys()))
+"""
+
+
+def test_rows_that_are_still_to_be_made_need_no_torch_to_validate(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "name: mine\n"
+        "stages:\n"
+        "  world: {kind: world}\n"
+        "  sft: {kind: sft, model: embedded, data: 'stage:world/sft.jsonl', learning_rate: 1e-3}\n",
+        encoding="utf-8",
+    )
+    ran = subprocess.run([sys.executable, "-c", VALIDATE, str(recipe)], capture_output=True, text=True)
+    assert ran.stdout.splitlines()[-1] == "[]", ran.stderr

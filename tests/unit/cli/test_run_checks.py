@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from rlhf.config.recipe import RecipeConfig
-from rlhf.errors import DataError, RLHFError
+from rlhf.errors import DataError, ModelError, RLHFError
+from rlhf.models import sources
 from rlhf.pipeline.validate import check_quickly
+from rlhf.pipeline.validate.hub_models import check_hub_models
 
 STAGES = {
     "world": {"kind": "world"},
@@ -62,3 +68,51 @@ def test_one_stage_of_a_model_whose_size_is_unknown_says_which_rate_it_takes(cal
     (line,) = [line for line in said.splitlines() if line.startswith("learning_rate")]
     assert "2e-05" in line
     assert "nobody-has-this could not be read" in line
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Names that the hub was asked for; it has none of them."""
+    names = []
+
+    def refuse(name, revision):
+        names.append((name, revision))
+        raise ModelError(f"no {name}")
+
+    monkeypatch.setattr(sources, "_hub_has", refuse)
+    return names
+
+
+def test_a_new_run_asks_the_hub_for_its_models_before_anything_heavy(tmp_path, asked):
+    stages = {"sft": STAGES["sft"], "dpo": STAGES["dpo"] | {"reference": {"path": "org/name", "revision": "v1"}}}
+    recipe = RecipeConfig.of(
+        {"name": "hub", "output_dir": str(tmp_path), "stages": {"world": STAGES["world"], **stages}}
+    )
+    check_hub_models(recipe, until="sft")
+    assert not asked, "the embedded model, and what an earlier stage makes, are not on the hub"
+    with pytest.raises(ModelError, match=r"^stages\.dpo\.reference: no org/name"):
+        check_hub_models(recipe)
+    assert asked == [("org/name", "v1")]
+
+
+GONE = """
+import sys
+from rlhf.cli import main
+sys.argv = ["rlhf", "sft", "model=org/gone", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print(sorted({"torch", "transformers"} & sys.modules.keys()))
+"""
+
+
+def test_a_model_that_the_hub_does_not_have_costs_no_torch_and_leaves_no_run(tmp_path):
+    data = tmp_path / "sft.jsonl"
+    data.write_text('{"prompt": "a", "completion": " b"}\n', encoding="utf-8")
+    nowhere = os.environ | {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", GONE, f"data={data}", "-o", str(tmp_path / "run")]
+    ran = subprocess.run(command, capture_output=True, text=True, env=nowhere)
+    assert ran.returncode == ModelError.exit_code
+    assert "stages.sft.model: The hub can't be reached for the model 'org/gone'" in " ".join(ran.stderr.split())
+    assert ran.stdout.splitlines()[-1] == "[]"
+    assert not (tmp_path / "run").exists()

@@ -245,9 +245,19 @@ def test_one_stage_is_no_stages(call, done, tmp_path):
     assert "1 stage into" in out
 
 
-HEAVY = ("torch", "transformers", "tokenizers", "peft", "datasets", "scipy", "pandas", "huggingface_hub")
-SETTINGS = "rlhf.config.stages"
-"""Of all kinds of stages: half a second."""
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "peft",
+    "datasets",
+    "scipy",
+    "pandas",
+    "huggingface_hub",
+    "asyncio",
+)
+SETTINGS = ("rlhf.config.base", "rlhf.config.stages")
+"""Classes of settings, of which a record needs none."""
 LOOK = f"""
 import json, sys
 from rlhf.cli import main
@@ -259,7 +269,7 @@ for words in json.loads(sys.argv[1]):
         code = 0
     except SystemExit as end:
         code = end.code
-    found.append([words, code or 0, sorted({ {*HEAVY, SETTINGS}!r} & sys.modules.keys())])
+    found.append([words, code or 0, sorted({ {*HEAVY, *SETTINGS}!r} & sys.modules.keys())])
 print("", json.dumps(found), sep="\\n")
 """
 
@@ -286,5 +296,5 @@ def test_who_only_looks_at_a_run_waits_for_no_torch(call, done, recipe, tmp_path
     assert [code == 0 for _, code, _ in found] == [True] * len(looks) + [False] * len(refused), ran.stderr
     assert ran.stderr.count("no model folder") == len(refused)
     for words, code, heavy in found:
-        allowed = {SETTINGS} if code or words[0] == "lineage" else set()  # which looks for files in a stage's settings
+        allowed = set(SETTINGS) if code else set()
         assert not set(heavy) - allowed, f"rlhf {' '.join(words)} loads {heavy}"

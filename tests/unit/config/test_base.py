@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import math
 import textwrap
 
 import pytest
 from pydantic import TypeAdapter
 
-from rlhf.config.base import SHORT_FORMS, apply_overrides, read_yaml
+from rlhf.config.base import SHORT_FORMS, apply_overrides
 from rlhf.config.engines import EngineSpec
 from rlhf.config.environment import EnvironmentSpec
 from rlhf.config.model import ModelConfig
@@ -13,6 +14,7 @@ from rlhf.config.policy import PPOConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.sft import SFTConfig
 from rlhf.config.stages import SFTStage
+from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
 
 
@@ -144,3 +146,20 @@ def test_a_stage_can_be_changed_whose_reward_was_written_as_text():
     stages = {"ppo": {"kind": "ppo", "model": "m", "prompts": "p", "reward": "rules"}}
     stage = RecipeConfig.of({"name": "x", "stages": stages}).stages["ppo"]
     assert stage.updated(seed=5).seed == 5
+
+
+@pytest.mark.parametrize("text", ["[" * 500_000, "- " * 200_000, "{a: " * 200_000])
+def test_a_record_nested_too_deeply_is_an_error_and_no_crash(tmp_path, text):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_yaml(tmp_path / "recipe.yaml", written_by_us=True)
+
+
+def test_a_record_is_read_by_the_rules_of_any_yaml_file(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("a: 1e-5\nb: 012\nc: 12:30\nd: 2026-01-31\ne: [.inf, -3, null]\n")
+    found = read_yaml(tmp_path / "recipe.yaml", written_by_us=True)
+    assert found == read_yaml(tmp_path / "recipe.yaml")
+    assert found == {"a": 1e-5, "b": 12, "c": "12:30", "d": "2026-01-31", "e": [math.inf, -3, None]}
+    (tmp_path / "recipe.yaml").write_text("a: 1\na: 2\n")
+    with pytest.raises(ConfigError, match="the key 'a' stands twice"):
+        read_yaml(tmp_path / "recipe.yaml", written_by_us=True)

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from rlhf.config import guards
 from rlhf.config.base import BaseConfig, apply_overrides
+from rlhf.config.descriptions import described_fields
 from rlhf.config.guards import GuardsConfig
 from rlhf.config.policy import PPOConfig
 from rlhf.config.sft import SFTConfig
@@ -25,7 +26,7 @@ def actions(config: GuardsConfig) -> dict[str, str]:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_setting_is_explained_where_it_is_declared(cls):
-    assert not [name for name, field in cls.model_fields.items() if not field.description]
+    assert not [name for name, field in described_fields(cls).items() if not field.description]
     assert cls.__doc__
     assert cls.model_config["frozen"]
     assert cls.model_config["extra"] == "forbid"

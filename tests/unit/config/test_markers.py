@@ -10,6 +10,7 @@ import pytest
 from pydantic import Field
 
 from rlhf.config.base import BaseConfig, FunctionName, InputPath, Names, TextOrFile, _marker, named_things
+from rlhf.config.descriptions import described_fields
 from rlhf.config.recipe import stage_references
 from rlhf.config.schema import stage_classes
 
@@ -51,7 +52,7 @@ FIELDS = {
     f"{owner(cls, name)}.{name}": field
     for stage in stage_classes().values()
     for cls in config_classes(stage)
-    for name, field in cls.model_fields.items()
+    for name, field in described_fields(cls).items()
 }
 
 

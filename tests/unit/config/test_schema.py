@@ -1,7 +1,13 @@
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
 
+import pytest
+from pydantic import Field
+
+from rlhf.config.base import BaseConfig
+from rlhf.config.descriptions import described_fields
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import describe_settings, settings_class, stage_classes
 from rlhf.errors import UnknownNameError
@@ -26,7 +32,7 @@ def test_every_kind_of_stage_has_a_class():
 def test_a_table_names_every_setting_with_type_default_and_meaning(kind):
     cls = settings_class(kind)
     text = describe_settings(cls)
-    for name, field in cls.model_fields.items():
+    for name, field in described_fields(cls).items():
         assert f"\n{name}: " in f"\n{text}"
         assert " ".join((field.description or "").split())[:60] in " ".join(text.split())
 
@@ -56,3 +62,73 @@ def test_what_comes_twice_is_printed_once():
 
 def test_the_recipe_refers_to_its_kinds():
     assert "kinds: world, reasoning, calculator, preferences" in describe_settings(RecipeConfig)
+
+
+class Outer(BaseConfig):
+    """A class of settings outside ``rlhf``."""
+
+    first: int = 1
+    """Of the outer
+    class."""
+    second: int = 2
+    given: int = Field(3, description="By hand.")
+    """Below it."""
+
+    class Inner(BaseConfig):
+        """Inside another."""
+
+        first: int = 4
+        """Of the inner class."""
+
+
+class Derived(Outer):
+    """Has what ``Outer`` has, and says ``second`` again."""
+
+    second: int = 5
+    """Here it has a text."""
+
+
+def meanings(owner):
+    return {name: field.description for name, field in described_fields(owner).items()}
+
+
+def test_the_text_below_a_setting_is_its_description_wherever_its_class_was_made():
+    def local():
+        class Local(BaseConfig):
+            first: int = 6
+            """Of a local class."""
+
+        return Local
+
+    assert meanings(Outer) == {"first": "Of the outer\nclass.", "second": None, "given": "By hand."}
+    assert meanings(Outer.Inner) == {"first": "Of the inner class."}
+    assert meanings(Derived) == {"first": "Of the outer\nclass.", "second": "Here it has a text.", "given": "By hand."}
+    assert meanings(local()) == {"first": "Of a local class."}
+    namespace = {"Config": BaseConfig, "__name__": "typed"}
+    exec("class Typed(BaseConfig):\n    first: int = 1\n    'Without a file.'", namespace)
+    assert meanings(namespace["Typed"]) == {"first": None}
+
+
+def test_a_json_schema_holds_the_descriptions_of_nested_settings_too():
+    schema = settings_class(None).model_json_schema()
+    assert schema["properties"]["seed"]["description"] == meanings(RecipeConfig)["seed"]
+    kinds = schema["properties"]["stages"]["additionalProperties"]
+    assert kinds["discriminator"]["mapping"].keys() == stage_classes().keys()
+    assert (
+        schema["$defs"]["SFTStage"]["properties"]["epochs"]["description"] == meanings(settings_class("sft"))["epochs"]
+    )
+
+
+ONE_KIND = """
+from rlhf.config.recipe import RecipeConfig
+from rlhf.config.descriptions import _module_body
+from rlhf.config.stages import BY_KIND
+stage = {"kind": "sft", "model": "m", "data": "d.jsonl", "learning_rate": 1e-5}
+RecipeConfig.of({"name": "one", "stages": {"a": stage}})
+print(*(kind for kind, owner in BY_KIND.items() if owner.__pydantic_complete__), _module_body.cache_info().misses)
+"""
+
+
+def test_a_recipe_builds_the_classes_of_its_own_kinds_and_reads_no_source():
+    ran = subprocess.run([sys.executable, "-c", ONE_KIND], capture_output=True, text=True)
+    assert ran.stdout.split() == ["sft", "0"], ran.stderr

@@ -11,7 +11,8 @@ import pytest
 from rlhf.config.recipe import RecipeConfig
 from rlhf.files import write_text
 from rlhf.models.sources import embedded_folder
-from rlhf.pipeline.artifacts import RECORD, Artifact, content_hash, local_inputs, made_from, stage_files
+from rlhf.pipeline.artifacts import RECORD, Artifact, content_hash, stage_files
+from rlhf.pipeline.provenance import inputs_by_name, local_inputs, made_from
 
 
 @pytest.fixture
@@ -47,6 +48,12 @@ def test_a_stage_knows_where_everything_came_from(files):
         "prompts.1": "stage:sft/more.jsonl@abc",
         "reward.0.function": f"{files / 'reward.py'}@{content_hash(files / 'reward.py')}",
     }
+
+
+def test_inputs_that_are_no_files_here_are_known_by_name(files):
+    stage = recipe(files, reference="org/name").stages["ppo"]
+    parents = made_from("ppo", recipe(files), {"sft": "abc"}).parents
+    assert inputs_by_name(stage, parents) == {"reference.path": "org/name"}
 
 
 def test_the_same_recipe_has_the_same_key(files):

@@ -3,10 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from rlhf.config.recipe import RecipeConfig
+from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.validate.problems import Review
-from rlhf.pipeline.validate.resources import memory_needed
+from rlhf.pipeline.validate.resources import _uses_gpu, memory_needed
 
 PAIRS = {"model": "embedded", "data": "pairs.jsonl"}
 LORA = {"path": "embedded", "lora": {"rank": 4}}
@@ -40,3 +42,14 @@ def models_in_memory(**stage: Any) -> float:
 )
 def test_a_second_model_is_counted_where_there_is_one(stage, weights):
     assert models_in_memory(**stage) == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_torch_is_asked_about_a_gpu_only_where_the_system_shows_one(monkeypatch, seen):
+    asked = []
+    monkeypatch.setattr(probes, "may_have_gpu", lambda: seen)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(1) or True)
+    recipe = RecipeConfig.of({"name": "mine", "stages": {"sft": {"kind": "sft", **PAIRS}}})
+    assert _uses_gpu(Review(recipe, deep=True)) == seen
+    assert bool(asked) == seen
+    assert not _uses_gpu(Review(recipe.updated(device="cpu"), deep=True))

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.base import read_text, read_yaml
 from rlhf.config.foreign import guide
 from rlhf.config.foreign.layouts import GUIDE, LAYOUTS, Layout
 from rlhf.config.foreign.openrlhf import PROGRAMS
-from rlhf.config.yaml_text import parse_yaml
+from rlhf.config.yaml_text import parse_yaml, read_text, read_yaml
 from rlhf.errors import ConfigError
 
 YAML = (".yaml", ".yml", ".json")

@@ -156,6 +156,14 @@ def has_nvidia() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
+def may_have_gpu() -> bool:
+    """Whether this process may see a GPU of any make, so that asking torch is worth the seconds of importing it.
+
+    CUDA needs ``nvidia*`` (on Jetson ``nvmap``), ROCm ``kfd``, and both need ``dxg`` in WSL.
+    """
+    return any(True for pattern in ("nvidia*", "nvmap", "kfd", "dxg") for _ in Path("/dev").glob(pattern))
+
+
 def is_hub_offline(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the hub client may not use the network."""
     return environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")

@@ -8,7 +8,7 @@ words        the headline, from the verdicts of ``rlhf.evaluation.verdict``
 views        rows and plots of each section
 alarms       alarms with the samples that raised them
 plots        inline SVG in the colors of the page
-templates/   one file a section
+templates/   one file a section; template_cache keeps them compiled
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rlhf.config.yaml_text import parse_yaml
+from rlhf.errors import ConfigError
 from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.verdict import Verdict, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
@@ -181,14 +181,14 @@ def _leakage_by_names(recipe: Mapping[str, Any], name: str) -> Leakage | None:
 def _read_recipe(run: RunRecord) -> Mapping[str, Any]:
     try:
         text = (run.folder / "recipe.yaml").read_text(encoding="utf-8")
-        found = yaml.safe_load(text)
+        found = parse_yaml(text, "recipe.yaml", quick=True)
         if isinstance(found, Mapping):
             run.recipe = text
             return found
         run.missing["recipe.yaml"] = "it holds no recipe"
     except FileNotFoundError:
         run.missing["recipe.yaml"] = "there is no such file, so what was asked for is not known"
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
+    except (OSError, UnicodeDecodeError, ConfigError) as err:
         run.missing["recipe.yaml"] = f"it can't be read ({type(err).__name__})"
     return {}
 

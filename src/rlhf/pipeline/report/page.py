@@ -19,6 +19,7 @@ from rlhf.files import write_text
 from rlhf.pipeline.report.alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run
 from rlhf.pipeline.report.plots import reuse_plots
+from rlhf.pipeline.report.template_cache import kept_templates
 from rlhf.pipeline.report.views import (
     changes_view,
     hacking_view,
@@ -72,6 +73,7 @@ def render(run: RunRecord, *, strict: bool = False) -> str:
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
+        bytecode_cache=kept_templates(),
         autoescape=True,
         undefined=jinja2.StrictUndefined if strict else jinja2.ChainableUndefined,
         trim_blocks=True,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.base import read_yaml
 from rlhf.config.stages import EvaluateStage
+from rlhf.config.yaml_text import read_yaml
 from rlhf.data.datasets import PreferenceDataset
 from rlhf.errors import RewardError, RLHFError
 from rlhf.evaluation.evaluator import evaluate_policies

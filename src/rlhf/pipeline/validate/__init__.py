@@ -4,6 +4,7 @@ problems      a complaint, and the review that collects them
 inputs        what a stage reads: rows, models, rewards, functions; what each kind of stage writes
 references    stage:NAME and stage:NAME/FILE: is that stage of the right kind, does it write that file
 input_paths   files, folders, functions' files and hub names: are they there
+hub_models    models of the hub: are they there, asked when a run begins
 weights       model folders by their headers: whole, what size, what kind
 independence  whether an evaluation's judge and prompts are new to the policy
 settings      settings that contradict each other, do nothing, or are far from what is usual

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.base import apply_overrides, read_yaml
+from rlhf.config.base import apply_overrides
 from rlhf.config.error_messages import TAG
 from rlhf.config.overrides import complaint_lines, complaints_of, mark_overrides, name_missing_stages
 from rlhf.config.recipe import RecipeConfig, expand_variables
+from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
 from rlhf.pipeline.validate.assets import tell_missing_assets
 from rlhf.pipeline.validate.draft import draft_of

@@ -21,11 +21,8 @@ from rlhf.errors import ConfigError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import functions, rows_inputs
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.row_cache import read_once
-from rlhf.rewards.verifiers.scorer import VerifierReward
-from rlhf.rewards.worker import RESERVED
 
 IMPORT_SECONDS = 60.0
-ALWAYS_GIVEN = frozenset(RESERVED)
 ENVIRONMENT = "environment.factory"
 GIVEN_TO_ANNOTATORS = ("ended", "noise", "seed")
 """By keyword, behind the prompts and their completions."""
@@ -72,6 +69,10 @@ def check_functions(review: Review) -> None:
     for _, stage in review.each_stage():
         for key, spec in rewards_of(stage):
             if isinstance(spec, JSONRewardConfig) and not review.is_wrong(f"{key}.json_schema"):
+                from rlhf.rewards.verifiers.scorer import (
+                    VerifierReward,
+                )  # here: asyncio and multiprocessing come with it
+
                 with review.at(f"{key}.json_schema"):
                     VerifierReward(spec.kind, column=spec.column, options={"schema": spec.json_schema}, name=spec.name)
         specs = {f"{key}.function": spec for key, spec in rewards_of(stage) if isinstance(spec, FunctionRewardConfig)}
@@ -147,8 +148,10 @@ def _look_once(review: Review, function: str) -> Parameters:
 
 
 def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardConfig, found: Parameters) -> None:
+    from rlhf.rewards.worker import RESERVED  # here: asyncio and multiprocessing come with it
+
     place = key.removesuffix(".function")
-    taken = sorted(ALWAYS_GIVEN & spec.arguments.keys())
+    taken = sorted(spec.arguments.keys() & {*RESERVED})
     if taken:
         review.error(
             f"{place}.arguments", f"{taken[0]!r} is a name that every reward function gets something else under."
@@ -156,13 +159,11 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
     unknown = sorted(spec.arguments.keys() - found.names)
     if unknown and not found.takes_any:
         review.warn(f"{place}.arguments", f"{spec.function} has no parameter {unknown[0]!r}, so it will not be given.")
-    wanted = [name for name in found.required if name not in ALWAYS_GIVEN | spec.arguments.keys()]
+    wanted = [name for name in found.required if name not in {*RESERVED, *spec.arguments}]
     prompts = rows_inputs(stage)[0]
     rows = read_once(review, prompts)
     own = (
-        sorted(ALWAYS_GIVEN & {name for row in rows.rows for name in prompt_of(row).columns})
-        if rows is not None
-        else []
+        sorted({*RESERVED} & {name for row in rows.rows for name in prompt_of(row).columns}) if rows is not None else []
     )
     if own:
         review.error(

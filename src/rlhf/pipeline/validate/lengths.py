@@ -21,10 +21,8 @@ from rlhf.config.stages import (
 )
 from rlhf.data.contracts import Row
 from rlhf.data.message_text import counted
-from rlhf.data.plans import PLANS, Item
 from rlhf.data.report import TokenizationReport
 from rlhf.data.tokenization import tokenization
-from rlhf.data.tokenize import TokenizedRow
 from rlhf.errors import DataError, ModelError
 from rlhf.models.sources import EMBEDDED
 from rlhf.pipeline.validate.input_paths import facts_of, local_folder
@@ -35,6 +33,7 @@ from rlhf.pipeline.validate.row_cache import RowsFound, read_once
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rlhf.data.plans import Item
     from rlhf.pipeline.validate.weights import ModelFacts
 
 SAMPLE = 300
@@ -66,6 +65,8 @@ class Lengths:
     @property
     def prompts(self) -> list[int]:
         """Of each item's prompt."""
+        from rlhf.data.tokenize import TokenizedRow
+
         return [len(s.prefix) if isinstance(s, TokenizedRow) else s.length for _, s in self.items]
 
 
@@ -222,6 +223,10 @@ def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) ->
             ModelError,
         )
         return None
+    from rlhf.data.plans import (
+        PLANS,  # here: torch comes with it, and a recipe whose rows are still to be made needs none
+    )
+
     report = TokenizationReport()
     with review.at(rows.key):
         how = tokenization(tokenizer, train_on=getattr(stage, "train_on", "completion"))

@@ -272,6 +272,8 @@ def _uses_gpu(review: Review) -> bool:
         return False
     if not review.deep:
         return probes.has_nvidia()
+    if not probes.may_have_gpu():
+        return False
     import torch
 
     return torch.cuda.is_available()

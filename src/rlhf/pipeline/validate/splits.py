@@ -3,21 +3,23 @@ the demonstrations that a student does not complete itself."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlhf.config.stages import DistillStage, KTOStage, OfflineStage
 from rlhf.data.contracts import Row
 from rlhf.data.expand import prompt_key
-from rlhf.data.pack import Group
-from rlhf.data.plans import PLANS
 from rlhf.data.report import TokenizationReport
 from rlhf.data.split import held_out_numbers
 from rlhf.data.tokenization import tokenization
-from rlhf.data.tokenize import TokenizedRow
 from rlhf.errors import ConfigError, DataError
 from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import rows_inputs
 from rlhf.pipeline.validate.lengths import tokenizer_of
 from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.row_cache import RowsFound, read_once
+
+if TYPE_CHECKING:
+    from rlhf.data.pack import Group
 
 
 def check_splits(review: Review) -> None:
@@ -32,6 +34,8 @@ def check_splits(review: Review) -> None:
 
 
 def _check_rows(review: Review, stage: OfflineStage, found: RowsFound) -> None:
+    from rlhf.data.plans import PLANS
+
     if found.bad_rows and stage.on_bad_row == "error":
         return  # said already, and what is left of them is not what will be read
     if isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step":
@@ -77,6 +81,9 @@ def _check_reference_point(review: Review, stage: KTOStage, found: RowsFound) ->
 
 def _tokenized(review: Review, stage: KTOStage, found: RowsFound) -> list[tuple[Row, Group]] | None:
     """Rows as the stage will have them; None without its tokenizer."""
+    from rlhf.data.plans import PLANS
+    from rlhf.data.tokenize import TokenizedRow
+
     tokenizer = tokenizer_of(review, "model", stage.model)
     if tokenizer is None or tokenizer.eos_token_id is None:
         return None

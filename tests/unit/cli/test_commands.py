@@ -1,0 +1,48 @@
+"""Which modules a command imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlhf.cli.commands import COMMANDS, LazyCommands
+
+LOADED = """
+import json, sys
+from rlhf.cli import main
+sys.argv = ["rlhf", *json.loads(sys.argv[1])]
+try:
+    main()
+except SystemExit:
+    pass
+print("", json.dumps(sorted(name for name in sys.modules if name.startswith("rlhf."))), sep="\\n")
+"""
+IMPLEMENTED_IN = {entry.implementation.partition(":")[0] for entry in COMMANDS.values()}
+
+
+@pytest.mark.parametrize(
+    ("words", "implemented_in"),
+    [
+        (["--version"], set()),
+        (["runs", "list", "--runs", "nowhere"], {"runs"}),
+        (["lineage", "nowhere"], {"runs"}),
+        (["sft", "model=nowhere", "data=nowhere"], {"run"}),
+    ],
+)
+def test_a_command_imports_its_own_module_and_no_other_command_s(words, implemented_in):
+    ran = subprocess.run([sys.executable, "-c", LOADED, json.dumps(words)], capture_output=True, text=True)
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert {name for name in IMPLEMENTED_IN if f"rlhf.cli.{name}" in found} == implemented_in, ran.stderr
+
+
+def test_the_names_of_commands_are_known_without_their_modules():
+    commands = LazyCommands()
+    assert [name for name in COMMANDS if name in commands] == list(COMMANDS)
+    assert "sft" in commands
+    assert "nowhere" not in commands
+    assert len(list(commands)) == len(commands)
+    with pytest.raises(KeyError, match="nowhere"):
+        commands["nowhere"]

@@ -1,0 +1,26 @@
+"""Compiled templates are kept between processes, and nothing about a report depends on it."""
+
+from __future__ import annotations
+
+import jinja2
+
+from rlhf.pipeline.report import write_report
+
+
+def test_a_second_report_compiles_no_template(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    first = write_report(tmp_path).read_text()
+    kept = list((tmp_path / "cache").rglob("*.cache"))
+    assert kept
+    with monkeypatch.context() as patched:
+        patched.setattr(jinja2.Environment, "compile", None)
+        assert len(write_report(tmp_path).read_text()) == len(first)
+    for file in kept:
+        file.write_bytes(file.read_bytes()[:40])
+    assert len(write_report(tmp_path).read_text()) == len(first), "a damaged file is compiled again"
+
+
+def test_a_cache_that_can_not_be_written_costs_no_report(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    assert write_report(tmp_path).is_file()
