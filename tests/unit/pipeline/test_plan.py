@@ -211,7 +211,7 @@ def edit(library: Path, *names: str) -> None:
         ("losses/reward.py", {"reward"}),
         ("losses/preference.py", set()),
         ("data/world/judge.py", {"world", "pairs", "reward", "evaluation"}),
-        ("pipeline/stages/sft.py", {"sft", "alone"}),
+        ("training/sft.py", {"sft", "alone"}),
         ("models/score.py", {"sft", "pairs", "reward", "ppo", "alone", "evaluation"}),
         ("pipeline/report/page.py", set()),
         ("cli/run.py", set()),
