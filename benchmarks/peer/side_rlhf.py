@@ -250,7 +250,9 @@ def replay(task: Mapping[str, Any], policy: Any) -> Any:
     class Replay:
         weight_version = 0
 
-        def generate(self, prompts: Sequence[Any], *, num_samples: int, step: int, **_: Any) -> list[list[Completion]]:
+        def generate(
+            self, prompts: Sequence[Any], *, num_samples: int, rollout_index: int, **_: Any
+        ) -> list[list[Completion]]:
             rows = [task["rows"][int(prompt.id)] for prompt in prompts]
             batch = pack([Group(row["prompt"], [Branch(ids) for ids in row["completions"]]) for row in rows])
             sizes = [len(ids) for row in rows for ids in row["completions"]]

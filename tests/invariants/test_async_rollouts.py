@@ -85,7 +85,7 @@ def test_a_rollout_is_sampled_by_the_weights_from_before_the_training_on_the_one
         experience = collect(phase, metrics)
         asked = [toy.prompts(8)[number] for number in trainer.order.take(phase * 4, 4)]
         expected = LocalEngine(at_start[max(0, phase - 1)]).generate(
-            asked, num_samples=3, sampling=trainer.config.sampling, seed=5, step=phase
+            asked, num_samples=3, sampling=trainer.config.sampling, seed=5, rollout_index=phase
         )
         tokens = [branch.tokens for group in experience.groups for branch in group.branches]
         assert tokens == [completion.tokens for group in expected for completion in group]

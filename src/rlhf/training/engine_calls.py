@@ -47,7 +47,9 @@ def ask_engine(
     """
     engine.load_weights(version)
     with doing("rollout decode"):
-        groups = engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=rollout_index)
+        groups = engine.generate(
+            prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index
+        )
     completions = [completion for group in groups for completion in group]
     count_tokens("rollout decode", sum(len(completion.tokens) for completion in completions))
     if same_as is not None and version < CHECKED_VERSIONS and engine.fingerprint() != same_as.fingerprint():

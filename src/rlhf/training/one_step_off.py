@@ -110,7 +110,7 @@ class Ahead:
             num_samples=config.group_size,
             sampling=config.sampling,
             seed=config.seed,
-            step=rollout_index,
+            rollout_index=rollout_index,
         )
         compared = version < CHECKED_VERSIONS
         self._sampler = self._sampler or self.build()
@@ -182,7 +182,7 @@ class Ahead:
     def _process(self) -> SamplerProcess:
         engine = self.config.engine
         assert isinstance(engine, LocalEngineConfig), "async_rollouts and another engine exclude each other"
-        return SamplerProcess(self.policy, autocast=self.config.autocast, threads=self.threads.sampler, settings=engine)
+        return SamplerProcess(self.policy, autocast=self.config.autocast, threads=self.threads.sampler, config=engine)
 
     def _divide_threads(self) -> None:
         """By whether a rollout waits, and not by whether it is done: the number of threads decides the order of additions."""

@@ -221,7 +221,7 @@ def test_a_prompt_whose_greedy_completion_has_no_score_is_left_out_with_an_alarm
     assert ids == judge.asked[0][:2] + judge.asked[0][3:]
     for place, name in enumerate(ids):
         greedy = trainer.collector.engine.generate(
-            [p for p in trainer.prompts if p.id == name], num_samples=1, step=0, seed=0,
+            [p for p in trainer.prompts if p.id == name], num_samples=1, rollout_index=0, seed=0,
             sampling=trainer.config.sampling.updated(temperature=0.0),
         )  # fmt: skip
         assert float(experience.columns["greedy_scores"][place]) == first_token(None, greedy[0][0])

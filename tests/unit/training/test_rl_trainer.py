@@ -399,9 +399,9 @@ def test_an_engine_with_old_weights_stops_the_run():
 def test_a_sampler_in_this_process_that_goes_wrong_later_is_found(autocast, shift, monkeypatch):
     own = LocalEngine.generate
 
-    def wrong_from_the_second_on(engine, prompts, *, step, **how):
-        groups = own(engine, prompts, step=step, **how)
-        return [[replace(c, logprobs=[x - shift * (step > 0) for x in c.logprobs]) for c in g] for g in groups]
+    def wrong_from_the_second_on(engine, prompts, *, rollout_index, **how):
+        groups = own(engine, prompts, rollout_index=rollout_index, **how)
+        return [[replace(c, logprobs=[x - shift * (rollout_index > 0) for x in c.logprobs]) for c in g] for g in groups]
 
     monkeypatch.setattr(LocalEngine, "generate", wrong_from_the_second_on)
     monkeypatch.setattr("rlhf.training.sampler_checks.CHECKED_EVERY", 2)
