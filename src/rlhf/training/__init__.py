@@ -1,6 +1,6 @@
 """Trainers: one loop that is written once, and what each algorithm adds to it.
 
-loop          Loop, the only training loop
+loop          Loop, the only training loop; optimizer_step: one step from its micro-batches; best_weights: of the best evaluation
 algorithm     Algorithm, what the loop asks of SFT, reward modeling, DPO, PPO, GRPO
 offline       what the trainers that learn from files share; row_order: which rows each step takes
 sft           SFTTrainer
