@@ -160,8 +160,19 @@ def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeF
     Raises:
         DataError: A file that it names can't be read.
     """
-    from rlhf.config.recipe import stage_references  # who only reads records waits for no class of settings
-    from rlhf.config.training import FREE_TO_CHANGE
+    from rlhf.config.training import FREE_TO_CHANGE  # who only reads records waits for no class of settings
+
+    stage = recipe.stages[name]
+    settings = stage.model_dump(mode="json", exclude=FREE_TO_CHANGE)
+    return MadeFrom(settings, inputs_of(name, recipe, keys), code_of_stage(stage.kind, stage))
+
+
+def inputs_of(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> dict[str, str]:
+    """What a stage reads now: the place of a setting -> ``stage:NAME@key``, or a path and the hash of what is there.
+
+    Arguments and errors are those of ``made_from``.
+    """
+    from rlhf.config.recipe import stage_references
 
     stage = recipe.stages[name]
     parents = {}
@@ -175,8 +186,7 @@ def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeF
                 f"stages.{name}.{place} names {path}, and {err.filename or path} can't be read: {err.strerror or err}. Give "
                 "this user the right to read it, or name another."
             ) from None
-    settings = stage.model_dump(mode="json", exclude=FREE_TO_CHANGE)
-    return MadeFrom(settings, parents, code_of_stage(stage.kind, stage))
+    return parents
 
 
 def local_inputs(stage: Config) -> list[tuple[str, Path]]:
