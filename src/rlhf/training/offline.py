@@ -47,6 +47,7 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         if inputs.config.early_stopping is not None and not inputs.eval_data:
             raise ConfigError("early_stopping watches held-out rows, and there are none; give eval_data.")
         self.inputs = inputs
+        self.model = inputs.model
         self.config = inputs.config
         self.log = inputs.log
         self.train_data = inputs.train_data
@@ -97,7 +98,7 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
     @property
     def tokenizer(self) -> Any:
         """The model's."""
-        return self.inputs.model.tokenizer
+        return self.model.tokenizer
 
     def collecting_takes_long(self, phase: int) -> bool:
         """No: rows come from a file."""
@@ -159,7 +160,7 @@ class OfflinePolicyTrainer(OfflineTrainer[PolicyModel, OfflineConfigT]):
     @property
     def policy(self) -> PolicyModel:
         """What is trained."""
-        return self.inputs.model
+        return self.model
 
     def modules(self) -> Sequence[TrainedModule]:
         """The policy."""

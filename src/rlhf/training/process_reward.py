@@ -43,7 +43,6 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
 
     def prepare(self) -> None:
         """A model with a language head where its loss is wanted."""
-        self.model = self.inputs.model
         if self.config.lm_coef and self.model.language_head is None:
             raise ConfigError(
                 "lm_coef needs the language head; make the model with from_policy(keep_language_head=True)."

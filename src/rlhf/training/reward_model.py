@@ -71,7 +71,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
                 for place in range(len(data)):
                     check_row(data[place], config)
         super().prepare()
-        self.model = model = self.inputs.model
+        model = self.model
         if config.loss in LEARNED:
             kind, start = LEARNED[config.loss]
             if model.learned is None or model.learned.kind != kind:
