@@ -165,7 +165,7 @@ class Work:
         """The local engine."""
         engine.lengths = self.lengths
         start = time.process_time()
-        groups = engine.generate(self.prompts, num_samples=self.group, sampling=sampling, seed=0, step=step)
+        groups = engine.generate(self.prompts, num_samples=self.group, sampling=sampling, seed=0, rollout_index=step)
         return Round([c.tokens for found in groups for c in found], time.process_time() - start)
 
     @torch.no_grad()

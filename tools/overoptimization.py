@@ -119,7 +119,9 @@ def draw(run: Path, stage: str, args: argparse.Namespace, *, num_samples: int) -
         GRPODataset(str(run / "world" / "prompts.jsonl"), policy.tokenizer, limit=args.prompts)
     )
     sampling, seed = SamplingConfig.of(SAMPLING), derive_seed(args.seed, "overoptimization", stage)
-    samples = LocalEngine(policy).generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=0)
+    samples = LocalEngine(policy).generate(
+        prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=0
+    )
     each = [completion for group in samples for completion in group]
     of = [prompt for prompt, group in zip(prompts, samples, strict=True) for _ in group]
     proxy = LearnedReward(reward_model, tokenizer=policy.tokenizer).score(of, each).scores

@@ -44,7 +44,7 @@ def timed(engine: LocalEngine, prompts: list[Prompt], step: int, **how: Any) -> 
     """Processor seconds of a request, and what it gave."""
     engine.load_weights(step)
     start = time.process_time()
-    groups = engine.generate(prompts, seed=0, step=step, **how)
+    groups = engine.generate(prompts, seed=0, rollout_index=step, **how)
     return time.process_time() - start, groups
 
 

@@ -32,14 +32,14 @@ def ours(task: dict[str, Any], case: Case, meter: Meter) -> None:
     greedy = SamplingConfig(max_new_tokens=GREEDY_TOKENS, temperature=0.0)
     with no_end(policy.model):
         said = LocalEngine(policy, compiled=True).generate(
-            prompts[:GREEDY_PROMPTS], num_samples=1, sampling=greedy, seed=0, step=0
+            prompts[:GREEDY_PROMPTS], num_samples=1, sampling=greedy, seed=0, rollout_index=0
         )
     engine = LocalEngine(policy, autocast="bfloat16" if case.dtype == "bf16" else "none", compiled=True)
     meter.begin(greedy=[group[0].tokens for group in said])
     with training_loop("generate"):
         for step, part in enumerate(steps_of(prompts, case)):
             with doing("rollout decode"):  # what the trainers that ask it call it
-                found = engine.generate(part, num_samples=case.group, sampling=sampling, seed=0, step=step)
+                found = engine.generate(part, num_samples=case.group, sampling=sampling, seed=0, rollout_index=step)
             step_done()
             meter.step_done(
                 sequences=[(len(p.ids), [len(c.tokens) for c in g]) for p, g in zip(part, found, strict=True)]

@@ -157,11 +157,11 @@ def ask_reference(trainer: Any, meter: Meter) -> float:
 
     keep_freed_memory()
     rows = trainer.scored.train.data
-    with in_c(trainer.settings.compiled):
+    with in_c(trainer.config.compiled):
         longest = sorted((rows[i] for i in range(len(rows))), key=lambda group: group.num_tokens)
         settle_path(trainer.reference, longest[-ROWS_FOR_PATH:])
         began = meter.gauge.seconds()
-        trainer.scored.ask(trainer.reference, trainer.settings, trainer.policy.device)
+        trainer.scored.ask(trainer.reference, trainer.config, trainer.policy.device)
     return meter.gauge.seconds() - began
 
 
@@ -250,7 +250,9 @@ def replay(task: Mapping[str, Any], policy: Any) -> Any:
     class Replay:
         weight_version = 0
 
-        def generate(self, prompts: Sequence[Any], *, num_samples: int, step: int, **_: Any) -> list[list[Completion]]:
+        def generate(
+            self, prompts: Sequence[Any], *, num_samples: int, rollout_index: int, **_: Any
+        ) -> list[list[Completion]]:
             rows = [task["rows"][int(prompt.id)] for prompt in prompts]
             batch = pack([Group(row["prompt"], [Branch(ids) for ids in row["completions"]]) for row in rows])
             sizes = [len(ids) for row in rows for ids in row["completions"]]
@@ -324,7 +326,7 @@ def run_grpo(task: dict[str, Any], case: Case, meter: Meter) -> None:
         policy, config, prompts_of(task), ShareOfLowWords(case.shape.vocabulary), reference=build_reference(policy),
         engine=replay(task, policy) if task["forced"] else None, log=log,
     )  # fmt: skip
-    count_lengths(trainer.engine, log)
+    count_lengths(trainer.collector.engine, log)
     meter.begin()
     trainer.train()
 
@@ -352,10 +354,10 @@ def run_ppo(task: dict[str, Any], case: Case, meter: Meter) -> None:
 
     log = metered_log(meter, steps=case.epochs, shared=parts)
     trainer = PPOTrainer(
-        policy, critic, config, prompts_of(task), LearnedReward(judge), reference=build_reference(policy),
+        policy, config, prompts_of(task), LearnedReward(judge), value_model=critic, reference=build_reference(policy),
         engine=replay(task, policy) if task["forced"] else None, log=log,
     )  # fmt: skip
-    count_lengths(trainer.engine, log)
+    count_lengths(trainer.collector.engine, log)
     meter.begin()
     trainer.train()
 

@@ -25,7 +25,7 @@ SAMPLING = SamplingConfig(max_new_tokens=12)
 
 def check_every_prompt_gets_its_samples_in_order(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
     """Shape, names and lengths of what an engine returns."""
-    groups = engine.generate(prompts, num_samples=3, sampling=SAMPLING, seed=1, step=0)
+    groups = engine.generate(prompts, num_samples=3, sampling=SAMPLING, seed=1, rollout_index=0)
     assert len(groups) == len(prompts), f"{len(groups)} groups for {len(prompts)} prompts"
     for prompt, group in zip(prompts, groups, strict=True):
         assert [c.prompt_id for c in group] == [prompt.id] * 3, f"completions of another prompt under {prompt.id}"
@@ -44,19 +44,19 @@ def check_every_prompt_gets_its_samples_in_order(engine: RolloutEngine, prompts:
 
 def check_a_sample_hangs_on_nothing_beside_it(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
     """Alone, among others, in reverse order: the same tokens."""
-    together = engine.generate(prompts, num_samples=2, sampling=SAMPLING, seed=1, step=0)
-    backwards = engine.generate(prompts[::-1], num_samples=2, sampling=SAMPLING, seed=1, step=0)[::-1]
+    together = engine.generate(prompts, num_samples=2, sampling=SAMPLING, seed=1, rollout_index=0)
+    backwards = engine.generate(prompts[::-1], num_samples=2, sampling=SAMPLING, seed=1, rollout_index=0)[::-1]
     for prompt, group, other in zip(prompts, together, backwards, strict=True):
-        alone = engine.generate([prompt], num_samples=1, sampling=SAMPLING, seed=1, step=0)[0][0]
+        alone = engine.generate([prompt], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)[0][0]
         assert alone.tokens == group[0].tokens, f"prompt {prompt.id} alone gives another sample"
         assert _tokens(group) == _tokens(other), f"prompt {prompt.id} gives another sample in another order"
 
 
-def check_the_seed_and_the_step_decide(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
+def check_the_seed_and_the_rollout_index_decide(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
     """The same call repeats itself; another seed or step does not."""
 
     def ask(seed: int, step: int) -> list[list[int]]:
-        groups = engine.generate(prompts, num_samples=2, sampling=SAMPLING, seed=seed, step=step)
+        groups = engine.generate(prompts, num_samples=2, sampling=SAMPLING, seed=seed, rollout_index=step)
         return [tokens for group in groups for tokens in _tokens(group)]
 
     first = ask(1, 0)
@@ -68,7 +68,7 @@ def check_the_seed_and_the_step_decide(engine: RolloutEngine, prompts: Sequence[
 def check_the_samples_of_a_group_differ(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
     """A prompt that comes twice goes on counting, so no two samples share a seed."""
     twice = [prompts[0], prompts[1], prompts[0]]
-    groups = engine.generate(twice, num_samples=4, sampling=SAMPLING, seed=1, step=0)
+    groups = engine.generate(twice, num_samples=4, sampling=SAMPLING, seed=1, rollout_index=0)
     same_prompt = groups[0] + groups[2]
     assert [c.sample for c in same_prompt] == list(range(8)), "the second time goes on counting"
     assert len({tuple(c.tokens) for c in same_prompt}) > 1, "eight samples of one prompt are all the same"
@@ -77,17 +77,19 @@ def check_the_samples_of_a_group_differ(engine: RolloutEngine, prompts: Sequence
 def check_greedy_sampling_ignores_the_seed(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
     """Temperature 0."""
     greedy = SAMPLING.updated(temperature=0.0)
-    groups = engine.generate(prompts, num_samples=2, sampling=greedy, seed=1, step=0)
-    again = engine.generate(prompts, num_samples=1, sampling=greedy, seed=2, step=3)
+    groups = engine.generate(prompts, num_samples=2, sampling=greedy, seed=1, rollout_index=0)
+    again = engine.generate(prompts, num_samples=1, sampling=greedy, seed=2, rollout_index=3)
     for group, (single,) in zip(groups, again, strict=True):
         assert _tokens(group) == [single.tokens] * 2, "greedy samples differ"
 
 
 def check_a_lower_limit_cuts_the_same_samples(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
     """What is sampled does not depend on how much more may come."""
-    whole = engine.generate(prompts, num_samples=2, sampling=SAMPLING, seed=1, step=0)
+    whole = engine.generate(prompts, num_samples=2, sampling=SAMPLING, seed=1, rollout_index=0)
     limit = SAMPLING.max_new_tokens // 2
-    cut = engine.generate(prompts, num_samples=2, sampling=SAMPLING.updated(max_new_tokens=limit), seed=1, step=0)
+    cut = engine.generate(
+        prompts, num_samples=2, sampling=SAMPLING.updated(max_new_tokens=limit), seed=1, rollout_index=0
+    )
     for group, shorter in zip(whole, cut, strict=True):
         for completion, begun in zip(group, shorter, strict=True):
             assert len(begun.tokens) <= limit, f"{len(begun.tokens)} tokens under a limit of {limit}"
@@ -98,18 +100,18 @@ def check_a_lower_limit_cuts_the_same_samples(engine: RolloutEngine, prompts: Se
 
 def check_a_paused_engine_refuses(engine: RolloutEngine, prompts: Sequence[Prompt]) -> None:
     """And says so; afterwards it answers as before."""
-    before = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, step=0)
+    before = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
     engine.pause()
     assert not engine.health().ok, "a paused engine says that it is well"
     try:
-        engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, step=0)
+        engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
     except RLHFError:
         pass
     else:
         raise AssertionError("a paused engine sampled")
     engine.resume()
     assert engine.health().ok, "a resumed engine says that it is not well"
-    after = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, step=0)
+    after = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
     assert _tokens(after[0]) == _tokens(before[0]), "a pause changed the samples"
 
 
@@ -118,7 +120,7 @@ def check_completions_carry_the_version_that_was_loaded(engine: RolloutEngine, p
     version = engine.weight_version + 7
     engine.load_weights(version)
     assert engine.weight_version == engine.health().weight_version == version
-    found = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, step=0)
+    found = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
     assert found[0][0].weight_version == version
     assert engine.fingerprint() == engine.fingerprint() != "", "a fingerprint is a stable text"
 
@@ -126,7 +128,7 @@ def check_completions_carry_the_version_that_was_loaded(engine: RolloutEngine, p
 ENGINE_CHECKS: tuple[Callable[[RolloutEngine, Sequence[Prompt]], None], ...] = (
     check_every_prompt_gets_its_samples_in_order,
     check_a_sample_hangs_on_nothing_beside_it,
-    check_the_seed_and_the_step_decide,
+    check_the_seed_and_the_rollout_index_decide,
     check_the_samples_of_a_group_differ,
     check_greedy_sampling_ignores_the_seed,
     check_a_lower_limit_cuts_the_same_samples,

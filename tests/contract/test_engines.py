@@ -61,12 +61,12 @@ class DeafEngine:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def generate(self, prompts, *, num_samples, sampling, seed, step):
-        return self.engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=0, step=0)
+    def generate(self, prompts, *, num_samples, sampling, seed, rollout_index):
+        return self.engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=0, rollout_index=0)
 
 
 @pytest.mark.parametrize(
-    "name", ["check_the_seed_and_the_step_decide", "check_completions_carry_the_version_that_was_loaded"]
+    "name", ["check_the_seed_and_the_rollout_index_decide", "check_completions_carry_the_version_that_was_loaded"]
 )
 def test_the_checks_can_fail(name, tiny_tokenizer):
     check = next(check for check in ENGINE_CHECKS if check.__name__ == name)

@@ -62,7 +62,9 @@ def engine(policy):
 
 
 def ask(engine, *, num_samples=2, **changes):
-    return engine.generate(PROMPTS, num_samples=num_samples, sampling=SAMPLING.updated(**changes), seed=1, step=0)
+    return engine.generate(
+        PROMPTS, num_samples=num_samples, sampling=SAMPLING.updated(**changes), seed=1, rollout_index=0
+    )
 
 
 def largest_gap(engine, policy, **changes):

@@ -668,7 +668,7 @@ def test_padding_that_equals_end_of_text_is_accepted_and_the_end_is_still_learne
     gradient = policy.model.lm_head.weight.grad
     assert gradient[1].abs().max() > 0
     (sampled,) = LocalEngine(policy).generate(
-        [Prompt(id="p", ids=list(row.prefix), text="")], num_samples=8, sampling=SamplingConfig(max_new_tokens=60), seed=0, step=0
+        [Prompt(id="p", ids=list(row.prefix), text="")], num_samples=8, sampling=SamplingConfig(max_new_tokens=60), seed=0, rollout_index=0
     )  # fmt: skip
     ended = [completion for completion in sampled if not completion.truncated]
     assert all(completion.tokens[-1] == 1 for completion in ended)
@@ -720,7 +720,8 @@ def test_a_prompt_longer_than_the_context_is_named_by_its_id():
     prompt = Prompt(id="essay-7", ids=[5] * 60, text="...")
     sampling = SamplingConfig(max_new_tokens=10)
     message = refusal(
-        lambda: LocalEngine(policy).generate([prompt], num_samples=1, sampling=sampling, seed=0, step=0), DataError
+        lambda: LocalEngine(policy).generate([prompt], num_samples=1, sampling=sampling, seed=0, rollout_index=0),
+        DataError,
     )
     assert "'essay-7' has 60 tokens and may grow by 10" in message
     assert "made for 64" in message

@@ -36,7 +36,7 @@ def engine(policy, faults):
 
 
 def ask(engine):
-    groups = engine.generate(PROMPTS, num_samples=2, sampling=SAMPLING, seed=1, step=0)
+    groups = engine.generate(PROMPTS, num_samples=2, sampling=SAMPLING, seed=1, rollout_index=0)
     return [(c.tokens, c.weight_version) for group in groups for c in group]
 
 

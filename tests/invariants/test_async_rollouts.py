@@ -85,7 +85,7 @@ def test_a_rollout_is_sampled_by_the_weights_from_before_the_training_on_the_one
         experience = collect(phase, metrics)
         asked = [toy.prompts(8)[number] for number in trainer.order.take(phase * 4, 4)]
         expected = LocalEngine(at_start[max(0, phase - 1)]).generate(
-            asked, num_samples=3, sampling=trainer.config.sampling, seed=5, step=phase
+            asked, num_samples=3, sampling=trainer.config.sampling, seed=5, rollout_index=phase
         )
         tokens = [branch.tokens for group in experience.groups for branch in group.branches]
         assert tokens == [completion.tokens for group in expected for completion in group]
@@ -198,10 +198,10 @@ def test_a_guard_that_goes_back_forgets_what_is_under_way(tmp_path: Path):
     trainer = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3), late=True)
     before = trainer.state_dict()
     trainer.collect(0, Metrics())
-    assert trainer.ahead.has(1)
+    assert trainer.collector.ahead.has(1)
     trainer.load_state_dict(before)
-    assert not trainer.ahead.has(1)
-    assert len(trainer.ahead.buffer) == 0
+    assert not trainer.collector.ahead.has(1)
+    assert len(trainer.collector.ahead.buffer) == 0
     again = trainer.collect(0, Metrics())
     fresh = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3)).collect(0, Metrics())
     assert again.state_dict()["groups"] == fresh.state_dict()["groups"]
@@ -222,9 +222,9 @@ def test_a_guard_goes_back_also_where_what_is_under_way_has_failed():
 
     before = trainer.state_dict()
     trainer.collect(0, Metrics())
-    trainer.ahead._sampler = Failing(trainer.ahead._sampler)
+    trainer.collector.ahead._sampler = Failing(trainer.collector.ahead._sampler)
     trainer.load_state_dict(before)
-    assert not trainer.ahead.has(1)
+    assert not trainer.collector.ahead.has(1)
     again = trainer.collect(0, Metrics())
     fresh = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3)).collect(0, Metrics())
     assert again.state_dict()["groups"] == fresh.state_dict()["groups"]

@@ -47,7 +47,7 @@ def generate(
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     rows = [replace(row, id=name) for row, name in zip(rows, _names(rows), strict=True)]  # samples are drawn by the id
-    groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, step=0)
+    groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, rollout_index=0)
     for prompt, group in zip(rows, groups, strict=True):
         for completion in group:
             row = {

@@ -59,6 +59,8 @@ class StageConfig(Kind):
 
     runs: ClassVar[str]
     """``module:function`` below ``rlhf.pipeline.stages``: takes the stage and a ``StageContext``, gives a ``StageOutcome``."""
+    trainer: ClassVar[str] = ""
+    """``module:Class`` of what trains the model; empty for stages that leave files. A stage's key follows the code of both."""
     leaves: ClassVar[Literal["policy", "judge", "files"]] = "files"
     command: ClassVar[str] = ""
     """Help of the command ``rlhf KIND``; empty where there is none."""

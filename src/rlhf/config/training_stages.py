@@ -41,7 +41,8 @@ class SFTStage(SFTConfig, OfflineStage, PolicyTraining):
 
     rows_for = "sft"
     kind: Literal["sft"]
-    runs = "sft:run_sft"
+    runs = "offline:run_sft"
+    trainer = "rlhf.training.sft:SFTTrainer"
     command = "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE"
     measures = ("eval/loss", "eval/perplexity")
 
@@ -52,6 +53,7 @@ class RewardStage(RewardModelConfig, OfflineStage):
     rows_for = "preference"
     kind: Literal["reward"]
     runs = "reward:run_reward"
+    trainer = "rlhf.training.reward_model:RewardModelTrainer"
     leaves = "judge"
     command = "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
     model: ModelConfig
@@ -86,6 +88,7 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     rows_for = "stepwise"
     kind: Literal["prm"]
     runs = "prm:run_prm"
+    trainer = "rlhf.training.process_reward:ProcessRewardModelTrainer"
     leaves = "judge"
     command = "Train a judge of each step: rlhf prm model=PATH data=FILE"
     model: ModelConfig
@@ -120,7 +123,8 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "preference"
     kind: Literal["dpo"]
-    runs = "dpo:run_dpo"
+    runs = "offline:run_preference"
+    trainer = "rlhf.training.dpo:DPOTrainer"
     command = "Learn from pairs directly: rlhf dpo model=PATH data=FILE"
     measures = MEASURED_ON_PAIRS
     model: ModelConfig
@@ -140,7 +144,8 @@ class SimPOStage(SimPOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "preference"
     kind: Literal["simpo"]
-    runs = "reference_free:run_simpo"
+    runs = "offline:run_preference"
+    trainer = "rlhf.training.reference_free:SimPOTrainer"
     command = "Learn from pairs by mean log-probabilities, without a reference: rlhf simpo model=PATH data=FILE"
     measures = MEASURED_ON_PAIRS
 
@@ -150,7 +155,8 @@ class CPOStage(CPOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "preference"
     kind: Literal["cpo"]
-    runs = "reference_free:run_cpo"
+    runs = "offline:run_preference"
+    trainer = "rlhf.training.reference_free:CPOTrainer"
     command = "Learn from pairs and from the better completions at once: rlhf cpo model=PATH data=FILE"
     measures = (*MEASURED_ON_PAIRS, "eval/sft_loss")
 
@@ -160,7 +166,8 @@ class ORPOStage(ORPOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "preference"
     kind: Literal["orpo"]
-    runs = "reference_free:run_orpo"
+    runs = "offline:run_preference"
+    trainer = "rlhf.training.reference_free:ORPOTrainer"
     command = "Fine-tune and learn from pairs in one stage: rlhf orpo model=PATH data=FILE"
     measures = (*MEASURED_ON_PAIRS, "eval/sft_loss")
 
@@ -170,7 +177,8 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
 
     rows_for = "kto"
     kind: Literal["kto"]
-    runs = "kto:run_kto"
+    runs = "offline:run_preference"
+    trainer = "rlhf.training.kto:KTOTrainer"
     command = "Learn from single completions, good or bad: rlhf kto model=PATH data=FILE"
     measures = (
         "eval/loss",
@@ -187,7 +195,8 @@ class PPOStage(PPOConfig, PolicyStage):
     """Proximal policy optimization."""
 
     kind: Literal["ppo"]
-    runs = "ppo:run_ppo"
+    runs = "critic:run_with_critic"
+    trainer = "rlhf.training.ppo:PPOTrainer"
     command = "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
@@ -195,7 +204,8 @@ class VAPOStage(VAPOConfig, PolicyStage):
     """PPO for long reasoning."""
 
     kind: Literal["vapo"]
-    runs = "ppo:run_ppo"
+    runs = "critic:run_with_critic"
+    trainer = "rlhf.training.ppo:VAPOTrainer"
     command = (
         "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     )
@@ -205,14 +215,16 @@ class TRPOStage(TRPOConfig, PolicyStage):
     """Trust-region policy optimization."""
 
     kind: Literal["trpo"]
-    runs = "trpo:run_trpo"
+    runs = "critic:run_with_critic"
+    trainer = "rlhf.training.trpo:TRPOTrainer"
     command = "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class GroupStage(GRPOConfig, PolicyStage):
     """What every stage has that learns from rewards without a critic."""
 
-    runs = "grpo:run_grpo"
+    runs = "rl:run_rl"
+    trainer = "rlhf.training.grpo:GRPOTrainer"
 
 
 class GRPOStage(GroupStage):
@@ -286,7 +298,8 @@ class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     """DPO on the policy's own completions, judged by a reward."""
 
     kind: Literal["online_dpo"]
-    runs = "online_dpo:run_online_dpo"
+    runs = "rl:run_rl"
+    trainer = "rlhf.training.online_dpo:OnlineDPOTrainer"
     command = (
         "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     )
@@ -298,6 +311,7 @@ class DistillStage(DistillConfig, PromptInputs, PolicyTraining):
     leaves = "policy"
     kind: Literal["distill"]
     runs = "distill:run_distill"
+    trainer = "rlhf.training.distill:DistillTrainer"
     command = "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE"
     measures = (
         "eval/teacher_kl",

@@ -389,7 +389,9 @@ def _sample(
     try:
         for start in range(0, len(prompts), PROMPTS_AT_ONCE):
             part = prompts[start : start + PROMPTS_AT_ONCE]
-            found += engine.generate(part, num_samples=samples_per_prompt, sampling=sampling, seed=seed, step=0)
+            found += engine.generate(
+                part, num_samples=samples_per_prompt, sampling=sampling, seed=seed, rollout_index=0
+            )
             if progress is not None:
                 progress(name, by=len(part) * samples_per_prompt)
     finally:

@@ -195,7 +195,7 @@ def _ask(
     completions: list[Completion] = []
     for start in range(0, len(prompts), PROMPTS_AT_ONCE):
         part = prompts[start : start + PROMPTS_AT_ONCE]
-        groups = engine.generate(part, num_samples=num_samples, sampling=sampling, seed=seed, step=0)
+        groups = engine.generate(part, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=0)
         completions += [completion for group in groups for completion in group]
         if progress is not None:
             progress(name, by=len(part) * num_samples)

@@ -1,7 +1,7 @@
 """Which of the library's own source files decide what a stage makes.
 
-They are found by following imports: from the module that implements the stage's kind, from those that build its rewards and its
-judge, and from functions of this library that the recipe names. Followed are the modules that names come from: a package's
+They are found by following imports: from the modules that run the stage's kind and train its model, from those that build its
+rewards and its judge, and from functions of this library that the recipe names. Followed are the modules that names come from: a package's
 ``__init__.py`` only hands names on (a test holds them to that), so ``from rlhf.losses import nll_loss`` leads to the module that
 defines it and to no other loss.
 """
@@ -38,17 +38,19 @@ DECIDES_NOTHING = (
 
 def code_of_stage(kind: str, stage: BaseConfig) -> dict[str, str]:
     """Source files whose code decides what a stage makes: path inside the package -> 16 hex digits of its sha256."""
-    modules = {module_of_stage(kind)}
+    modules = modules_of_kind(kind)
     modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))
 
 
-def module_of_stage(kind: str) -> str:
-    """The module that implements a kind of stage."""
+def modules_of_kind(kind: str) -> set[str]:
+    """The module that runs a kind of stage, and that of its trainer where it has one."""
     from rlhf.config.stages import BY_KIND  # here: commands that only read records do without the settings of all kinds
 
-    return f"{PACKAGE}.pipeline.stages.{BY_KIND[kind].runs.partition(':')[0]}"
+    stage = BY_KIND[kind]
+    trainer = {stage.trainer.partition(":")[0]} if stage.trainer else set()
+    return {f"{PACKAGE}.pipeline.stages.{stage.runs.partition(':')[0]}", *trainer}
 
 
 def is_own_function(text: str, names: Names) -> bool:

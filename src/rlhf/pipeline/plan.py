@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.base import BaseConfig
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.errors import ConfigError, look_up
 from rlhf.pipeline.archive import Previous, previous_of
 from rlhf.pipeline.artifacts import Artifact, MadeFrom, Started
-from rlhf.pipeline.provenance import made_from
+from rlhf.pipeline.provenance import inputs_of, made_from
 from rlhf.pipeline.reasons import Differences, differences
 from rlhf.training.checkpoint_names import PREFIX, step_of
 
@@ -138,16 +139,31 @@ class Planner:
 
     def plan_stage(self, name: str) -> PlannedStage:
         """One stage; all that it reads from must have been taken note of."""
-        wanted = made_from(name, self.recipe, self.keys)
+        return self._decide(name, made_from(name, self.recipe, self.keys), self._contents(name))
+
+    def settle(self, plan: PlannedStage) -> PlannedStage:
+        """The plan of a stage whose parents are all there now: the same, unless an input is not what it was when it was planned."""
+        contents, inputs = self._contents(plan.name), inputs_of(plan.name, self.recipe, self.keys)
+        if contents == plan.contents and inputs == plan.made_from.parents:
+            return plan
+        return self._decide(plan.name, replace(plan.made_from, parents=inputs), contents)
+
+    def _contents(self, name: str) -> dict[str, str]:
+        """Input from an earlier stage -> hash of what it holds; empty where it is still to be made."""
         contents = {}
         for place, parent, file in stage_references(self.recipe.stages[name]):
             artifact = self.artifacts[parent]
             contents[place] = artifact.content(file) if artifact is not None else ""
+        return contents
+
+    def _decide(self, name: str, wanted: MadeFrom, contents: Mapping[str, str]) -> PlannedStage:
+        """Keep it, bring it back, go on with it, or make it."""
         plan = (
             self._in_place(name, wanted, contents)
             or self._aside(name, wanted, contents)
             or self._anew(name, wanted, contents)
         )
+        self.redone.discard(name)
         if plan.action in (Action.AGAIN, Action.NEW):
             self.redone.add(name)
         return plan
@@ -226,7 +242,7 @@ class Planner:
         options = self.options
         if options.force or name == options.from_stage:
             return [f"asked for by {'--force' if options.force else f'--from {name}'}"]
-        parents = dict.fromkeys(parent for _, parent, _ in stage_references(self.recipe.stages[name]))
+        parents = parents_of(self.recipe.stages[name])
         return [f"stage {parent} is done again" for parent in parents if parent in self.asked]
 
     def _differences(
@@ -252,10 +268,11 @@ class Planner:
 
     def _notes(self, name: str, found: Differences) -> tuple[str, ...]:
         notes = [f"{reason}, which --ignore-code lets pass" for reason in found.code]
-        for _, parent, _ in stage_references(self.recipe.stages[name]):
-            if self.artifacts[parent] is None:
-                notes.append(f"if stage {parent} comes out as it was")
-        return tuple(dict.fromkeys(notes))
+        parents = parents_of(self.recipe.stages[name])
+        return (
+            *notes,
+            *(f"if stage {parent} comes out as it was" for parent in parents if self.artifacts[parent] is None),
+        )
 
     def _planned(
         self,
@@ -283,6 +300,11 @@ class Planner:
         )
 
 
+def parents_of(stage: BaseConfig) -> list[str]:
+    """Names of the stages that it reads from, each once."""
+    return list(dict.fromkeys(parent for _, parent, _ in stage_references(stage)))
+
+
 def selected_stages(recipe: RecipeConfig, options: RunOptions) -> list[str]:
     """Names of the stages that a run looks at, in order.
 
@@ -297,7 +319,7 @@ def selected_stages(recipe: RecipeConfig, options: RunOptions) -> list[str]:
         needed = {options.only_for}
         for name in reversed(names):
             if name in needed:
-                needed |= {parent for _, parent, _ in stage_references(recipe.stages[name])}
+                needed.update(parents_of(recipe.stages[name]))
         names = [name for name in names if name in needed]
     if options.until is not None and options.until in names:
         names = names[: names.index(options.until) + 1]
@@ -315,7 +337,7 @@ def asked_stages(recipe: RecipeConfig, options: RunOptions, stages: list[str]) -
         return set(stages)
     asked = {options.from_stage} if options.from_stage is not None else set()
     for name in stages:
-        if any(parent in asked for _, parent, _ in stage_references(recipe.stages[name])):
+        if any(parent in asked for parent in parents_of(recipe.stages[name])):
             asked.add(name)
     return asked
 

@@ -29,6 +29,16 @@ def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeF
         DataError: A file that it names can't be read.
     """
     stage = recipe.stages[name]
+    settings = stage.model_dump(mode="json", exclude=FREE_TO_CHANGE)
+    return MadeFrom(settings, inputs_of(name, recipe, keys), code_of_stage(stage.kind, stage))
+
+
+def inputs_of(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> dict[str, str]:
+    """What a stage reads now: the place of a setting -> ``stage:NAME@key``, or a path and the hash of what is there.
+
+    Arguments and errors are those of ``made_from``.
+    """
+    stage = recipe.stages[name]
     parents = {}
     for place, parent, file in stage_references(stage):
         parents[place] = f"{STAGE_INPUT}{parent}{'/' + file if file else ''}@{keys[parent]}"
@@ -40,8 +50,7 @@ def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeF
                 f"stages.{name}.{place} names {path}, and {err.filename or path} can't be read: {err.strerror or err}. Give "
                 "this user the right to read it, or name another."
             ) from None
-    settings = stage.model_dump(mode="json", exclude=FREE_TO_CHANGE)
-    return MadeFrom(settings, parents, code_of_stage(stage.kind, stage))
+    return parents
 
 
 def local_inputs(stage: BaseConfig) -> list[tuple[str, Path]]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlhf.config.reasoning_stages import PassAtKStage
-from rlhf.config.recipe import RecipeConfig, stage_references
+from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import EvaluateStage, Stage
 from rlhf.config.threads import check_threads
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of
@@ -30,7 +30,7 @@ from rlhf.pipeline.manifest import machine as machine
 from rlhf.pipeline.manifest import manifest, now, summary
 from rlhf.pipeline.manifest import versions as versions
 from rlhf.pipeline.memory import memory_errors
-from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions
+from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions, parents_of
 from rlhf.pipeline.provenance import inputs_by_name, local_inputs
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
@@ -132,7 +132,7 @@ class Pipeline:
             write_json(self.run_dir / REQUEST, {"request": options.request, "number": planner.request})
         write_text(self.run_dir / "recipe.yaml", recipe)
         try:
-            self._do_all(plans, options)
+            self._do_all(planner, plans, brief=options.brief)
         except KeyboardInterrupt:  # who presses Ctrl-C twice does not wait for a page
             raise
         except BaseException as err:
@@ -143,13 +143,12 @@ class Pipeline:
         self._say_where(report, only=plans[-1].name if options.brief else None)
         return summary(self.run_dir, self.artifacts)
 
-    def _do_all(self, plans: Sequence[PlannedStage], options: RunOptions) -> None:
-        planner = Planner(self.recipe, self.run_dir, options)
+    def _do_all(self, planner: Planner, plans: Sequence[PlannedStage], *, brief: bool) -> None:
         for foreseen in plans:
-            plan = planner.plan_stage(foreseen.name)
+            plan = planner.settle(foreseen)
             if plan.line != foreseen.line and plan.action is not foreseen.action:
                 self.log.say(escape(plan.line))
-            self.artifacts[plan.name] = self._do(plan, brief=options.brief)
+            self.artifacts[plan.name] = self._do(plan, brief=brief)
             planner.take(plan.name, self.artifacts[plan.name].key, self.artifacts[plan.name])
             self._tell(of=planner.stages)
 
@@ -305,7 +304,7 @@ class Pipeline:
         Raises:
             CheckpointError: Naming the file.
         """
-        for parent in dict.fromkeys(parent for _, parent, _ in stage_references(self.recipe.stages[name])):
+        for parent in parents_of(self.recipe.stages[name]):
             folder = self.run_dir / parent
             for file, digest in self.artifacts[parent].files.items():
                 if sha256(folder / file) != digest:

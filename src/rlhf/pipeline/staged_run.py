@@ -13,12 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from rlhf.config.model import AUTO
-from rlhf.config.recipe import RecipeConfig, stage_references
+from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import POLICY_KINDS
 from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
 from rlhf.models.folders import write_folder_aside
 from rlhf.pipeline.artifacts import Artifact
+from rlhf.pipeline.plan import parents_of
 from rlhf.pipeline.run import Pipeline
 
 
@@ -120,7 +121,7 @@ def _finished_stages(run_dir: Path) -> dict[str, Any]:
     needed: set[str] = set()
     for name in reversed(recipe.stages):
         if name in needed or Artifact.read(run_dir / name) is not None:
-            needed |= {name, *(parent for _, parent, _ in stage_references(recipe.stages[name]))}
+            needed |= {name, *parents_of(recipe.stages[name])}
     return {name: stage.model_dump(mode="json") for name, stage in recipe.stages.items() if name in needed}
 
 

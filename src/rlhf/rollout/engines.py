@@ -1,4 +1,4 @@
-"""The engine that settings ask for, and its end."""
+"""The engine that a config asks for, and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf.rollout.vllm import VLLMEngine
 
 def build_engine(
     policy: SamplablePolicy,
-    settings: LocalEngineConfig | VLLMEngineConfig,
+    config: LocalEngineConfig | VLLMEngineConfig,
     *,
     autocast: Literal["none", "bfloat16", "float16"] = "none",
 ) -> LocalEngine | VLLMEngine:
@@ -22,17 +22,17 @@ def build_engine(
 
     Args:
         policy: Who is sampled.
-        settings: By which engine.
+        config: By which engine.
         autocast: The type that the trainer multiplies matrices in.
     """
-    if isinstance(settings, VLLMEngineConfig):
-        return VLLMEngine(policy, settings, autocast=autocast)
+    if isinstance(config, VLLMEngineConfig):
+        return VLLMEngine(policy, config, autocast=autocast)
     return LocalEngine(
         policy,
         autocast=autocast,
-        weights=settings.weights,
-        speculate=settings.speculate,
-        compiled=settings.compiled,
+        weights=config.weights,
+        speculate=config.speculate,
+        compiled=config.compiled,
     )
 
 

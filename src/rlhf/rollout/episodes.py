@@ -170,7 +170,13 @@ class EpisodeEngine:
         return self.engine.fingerprint()
 
     def generate(
-        self, prompts: Sequence[PromptLike], *, num_samples: int, sampling: SamplingConfig, seed: int, step: int
+        self,
+        prompts: Sequence[PromptLike],
+        *,
+        num_samples: int,
+        sampling: SamplingConfig,
+        seed: int,
+        rollout_index: int,
     ) -> list[list[Completion]]:
         """See ``RolloutEngine.generate``; ``sampling.max_new_tokens`` is the limit of a whole episode.
 
@@ -179,7 +185,7 @@ class EpisodeEngine:
             num_samples: Episodes of each.
             sampling: How every turn is drawn.
             seed: The run's.
-            step: Which rollout of the run.
+            rollout_index: Which rollout of the run.
 
         Raises:
             TrainingError: Environments hang, one after the other; names the last.
@@ -193,7 +199,9 @@ class EpisodeEngine:
             [Episode(prompt, completion) for completion in group]
             for prompt, group in zip(
                 whole,
-                self.engine.generate(prompts, num_samples=num_samples, sampling=at_first, seed=seed, step=step),
+                self.engine.generate(
+                    prompts, num_samples=num_samples, sampling=at_first, seed=seed, rollout_index=rollout_index
+                ),
                 strict=True,
             )
         ]
@@ -207,11 +215,13 @@ class EpisodeEngine:
                 live = [episode for episode in live if episode.finish_reason is None]
                 if not live:
                     break
-                said = self._ask(live, sampling, fits=fits, seed=derive_seed(seed, "turn", turn), step=step)
+                said = self._ask(
+                    live, sampling, fits=fits, seed=derive_seed(seed, "turn", turn), rollout_index=rollout_index
+                )
         return [self._completions(prompt, group) for prompt, group in zip(whole, groups, strict=True)]
 
     def _ask(
-        self, live: Sequence[Episode], sampling: SamplingConfig, *, fits: int, seed: int, step: int
+        self, live: Sequence[Episode], sampling: SamplingConfig, *, fits: int, seed: int, rollout_index: int
     ) -> list[Completion]:
         """The next turn of every episode that goes on, each cut to its own limit.
 
@@ -228,7 +238,11 @@ class EpisodeEngine:
                 SoFar(f"{live[place].prompt.id}#{live[place].first.sample}", live[place].context) for place in together
             ]
             groups = self.engine.generate(
-                asked, num_samples=1, sampling=sampling.updated(max_new_tokens=limit), seed=seed, step=step
+                asked,
+                num_samples=1,
+                sampling=sampling.updated(max_new_tokens=limit),
+                seed=seed,
+                rollout_index=rollout_index,
             )
             for place, (completion,) in zip(together, groups, strict=True):
                 said[place] = self._cut(live[place], completion, rooms[place])

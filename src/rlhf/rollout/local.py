@@ -158,7 +158,13 @@ class LocalEngine:
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[PromptLike], *, num_samples: int, sampling: SamplingConfig, seed: int, step: int
+        self,
+        prompts: Sequence[PromptLike],
+        *,
+        num_samples: int,
+        sampling: SamplingConfig,
+        seed: int,
+        rollout_index: int,
     ) -> list[list[Completion]]:
         """See ``RolloutEngine.generate``.
 
@@ -191,7 +197,7 @@ class LocalEngine:
             if fused is None and self.weights == "int8":
                 stack.enter_context(int8_linears(model))
             run = self._run(
-                model, self.policy.tokenizer, self._decoder(model, fused), prompts, requests, sampling, seed, step,
+                model, self.policy.tokenizer, self._decoder(model, fused), prompts, requests, sampling, seed, rollout_index,
                 waiting=self._queue(requests, prompts, sampling.max_new_tokens),
                 limits=self._limits(requests, sampling.max_new_tokens),
                 draw=fused.draw if isinstance(fused, CompiledModel) else draw,
@@ -226,7 +232,7 @@ class LocalEngine:
         """See ``SamplingRun``."""
         if self.speculate is None:
             return SamplingRun(*args, **how)
-        return DraftedRun(*args, settings=self.speculate, counts=self._drafts, **how)
+        return DraftedRun(*args, config=self.speculate, counts=self._drafts, **how)
 
     def _decoder(self, model: PreTrainedModel, fused: FusedModel | None) -> Decoder:
         if self.policy.path == "packed":

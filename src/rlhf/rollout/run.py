@@ -72,7 +72,7 @@ class SamplingRun:
         requests: list[tuple[int, int]],
         sampling: SamplingConfig,
         seed: int,
-        step: int,
+        rollout_index: int,
         *,
         waiting: Waiting,
         limits: np.ndarray,
@@ -88,7 +88,7 @@ class SamplingRun:
             requests: (place of the prompt, sample index) of each row; rows of one prompt stand together.
             sampling: How tokens are drawn.
             seed: The run's.
-            step: Which rollout of the run.
+            rollout_index: Which rollout of the run.
             waiting: Says when each row begins.
             limits: int64 [S] most tokens of each row, none above ``sampling.max_new_tokens``.
             draw: From logits to tokens.
@@ -97,7 +97,7 @@ class SamplingRun:
         self.prompts, self.requests, self.waiting, self.draw = prompts, requests, waiting, draw
         self.stop = StopTexts(tokenizer, sampling.stop)
         self.seeds = np.array(
-            [derive_seed(seed, "rollout", step, prompts[place].id, sample) for place, sample in requests],
+            [derive_seed(seed, "rollout", rollout_index, prompts[place].id, sample) for place, sample in requests],
             dtype=np.uint64,
         )
         self.device = next(model.parameters()).device

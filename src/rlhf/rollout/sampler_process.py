@@ -61,7 +61,7 @@ class SamplerProcess:
         *,
         autocast: Autocast,
         threads: int,
-        settings: LocalEngineConfig = LocalEngineConfig(),  # noqa: B008 (frozen)
+        config: LocalEngineConfig = LocalEngineConfig(),  # noqa: B008 (frozen)
     ) -> None:
         """Nothing starts yet.
 
@@ -69,12 +69,12 @@ class SamplerProcess:
             policy: Whose weights are taken at each ``begin``; its device and its path are taken at the first.
             autocast: Type of the matrix products.
             threads: Of the process.
-            settings: Of the engine there.
+            config: Of the engine there.
         """
         self.policy = policy
         self.autocast = autocast
         self.threads = threads
-        self.settings = settings
+        self.config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._end: weakref.finalize[..., SamplerProcess] | None = None
@@ -125,7 +125,7 @@ class SamplerProcess:
     def _start(self) -> Connection:
         changing = tuple(self.policy.trainable_parameters())
         try:
-            start = pickle.dumps(Start(self.policy, changing, self.autocast, self.threads, self.settings))
+            start = pickle.dumps(Start(self.policy, changing, self.autocast, self.threads, self.config))
         except Exception as err:
             raise ModelError(
                 f"`async_rollouts` samples with a copy of the policy in a process of its own, and this policy can't be sent to "

@@ -48,13 +48,17 @@ class Request:
     num_samples: int
     sampling: SamplingConfig
     seed: int
-    step: int
+    rollout_index: int
 
     def slim(self) -> Request:
         """The same without what prompts carry for judges, which may be large and need not fit through a pipe."""
         asked = [Asked(prompt.id, list(prompt.ids)) for prompt in self.prompts]
         return Request(
-            prompts=asked, num_samples=self.num_samples, sampling=self.sampling, seed=self.seed, step=self.step
+            prompts=asked,
+            num_samples=self.num_samples,
+            sampling=self.sampling,
+            seed=self.seed,
+            rollout_index=self.rollout_index,
         )
 
 
@@ -67,7 +71,7 @@ class Start:
     """Names of the parameters that training changes, in the order in which they will come."""
     autocast: Autocast
     threads: int
-    settings: LocalEngineConfig = LocalEngineConfig()  # noqa: RUF009 (frozen)
+    config: LocalEngineConfig = LocalEngineConfig()  # noqa: RUF009 (frozen)
     """Of the engine."""
 
 
@@ -111,13 +115,13 @@ class SnapshotSampler:
         parameters = dict(self.policy.model.named_parameters())
         self._changing = [parameters[name] for name in start.changing]
         self.policy.requires_grad_(False)
-        settings = start.settings
+        config = start.config
         self.engine = LocalEngine(
             self.policy,
             autocast=start.autocast,
-            weights=settings.weights,
-            speculate=settings.speculate,
-            compiled=settings.compiled,
+            weights=config.weights,
+            speculate=config.speculate,
+            compiled=config.compiled,
         )
 
     @torch.no_grad()
@@ -143,7 +147,7 @@ class SnapshotSampler:
             num_samples=request.num_samples,
             sampling=request.sampling,
             seed=request.seed,
-            step=request.step,
+            rollout_index=request.rollout_index,
         )
         return Sampled(groups, self.policy.fingerprint() if job.wants_fingerprint else None, self.engine.figures)
 

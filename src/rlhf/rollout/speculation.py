@@ -48,17 +48,17 @@ class DraftedRun(SamplingRun):
 
     decoder: DraftingDecoder
 
-    def __init__(self, *args: Any, settings: PromptLookupConfig, counts: DraftCounts, **how: Any) -> None:
+    def __init__(self, *args: Any, config: PromptLookupConfig, counts: DraftCounts, **how: Any) -> None:
         """Prepare.
 
         Args:
             args: See ``SamplingRun``.
-            settings: How to guess.
+            config: How to guess.
             counts: Is added to.
             how: See ``SamplingRun``.
         """
         super().__init__(*args, **how)
-        self.settings = settings
+        self.config = config
         self.counts = counts
         self._lookups: dict[int, GroupLookup] = {}
         """By the place of the prompt."""
@@ -67,7 +67,7 @@ class DraftedRun(SamplingRun):
 
     def _step(self, tokens: Tensor) -> Tensor:
         """[N, V] logits of what follows each row's newest token, and each guess behind it."""
-        few = len(self.rows) <= self.settings.max_rows
+        few = len(self.rows) <= self.config.max_rows
         rows = zip(self.rows.tolist(), self.ages.tolist(), strict=True)
         self._drafts = [self._guess(row, age) if few else [] for row, age in rows]
         counts = np.array([1 + len(draft) for draft in self._drafts])
@@ -81,7 +81,7 @@ class DraftedRun(SamplingRun):
         """None of it lies beyond the row's limit."""
         if self.ended[row]:
             return []
-        most = min(self.settings.draft_tokens, int(self.lengths[row]) - age - 1)
+        most = min(self.config.draft_tokens, int(self.lengths[row]) - age - 1)
         return self._lookup(row).guess(row, most)
 
     def _draw(self, logits: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class DraftedRun(SamplingRun):
         found = self._lookups.get(place)
         if found is None:
             prompt = self.prompts[place].ids
-            found = self._lookups[place] = GroupLookup(prompt, ngram_tokens=self.settings.ngram_tokens)
+            found = self._lookups[place] = GroupLookup(prompt, ngram_tokens=self.config.ngram_tokens)
         return found
 
     def _to_device(self, array: np.ndarray) -> Tensor:

@@ -30,7 +30,7 @@ def generate_texts(
     chosen = SamplingConfig(**settings) if sampling is None else sampling.updated(**settings) if settings else sampling
     rows = list(GRPODataset([{"prompt": prompt} for prompt in several], policy.tokenizer))
     named = [replace(row, id=name) for row, name in zip(rows, prompt_names(several), strict=True)]
-    return LocalEngine(policy).generate(named, num_samples=num_samples, sampling=chosen, seed=seed, step=0)
+    return LocalEngine(policy).generate(named, num_samples=num_samples, sampling=chosen, seed=seed, rollout_index=0)
 
 
 def _is_one(prompts: Any) -> bool:

@@ -93,11 +93,17 @@ class RolloutEngine(Protocol):
         ...
 
     def generate(
-        self, prompts: Sequence[PromptLike], *, num_samples: int, sampling: SamplingConfig, seed: int, step: int
+        self,
+        prompts: Sequence[PromptLike],
+        *,
+        num_samples: int,
+        sampling: SamplingConfig,
+        seed: int,
+        rollout_index: int,
     ) -> list[list[Completion]]:
         """Sample ``num_samples`` completions of each prompt.
 
-        A sample depends on the weights, ``sampling``, and (seed, step, prompt id, sample index), and on nothing else:
+        A sample depends on the weights, ``sampling``, and (seed, rollout_index, prompt id, sample index), and on nothing else:
         not on the other prompts, their order, or how the engine batches. Under a lower limit of tokens it begins the same.
 
         Args:
@@ -105,7 +111,7 @@ class RolloutEngine(Protocol):
             num_samples: Completions for each prompt.
             sampling: How they are drawn.
             seed: The run's seed.
-            step: Which rollout of the run this is.
+            rollout_index: Which rollout of the run this is.
 
         Returns:
             One list for each prompt, in order, of ``num_samples`` completions.

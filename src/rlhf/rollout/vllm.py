@@ -40,7 +40,7 @@ class VLLMEngine:
     def __init__(
         self,
         policy: SamplablePolicy,
-        settings: VLLMEngineConfig | None = None,
+        config: VLLMEngineConfig | None = None,
         *,
         autocast: Literal["none", "bfloat16", "float16"] = "none",
     ) -> None:
@@ -48,18 +48,18 @@ class VLLMEngine:
 
         Args:
             policy: Its weights as they are at each ``load_weights`` are what is sampled from.
-            settings: Which vLLM, and how.
-            autocast: The trainer's; the engine computes in this type where its settings say ``auto``.
+            config: Which vLLM, and how.
+            autocast: The trainer's; the engine computes in this type where its config says ``auto``.
         """
         self.policy = policy
-        self.settings = settings or VLLMEngineConfig()
+        self.config = config or VLLMEngineConfig()
         held = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
-        chosen = self.settings.dtype
+        chosen = self.config.dtype
         self.dtype = chosen if chosen != "auto" else autocast if autocast != "none" else held
         self._version = 0
         self._paused = False
         self._outbox = Outbox()
-        self._session = Session(self.settings, dtype=self.dtype, log=self._outbox.folder / "vllm.log")
+        self._session = Session(self.config, dtype=self.dtype, log=self._outbox.folder / "vllm.log")
 
     @property
     def weight_version(self) -> int:
@@ -132,7 +132,13 @@ class VLLMEngine:
         self._session.log = self._outbox.folder / "vllm.log"
 
     def generate(
-        self, prompts: Sequence[PromptLike], *, num_samples: int, sampling: SamplingConfig, seed: int, step: int
+        self,
+        prompts: Sequence[PromptLike],
+        *,
+        num_samples: int,
+        sampling: SamplingConfig,
+        seed: int,
+        rollout_index: int,
     ) -> list[list[Completion]]:
         """See ``RolloutEngine.generate``.
 
@@ -145,7 +151,7 @@ class VLLMEngine:
             raise TrainingError("The rollout engine is paused; call resume() before generate().")
         if num_samples < 1:
             raise ConfigError(f"num_samples is {num_samples}; wanted 1 or more.")
-        if complaint := engine_complaint(self.settings, sampling):
+        if complaint := engine_complaint(self.config, sampling):
             raise ConfigError(f"{complaint}.")
         if not prompts:
             return []
@@ -159,7 +165,9 @@ class VLLMEngine:
             "generate",
             prompts=[list(map(int, prompt.ids)) for prompt in prompts],
             places=[place for place, _ in requests],
-            seeds=[derive_seed(seed, "rollout", step, prompts[place].id, sample) for place, sample in requests],
+            seeds=[
+                derive_seed(seed, "rollout", rollout_index, prompts[place].id, sample) for place, sample in requests
+            ],
             temperature=sampling.temperature,
             max_tokens=sampling.max_new_tokens,
             stop_ids=ends,
@@ -189,7 +197,7 @@ class VLLMEngine:
         return [replace(completion, text=text) for completion, text in zip(group, texts, strict=True)]
 
     def _check_lengths(self, prompts: Sequence[PromptLike], sampling: SamplingConfig) -> None:
-        limit = self.settings.max_model_len
+        limit = self.config.max_model_len
         longest = max(prompts, key=lambda prompt: len(prompt.ids))
         if limit is not None and len(longest.ids) + sampling.max_new_tokens > limit:
             raise DataError(

@@ -31,15 +31,15 @@ T = TypeVar("T")
 class Session:
     """Asks vLLM's process, and holds it to the weights that it was given."""
 
-    def __init__(self, settings: VLLMEngineConfig, *, dtype: str, log: Path) -> None:
+    def __init__(self, config: VLLMEngineConfig, *, dtype: str, log: Path) -> None:
         """Nothing is started before the first push.
 
         Args:
-            settings: Which vLLM, and how.
+            config: Which vLLM, and how.
             dtype: That it computes in.
             log: Gets what the process prints.
         """
-        self.settings = settings
+        self.config = config
         self.dtype = dtype
         self.log = log
         self.notify: Callable[[str], None] = logger.warning
@@ -146,7 +146,7 @@ class Session:
     def _opened(self) -> WorkerProcess:
         """A process that lives and has imported vLLM."""
         if self._process is None:
-            self._process = WorkerProcess(self._interpreter(), WORKER, env=self.settings.env, log=self.log)
+            self._process = WorkerProcess(self._interpreter(), WORKER, env=self.config.env, log=self.log)
             with self._closed_on_error():
                 told = self._ask(self._process, "hello", {})
                 self.on_cpu = bool(told["on_cpu"])
@@ -159,11 +159,11 @@ class Session:
         """A process whose vLLM has a model."""
         process = self._opened()
         if not self._state:
-            settings = self.settings
-            options = {"dtype": self.dtype, **settings.options}
-            if settings.max_model_len is not None:
-                options["max_model_len"] = settings.max_model_len
-            arguments = {**self._address(), "options": options, "kv_cache_gib": settings.kv_cache_gib}
+            config = self.config
+            options = {"dtype": self.dtype, **config.options}
+            if config.max_model_len is not None:
+                options["max_model_len"] = config.max_model_len
+            arguments = {**self._address(), "options": options, "kv_cache_gib": config.kv_cache_gib}
             with self._closed_on_error():
                 self._accept(self._ask(process, "start", arguments))
         return process
@@ -178,8 +178,8 @@ class Session:
             raise
 
     def _interpreter(self) -> str:
-        if self.settings.python is not None:
-            return self.settings.python
+        if self.config.python is not None:
+            return self.config.python
         if importlib.util.find_spec("vllm") is None:
             raise MissingExtraError(
                 "engine: vllm needs vLLM, which this environment does not have. Name the interpreter of one that has in "
@@ -191,7 +191,7 @@ class Session:
         self.vllm = version
         match = re.match(r"(\d+)\.(\d+)", version)
         found = (int(match[1]), int(match[2])) if match else (0, 0)
-        if self.settings.any_version or OLDEST <= found < BEFORE:
+        if self.config.any_version or OLDEST <= found < BEFORE:
             return
         old = "older" if found < OLDEST else "newer"
         first, last = ".".join(map(str, OLDEST)), f"{BEFORE[0]}.{BEFORE[1] - 1}"
@@ -202,7 +202,7 @@ class Session:
 
     def _ask(self, process: WorkerProcess, op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         starting = op in ("hello", "start")
-        seconds = self.settings.start_timeout_seconds if starting else self.settings.timeout_seconds
+        seconds = self.config.start_timeout_seconds if starting else self.config.timeout_seconds
         try:
             return process.ask(op, arguments, timeout_seconds=seconds)
         except WorkerRefusedError as err:
@@ -226,7 +226,7 @@ class Session:
         self._state = state
 
     def _refusal(self, op: str, err: WorkerRefusedError) -> RLHFError:
-        who = self.settings.python or sys.executable
+        who = self.config.python or sys.executable
         if err.kind == "absent":
             return MissingExtraError(
                 f"engine.python is {who}, and there is no vLLM in its environment. Install it there, or name another interpreter."

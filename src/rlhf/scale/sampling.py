@@ -195,7 +195,7 @@ class SamplingProbe:
         places = [place % len(self.prompts) for place in range(number * count, (number + 1) * count)]
         prompts = [Prompt(str(row), self.prompts[place].ids, "") for row, place in enumerate(places)]
         sampling = self.sampling.updated(max_new_tokens=most, stop=[])
-        engine.generate(prompts, num_samples=samples, sampling=sampling, seed=0, step=0)
+        engine.generate(prompts, num_samples=samples, sampling=sampling, seed=0, rollout_index=0)
 
 
 class ForcedEngine(LocalEngine):

@@ -40,5 +40,9 @@ def warm_up(*, samples: bool = False) -> None:
     if samples:
         engine = ForcedEngine(ThinPolicy(model, path), [2, 3])
         engine.generate(
-            [Prompt("warm", [1, 2, 3], "")], num_samples=2, sampling=SamplingConfig(max_new_tokens=3), seed=0, step=0
+            [Prompt("warm", [1, 2, 3], "")],
+            num_samples=2,
+            sampling=SamplingConfig(max_new_tokens=3),
+            seed=0,
+            rollout_index=0,
         )

@@ -1,7 +1,8 @@
 """Trainers: one loop that is written once, and what each algorithm adds to it.
 
 algorithm_table  ALGORITHMS: trainers by the name of the method
-loop          Loop, the only training loop; result: TrainResult
+loop          Loop, the only training loop; result: TrainResult; optimizer_step: one step from its micro-batches; best_weights: of the best
+              evaluation
 rollout_buffer  RolloutBuffer: rollouts in shuffled minibatches, for a loop of one's own
 algorithm     Algorithm, what the loop asks of SFT, reward modeling, DPO, PPO, GRPO
 offline       what the trainers that learn from files share; row_order: which rows each step takes
@@ -10,10 +11,11 @@ reward_model  RewardModelTrainer
 process_reward  ProcessRewardModelTrainer
 pair_trainer  what the trainers on pairs share; dpo: DPOTrainer; reference_free: SimPOTrainer, CPOTrainer, ORPOTrainer
 kto           KTOTrainer; reference_logprobs: what a reference said of rows, kept
-online        what all share that learn from their own completions: ask, judge, measure; engine_calls: holds an engine to its
-              weights; rollouts: what was said and what the judge says of it; experience: what is learned from it; policy_objective:
-              what an advantage does to a token; start_checks: what must hold at the first step; one_step_off: the next
-              rollout sampled beside the training on this one
+inputs        RLInputs, OfflineInputs: what trainers are given
+rl_trainer    what all share that learn from their own completions; rollout_collector samples and scores, sampler_checks compares
+              sampler and trainer, rl_objective is the loss, made of the terms in policy_objective; engine_calls: holds an engine
+              to its weights; rollouts: completions and their scores; experience: what is learned from them; start_checks: what must
+              hold at the first step; one_step_off: the next rollout sampled during the training on this one
 ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimizer, schedule, clipping, mixed precision, weight averaging

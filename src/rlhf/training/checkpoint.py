@@ -145,6 +145,33 @@ class CheckpointManager:
             )
         return None
 
+    def load_last_good(
+        self, *, before: int, is_good: Callable[[Checkpoint], bool], name: str, warn: Callable[[str], None]
+    ) -> Checkpoint:
+        """The newest good checkpoint of an earlier step, else the newest of an earlier step, else the oldest.
+
+        Args:
+            before: Only steps below this are earlier.
+            is_good: Whether a run may go back to it.
+            name: What messages call the run.
+            warn: Gets what is wrong with damaged ones, which are left out.
+
+        Raises:
+            CheckpointError: No checkpoint is whole.
+        """
+        whole: list[Checkpoint] = []
+        for path in reversed(self.paths()):
+            step = step_of(path)
+            assert step is not None, f"paths() gave {path}, which is no checkpoint's name"
+            try:
+                whole.append(self.load(step))
+            except CheckpointError as err:
+                warn(str(err))
+        if not whole:
+            raise CheckpointError(f"{name}: a guard wants to go back, and there is no whole checkpoint to go back to.")
+        earlier = [checkpoint for checkpoint in whole if checkpoint.step < before] or whole[-1:]
+        return next(filter(is_good, earlier), earlier[0])
+
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of one step.
 

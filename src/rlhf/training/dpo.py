@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,16 +22,13 @@ from rlhf.losses import (
     split_pairs,
     wpo_weights,
 )
-from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, as_it_is_now
 from rlhf.models.score import TokenScores
-from rlhf.training.input_types import check_inputs
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.offline import RowsOfStep
 from rlhf.training.pair_trainer import PairsTrainer, check_pair
 from rlhf.training.reference_logprobs import ReferenceScores, completion_sums
-from rlhf.training.row_order import MapData, StreamData
+from rlhf.training.row_order import MapData
 
 
 class WholeStep(NamedTuple):
@@ -53,42 +49,26 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
     forward, and a run whose rows were scored by an earlier one (``cache_reference``) pays for none. So the policy as it is
     given can be its own reference, and no second model is in memory; one that is given is let go once it was asked.
 
-    Args:
-        policy: Changed in place.
-        config: Settings; ``loss`` names the function.
-        train_data: ``PreferenceDataset``: groups of two branches, chosen first. A stream only where ``reference_free``.
-        eval_data: Held-out pairs, or None.
-        reference: What the policy is measured against; None for the policy as it is given.
-        log: Where metrics go.
-        checkpoint_dir: Where checkpoints go; None for none.
+    Called with the fields of ``OfflineInputs``: a policy, and a ``PreferenceDataset``; a stream only where ``reference_free``.
     """
 
     name = "dpo"
+    config_class = DPOConfig
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        config: DPOConfig,
-        train_data: MapData | StreamData,
-        eval_data: MapData | None = None,
-        *,
-        reference: Reference | None = None,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        check_inputs(config, DPOConfig, policy=policy, **({} if reference is None else {"reference": reference}))
-        self.settings = config
-        self.reference: Reference | None = reference or as_it_is_now(policy)
+    def prepare(self) -> None:
+        """The rows get the reference's log-probabilities as a column, unless nothing asks for them."""
+        config = self.config
+        self.reference: Reference | None = self.inputs.reference or as_it_is_now(self.policy)
         self.scored: ReferenceScores | None = None
         if not config.reference_free:
-            if not isinstance(train_data, MapData):
+            if not isinstance(self.train_data, MapData):
                 raise ConfigError(
                     "dpo scores its reference on every pair before the first step, and was given a stream, which has no "
                     "length; give a PreferenceDataset, or set reference_free."
                 )
-            self.scored = ReferenceScores(train_data, eval_data, check=check_pair, sums=self._sums)
-            train_data, eval_data = self.scored.train, self.scored.held_out
-        super().__init__(policy, config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
+            self.scored = ReferenceScores(self.train_data, self.eval_data, check=check_pair, sums=self._sums)
+            self.train_data, self.eval_data = self.scored.train, self.scored.held_out
+        super().prepare()
         self.pair_loss = length_normalized_dpo_loss if config.length_normalized else PAIR_LOSSES[config.loss]
         self._whole: WholeStep | None = None
 
@@ -99,7 +79,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next pairs; before the first, the reference's scores of all of them."""
         if self.scored is not None and self.reference is not None:
-            self.scored.ask(self.reference, self.settings, self.policy.device, self.log)
+            self.scored.ask(self.reference, self.config, self.policy.device, self.log)
         self.reference = None
         return super().collect(phase, metrics)
 
@@ -113,14 +93,14 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
     def batches(self, groups: Iterable[Group]) -> list[PackedBatch]:
         """Micro-batches; for losses that compare all pairs of a step, each completion knows its place in it."""
         found = super().batches(groups)
-        if self.settings.loss not in WHOLE_STEP_LOSSES:
+        if self.config.loss not in WHOLE_STEP_LOSSES:
             return found
         places = torch.arange(sum(b.num_sequences for b in found)).split([b.num_sequences for b in found])
         return [batch.with_columns(place=place) for batch, place in zip(found, places, strict=True)]
 
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Losses that compare all pairs of a step are told what the policy says of them: one more forward."""
-        if self.settings.loss not in WHOLE_STEP_LOSSES:
+        if self.config.loss not in WHOLE_STEP_LOSSES:
             return
         parts = []
         for batch in (batch.to(self.policy.device) for batch in batches):
@@ -134,11 +114,11 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
 
     def score(self, batch: PackedBatch) -> TokenScores:
         """Log-probabilities; to weigh pairs, also how likely two samples of each distribution agree."""
-        return self.policy.score(batch, with_collision=self.settings.weight_by_policy)
+        return self.policy.score(batch, with_collision=self.config.weight_by_policy)
 
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
         """[P] losses of the chosen form, and [S] implicit rewards in the unit that it compares."""
-        config = self.settings
+        config = self.config
         logprobs = self._sums(scores.logprobs, batch)
         ref = torch.zeros_like(logprobs) if self.scored is None else batch.columns["ref_logprobs"].to(logprobs.dtype)
         if config.divergence != "reverse_kl":
@@ -179,7 +159,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
 
     def _sums(self, logprobs: Tensor, batch: PackedBatch) -> Tensor:
         """[S] nats of completions, under policy and reference alike: sums, or those in which excess length counts less."""
-        alpha = self.settings.length_alpha
+        alpha = self.config.length_alpha
         if alpha is None:
             return completion_sums(logprobs, batch)
         return length_desensitized_logprobs(logprobs, batch.score_seq, batch.num_sequences, alpha=alpha)

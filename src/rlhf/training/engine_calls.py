@@ -24,7 +24,7 @@ def ask_engine(
     num_samples: int,
     sampling: SamplingConfig,
     seed: int,
-    step: int,
+    rollout_index: int,
     version: int,
     name: str,
     same_as: PolicyModel | None,
@@ -37,7 +37,7 @@ def ask_engine(
         num_samples: Completions of each.
         sampling: How they are drawn.
         seed: The run's, or one made from it.
-        step: Which rollout of the run this is.
+        rollout_index: Which rollout of the run this is.
         version: Of the weights, as the engine is told.
         name: What messages call the run.
         same_as: Whose weights an engine outside must show; None for an engine that samples from them by itself.
@@ -47,7 +47,9 @@ def ask_engine(
     """
     engine.load_weights(version)
     with doing("rollout decode"):
-        groups = engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=step)
+        groups = engine.generate(
+            prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index
+        )
     completions = [completion for group in groups for completion in group]
     count_tokens("rollout decode", sum(len(completion.tokens) for completion in completions))
     if same_as is not None and version < CHECKED_VERSIONS and engine.fingerprint() != same_as.fingerprint():

@@ -13,7 +13,6 @@ GRPO is the first of a family; its members differ in where credit comes from (``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,87 +30,50 @@ from rlhf.losses import (
     segment_sum,
     teaching_groups,
 )
-from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import Reference
-from rlhf.rewards.types import Scorer
-from rlhf.rollout.types import RolloutEngine
+from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
-from rlhf.training.online import OnlineTrainer
-from rlhf.training.optim import TrainedModule
-from rlhf.training.policy_objective import kl_in_reward
-from rlhf.training.rollouts import Gathered, Judged, Rollout, shaped_scores
+from rlhf.training.rl_trainer import RLTrainer
+from rlhf.training.rollouts import Gathered, Judged, Rollout
 
 
-class GRPOTrainer(OnlineTrainer):
+class GRPOTrainer(RLTrainer[GRPOConfig]):
     """GRPO (Shao et al. 2024, eq. 3 and 4, arXiv:2402.03300) and, by its settings, the family above.
 
-    Args:
-        name: What metrics and seeds are called: the kind of stage.
-
-    The other arguments are ``OnlineTrainer``'s.
+    Called with the fields of ``RLInputs``; ``name`` says which of the family it is.
     """
 
     name = "grpo"
+    config_class = GRPOConfig
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        config: GRPOConfig,
-        prompts: Sequence[Prompt],
-        scorer: Scorer,
-        *,
-        reference: Reference,
-        eval_prompts: Sequence[Prompt] = (),
-        engine: RolloutEngine | None = None,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            policy,
-            config,
-            prompts,
-            scorer,
-            reference=reference,
-            eval_prompts=eval_prompts,
-            engine=engine,
-            log=log,
-            checkpoint_dir=checkpoint_dir,
-        )
-        self.name = name or self.name
-        self.settings = config
+    def prepare(self) -> None:
+        """The cursor of dynamic sampling."""
         self.asked_again = 0
         """Prompts that dynamic sampling has asked beyond those planned, over the whole run: the cursor moves on by them."""
 
-    def modules(self) -> Sequence[TrainedModule]:
-        """The policy."""
-        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
-
-    def gather(self, phase: int, metrics: Metrics) -> Gathered:
-        """See ``OnlineTrainer``; with groups that teach and greedy completions, where the settings ask for them."""
-        config = self.settings
-        prompts = self.first_prompts(phase)
-        found = self.ask_and_judge(prompts, phase, metrics)
+    def gather(self, rollout_index: int, metrics: Metrics) -> Gathered:
+        """See ``RLTrainer``; with groups that teach and greedy completions, where the settings ask for them."""
+        config = self.config
+        prompts = self.first_prompts(rollout_index)
+        judged = self.first_round(rollout_index, metrics)
         if config.dynamic_sampling:
-            return self._enough_that_teach(found, phase, metrics)
+            return self._enough_informative(judged, rollout_index, metrics)
         if config.advantage == "greedy":
-            return self._beside_greedy(prompts, found, phase, metrics)
-        return Gathered(found.rollout, found.scores, found.scores)
+            return self._with_greedy_baseline(prompts, judged, rollout_index, metrics)
+        return Gathered(judged.rollout, judged.scores, judged.scores)
 
-    def first_prompts(self, phase: int) -> list[Prompt]:
-        """See ``OnlineTrainer``; behind those that dynamic sampling has asked."""
+    def first_prompts(self, rollout_index: int) -> list[Prompt]:
+        """See ``RLTrainer``; behind those that dynamic sampling has asked."""
         count = self.config.prompts_per_rollout
-        return self.next_prompts(phase * count + self.asked_again, count)
+        return self.next_prompts(rollout_index * count + self.asked_again, count)
 
     def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
-        """See ``OnlineTrainer``: siblings, the whole rollout, or each completion and its prompt's greedy one."""
-        config, scores = self.settings, gathered.scores
+        """See ``RLTrainer``: siblings, the whole rollout, or each completion and its prompt's greedy one."""
+        config, scores = self.config, gathered.scores
         if config.advantage == "greedy":
             greedy = gathered.columns["greedy_scores"]
-            pairs = torch.stack([shaped_scores(config, gathered.rollout, scores), greedy], dim=1)
+            pairs = torch.stack([self.shaped_scores(gathered.rollout, scores), greedy], dim=1)
             return pairs, "and those of the greedy completions"
         if config.advantage == "batch" and config.baseline == "none":
             return scores.view(1, -1), "of the rollout"
@@ -119,11 +81,11 @@ class GRPOTrainer(OnlineTrainer):
 
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """How much better was each completion than what it is compared with?"""
-        config = self.settings
+        config = self.config
         scores = experience.columns["scores"]
         token_rewards = None
         if config.kl.where == "reward":
-            penalty = kl_in_reward(config, experience, metrics, policy=self.policy, reference=self.reference)
+            penalty = self.kl_in_reward(experience, metrics)
             token_rewards = -self.controller.coef * penalty
             scores = scores - self.controller.coef * segment_sum(
                 penalty, experience.score_seq, experience.num_sequences
@@ -145,7 +107,7 @@ class GRPOTrainer(OnlineTrainer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``OnlineTrainer``, and how far dynamic sampling has moved the cursor."""
+        """See ``RLTrainer``, and how far dynamic sampling has moved the cursor."""
         return {**super().state_dict(), "asked_again": self.asked_again}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -155,7 +117,7 @@ class GRPOTrainer(OnlineTrainer):
 
     def _sequence_advantages(self, scores: Tensor, experience: RolloutExperience) -> Tensor:
         """[S]."""
-        match self.settings.advantage:
+        match self.config.advantage:
             case "group_mean":
                 return group_advantages(scores, experience.group, divide_by_std=False)
             case "leave_one_out":
@@ -171,69 +133,74 @@ class GRPOTrainer(OnlineTrainer):
         """[M] whitened over the rollout: all of it is here, however it will be cut into steps and micro-batches."""
         if token_rewards is None:
             token_rewards = torch.zeros(len(experience.score_seq))
-        group = experience.group if self.settings.baseline == "group" else None
+        group = experience.group if self.config.baseline == "group" else None
         scores = experience.columns["scores"]
         return reinforce_plus_plus_advantages(token_rewards, scores, experience.score_seq, group=group)
 
     def _measure_rewards(self, scores: Tensor, metrics: Metrics) -> None:
         """Of the scores after shaping and penalty; within groups where there are any."""
         metrics.mean(f"{self.name}/reward_mean", scores)
-        if self.settings.group_size == 1:
+        if self.config.group_size == 1:
             metrics.mean(f"{self.name}/reward_std", scores.std(correction=0))
             return
-        by_group = scores.view(-1, self.settings.group_size)
+        by_group = scores.view(-1, self.config.group_size)
         metrics.mean(f"{self.name}/reward_std", by_group.std(dim=1))
-        if not self.settings.dynamic_sampling:  # which keeps none of them, and counts as it judges
+        if not self.config.dynamic_sampling:  # which keeps none of them, and counts as it judges
             self._count_equal_groups(scores, metrics)
 
     def _count_equal_groups(self, scores: Tensor, metrics: Metrics) -> None:
-        by_group = scores.view(-1, self.settings.group_size)
+        by_group = scores.view(-1, self.config.group_size)
         metrics.mean(f"{self.name}/equal_groups_frac", (by_group == by_group[:, :1]).all(dim=1))
 
-    def _enough_that_teach(self, first: Judged, phase: int, metrics: Metrics) -> Gathered:
+    def _enough_informative(self, first: Judged, rollout_index: int, metrics: Metrics) -> Gathered:
         """Groups whose scores differ; prompts whose groups teach nothing are replaced by the next ones of the cycle.
 
-        Where none teaches after all rounds, the first round's groups stand as they are: nothing is learned from them, and
+        Where none teaches after all rounds, the first round's groups stay as they are: nothing is learned from them, and
         the alarm about equal rewards says so.
         """
-        config = self.settings
+        config = self.config
         planned = config.prompts_per_rollout
-        found = [first]
-        taught = [_that_teach(first)]
+        rounds = [first]
+        informative = [_informative_groups(first)]
         asked = planned
-        while (missing := planned - sum(len(part.rollout.experience.groups) for part in taught)) > 0:
-            if len(found) > config.max_sampling_rounds:
+        while (missing := planned - sum(len(part.rollout.experience.groups) for part in informative)) > 0:
+            if len(rounds) > config.max_sampling_rounds:
                 break
-            prompts = self.next_prompts((phase + 1) * planned + self.asked_again, missing)
+            prompts = self.next_prompts((rollout_index + 1) * planned + self.asked_again, missing)
             self.asked_again += missing
-            found.append(self.ask_and_judge(prompts, phase, metrics, asked_before=asked))
-            taught.append(_that_teach(found[-1]))
+            # a prompt that comes again in a later round must not get the same completions again
+            seed = derive_seed(config.seed, "sampling round", asked)
+            rollout = self.collector.sample(prompts, rollout_index, num_samples=config.group_size, seed=seed)
+            rounds.append(self.judge(rollout, metrics, rollout_index))
+            informative.append(_informative_groups(rounds[-1]))
             asked += missing
-        kept = [part for part in taught if part.rollout.completions] or [first]
+        kept = [part for part in informative if part.rollout.completions] or [first]
         rollout = Rollout.joined([part.rollout for part in kept])
-        judged = torch.cat([part.scores for part in found])
-        self._count_equal_groups(judged, metrics)
-        metrics.mean("rollout/rounds", torch.tensor(float(len(found))))
+        all_scores = torch.cat([part.scores for part in rounds])
+        self._count_equal_groups(all_scores, metrics)
+        metrics.mean("rollout/rounds", torch.tensor(float(len(rounds))))
         metrics.mean("rollout/prompts_asked", torch.tensor(float(asked)))
         metrics.mean("rollout/prompts_kept", torch.tensor(float(len(rollout.experience.groups))))
-        return Gathered(rollout, torch.cat([part.scores for part in kept]), judged)
+        return Gathered(rollout, torch.cat([part.scores for part in kept]), all_scores)
 
-    def _beside_greedy(self, prompts: Sequence[Prompt], found: Judged, phase: int, metrics: Metrics) -> Gathered:
+    def _with_greedy_baseline(
+        self, prompts: Sequence[Prompt], judged: Judged, rollout_index: int, metrics: Metrics
+    ) -> Gathered:
         """One greedy completion of each prompt, judged alike and never learned from: the baseline of its prompt.
 
         A prompt whose greedy completion has no score is left out, as one is with a sample that has none.
         """
-        asked = [prompts[place] for place in found.kept]
-        greedy_sampling = self.config.sampling.updated(temperature=0.0)
-        greedy = self._ask(asked, num_samples=1, seed=self.config.seed, step=phase, sampling=greedy_sampling)
-        baseline = self._judged(greedy, Metrics(), step=phase * self.steps_per_phase + 1)
+        asked = [prompts[place] for place in judged.kept]
+        sampling = self.config.sampling.updated(temperature=0.0)
+        greedy = self.collector.sample(asked, rollout_index, num_samples=1, seed=self.config.seed, sampling=sampling)
+        baseline = self.collector.judge(greedy, Metrics(), step=self.first_step_of(rollout_index))
         metrics.mean(f"{self.name}/greedy_score_mean", baseline.scores)
-        rollout, scores = found.rollout, found.scores
+        rollout, scores = judged.rollout, judged.scores
         if len(baseline.kept) < len(asked):
             places = [p for p, group in enumerate(rollout.experience.group.tolist()) if group in set(baseline.kept)]
             rollout, scores = rollout.only(baseline.kept), scores[places]
-        greedy_scores = shaped_scores(self.config, baseline.rollout, baseline.scores)
-        return Gathered(rollout, scores, found.scores, {"greedy_scores": greedy_scores[rollout.experience.group]})
+        greedy_scores = self.shaped_scores(baseline.rollout, baseline.scores)
+        return Gathered(rollout, scores, judged.scores, {"greedy_scores": greedy_scores[rollout.experience.group]})
 
 
 class RLOOTrainer(GRPOTrainer):
@@ -242,7 +209,7 @@ class RLOOTrainer(GRPOTrainer):
     name = "rloo"
 
 
-def _that_teach(judged: Judged) -> Judged:
+def _informative_groups(judged: Judged) -> Judged:
     """The groups whose completions do not all score alike."""
     experience = judged.rollout.experience
     if not experience.num_sequences:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rlhf.config.base import BaseConfig
-from rlhf.config.policy import RLConfig
 from rlhf.errors import ConfigError, DataError, kind_of
+
+if TYPE_CHECKING:
+    from rlhf.training.inputs import OfflineInputs, RLInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,18 @@ INPUTS: Mapping[str, Wanted] = {
         "a scorer, such as LearnedReward(folder); RewardFunctionFactory().from_function(f) makes one of a function",
     ),
 }
-"""Parameter of a constructor -> what it takes; ``model`` of the judges' trainers by the kind of judge."""
+"""Parameter of a constructor -> what it takes; ``model`` of trainers that learn from files by the kind of model."""
 
 
-def check_inputs(config: object, kind: type[BaseConfig], /, **inputs: object) -> None:
+def check_inputs(
+    config: object, kind: type[BaseConfig], /, *, called: Mapping[str, str] | None = None, **inputs: object
+) -> None:
     """Refuse a value of another type by the name of its parameter.
 
     Args:
         config: Settings.
         kind: Class of the settings.
+        called: Keys of ``INPUTS`` to names of parameters, where these differ.
         inputs: Values by the keys of ``INPUTS``.
 
     Raises:
@@ -57,20 +63,40 @@ def check_inputs(config: object, kind: type[BaseConfig], /, **inputs: object) ->
     for name, value in inputs.items():
         wanted = INPUTS[name]
         if isinstance(value, type) or not all(hasattr(value, part) for part in wanted.parts):
-            parameter = "model" if name.endswith("reward_model") else name
+            parameter = (called or {}).get(name, name)
             raise ConfigError(f"{parameter} is {kind_of(value)}; expected {wanted.expected}.")
 
 
-def check_online(
-    config: object, *, policy: object, reference: object, scorer: object, prompts: Sequence[object]
-) -> None:
+def check_offline_inputs(inputs: OfflineInputs[Any, Any], kind: type[BaseConfig], *, model: str) -> None:
+    """What every trainer is given that learns from files.
+
+    Args:
+        inputs: What was given.
+        kind: Class of the settings.
+        model: Key of ``INPUTS`` for the model.
+
+    Raises:
+        ConfigError: See ``check_inputs``.
+    """
+    given = {} if inputs.reference is None else {"reference": inputs.reference}
+    check_inputs(inputs.config, kind, called={model: "model"}, **{model: inputs.model}, **given)
+
+
+def check_rl_inputs(inputs: RLInputs[Any], kind: type[BaseConfig]) -> None:
     """What every trainer is given that learns from its own completions.
+
+    Args:
+        inputs: What was given.
+        kind: Class of the settings.
 
     Raises:
         ConfigError: See ``check_inputs``.
         DataError: There is no prompt.
     """
-    check_inputs(config, RLConfig, policy=policy, reference=reference, **({} if scorer is None else {"scorer": scorer}))
+    optional = {name: getattr(inputs, name) for name in ("scorer", "value_model", "teacher")}
+    given = {name: value for name, value in optional.items() if value is not None}
+    check_inputs(inputs.config, kind, policy=inputs.policy, reference=inputs.reference, **given)
+    prompts: Any = inputs.prompts
     if isinstance(prompts, str) or not prompts:
         raise DataError("There is no prompt to ask; run `rlhf data check FILE` on the prompts to see why.")
     if not hasattr(prompts[0], "ids"):

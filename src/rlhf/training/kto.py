@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,21 +23,18 @@ from rlhf.losses import (
     kto_reference_point,
     mismatched_rows,
 )
-from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, as_it_is_now, build_reference
 from rlhf.models.score import base_model, context_length
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Totals
-from rlhf.training.input_types import check_inputs
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe, share_above
-from rlhf.training.offline import OfflineTrainer, RowsOfStep
-from rlhf.training.optim import Optimizer, TrainedModule
+from rlhf.training.offline import OfflinePolicyTrainer, RowsOfStep
+from rlhf.training.optim import Optimizer
 from rlhf.training.reference_logprobs import ReferenceScores, completion_sums
 from rlhf.training.row_order import MapData, Rows
 
 
-class KTOTrainer(OfflineTrainer):
+class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
     """Raises good completions above a reference point, and lowers bad ones below it.
 
     The point belongs to a whole step. KTO measures it on completions that were given to other prompts of the step,
@@ -46,39 +42,23 @@ class KTOTrainer(OfflineTrainer):
     policy with its adapter off, or a frozen copy. The other points are averages over earlier steps, or 0, and need only what
     the reference said of the rows themselves, which it is asked once.
 
-    Args:
-        policy: Changed in place.
-        config: Settings.
-        train_data: ``KTODataset``: groups of one branch with the column ``label``.
-        eval_data: Held-out rows, or None.
-        reference: What the policy is measured against; None for the policy as it is given.
-        log: Where metrics go.
-        checkpoint_dir: Where checkpoints go; None for none.
+    Called with the fields of ``OfflineInputs``: a policy, and a ``KTODataset``: groups of one branch with the column ``label``.
     """
 
     name = "kto"
+    config_class = KTOConfig
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        config: KTOConfig,
-        train_data: MapData,
-        eval_data: MapData | None = None,
-        *,
-        reference: Reference | None = None,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        check_inputs(config, KTOConfig, policy=policy, **({} if reference is None else {"reference": reference}))
-        if not isinstance(train_data, MapData):
+    def prepare(self) -> None:
+        """The rows get the reference's log-probabilities as a column."""
+        config = self.config
+        if not isinstance(self.train_data, MapData):
             raise ConfigError(
                 "kto scores its reference on every row before the first step, and was given a stream, which has no length; "
                 "give a KTODataset."
             )
-        self.settings = config
-        self.policy = policy
-        self.scored = ReferenceScores(train_data, eval_data, check=_label)
-        super().__init__(config, self.scored.train, self.scored.held_out, log=log, checkpoint_dir=checkpoint_dir)
+        self.scored = ReferenceScores(self.train_data, self.eval_data, check=_label)
+        self.train_data, self.eval_data = self.scored.train, self.scored.held_out
+        super().prepare()
         self.measures_point = config.loss == "kto" and config.reference_point == "step"
         self.running: RunningReferencePoint | RunningRewardShift | None = None
         if config.loss == "bco":
@@ -88,8 +68,8 @@ class KTOTrainer(OfflineTrainer):
         if self.measures_point:
             held_out = [self.eval_data[i] for i in range(len(self.eval_data))] if self.eval_data else []
             check_prompts_of_steps(self.rows, self.scored.train, held_out)
-        self.reference: Reference | None = reference or (
-            build_reference(policy) if self.measures_point else as_it_is_now(policy)
+        self.reference: Reference | None = self.inputs.reference or (
+            build_reference(self.policy) if self.measures_point else as_it_is_now(self.policy)
         )
         self.point = 0.0
         """Of the step, or of the held-out rows: nats, of BCO nats times beta."""
@@ -98,15 +78,6 @@ class KTOTrainer(OfflineTrainer):
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
         """Log-probabilities of policy and reference, and labels, of the step's rows so far."""
 
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's."""
-        return self.policy.tokenizer
-
-    def modules(self) -> Sequence[TrainedModule]:
-        """The policy."""
-        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
-
     def collecting_takes_long(self, phase: int) -> bool:
         """Where the reference is still to be asked."""
         return not self.scored.are_there
@@ -114,7 +85,7 @@ class KTOTrainer(OfflineTrainer):
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next rows; before the first, the reference's scores of all of them."""
         if self.reference is not None:
-            self.scored.ask(self.reference, self.settings, self.policy.device, self.log)
+            self.scored.ask(self.reference, self.config, self.policy.device, self.log)
         if not self.measures_point:
             self.reference = None
         rows = super().collect(phase, metrics)
@@ -164,7 +135,7 @@ class KTOTrainer(OfflineTrainer):
         if self.running is not None and math.isfinite(taken["grad_norm"]):
             logprobs, ref, desirable = (torch.cat(column) for column in zip(*self._seen, strict=True))
             if isinstance(self.running, RunningRewardShift):
-                self.running.update(implicit_rewards(logprobs, ref, beta=self.settings.beta), desirable)
+                self.running.update(implicit_rewards(logprobs, ref, beta=self.config.beta), desirable)
             else:
                 self.running.update(logprobs, ref)
         self._seen = []
@@ -192,7 +163,7 @@ class KTOTrainer(OfflineTrainer):
 
     def _losses(self, batch: PackedBatch, metrics: Metrics, *, of: str) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """[S] losses; and of the same rows log-probabilities under policy and reference, and labels."""
-        config = self.settings
+        config = self.config
         batch = batch.to(self.policy.device)
         logprobs = completion_sums(self.policy.score(batch).logprobs, batch)
         ref, desirable = batch.columns["ref_logprobs"].to(logprobs.dtype), batch.columns["desirable"]

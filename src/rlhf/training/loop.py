@@ -20,26 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlhf.activity import before_phase, doing, doing_each, step_done, training_loop
 from rlhf.allocator import keep_freed_memory
 from rlhf.config.training import FREE_TO_CHANGE, TrainConfig
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import CheckpointError, ConfigError, InterruptedRun, did_you_mean
+from rlhf.errors import ConfigError, InterruptedRun
 from rlhf.native.compiled_mode import in_c
 from rlhf.seeds import derive_seed
-from rlhf.training.algorithm import Algorithm, Experience, Totals
+from rlhf.training.algorithm import Algorithm, Experience
+from rlhf.training.best_weights import BestWeights
 from rlhf.training.checkpoint import Checkpoint, CheckpointManager, load_weights
-from rlhf.training.checkpoint_names import step_of
-from rlhf.training.control import EarlyStopping
 from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import TrainingLogger
 from rlhf.training.lr_find import find_learning_rate
 from rlhf.training.metrics import Metrics
-from rlhf.training.monitoring.alarms import Watch, rows_not_finite
+from rlhf.training.monitoring.alarms import Watch
 from rlhf.training.monitoring.guards import Alarm
-from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors, mixed_precision
+from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors
+from rlhf.training.optimizer_step import OptimizerStep
 from rlhf.training.penalties import distance_from_start
 from rlhf.training.progress import ProgressBar
 from rlhf.training.randomness import random_state, random_state_kept, seed_everything, set_random_state
@@ -54,15 +53,6 @@ class Position:
     phase: int = 0
     step_in_phase: int = 0
     step: int = 0
-
-
-@dataclass(slots=True)
-class Best:
-    """The best evaluation so far, and the weights that it was of."""
-
-    step: int
-    evaluation: dict[str, float]
-    weights: list[Tensor]
 
 
 class Loop:
@@ -101,14 +91,17 @@ class Loop:
             raise ConfigError(
                 f"{self.name}: a guard's action is `restore`, and there is no folder for checkpoints; give one."
             )
-        self.stopping = EarlyStopping.of(config.early_stopping) if config.early_stopping else None
+        self.stepper = OptimizerStep(
+            algorithm, self.optimizer,
+            penalties=self.penalties, average=self.average, watch=self.watch, autocast=config.autocast,
+        )  # fmt: skip
+        self.evaluations = BestWeights(config.early_stopping, name=self.name)
         self.eval_every = config.eval_every or max(1, math.ceil(self.total_steps / 5))
         self.save_every = config.save_every or max(1, math.ceil(self.total_steps / 4))
         self.at = Position()
         self.saved_at = 0
         self.evaluated_at = 0
         self.experience: Experience | None = None
-        self.best: Best | None = None
         self.last_metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
         self._signals = StopRequest(at_once=False)
@@ -154,12 +147,13 @@ class Loop:
             if self.checkpoints is not None:
                 self.checkpoints.close()
             self.log.close()
+        best = self.evaluations.best
         return TrainResult(
             self.at.step,
             time.monotonic() - began,
             self.last_metrics,
-            self.best.evaluation if self.best else self.evaluation,
-            stopped_early=self._stopped and self.at.phase < self.algorithm.num_phases,
+            best.evaluation if best else self.evaluation,
+            stopped_early=self.evaluations.should_stop and self.at.phase < self.algorithm.num_phases,
             model=trained_model(self.algorithm),
         )
 
@@ -167,7 +161,7 @@ class Loop:
         self._evaluate_when_due()  # a run that was interrupted while it evaluated does that first
         if self.at.step == 0 and self.watch.may_restore:
             self.save()  # somewhere to go back to
-        while self.at.phase < self.algorithm.num_phases and not self._stopped:
+        while self.at.phase < self.algorithm.num_phases and not self.evaluations.should_stop:
             self._run_phase(bar)
             self._evaluate_when_due()
             self._save_when_due()
@@ -218,60 +212,7 @@ class Loop:
 
     def _step(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """One optimizer step from its micro-batches."""
-        totals = Totals.of(batches)
-        metrics = Metrics()
-        for trained in self.modules:
-            trained.module.train()
-        wrong: tuple[str, float] | None = None
-        self._before_step(batches, metrics)
-        for batch in batches:
-            loss = self._loss(batch, totals, metrics)
-            if not torch.isfinite(loss):
-                wrong = ("the loss", float(loss.detach()))
-                break
-            with doing("backward", tokens=batch.num_tokens):
-                self.optimizer.backward(loss)
-        found: dict[str, float] = {}
-        if wrong is None:
-            self._add_penalties(metrics)
-            with doing("optimizer"):
-                found = self.algorithm.take_step(self.optimizer, self.at.step, batches)
-            if not math.isfinite(found["grad_norm"]) and not self.optimizer.searches_scale:
-                wrong = ("the norm of the gradient", found["grad_norm"])
-        if wrong is not None:
-            self.optimizer.clear()
-            with random_state_kept():
-                names = rows_not_finite(batches, self._is_finite)
-            self.watch.leave_out(self.at.step + 1, *wrong, names)
-        elif self.average is not None:
-            self.average.update()
-        return metrics.result() | found | {"tokens": float(sum(b.num_tokens for b in batches))}
-
-    def _before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
-        with doing("scoring"), torch.no_grad(), mixed_precision(self.config.autocast, self.optimizer.device):
-            self.algorithm.before_step(batches, metrics)
-
-    def _add_penalties(self, metrics: Metrics) -> None:
-        """Terms of the weights alone, once a step, however many micro-batches it has."""
-        for penalty in self.penalties:
-            loss = penalty()
-            metrics.total(f"loss/{penalty.name}", loss)
-            self.optimizer.backward(loss)
-
-    def _loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        with doing("forward", tokens=batch.num_tokens), mixed_precision(self.config.autocast, self.optimizer.device):
-            return self.algorithm.loss(batch, totals, metrics)
-
-    def _is_finite(self, row: PackedBatch) -> bool:
-        """Whether a row has a finite loss and a finite gradient by itself."""
-        self._before_step([row], Metrics())
-        loss = self._loss(row, Totals.of([row]), Metrics())
-        if not torch.isfinite(loss):
-            return False
-        loss.backward()
-        finite = all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in self.optimizer.parameters)
-        self.optimizer.clear()
-        return finite
+        return self.stepper.take(batches, self.at.step)
 
     def _goes_back(self, bar: ProgressBar) -> bool:
         """Let the guards look at the newest step; True where the run stands at an earlier one now."""
@@ -302,7 +243,14 @@ class Loop:
         """Back to weights from before the trouble, with half the learning rate."""
         assert self.checkpoints is not None, "the constructor asks for a folder where a guard may restore"
         self.checkpoints.wait()
-        checkpoint = self._last_good(self.checkpoints, before=self.at.step - 1)
+        # A rollout and a gradient are measured before the step that reports them: the weights behind the alarm are those of the
+        # step before. From them the same seeds would raise the same alarm, at any learning rate.
+        checkpoint = self.checkpoints.load_last_good(
+            before=self.at.step - 1,
+            is_good=lambda one: not one.state["watch"]["guards"]["clean"],
+            name=self.name,
+            warn=self.log.alarm,
+        )
         scale, guards = self.optimizer.scale / 2, self.watch.guards.state_dict()
         self._load(checkpoint)
         self.optimizer.scale = scale
@@ -315,36 +263,6 @@ class Loop:
         self.checkpoints.wait()
         self.checkpoints.discard_after(checkpoint.step)
         bar.advance(by=checkpoint.step - alarm.step)
-
-    def _last_good(self, store: CheckpointManager, *, before: int) -> Checkpoint:
-        """The newest checkpoint that was written while no guard had anything to say, or the newest at all.
-
-        Args:
-            store: Where checkpoints lie.
-            before: Step of the weights that raised the alarm: a rollout and a gradient are measured before the step that
-                reports them. From those weights the same seeds would raise the same alarm, at any learning rate; so only
-                earlier ones are good, and the oldest there is where none is earlier.
-        """
-        found: list[Checkpoint] = []
-        for path in reversed(store.paths()):
-            step = step_of(path)
-            assert step is not None, f"paths() gave {path}, which is no checkpoint's name"
-            try:
-                found.append(store.load(step))
-            except CheckpointError as err:
-                self.log.alarm(str(err))
-                continue
-        if not found:
-            raise CheckpointError(
-                f"{self.name}: a guard wants to go back, and there is no whole checkpoint to go back to."
-            )
-        earlier = [checkpoint for checkpoint in found if checkpoint.step < before] or found[-1:]
-        quiet = [checkpoint for checkpoint in earlier if not checkpoint.state["watch"]["guards"]["clean"]]
-        return (quiet or earlier)[0]
-
-    @property
-    def _stopped(self) -> bool:
-        return self.stopping is not None and self.stopping.should_stop
 
     def _evaluate_when_due(self) -> None:
         """Evaluate on schedule and at the end, without leaving a trace in the training that goes on."""
@@ -360,29 +278,16 @@ class Loop:
             self.evaluation, self.evaluated_at = found, step
             if found:
                 self.log.metrics(step, found, event="eval")
-            if self.stopping is not None:
-                self._compare(self.stopping)
-
-    def _compare(self, stopping: EarlyStopping) -> None:
-        """Take note of an evaluation; a copy of the best weights waits in main memory."""
-        assert self.config.early_stopping is not None
-        metric = self.config.early_stopping.metric
-        if metric not in self.evaluation:
-            raise ConfigError(
-                f"{self.name}: early_stopping watches {metric!r}, which the evaluation does not measure."
-                f"{did_you_mean(metric, self.evaluation)} Measured: {', '.join(self.evaluation) or 'nothing'}."
-            )
-        if stopping.update(self.evaluation[metric], self.at.step) and self.config.early_stopping.keep_best:
-            weights = [p.detach().to("cpu", copy=True) for p in self.optimizer.parameters]
-            self.best = Best(self.at.step, self.evaluation, weights)
+            self.evaluations.compare(found, step, self.optimizer.parameters)
 
     def _keep_result(self) -> None:
         """Leave the weights that are the result in the modules."""
-        if self._stopped:
+        best = self.evaluations.best
+        if self.evaluations.should_stop:
             self.log.write("note", step=self.at.step, message="Stopped early: the evaluation no longer improves.")
-        if self.best is not None:
-            copy_tensors(self.best.weights, self.optimizer.parameters)
-            self.log.write("note", step=self.at.step, message=f"The result is the weights of step {self.best.step}.")
+        if best is not None:
+            copy_tensors(best.weights, self.optimizer.parameters)
+            self.log.write("note", step=self.at.step, message=f"The result is the weights of step {best.step}.")
         elif self.average is not None:
             self.average.copy_to_model()
         for trained in self.modules:
@@ -391,12 +296,13 @@ class Loop:
     @property
     def _is_best(self) -> bool:
         """Whether the weights as they are gave the best evaluation so far; such a checkpoint is written at once, and stays."""
-        return self.best is not None and self.best.step == self.at.step > self.saved_at
+        best = self.evaluations.best
+        return best is not None and best.step == self.at.step > self.saved_at
 
     def _save_when_due(self) -> None:
         """Counted from the last one: an early end may jump over any particular step. None at the end of the run."""
         due = self.at.step // self.save_every > self.saved_at // self.save_every or self._is_best
-        if due and self.at.phase < self.algorithm.num_phases and not self._stopped:
+        if due and self.at.phase < self.algorithm.num_phases and not self.evaluations.should_stop:
             self.save()
 
     def save(self) -> None:
@@ -435,8 +341,7 @@ class Loop:
             "watch": self.watch.state_dict(),
             "evaluated_at": self.evaluated_at,
             "average": self.average.state_dict() if self.average is not None else None,
-            "stopping": self.stopping.state_dict() if self.stopping is not None else None,
-            "best": {n: getattr(self.best, n) for n in Best.__slots__} if self.best is not None else None,
+            **self.evaluations.state_dict(),
             "evaluation": self.evaluation,
             "random": broken_off["random"] if broken_off else random_state(),
         }
@@ -449,9 +354,7 @@ class Loop:
         self.experience = None if state["experience"] is None else self.algorithm.restore(state["experience"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
-        if self.stopping is not None:
-            self.stopping.load_state_dict(state["stopping"])
-        self.best = None if state["best"] is None else Best(**state["best"])
+        self.evaluations.load_state_dict(state)
         self.evaluation, self.evaluated_at = dict(state["evaluation"]), state["evaluated_at"]
         self.watch.load_state_dict(state["watch"])
         set_random_state(state["random"])

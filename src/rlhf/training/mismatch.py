@@ -40,7 +40,7 @@ class Asked:
 
     sampling: SamplingConfig
     seed: int
-    step: int
+    rollout_index: int
     version: int
 
 
@@ -184,7 +184,7 @@ class Mismatch:
             num_samples=len(earlier.rollout.completions),
             sampling=then.sampling,
             seed=then.seed,
-            step=then.step,
+            rollout_index=then.rollout_index,
         )
         if [c.tokens for c in again] != [c.tokens for c in earlier.rollout.completions]:
             return None
@@ -212,7 +212,7 @@ class Mismatch:
     def _gap_when_asked_again(self, rollout: Rollout, asked: Asked) -> float:
         prompts, count = rollout.prompts[:1], len(rollout.only({0}).completions)
         groups = self.engine.generate(
-            prompts, num_samples=count, sampling=asked.sampling, seed=asked.seed, step=asked.step
+            prompts, num_samples=count, sampling=asked.sampling, seed=asked.seed, rollout_index=asked.rollout_index
         )
         fresh = Rollout.of(prompts, groups)
         return probability_gap(fresh.sampled_logprobs, self.rescore(fresh, asked.sampling.temperature))

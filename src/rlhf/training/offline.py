@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic
 
 from torch import Tensor
 
+from rlhf.config.base import BaseConfig
 from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.errors import ConfigError
+from rlhf.models.policy import PolicyModel
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
-from rlhf.training.log import TrainingLogger
+from rlhf.training.input_types import check_offline_inputs
+from rlhf.training.inputs import ModelT, OfflineConfigT, OfflineInputs, built_from
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
-from rlhf.training.row_order import MapData, Rows, StreamData, build_rows
+from rlhf.training.row_order import Rows, build_rows
 
 
 class RowsOfStep:
@@ -31,52 +33,53 @@ class RowsOfStep:
         return {}
 
 
-class OfflineTrainer(ABC):
+class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
     """The file-reading half of ``rlhf.training.loop.Algorithm``.
 
-    Args:
-        config: Settings.
-        train_data: Rows that can be counted, or a stream.
-        eval_data: Held-out rows, or None.
-        log: Where metrics go.
-        checkpoint_dir: Where checkpoints go; None for none.
+    Called with the fields of ``OfflineInputs``, or with one. A trainer that needs more than these sets it in ``prepare``.
+
+    Raises:
+        ConfigError: Something is missing that the config asks for.
     """
 
     name = "offline"
+    config_class: ClassVar[type[BaseConfig]] = OfflineConfig
+    model_kind: ClassVar[str] = "policy"
+    """What is trained: a key of ``rlhf.training.input_types.INPUTS``."""
     steps_per_phase = 1
 
-    def __init__(
-        self,
-        config: OfflineConfig,
-        train_data: MapData | StreamData,
-        eval_data: MapData | None,
-        *,
-        log: TrainingLogger | None,
-        checkpoint_dir: Path | None,
-    ) -> None:
-        if config.early_stopping is not None and not eval_data:
+    @built_from(OfflineInputs)
+    def __init__(self, inputs: OfflineInputs[ModelT, OfflineConfigT]) -> None:
+        check_offline_inputs(inputs, self.config_class, model=self.model_kind)
+        if inputs.config.early_stopping is not None and not inputs.eval_data:
             raise ConfigError("early_stopping watches held-out rows, and there are none; give eval_data.")
-        self.config = config
-        self.eval_data = eval_data
-        self.rows: Rows = build_rows(train_data, config)
-        self.num_phases = self.rows.num_steps
-        self.log = log
-        self.checkpoint_dir = checkpoint_dir
+        self.inputs = inputs
+        self.model = inputs.model
+        self.config = inputs.config
+        self.log = inputs.log
+        self.train_data = inputs.train_data
+        self.eval_data = inputs.eval_data
         self.penalties: list[Penalty] = []
         """Terms of the loss beside the rows'; to be appended to before training."""
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Order the rows. A trainer that checks its data, or replaces it, does so first."""
+        self.rows: Rows = build_rows(self.train_data, self.config)
+        self.num_phases = self.rows.num_steps
 
     def train(self) -> TrainResult:
         """Train to the end, from the newest checkpoint where there is one."""
-        return Loop(self, self.config, log=self.log, checkpoint_dir=self.checkpoint_dir).run()
+        return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
 
     @abstractmethod
     def modules(self) -> Sequence[TrainedModule]:
         """What is trained."""
 
-    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:  # noqa: B027 (most have none)
+    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Nothing: most losses know no more than their own rows."""
 
-    def before_evaluation(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:  # noqa: B027
+    def before_evaluation(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """What ``before_step`` is to a step, of all held-out rows. Nothing, as for most."""
 
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
@@ -100,9 +103,9 @@ class OfflineTrainer(ABC):
         return pack(groups)
 
     @property
-    @abstractmethod
     def tokenizer(self) -> Any:
-        """Turns rows back into text."""
+        """The model's."""
+        return self.model.tokenizer
 
     def collecting_takes_long(self, phase: int) -> bool:
         """No: rows come from a file."""
@@ -156,3 +159,16 @@ class OfflineTrainer(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         self.rows.load_state_dict(state["rows"])
+
+
+class OfflinePolicyTrainer(OfflineTrainer[PolicyModel, OfflineConfigT]):
+    """What those share that train a policy."""
+
+    @property
+    def policy(self) -> PolicyModel:
+        """What is trained."""
+        return self.model
+
+    def modules(self) -> Sequence[TrainedModule]:
+        """The policy."""
+        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]

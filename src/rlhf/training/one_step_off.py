@@ -1,6 +1,6 @@
 """One step off: the next rollout is sampled beside the training on this one, by the weights from before that training.
 
-    phase           0                     1                     2
+    rollout         0                     1                     2
     learns from     R0, by weights 0      R1, by weights 0      R2, by weights 1
     beside it       R1 is sampled         R2 is sampled         ...
 
@@ -65,7 +65,7 @@ class _UnderWay:
 
 
 class Ahead:
-    """The rollout of the next phase, from the moment that it is begun until it is learned from."""
+    """The next rollout, from the moment that it is begun until it is learned from."""
 
     def __init__(self, policy: PolicyModel, config: RLConfig, *, name: str) -> None:
         """Nothing begins yet.
@@ -83,30 +83,34 @@ class Ahead:
         self.build: Callable[[], Sampler] = self._process
         self._sampler: Sampler | None = None
         self._under_way: _UnderWay | None = None
-        self._phase: int | None = None
+        self._rollout_index: int | None = None
         self.figures: dict[str, float] = {}
         """What the sampler reported beside the newest rollout."""
 
-    def has(self, phase: int) -> bool:
-        """Whether this phase's rollout was begun."""
-        return self._phase == phase
+    def has(self, rollout_index: int) -> bool:
+        """Whether this rollout was begun."""
+        return self._rollout_index == rollout_index
 
-    def begin(self, prompts: Sequence[Prompt], *, phase: int, version: int) -> None:
-        """Sample a phase's rollout with the weights as they are now; what they become is the sampler's business no more.
+    def begin(self, prompts: Sequence[Prompt], *, rollout_index: int, version: int) -> None:
+        """Sample a rollout with the weights as they are now; what they become is the sampler's business no more.
 
         Args:
             prompts: What it asks; may be none.
-            phase: Whose rollout it is.
+            rollout_index: Which one of the run.
             version: Of the weights as they are.
         """
-        assert self._phase is None, f"the rollout of phase {self._phase} was not taken"
+        assert self._rollout_index is None, f"rollout {self._rollout_index} was not taken"
         if not prompts:
             return
-        self._phase = phase
+        self._rollout_index = rollout_index
         self._divide_threads()
         config = self.config
         request = Request(
-            prompts=prompts, num_samples=config.group_size, sampling=config.sampling, seed=config.seed, step=phase
+            prompts=prompts,
+            num_samples=config.group_size,
+            sampling=config.sampling,
+            seed=config.seed,
+            rollout_index=rollout_index,
         )
         compared = version < CHECKED_VERSIONS
         self._sampler = self._sampler or self.build()
@@ -115,16 +119,16 @@ class Ahead:
         fingerprint = self.policy.fingerprint() if compared else None
         self._under_way = _UnderWay([prompt.id for prompt in prompts], fingerprint, version)
 
-    def take(self, prompts: Sequence[Prompt], *, phase: int) -> Rollout:
-        """The completions of the phase's prompts, to be learned from; waits for them where they are still sampled.
+    def take(self, prompts: Sequence[Prompt], *, rollout_index: int) -> Rollout:
+        """The completions of the rollout's prompts, to be learned from; waits for them where they are still sampled.
 
         Raises:
             TrainingError: They were sampled with other weights than those handed over, or of other prompts.
         """
-        assert self._phase == phase, f"the rollout of phase {self._phase} is there, not that of {phase}"
+        assert self._rollout_index == rollout_index, f"rollout {self._rollout_index} is there, not {rollout_index}"
         self._wait()
-        groups = self.buffer.take([prompt.id for prompt in prompts], weight_version=phase)
-        self._phase = None
+        groups = self.buffer.take([prompt.id for prompt in prompts], weight_version=rollout_index)
+        self._rollout_index = None
         self._divide_threads()
         return Rollout.of(prompts, groups)
 
@@ -132,14 +136,14 @@ class Ahead:
         """End the sampler and forget what waits."""
         if self._sampler is not None:
             self._sampler.close()
-        self._sampler = self._under_way = self._phase = None
+        self._sampler = self._under_way = self._rollout_index = None
         self.buffer.clear()
         self._divide_threads()
 
     def state_dict(self) -> dict[str, Any]:
         """What waits; asked for while it is sampled, it waits for the end of that."""
         self._wait()
-        return {"phase": self._phase, "groups": self.buffer.state_dict(), "figures": self.figures}
+        return {"rollout_index": self._rollout_index, "groups": self.buffer.state_dict(), "figures": self.figures}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken; what is under way is not wanted any more, and may as well have failed."""
@@ -149,7 +153,7 @@ class Ahead:
             except RLHFError:
                 self.close()
         self.buffer.load_state_dict(state["groups"])
-        self._phase = state["phase"]
+        self._rollout_index = state["rollout_index"]
         self.figures = dict(state.get("figures", {}))
         self._divide_threads()
 
@@ -178,11 +182,11 @@ class Ahead:
     def _process(self) -> SamplerProcess:
         engine = self.config.engine
         assert isinstance(engine, LocalEngineConfig), "async_rollouts and another engine exclude each other"
-        return SamplerProcess(self.policy, autocast=self.config.autocast, threads=self.threads.sampler, settings=engine)
+        return SamplerProcess(self.policy, autocast=self.config.autocast, threads=self.threads.sampler, config=engine)
 
     def _divide_threads(self) -> None:
         """By whether a rollout waits, and not by whether it is done: the number of threads decides the order of additions."""
-        wanted = self.threads.all if self._phase is None else self.threads.trainer
+        wanted = self.threads.all if self._rollout_index is None else self.threads.trainer
         if self.policy.device.type == "cpu" and torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,66 +9,29 @@ from torch import Tensor
 
 from rlhf.config.on_policy import OnlineDPOConfig
 from rlhf.config.preference import TAKES_SMOOTHING
-from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Group, PackedBatch
 from rlhf.losses import PAIR_LOSSES, implicit_rewards, segment_sum, split_pairs
-from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import Reference
-from rlhf.rewards.types import Scorer
-from rlhf.rollout.types import RolloutEngine
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, share_above
-from rlhf.training.online import OnlineTrainer
-from rlhf.training.optim import TrainedModule
-from rlhf.training.policy_objective import measure_ratios
+from rlhf.training.rl_trainer import RLTrainer
 
 
-class OnlineDPOTrainer(OnlineTrainer):
+class OnlineDPOTrainer(RLTrainer[OnlineDPOConfig]):
     """DPO on pairs that the policy made a moment ago (Guo et al. 2024, arXiv:2402.04792).
 
     Of each prompt's completions the best and the worst are the pair. Prompts whose completions score alike are left out; where
     that leaves nothing, the rollout is kept, with a loss of 0.
 
-    Arguments are ``OnlineTrainer``'s.
+    Called with the fields of ``RLInputs``.
     """
 
     name = "online_dpo"
+    config_class = OnlineDPOConfig
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        config: OnlineDPOConfig,
-        prompts: Sequence[Prompt],
-        scorer: Scorer,
-        *,
-        reference: Reference,
-        eval_prompts: Sequence[Prompt] = (),
-        engine: RolloutEngine | None = None,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        super().__init__(
-            policy,
-            config,
-            prompts,
-            scorer,
-            reference=reference,
-            eval_prompts=eval_prompts,
-            engine=engine,
-            log=log,
-            checkpoint_dir=checkpoint_dir,
-        )
-        self.settings = config
-
-    def modules(self) -> Sequence[TrainedModule]:
-        """The policy."""
-        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
-
-    def collect(self, phase: int, metrics: Metrics) -> RolloutExperience:
+    def collect(self, rollout_index: int, metrics: Metrics) -> RolloutExperience:
         """One rollout, of which pairs are left."""
-        return best_and_worst(super().collect(phase, metrics))
+        return best_and_worst(super().collect(rollout_index, metrics))
 
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """How far apart a prompt's best and worst completion are."""
@@ -81,10 +42,10 @@ class OnlineDPOTrainer(OnlineTrainer):
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over pairs of the chosen form."""
-        config = self.settings
+        config = self.config
         batch = batch.to(self.policy.device)
         scores = self.score(batch)
-        measure_ratios(self.name, config, scores.logprobs, batch, metrics)
+        self.measure_ratios(scores.logprobs, batch, metrics)
         logprobs, ref = (
             segment_sum(values, batch.score_seq, batch.num_sequences)
             for values in (scores.logprobs, batch.token_columns["ref_logprobs"].to(scores.logprobs.dtype))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -14,45 +13,21 @@ from rlhf.data.message_text import counted
 from rlhf.data.pack import Group, PackedBatch, pack
 from rlhf.errors import DataError
 from rlhf.losses import chosen_nll, split_pairs
-from rlhf.models.policy import PolicyModel
 from rlhf.models.score import TokenScores
 from rlhf.training.algorithm import Totals
-from rlhf.training.input_types import check_inputs
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe, share_above
-from rlhf.training.offline import OfflineTrainer
-from rlhf.training.optim import TrainedModule
-from rlhf.training.row_order import MapData, StreamData
+from rlhf.training.offline import OfflinePolicyTrainer
 
 ConfigT = TypeVar("ConfigT", bound=PairsConfig)
 
 
-class PairsTrainer(OfflineTrainer, Generic[ConfigT]):
+class PairsTrainer(OfflinePolicyTrainer[ConfigT]):
     """Learns from groups of two branches, chosen first; a method says how the two are compared, in ``compare``.
 
-    Args:
-        policy: Changed in place.
-        config: Settings.
-        train_data: ``PreferenceDataset`` or a stream of the same groups.
-        eval_data: Held-out pairs, or None.
-        log: Where metrics go.
-        checkpoint_dir: Where checkpoints go; None for none.
+    Called with the fields of ``OfflineInputs``: a policy, and a ``PreferenceDataset`` or a stream of the same groups.
     """
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        config: ConfigT,
-        train_data: MapData | StreamData,
-        eval_data: MapData | None = None,
-        *,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        check_inputs(config, PairsConfig, policy=policy)
-        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
-        self.policy = policy
-        self.settings = config
+    config_class = PairsConfig
 
     @abstractmethod
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
@@ -75,15 +50,6 @@ class PairsTrainer(OfflineTrainer, Generic[ConfigT]):
     def score(self, batch: PackedBatch) -> TokenScores:
         """What the policy says; methods that need more than log-probabilities ask for it here."""
         return self.policy.score(batch)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's."""
-        return self.policy.tokenizer
-
-    def modules(self) -> Sequence[TrainedModule]:
-        """The policy."""
-        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over the step's pairs."""
@@ -110,13 +76,13 @@ class PairsTrainer(OfflineTrainer, Generic[ConfigT]):
         metrics.mean(f"{of}/accuracy", share_above(chosen, rejected))
         metrics.mean(f"{of}/chosen_reward", chosen)
         metrics.mean(f"{of}/rejected_reward", rejected)
-        if not self.settings.sft_coef:
+        if not self.config.sft_coef:
             return losses
         # Each chosen completion's own token mean, as RPO and ORPO have it. CPO's paper sums over tokens; its authors' code, and
         # TRL, take a mean, and so does this, so that one weight means the same for short and long completions.
         nll = chosen_nll(scores.logprobs, batch.score_seq, batch.num_sequences)
         metrics.mean(sft, nll)
-        return losses + self.settings.sft_coef * nll
+        return losses + self.config.sft_coef * nll
 
 
 def check_pair(group: Group) -> None:

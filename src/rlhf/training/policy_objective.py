@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf.config.policy import CLIPPED_RATIOS, RLConfig
+from rlhf.config.policy import CLIPPED_RATIOS
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import (
     KL_ESTIMATORS,
@@ -34,34 +34,46 @@ RATIO_OF = {"sequence": "mean", "sequence_token": "token"}
 """Policy loss to the kind of ratio that a whole completion has (``sequence_log_ratios``); of all others each token has its own."""
 
 
-def policy_losses(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Tensor:
-    """The loss of each scored token, before penalties: ``policy_loss`` of the recipe.
+def policy_losses(
+    logprobs: Tensor,
+    batch: PackedBatch,
+    *,
+    policy_loss: str,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    gate_temperatures: tuple[float, float] = (1.0, 1.05),
+) -> Tensor:
+    """The loss of each scored token, before penalties.
 
     Args:
-        config: ``policy_loss`` and its bounds.
         logprobs: [M] current policy, nats; the only input with gradient.
         batch: With the token columns ``advantages``, ``old_logprobs`` where a rollout is more than one step (see ``old_or_own``),
             and ``importance_weights`` where sampler and trainer differ.
+        policy_loss: Name of the loss.
+        clip_low: Ratios are not rewarded below ``1 - clip_low``.
+        clip_high: Ratios are not rewarded above ``1 + clip_high``.
+        dual_clip: Bound on the ratio of tokens with a negative advantage; None for none.
+        gate_temperatures: Of the loss ``sapo``, for positive and negative advantages.
 
     Returns:
         [M].
     """
     old, advantages = old_or_own(logprobs, batch), batch.token_columns["advantages"]
-    low, high = config.clip_low, config.clip_high
-    match config.policy_loss:
+    match policy_loss:
         case "clip":
             losses = clipped_policy_loss(
-                logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=config.dual_clip
+                logprobs, old, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
             )
         case "sequence" | "sequence_token":
             losses = sequence_policy_loss(
                 logprobs, old, advantages, batch.score_seq,
-                how=RATIO_OF[config.policy_loss], clip_low=low, clip_high=high, dual_clip=config.dual_clip,
+                how=RATIO_OF[policy_loss], clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip,
             )  # fmt: skip
         case "cispo":
-            losses = cispo_loss(logprobs, old, advantages, clip_low=low, clip_high=high)
+            losses = cispo_loss(logprobs, old, advantages, clip_low=clip_low, clip_high=clip_high)
         case "sapo":
-            good, bad = config.gate_temperatures
+            good, bad = gate_temperatures
             losses = sapo_loss(logprobs, old, advantages, temperature_good=good, temperature_bad=bad)
         case "reinforce":
             losses = reinforce_loss(logprobs, advantages)
@@ -79,7 +91,17 @@ def old_or_own(logprobs: Tensor, batch: PackedBatch) -> Tensor:
 
 
 @torch.no_grad()
-def measure_ratios(name: str, config: RLConfig, logprobs: Tensor, batch: PackedBatch, metrics: Metrics) -> None:
+def measure_ratios(
+    logprobs: Tensor,
+    batch: PackedBatch,
+    metrics: Metrics,
+    *,
+    name: str,
+    policy_loss: str,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> None:
     """How far the update has moved each token, and how many the policy loss in use holds back, under ``name/``.
 
     Ratios are those of tokens whatever the policy loss: a completion's mean hides the token that broke. What is clipped
@@ -95,76 +117,127 @@ def measure_ratios(name: str, config: RLConfig, logprobs: Tensor, batch: PackedB
     metrics.smallest(f"{name}/ratio_min", ratio)
     metrics.mean(f"{name}/ratio_overflow_frac", statistics.num_overflowed / size, size)
     metrics.total("loss/ratio_overflows", statistics.num_overflowed)
-    if config.policy_loss in (*CLIPPED_RATIOS, "cispo"):
-        metrics.mean(f"{name}/clip_frac", held_back(config, logprobs, batch))
+    if policy_loss in (*CLIPPED_RATIOS, "cispo"):
+        clipped = clipped_mask(
+            logprobs, batch, policy_loss=policy_loss, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+        )
+        metrics.mean(f"{name}/clip_frac", clipped)
 
 
-def held_back(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Tensor:
+def clipped_mask(
+    logprobs: Tensor,
+    batch: PackedBatch,
+    *,
+    policy_loss: str,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> Tensor:
     """bool [M] tokens that a clip took out of the gradient, or, for CISPO, whose weight it cut."""
-    low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-    ours, theirs = _compared(config, logprobs, batch)
-    if config.policy_loss == "cispo":
+    ours, theirs = _compared(logprobs, batch, policy_loss=policy_loss)
+    if policy_loss == "cispo":
         ratio = (ours - theirs).exp()
-        return (ratio < 1 - low) | (ratio > 1 + high)
+        return (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
     advantages = batch.token_columns["advantages"]
-    return clipped_tokens(ours, theirs, advantages, clip_low=low, clip_high=high, dual_clip=dual)
+    return clipped_tokens(ours, theirs, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
 
 def kl_in_loss(
-    config: RLConfig,
     scores: TokenScores,
     batch: PackedBatch,
     metrics: Metrics,
     *,
     policy: PolicyModel,
     reference: Reference,
+    estimator: str,
+    unbiased: bool = False,
+    temperature: float = 1.0,
 ) -> Tensor:
-    """[M] the KL estimate that is added to the loss, with gradient, before its weight."""
-    if config.kl.estimator == "exact":
-        temperature = config.sampling.temperature
+    """The KL estimate that is added to the loss, before its weight.
+
+    Args:
+        scores: The policy's, with its last hidden states for the exact KL.
+        batch: With the token column ``ref_logprobs``, except for the exact KL.
+        metrics: Gets ``loss/kl``.
+        policy: Asked for its distributions by the exact KL.
+        reference: The same.
+        estimator: ``k1``, ``k2``, ``k3`` or ``exact``.
+        unbiased: Weigh by the ratio to the policy that sampled.
+        temperature: Of the distributions that the exact KL compares.
+
+    Returns:
+        [M] nats, with gradient.
+    """
+    if estimator == "exact":
         kl = exact_kl_per_token(policy, reference, batch, temperature=temperature, hidden=scores.hidden)
     else:
-        kl = _estimate(config, scores.logprobs, batch.token_columns["ref_logprobs"], metrics)
-    if config.kl.unbiased:
+        kl = _estimate(scores.logprobs, batch.token_columns["ref_logprobs"], metrics, estimator=estimator)
+    if unbiased:
         kl = off_policy_kl(kl, scores.logprobs, old_or_own(scores.logprobs, batch))
     metrics.mean("loss/kl", kl)
     return kl
 
 
 def kl_in_reward(
-    config: RLConfig, experience: RolloutExperience, metrics: Metrics, *, policy: PolicyModel, reference: Reference
+    experience: RolloutExperience,
+    metrics: Metrics,
+    *,
+    policy: PolicyModel,
+    reference: Reference,
+    estimator: str,
+    temperature: float = 1.0,
+    microbatch_tokens: int,
 ) -> Tensor:
-    """[M] the KL estimate that is subtracted from the reward, without gradient, before its weight."""
-    if config.kl.estimator == "exact":
-        temperature = config.sampling.temperature
+    """The KL estimate that is subtracted from the reward, before its weight.
+
+    Args:
+        experience: With the token columns ``old_logprobs`` and ``ref_logprobs``, except for the exact KL.
+        metrics: Gets ``loss/kl_overflows`` of ``k3``.
+        policy: Asked for its distributions by the exact KL.
+        reference: The same.
+        estimator: ``k1``, ``k2``, ``k3`` or ``exact``.
+        temperature: Of the distributions that the exact KL compares.
+        microbatch_tokens: Distinct tokens in one forward pass of the exact KL.
+
+    Returns:
+        [M] nats, without gradient.
+    """
+    if estimator == "exact":
         with evaluating(policy.model):
             return experience.map(
                 lambda batch: exact_kl_per_token(policy, reference, batch, temperature=temperature),
-                max_tokens=config.microbatch_tokens,
+                max_tokens=microbatch_tokens,
             )
     columns = experience.token_columns
-    return _estimate(config, columns["old_logprobs"], columns["ref_logprobs"], metrics)
+    return _estimate(columns["old_logprobs"], columns["ref_logprobs"], metrics, estimator=estimator)
 
 
 def correct_sampler(
-    config: RLConfig, experience: RolloutExperience, sampling_logprobs: Tensor, metrics: Metrics
+    experience: RolloutExperience,
+    sampling_logprobs: Tensor,
+    metrics: Metrics,
+    *,
+    level: str,
+    bound: str,
+    low: float,
+    high: float,
 ) -> None:
-    """Add the token column ``importance_weights``, where the recipe asks for it: old policy over sampler, bounded.
+    """Add the token column ``importance_weights``: old policy over sampler, bounded.
 
-    Both are constants of the rollout, so that the weights are taken once and know nothing of steps or micro-batches.
+    Both are constants of the rollout, so that the weights are taken once and do not depend on steps or micro-batches.
 
     Args:
-        config: ``importance``.
         experience: With the token column ``old_logprobs``.
         sampling_logprobs: [M] nats, under the distribution that was drawn from.
         metrics: Gets ratios before the bounds, and shares of units (tokens or completions) out of them.
+        level: Whose ratio is bounded, one of ``IMPORTANCE_LEVELS``.
+        bound: What happens to a ratio out of bounds, one of ``IMPORTANCE_BOUNDS``.
+        low: Lowest ratio.
+        high: Highest ratio.
     """
-    settings = config.importance
-    if settings is None:
-        return
     found = importance_weights(
         experience.token_columns["old_logprobs"], sampling_logprobs, experience.score_seq,
-        level=settings.level, bound=settings.bound, low=settings.low, high=settings.high,
+        level=level, bound=bound, low=low, high=high,
     )  # fmt: skip
     experience.token_columns["importance_weights"] = found.weights
     units = float(found.num_units)
@@ -175,17 +248,17 @@ def correct_sampler(
     metrics.total("importance/out_of_bounds", found.num_too_low + found.num_too_high)
 
 
-def _compared(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+def _compared(logprobs: Tensor, batch: PackedBatch, *, policy_loss: str) -> tuple[Tensor, Tensor]:
     """[M] and [M], whose difference is the log-ratio that the policy loss clips."""
     old = old_or_own(logprobs, batch)
-    how = RATIO_OF.get(config.policy_loss)
+    how = RATIO_OF.get(policy_loss)
     if how is None:
         return logprobs, old
     log_ratios = sequence_log_ratios(logprobs, old, batch.score_seq, how=how)
     return log_ratios, torch.zeros_like(log_ratios)
 
 
-def _estimate(config: RLConfig, logprobs: Tensor, ref_logprobs: Tensor, metrics: Metrics) -> Tensor:
-    if config.kl.estimator == "k3":
+def _estimate(logprobs: Tensor, ref_logprobs: Tensor, metrics: Metrics, *, estimator: str) -> Tensor:
+    if estimator == "k3":
         metrics.total("loss/kl_overflows", kl_overflows(logprobs, ref_logprobs).sum())
-    return KL_ESTIMATORS[config.kl.estimator](logprobs, ref_logprobs)
+    return KL_ESTIMATORS[estimator](logprobs, ref_logprobs)

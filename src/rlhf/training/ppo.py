@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rlhf.activity import doing
 from rlhf.config.policy import PPOConfig
-from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ConfigError
 from rlhf.losses import (
@@ -24,24 +22,16 @@ from rlhf.losses import (
     token_mean,
     whiten,
 )
-from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import Reference
 from rlhf.models.score import TokenScores, evaluating
-from rlhf.models.value import ValueModel
-from rlhf.rewards.types import Scorer
-from rlhf.rollout.types import RolloutEngine
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience, at_last_tokens
-from rlhf.training.input_types import check_inputs
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
-from rlhf.training.online import OnlineTrainer
 from rlhf.training.optim import Optimizer, TrainedModule
-from rlhf.training.policy_objective import kl_in_reward
+from rlhf.training.rl_trainer import RLTrainer
 from rlhf.training.rollouts import Gathered
 
 
-class PPOTrainer(OnlineTrainer):
+class PPOTrainer(RLTrainer[PPOConfig]):
     """PPO as Ouyang et al. 2022 use it for language models (arXiv:2203.02155, section 3.5 and appendix C).
 
     The score stands on the last sampled token, EOS where there is one; the KL penalty on every token; advantages come
@@ -49,84 +39,62 @@ class PPOTrainer(OnlineTrainer):
     ``value_warmup_rollouts`` only the critic learns: the policy keeps its bits, and with a shared backbone only the head
     of the critic changes.
 
-    Args:
-        value_model: The critic, changed in place; the other arguments are ``OnlineTrainer``'s.
+    Called with the fields of ``RLInputs``, ``value_model`` among them.
     """
 
     name = "ppo"
+    config_class = PPOConfig
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        value_model: ValueModel,
-        config: PPOConfig,
-        prompts: Sequence[Prompt],
-        scorer: Scorer,
-        *,
-        reference: Reference,
-        eval_prompts: Sequence[Prompt] = (),
-        engine: RolloutEngine | None = None,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        check_inputs(config, PPOConfig, policy=policy, value_model=value_model)
-        if value_model.is_shared != (config.value_model == "shared"):
-            raise ConfigError(f"value_model is {config.value_model!r}, but the critic given is of the other kind.")
-        super().__init__(
-            policy,
-            config,
-            prompts,
-            scorer,
-            reference=reference,
-            eval_prompts=eval_prompts,
-            engine=engine,
-            log=log,
-            checkpoint_dir=checkpoint_dir,
-        )
-        self.settings = config
-        self.value_model = value_model
+    def prepare(self) -> None:
+        """A critic of the kind that the config names."""
+        given = self.inputs.value_model
+        if given is None:
+            raise ConfigError(f"{self.name} needs a critic; give value_model=ValueModel.from_policy(policy).")
+        if given.is_shared != (self.config.value_model == "shared"):
+            raise ConfigError(f"value_model is {self.config.value_model!r}, but the critic given is of the other kind.")
+        self.value_model = given
         self.policy_learns = True
-        """Whether the present step is one of the policy's; follows from the phase."""
+        """Whether the present step is one of the policy's; follows from the rollout."""
         self.positive_tokens = 0
         """Tokens of good completions in the present step, all its micro-batches together."""
 
     def modules(self) -> Sequence[TrainedModule]:
         """Policy and critic."""
-        config = self.settings
+        config = self.config
         return [
             TrainedModule("policy", self.policy.model, config.learning_rate),
             TrainedModule("value", self.value_model, config.value_learning_rate or config.learning_rate),
         ]
 
-    def collect(self, phase: int, metrics: Metrics) -> RolloutExperience:
-        """See ``OnlineTrainer``; a KL that the policy had no chance to change moves no weight."""
-        experience = super().collect(phase, metrics)
-        if phase < self.settings.value_warmup_rollouts:
+    def collect(self, rollout_index: int, metrics: Metrics) -> RolloutExperience:
+        """See ``RLTrainer``; a KL that the policy had no chance to change moves no weight."""
+        experience = super().collect(rollout_index, metrics)
+        if rollout_index < self.config.value_warmup_rollouts:
             self.kl_measured = None
         return experience
 
     @property
     def first_step_of_policy(self) -> int:
-        """See ``OnlineTrainer``: behind the critic's warm-up."""
-        return self.settings.value_warmup_rollouts * self.steps_per_phase + 1
+        """See ``RLTrainer``: behind the critic's warm-up."""
+        return self.config.value_warmup_rollouts * self.steps_per_phase + 1
 
-    def steps(self, phase: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
-        """See ``OnlineTrainer``."""
-        self.policy_learns = phase >= self.settings.value_warmup_rollouts
-        yield from super().steps(phase, experience)
+    def steps(self, rollout_index: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
+        """See ``RLTrainer``."""
+        self.policy_learns = rollout_index >= self.config.value_warmup_rollouts
+        yield from super().steps(rollout_index, experience)
 
     def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
-        """See ``OnlineTrainer``: the critic is every completion's measure, so those of one prompt may all score alike."""
+        """See ``RLTrainer``: the critic is every completion's measure, so those of one prompt may all score alike."""
         return gathered.scores.view(1, -1), "of the rollout"
 
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """Rewards, values, advantages and returns of every token."""
-        config, score_seq = self.settings, experience.score_seq
+        config, score_seq = self.config, experience.score_seq
         values, after_end = self._old_values(experience)
         # 1. Reward of a token: the penalty for leaving the reference; the score stands on the last one.
         rewards = torch.zeros_like(values)
         if config.kl.where == "reward":
-            penalty = kl_in_reward(config, experience, metrics, policy=self.policy, reference=self.reference)
+            penalty = self.kl_in_reward(experience, metrics)
             rewards = -self.controller.coef * penalty
         rewards = add_score_at_last_token(rewards, experience.columns["scores"], score_seq)
         metrics.mean(f"{self.name}/reward_mean", segment_sum(rewards, score_seq, experience.num_sequences))
@@ -153,7 +121,7 @@ class PPOTrainer(OnlineTrainer):
 
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Count the tokens of good completions: the mean over them is one of the whole step."""
-        if self.settings.positive_nll_coef:
+        if self.config.positive_nll_coef:
             self.positive_tokens = sum(int(self._of_good_completions(batch).sum()) for batch in batches)
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
@@ -171,13 +139,13 @@ class PPOTrainer(OnlineTrainer):
         return loss
 
     def policy_term(self, scores: TokenScores, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        """See ``OnlineTrainer``; and a share of the likelihood of good completions, a mean over all their tokens of the step."""
+        """See ``RLTrainer``; and a share of the likelihood of good completions, a mean over all their tokens of the step."""
         loss = super().policy_term(scores, batch, totals, metrics)
         if not self.positive_tokens:
             return loss
         is_good, nll = self._of_good_completions(batch), nll_loss(scores.logprobs)
         metrics.mean("loss/positive_nll", nll, is_good)
-        return loss + self.settings.positive_nll_coef * nll[is_good].sum() / self.positive_tokens
+        return loss + self.config.positive_nll_coef * nll[is_good].sum() / self.positive_tokens
 
     def value_term(self, batch: PackedBatch, hidden: Tensor | None, totals: Totals, metrics: Metrics) -> Tensor:
         """The critic's loss, a mean over all tokens of the step, times its weight.
@@ -188,7 +156,7 @@ class PPOTrainer(OnlineTrainer):
             totals: Of the step.
             metrics: Gets ``loss/value``.
         """
-        config = self.settings
+        config = self.config
         if hidden is None and self.value_model.is_shared:
             with torch.no_grad():
                 hidden = self.score(batch, with_hidden=True).hidden
@@ -206,19 +174,19 @@ class PPOTrainer(OnlineTrainer):
         return optimizer.step(step)
 
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
-        """See ``OnlineTrainer``; steps of the critic alone move no policy."""
+        """See ``RLTrainer``; steps of the critic alone move no policy."""
         return self.policy_learns and super().ends_phase_early(metrics)
 
     def _of_good_completions(self, batch: PackedBatch) -> Tensor:
         """bool [M]."""
-        return (batch.columns["scores"] > self.settings.positive_score)[batch.score_seq]
+        return (batch.columns["scores"] > self.config.positive_score)[batch.score_seq]
 
     def _old_values(self, experience: RolloutExperience) -> tuple[Tensor, Tensor | None]:
         """[M] the critic's estimates, and, where truncated completions are bootstrapped, [S] those after the end."""
-        limit = self.settings.microbatch_tokens
+        limit = self.config.microbatch_tokens
         with doing("scoring", tokens=experience.num_tokens), evaluating(self.policy.model, self.value_model):
             values = experience.map(self._values, max_tokens=limit)
-            if not self.settings.bootstrap_truncated:
+            if not self.config.bootstrap_truncated:
                 return values, None
             after_end = experience.map(lambda batch: self._values(at_last_tokens(batch)), max_tokens=limit)
         return values, after_end * experience.columns["truncated"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,58 +23,35 @@ from rlhf.losses import (
 )
 from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
 from rlhf.training.algorithm import Totals
-from rlhf.training.input_types import check_inputs
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer, RowsOfStep
 from rlhf.training.optim import TrainedModule
-from rlhf.training.row_order import MapData, StreamData
+from rlhf.training.row_order import MapData
 
 
-class ProcessRewardModelTrainer(OfflineTrainer):
+class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessRewardModelConfig]):
     """Learns which steps are right: from a label for each, or from pairs of whole solutions of which one is better.
 
     A step's loss is divided by the steps of the whole optimizer step: neither a solution's length nor the cut into
     micro-batches gives it another weight.
 
-    Args:
-        model: Changed in place.
-        config: Settings.
-        train_data: ``StepwiseDataset`` for the loss ``steps``; ``PreferenceDataset`` for ``pairs``, whose completions
-            are cut into steps at the model's separator.
-        eval_data: Held-out rows of the same kind, or None.
-        log: Where metrics go.
-        checkpoint_dir: Where checkpoints go; None for none.
+    Called with the fields of ``OfflineInputs``: a ``ProcessRewardModel``, and a ``StepwiseDataset`` for the loss ``steps``, or a
+    ``PreferenceDataset`` for ``pairs``, whose completions are cut into steps at the model's separator.
     """
 
     name = "prm"
+    config_class = ProcessRewardModelConfig
+    model_kind = "process_reward_model"
 
-    def __init__(
-        self,
-        model: ProcessRewardModel,
-        config: ProcessRewardModelConfig,
-        train_data: MapData | StreamData,
-        eval_data: MapData | None = None,
-        *,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        check_inputs(config, ProcessRewardModelConfig, process_reward_model=model)
-        if config.lm_coef and model.language_head is None:
+    def prepare(self) -> None:
+        """A model with a language head where its loss is wanted."""
+        if self.config.lm_coef and self.model.language_head is None:
             raise ConfigError(
                 "lm_coef needs the language head; make the model with from_policy(keep_language_head=True)."
             )
-        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
-        self.settings = config
-        self.model = model
-        self.train_data = train_data
+        super().prepare()
         self._steps_in_step = 0
         self._right_tokens_in_step = 0
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's."""
-        return self.model.tokenizer
 
     def modules(self) -> Sequence[TrainedModule]:
         """Backbone, layers and head."""
@@ -84,7 +59,7 @@ class ProcessRewardModelTrainer(OfflineTrainer):
 
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next rows; before the first, a look at whether pairs have steps at all."""
-        if phase == 0 and self.settings.loss == "pairs" and isinstance(self.train_data, MapData):
+        if phase == 0 and self.config.loss == "pairs" and isinstance(self.train_data, MapData):
             self._look_for_steps(self.train_data)
         return super().collect(phase, metrics)
 
@@ -101,7 +76,7 @@ class ProcessRewardModelTrainer(OfflineTrainer):
 
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Solutions with their steps marked."""
-        return pack_steps([self._cut(group) for group in groups] if self.settings.loss == "pairs" else groups)
+        return pack_steps([self._cut(group) for group in groups] if self.config.loss == "pairs" else groups)
 
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Count what the means of this step are over."""
@@ -110,7 +85,7 @@ class ProcessRewardModelTrainer(OfflineTrainer):
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over the step's steps, or its pairs; the language model's loss beside it where asked."""
-        config = self.settings
+        config = self.config
         batch = batch.to(self.model.device)
         if config.loss == "pairs":
             losses = self._pair_losses(batch, metrics, "prm")
@@ -134,7 +109,7 @@ class ProcessRewardModelTrainer(OfflineTrainer):
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
         """Loss and accuracy; of labeled steps also whether the first wrong one is found."""
         batch = batch.to(self.model.device)
-        if self.settings.loss == "pairs":
+        if self.config.loss == "pairs":
             metrics.mean("eval/loss", self._pair_losses(batch, metrics, "eval"))
             return
         scores = self.model.step_scores(batch)
@@ -166,18 +141,18 @@ class ProcessRewardModelTrainer(OfflineTrainer):
         right = labels >= 0.5
         metrics.mean(f"{prefix}/accuracy", ((scores >= 0) == right).double())
         metrics.mean(f"{prefix}/wrong_found", (scores[~right] < 0).double())
-        return step_loss(scores, labels, wrong_weight=self.settings.wrong_weight)
+        return step_loss(scores, labels, wrong_weight=self.config.wrong_weight)
 
     def _counted(self, labels: Tensor, step_seq: Tensor) -> Tensor:
         """bool [K] steps that are learned from."""
-        if self.settings.until_first_error:
+        if self.config.until_first_error:
             return steps_until_first_error(labels, step_seq)
         return torch.ones_like(labels, dtype=torch.bool)
 
     def _pair_losses(self, batch: PackedBatch, metrics: Metrics, prefix: str) -> Tensor:
         """[P] losses, and what people watch."""
         scores, (_, step_seq) = self.model.step_scores(batch), step_rows(batch)
-        count, how = batch.num_sequences, self.settings.aggregate
+        count, how = batch.num_sequences, self.config.aggregate
         chosen, rejected = split_pairs(aggregate_steps(scores.detach(), step_seq, count, how=how))
         metrics.mean(f"{prefix}/accuracy", share_above(chosen, rejected))
         metrics.mean(f"{prefix}/margin", chosen - rejected)

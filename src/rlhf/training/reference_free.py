@@ -15,13 +15,13 @@ from rlhf.training.pair_trainer import PairsTrainer
 
 
 class SimPOTrainer(PairsTrainer[SimPOConfig]):
-    """The mean log-probability per token is the reward, and wins by a margin. Arguments as ``PairsTrainer``."""
+    """The mean log-probability per token is the reward, and wins by a margin. Called as ``PairsTrainer`` is."""
 
     name = "simpo"
 
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
         """SimPO's loss; rewards are the policy's own mean log-probabilities."""
-        config = self.settings
+        config = self.config
         means = segment_mean(scores.logprobs, batch.score_seq, batch.num_sequences)
         losses = simpo_loss(
             *split_pairs(means),
@@ -33,13 +33,13 @@ class SimPOTrainer(PairsTrainer[SimPOConfig]):
 
 
 class CPOTrainer(PairsTrainer[CPOConfig]):
-    """DPO against a uniform reference; a likelihood term holds the policy. Arguments as ``PairsTrainer``."""
+    """DPO against a uniform reference; a likelihood term holds the policy. Called as ``PairsTrainer`` is."""
 
     name = "cpo"
 
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
         """CPO's preference part; rewards are summed log-probabilities."""
-        config = self.settings
+        config = self.config
         sums = segment_sum(scores.logprobs, batch.score_seq, batch.num_sequences)
         losses = cpo_loss(*split_pairs(sums), beta=config.beta, label_smoothing=config.label_smoothing)
         return losses, config.beta * sums
@@ -48,7 +48,7 @@ class CPOTrainer(PairsTrainer[CPOConfig]):
 class ORPOTrainer(PairsTrainer[ORPOConfig]):
     """Fine-tuning on chosen completions, and lower odds of rejected ones, in one stage from a base model.
 
-    Arguments as ``PairsTrainer``.
+    Called as ``PairsTrainer`` is.
     """
 
     name = "orpo"
@@ -56,4 +56,4 @@ class ORPOTrainer(PairsTrainer[ORPOConfig]):
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
         """ORPO's odds-ratio part; rewards are log-odds of a token, as the loss compares them."""
         means = segment_mean(scores.logprobs, batch.score_seq, batch.num_sequences)
-        return self.settings.odds_coef * odds_ratio_loss(*split_pairs(means)), log_odds(means)
+        return self.config.odds_coef * odds_ratio_loss(*split_pairs(means)), log_odds(means)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,14 +27,12 @@ from rlhf.losses import (
 from rlhf.models.learned import Kind, LearnedScalars
 from rlhf.models.reward import RewardModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.input_types import check_inputs
-from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import TrainResult
 from rlhf.training.metrics import Metrics, describe, share_above
 from rlhf.training.offline import OfflineTrainer
 from rlhf.training.optim import TrainedModule, mixed_precision
 from rlhf.training.reward_columns import check_row, judgment_columns
-from rlhf.training.row_order import MapData, StreamData
+from rlhf.training.row_order import MapData
 
 ROWS_TO_NORMALIZE = 2000
 """Training rows whose scores set the scale of the finished model."""
@@ -51,46 +47,33 @@ LEARNED: Mapping[str, tuple[Kind, list[float]]] = {
 """What a loss learns beside the scores, and where it begins."""
 
 
-class RewardModelTrainer(OfflineTrainer):
+class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
     """Makes judgments likely under the scores; the members of an ensemble learn side by side from the same batches.
 
     After training the scores are shifted and scaled to mean 0 and deviation 1 over training completions, so that a KL
     weight means the same with every reward model. Without that, scores learned from ratings keep the raters' scale.
 
-    Args:
-        model: Changed in place.
-        config: Settings.
-        train_data: What ``config.loss`` learns from, see ``rlhf.config.reward_model.ROWS_OF_LOSS``: a
-            ``PreferenceDataset``, ``ComparisonDataset``, ``RankingDataset``, ``RatingDataset``, ``KTODataset``, or its
-            streaming form.
-        eval_data: Held-out rows of the same kind, or None.
-        log: Where metrics go.
-        checkpoint_dir: Where checkpoints go; None for none.
+    Called with the fields of ``OfflineInputs``: a ``RewardModel``, and what ``config.loss`` learns from, see
+    ``rlhf.config.reward_model.ROWS_OF_LOSS``: a ``PreferenceDataset``, ``ComparisonDataset``, ``RankingDataset``, ``RatingDataset``,
+    ``KTODataset``, or its streaming form.
 
     Raises:
         DataError: A row is not of the kind that the loss learns from, or lacks a column; of a stream when it comes.
     """
 
     name = "reward"
+    config_class = RewardModelConfig
+    model_kind = "reward_model"
 
-    def __init__(
-        self,
-        model: RewardModel,
-        config: RewardModelConfig,
-        train_data: MapData | StreamData,
-        eval_data: MapData | None = None,
-        *,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        check_inputs(config, RewardModelConfig, reward_model=model)
-        for data in (train_data, eval_data):
+    def prepare(self) -> None:
+        """The rows are checked, and the model gets what its loss learns beside the scores."""
+        config = self.config
+        for data in (self.train_data, self.eval_data):
             if isinstance(data, MapData):
                 for place in range(len(data)):
                     check_row(data[place], config)
-        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
-        self.settings = config
-        self.model = model
+        super().prepare()
+        model = self.model
         if config.loss in LEARNED:
             kind, start = LEARNED[config.loss]
             if model.learned is None or model.learned.kind != kind:
@@ -100,7 +83,7 @@ class RewardModelTrainer(OfflineTrainer):
     def train(self) -> TrainResult:
         """Train, then set the scale of the scores."""
         result = super().train()
-        if self.settings.normalize:
+        if self.config.normalize:
             self._normalize()
         elif self.model.learned is not None and self.model.learned.kind == "offset":
             with torch.no_grad():
@@ -108,35 +91,30 @@ class RewardModelTrainer(OfflineTrainer):
                 self.model.set_normalization(-offsets.to(self.model.mean), torch.ones_like(self.model.std))
         return result
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's."""
-        return self.model.tokenizer
-
     def modules(self) -> Sequence[TrainedModule]:
         """The members, each with its own gradient norm, and beside each what its loss learns."""
         members = list(self.model.members)
         names = ["reward"] if len(members) == 1 else [f"member-{number}" for number in range(len(members))]
         rate = self.config.learning_rate
         found = [TrainedModule(name, member, rate) for name, member in zip(names, members, strict=True)]
-        if self.settings.loss in LEARNED:
+        if self.config.loss in LEARNED:
             assert self.model.learned is not None
             heads = self.model.num_scores // len(members)
             for number, name in enumerate(names):
                 part = self.model.learned.part(slice(number * heads, (number + 1) * heads))
-                found.append(TrainedModule(f"{name}-{part.kind}", part, self.settings.scalar_learning_rate))
+                found.append(TrainedModule(f"{name}-{part.kind}", part, self.config.scalar_learning_rate))
         return found
 
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Completions, with what was said of them."""
         for group in groups:
-            check_row(group, self.settings)
-        columns = judgment_columns(groups, self.settings)
+            check_row(group, self.config)
+        columns = judgment_columns(groups, self.config)
         return pack(groups).with_columns(**columns)
 
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over rows, summed over members: each learns as it would alone."""
-        config = self.settings
+        config = self.config
         batch = batch.to(self.model.device)
         scores = self.model.raw_scores(batch)
         losses = self._losses(scores, batch, training=True)
@@ -159,7 +137,7 @@ class RewardModelTrainer(OfflineTrainer):
 
     def _losses(self, scores: Tensor, batch: PackedBatch, *, training: bool) -> Tensor:
         """[K * G] one for each score and row; outside training without smoothing and given margins of Bradley-Terry."""
-        config, columns = self.settings, batch.columns
+        config, columns = self.config, batch.columns
         match ROWS_OF_LOSS[config.loss]:
             case "preference":
                 chosen, rejected = (side.flatten() for side in _sides(scores))
@@ -190,7 +168,7 @@ class RewardModelTrainer(OfflineTrainer):
         """[P] of one of the scores: pairs, some of them tied."""
         grades = batch.columns["grade"][0::2]
         learned = self._learned(score)
-        match self.settings.loss:
+        match self.config.loss:
             case "rao_kupper":
                 return rao_kupper_loss(chosen, rejected, grades == 0, threshold=learned)
             case "davidson":
@@ -205,7 +183,7 @@ class RewardModelTrainer(OfflineTrainer):
     def _watch(self, scores: Tensor, batch: PackedBatch, metrics: Metrics, prefix: str) -> None:
         """What people look at: how often the mean of the members agrees with what was said."""
         mean = scores.mean(0)
-        match ROWS_OF_LOSS[self.settings.loss]:
+        match ROWS_OF_LOSS[self.config.loss]:
             case "ranking":
                 better, worse = ranked_pairs(batch.columns["rank"], batch.group)
                 metrics.mean(f"{prefix}/accuracy", share_above(mean[better], mean[worse]))
@@ -228,14 +206,14 @@ class RewardModelTrainer(OfflineTrainer):
         )
         metrics.mean(f"{prefix}/accuracy", share_above(chosen.mean(0), rejected.mean(0))[won])
         metrics.mean(f"{prefix}/margin", (chosen - rejected)[:, won])
-        if self.settings.loss in ("rao_kupper", "davidson"):
+        if self.config.loss in ("rao_kupper", "davidson"):
             metrics.mean(f"{prefix}/outcome_accuracy", self._outcome_is_likeliest(chosen, rejected, won))
 
     def _outcome_is_likeliest(self, chosen: Tensor, rejected: Tensor, won: Tensor) -> Tensor:
         """[P] whether, of win, tie and loss, the members' mean gives what was said the highest probability."""
         probabilities = torch.zeros(len(won), 3, dtype=chosen.dtype, device=chosen.device)
         for k in range(len(chosen)):
-            if self.settings.loss == "rao_kupper":
+            if self.config.loss == "rao_kupper":
                 logprobs = rao_kupper_logprobs(chosen[k], rejected[k], threshold=self._learned(k))
             else:
                 logprobs = davidson_logprobs(chosen[k], rejected[k], tie_weight=self._learned(k))

@@ -3,65 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
 from rlhf.config.sft import SFTConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import dft_loss, label_smoothed_loss, nll_loss, token_mean
-from rlhf.models.policy import PolicyModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.input_types import check_inputs
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics, describe
 from rlhf.training.neftune import noisy_embeddings, with_noise_seeds
-from rlhf.training.offline import OfflineTrainer, RowsOfStep
-from rlhf.training.optim import TrainedModule
-from rlhf.training.row_order import MapData, StreamData
+from rlhf.training.offline import OfflinePolicyTrainer, RowsOfStep
 
 
-class SFTTrainer(OfflineTrainer):
+class SFTTrainer(OfflinePolicyTrainer[SFTConfig]):
     """Minimizes the loss of the scored tokens, averaged over all of a step's tokens.
 
     Held-out rows are always measured by their plain negative log-likelihood, without noise: runs of different losses compare.
 
-    Args:
-        policy: Changed in place.
-        config: Settings.
-        train_data: ``SFTDataset`` or its streaming form.
-        eval_data: Held-out rows, or None.
-        log: Where metrics go.
-        checkpoint_dir: Where checkpoints go; None for none.
+    Called with the fields of ``OfflineInputs``: a policy, and a ``SFTDataset`` or its streaming form.
     """
 
     name = "sft"
-
-    def __init__(
-        self,
-        policy: PolicyModel,
-        config: SFTConfig,
-        train_data: MapData | StreamData,
-        eval_data: MapData | None = None,
-        *,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        check_inputs(config, SFTConfig, policy=policy)
-        super().__init__(config, train_data, eval_data, log=log, checkpoint_dir=checkpoint_dir)
-        self.config: SFTConfig = config
-        self.policy = policy
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's."""
-        return self.policy.tokenizer
-
-    def modules(self) -> Sequence[TrainedModule]:
-        """The policy."""
-        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
+    config_class = SFTConfig
 
     def steps(self, phase: int, experience: RowsOfStep) -> Iterator[list[PackedBatch]]:
         """One step, in micro-batches; each row knows the seed of its noise, whatever lies beside it."""

@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from rlhf.config.policy import TRPOConfig
-from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ModelError
 from rlhf.losses import conjugate_gradient, fisher_product, line_search, trust_region_step
@@ -21,18 +19,10 @@ from rlhf.models.attention import differentiable_twice
 from rlhf.models.divergence import Distributions, distributions, divergence, frozen_head
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import Reference
-from rlhf.models.score import TokenScores
-from rlhf.models.value import ValueModel
-from rlhf.rewards.types import Scorer
-from rlhf.rollout.types import RolloutEngine
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.input_types import check_inputs
-from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule
-from rlhf.training.policy_objective import policy_losses
 from rlhf.training.ppo import PPOTrainer
 from rlhf.training.row_order import permutation
 
@@ -50,40 +40,18 @@ class TRPOTrainer(PPOTrainer):
     Attention is computed by torch's plain kernel where a second derivative is taken: the fused ones have none. Dropout is
     switched off for good, as a KL between two noisy policies would not be 0 at the old weights.
 
-    Arguments are ``PPOTrainer``'s.
+    Called as ``PPOTrainer`` is.
     """
 
     name = "trpo"
+    config_class = TRPOConfig
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        value_model: ValueModel,
-        config: TRPOConfig,
-        prompts: Sequence[Prompt],
-        scorer: Scorer,
-        *,
-        reference: Reference,
-        eval_prompts: Sequence[Prompt] = (),
-        engine: RolloutEngine | None = None,
-        log: TrainingLogger | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        check_inputs(config, TRPOConfig, policy=policy, value_model=value_model)
-        disable_dropout(policy.model)
-        super().__init__(
-            policy,
-            value_model,
-            config,
-            prompts,
-            scorer,
-            reference=reference,
-            eval_prompts=eval_prompts,
-            engine=engine,
-            log=log,
-            checkpoint_dir=checkpoint_dir,
-        )
-        self.region = config
+    config: TRPOConfig
+
+    def prepare(self) -> None:
+        """The policy's own step comes before the critic's."""
+        super().prepare()
+        disable_dropout(self.policy.model)
         self.steps_per_phase += 1
 
     def modules(self) -> Sequence[TrainedModule]:
@@ -91,16 +59,16 @@ class TRPOTrainer(PPOTrainer):
         policy, critic = super().modules()
         return [critic, policy]
 
-    def steps(self, phase: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
+    def steps(self, rollout_index: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
         """The whole rollout for the policy, then the critic's passes over it."""
-        config = self.region
-        if phase >= config.value_warmup_rollouts:
+        config = self.config
+        if rollout_index >= config.value_warmup_rollouts:
             self.policy_learns = True
-            order = permutation(len(experience.groups), config.seed, self.name, phase, "policy")
+            order = permutation(len(experience.groups), config.seed, self.name, rollout_index, "policy")
             yield experience.batches(order, max_tokens=config.microbatch_tokens)
         self.policy_learns = False
         for epoch in range(config.epochs_per_rollout):
-            order = permutation(len(experience.groups), config.seed, self.name, phase, epoch)
+            order = permutation(len(experience.groups), config.seed, self.name, rollout_index, epoch)
             yield from experience.steps(
                 order, groups_per_step=self.groups_per_step, max_tokens=config.microbatch_tokens
             )
@@ -114,12 +82,8 @@ class TRPOTrainer(PPOTrainer):
         metrics.total("loss/train", loss)
         return loss
 
-    def policy_losses(self, scores: TokenScores, batch: PackedBatch, metrics: Metrics) -> Tensor:
-        """See ``OnlineTrainer``. Ratios are not measured: a rollout's only step is taken where all of them are 1; how far it went
-        is ``trpo/kl``."""
-        losses = policy_losses(self.config, scores.logprobs, batch)
-        metrics.mean("loss/policy", losses)
-        return losses
+    def measure_ratios(self, logprobs: Tensor, batch: PackedBatch, metrics: Metrics) -> None:
+        """Nothing: a rollout's only step is taken where all ratios are 1; how far it went is ``trpo/kl``."""
 
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """The natural-gradient step, or AdamW's of the critic."""
@@ -136,7 +100,7 @@ class TRPOTrainer(PPOTrainer):
             }  # the loop leaves such a step out
         found, residual = StepFound(0.0, 0.0, 0.0, 0), 0.0
         if size > 0:
-            with self._precision():
+            with self.precision():
                 found, residual = self._natural_step(parameters, -gradient, batches)
         return {
             "learning_rate": optimizer.learning_rate(step),  # the critic's, as in its own steps
@@ -158,7 +122,7 @@ class TRPOTrainer(PPOTrainer):
             gradient: [D] of what is to grow.
             batches: The whole rollout.
         """
-        config = self.region
+        config = self.config
         region = TrustRegion.around(self, batches)
         # 1. Where to: the gradient, measured in KL instead of in weights.
         fisher = region.fisher(parameters, share=config.fisher_frac)

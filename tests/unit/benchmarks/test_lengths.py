@@ -24,7 +24,7 @@ def test_completions_end_as_the_weights_were_made_for(tmp_path: Path):
     policy = PolicyModel.from_pretrained(str(tmp_path))
     prompts = [Prompt(str(n), row["prompt"], "") for n, row in enumerate(draw_rows(CASE, count=8))]
     sampling = SamplingConfig(max_new_tokens=CASE.max_new_tokens)
-    groups = LocalEngine(policy).generate(prompts, num_samples=8, sampling=sampling, seed=0, step=0)
+    groups = LocalEngine(policy).generate(prompts, num_samples=8, sampling=sampling, seed=0, rollout_index=0)
     lengths = [len(completion.tokens) for group in groups for completion in group]
     check_lengths(CASE, "rlhf", lengths)
     assert min(lengths) < 20

@@ -36,7 +36,7 @@ class Script:
         self.lines = lines
         self.asked = []
 
-    def generate(self, prompts, *, num_samples, sampling, seed, step):
+    def generate(self, prompts, *, num_samples, sampling, seed, rollout_index):
         self.asked.append((sampling.temperature, seed))
         said = [[GREEDY[p.id]] if sampling.temperature == 0 else self.lines[p.id][:num_samples] for p in prompts]
         return [

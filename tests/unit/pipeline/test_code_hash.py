@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import hashlib
 import importlib
+import shutil
 
 import pytest
 
@@ -13,26 +14,64 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.config.rewards import REWARD_KINDS
 from rlhf.config.schema import stage_classes
 from rlhf.config.stages import StageConfig
+from rlhf.pipeline import code_hash
 from rlhf.pipeline.code_hash import (
     ROOT,
     code_of_modules,
     code_of_stage,
     import_closure,
-    module_of_stage,
+    modules_of_kind,
     source_of_function,
 )
 from rlhf.pipeline.stages import runner
+from rlhf.pipeline.stages.train import trainer_of
 
 
-def code_of(kind: str) -> set[str]:
-    return set(code_of_modules((f"rlhf.pipeline.stages.{kind}",)))
+def code_of(kind: str) -> dict[str, str]:
+    return code_of_modules(tuple(sorted(modules_of_kind(kind))))
 
 
-def test_every_kind_of_stage_is_implemented_in_the_module_that_its_key_covers():
-    for kind in stage_classes():
-        module = module_of_stage(kind)
-        assert runner(kind).__module__ == module, "it runs a function that its module only imports"
-        assert f"pipeline/stages/{module.rpartition('.')[2]}.py" in code_of_modules((module,))
+def test_every_kind_of_stage_is_implemented_in_the_modules_that_its_key_covers():
+    for kind, stage in stage_classes().items():
+        function = runner(kind)
+        assert function.__module__.endswith(f".{stage.runs.partition(':')[0]}"), (
+            "a function that its module only imports"
+        )
+        modules = {function.__module__}
+        if stage.trainer:
+            assert trainer_of(kind).__module__ == stage.trainer.partition(":")[0], (
+                "a class that its module only imports"
+            )
+            modules.add(trainer_of(kind).__module__)
+        assert modules_of_kind(kind) == modules
+
+
+TRAINERS = {kind: stage.trainer for kind, stage in stage_classes().items() if stage.trainer}
+BASES = {"trpo": {"ppo"}}
+"""Kinds whose trainer is another one's, changed."""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A copy of the library's source."""
+    copy = tmp_path / "rlhf"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("__pycache__", "assets", "templates", "static"))
+    monkeypatch.setattr(code_hash, "ROOT", copy)
+    code_hash.code_of_modules.cache_clear()
+    yield copy
+    code_hash.code_of_modules.cache_clear()
+
+
+def test_code_added_to_a_trainer_changes_the_keys_of_its_own_kinds_alone(library):
+    before = {kind: code_of(kind) for kind in TRAINERS}
+    for module in {trainer.partition(":")[0] for trainer in TRAINERS.values()}:
+        file = f"{module.removeprefix('rlhf.').replace('.', '/')}.py"
+        (library / file).write_text(f"{(library / file).read_text()}\nADDED = True\n")
+    code_hash.code_of_modules.cache_clear()
+    for kind in TRAINERS:
+        changed = {file for file, digest in code_of(kind).items() if digest != before[kind][file]}
+        kinds = {kind} | BASES.get(kind, set())
+        assert changed == {f"{TRAINERS[k].removeprefix('rlhf.').partition(':')[0].replace('.', '/')}.py" for k in kinds}
 
 
 @pytest.mark.parametrize(
@@ -48,8 +87,8 @@ def test_every_kind_of_stage_is_implemented_in_the_module_that_its_key_covers():
     ],
 )  # fmt: skip
 def test_a_stage_s_code_is_what_it_uses_and_no_more(kind, covers, leaves_out):
-    assert covers <= code_of(kind)
-    assert not leaves_out & code_of(kind)
+    assert covers <= code_of(kind).keys()
+    assert not leaves_out & code_of(kind).keys()
     for always in ("pipeline/report/page.py", "pipeline/run.py", "cli/__init__.py", "errors.py", "config/training.py"):
         assert always not in code_of(kind)
 

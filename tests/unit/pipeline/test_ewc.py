@@ -12,13 +12,12 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import stage_classes
 from rlhf.files import write_jsonl
 from rlhf.pipeline.run import Pipeline
-from rlhf.pipeline.stages import runner
 from rlhf.pipeline.validate import find_problems
 from tests.fixtures.cheap_stages import plain_report
 
 POLICY_STAGES = {kind: cls for kind, cls in stage_classes().items() if "ewc" in cls.model_fields}
-ONE_OF_EACH = {runner(kind): kind for kind in reversed(POLICY_STAGES)}.values()
-"""Kinds that share their code are tried once."""
+ONE_OF_EACH = {cls.trainer: kind for kind, cls in reversed(POLICY_STAGES.items())}.values()
+"""Kinds that share their trainer are tried once."""
 OFFLINE = {"max_steps": 1, "batch_size": 4}
 ONLINE = {"rollouts": 1, "prompts_per_rollout": 4, "sampling": {"max_new_tokens": 4}}
 
@@ -44,6 +43,7 @@ def stage(kind: str, folder: Path, **ewc: Any) -> dict[str, Any]:
     common |= {"teacher": "embedded"} if "teacher" in fields else {}
     common |= {"reward": {"kind": "pattern", "pattern": "e"}} if "reward" in fields else {}
     common |= {"group_size": 2} if "group_size" in fields and fields["group_size"].default != 1 else {}
+    common |= {"value_warmup_rollouts": 0} if "value_warmup_rollouts" in fields else {}
     sequences = 4 * common.get("group_size", 1)
     return {**common, **ONLINE, "minibatch_size": sequences, "prompts": str(folder / "prompts.jsonl")}
 

@@ -61,6 +61,17 @@ def test_a_second_run_leaves_every_file_as_it_is(tmp_path, done):
     assert list(second.artifacts) == ORDER
 
 
+def test_a_run_plans_each_stage_once(tmp_path, done, monkeypatch):
+    planned_stages = []
+    kept = plan.made_from
+    monkeypatch.setattr(plan, "made_from", lambda name, *given: planned_stages.append(name) or kept(name, *given))
+    pipeline_of(tmp_path).run()
+    assert planned_stages == ORDER
+    planned_stages.clear()
+    pipeline_of(tmp_path, evaluation__limit=3).run()
+    assert planned_stages == ORDER
+
+
 @pytest.mark.parametrize("name", ["report.html", "summary.json", "manifest.json", "recipe.yaml"])
 def test_what_is_absent_is_written_again_without_running_anything(tmp_path, done, name):
     pipeline_of(tmp_path).run()
@@ -211,7 +222,7 @@ def edit(library: Path, *names: str) -> None:
         ("losses/reward.py", {"reward"}),
         ("losses/preference.py", set()),
         ("data/world/judge.py", {"world", "pairs", "reward", "evaluation"}),
-        ("pipeline/stages/sft.py", {"sft", "alone"}),
+        ("training/sft.py", {"sft", "alone"}),
         ("models/score.py", {"sft", "pairs", "reward", "ppo", "alone", "evaluation"}),
         ("pipeline/report/page.py", set()),
         ("cli/run.py", set()),

@@ -42,7 +42,7 @@ def rollout(policy):
     texts = ["Question: What?", "Question: Where?\nAnswer:", "The", "The quick brown fox", "a", "Question"]
     prompts = [Prompt(f"p{n}", policy.tokenizer(t)["input_ids"], t) for n, t in enumerate(texts)]
     groups = LocalEngine(policy).generate(
-        prompts, num_samples=2, sampling=SamplingConfig(max_new_tokens=12), seed=0, step=0
+        prompts, num_samples=2, sampling=SamplingConfig(max_new_tokens=12), seed=0, rollout_index=0
     )
     return [p for p in prompts for _ in range(2)], [c for group in groups for c in group]
 

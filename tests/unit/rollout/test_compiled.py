@@ -56,7 +56,7 @@ def two_threads():
 
 
 def ask(engine: LocalEngine, sampling: SamplingConfig = SAMPLED, num_samples: int = 3):
-    groups = engine.generate(build_prompts(), num_samples=num_samples, sampling=sampling, seed=3, step=1)
+    groups = engine.generate(build_prompts(), num_samples=num_samples, sampling=sampling, seed=3, rollout_index=1)
     return [completion for group in groups for completion in group]
 
 

@@ -48,7 +48,7 @@ class Scripted:
         self.calls: list[list[tuple[str, list[int]]]] = []
         self.limits: list[int] = []
 
-    def generate(self, prompts, *, num_samples, sampling, seed, step):
+    def generate(self, prompts, *, num_samples, sampling, seed, rollout_index):
         tokens = self.turns[len(self.calls)]
         self.calls.append([(prompt.id, list(prompt.ids)) for prompt in prompts])
         self.limits.append(sampling.max_new_tokens)
@@ -89,7 +89,7 @@ class Told:
 
 def play(engine, environment, prompt=None, *, sampling=SAMPLING, **options) -> Completion:
     episodes = EpisodeEngine(engine, lambda: environment, TOKENIZER, **options)
-    ((completion,),) = episodes.generate([prompt or asked()], num_samples=1, sampling=sampling, seed=1, step=0)
+    ((completion,),) = episodes.generate([prompt or asked()], num_samples=1, sampling=sampling, seed=1, rollout_index=0)
     return completion
 
 
@@ -131,7 +131,7 @@ def test_the_environment_hears_each_turn_by_itself_and_is_given_the_whole_prompt
 def test_an_environment_that_is_done_at_once_changes_no_sample():
     policy = PolicyModel(tiny.build_llama(vocab_size=len(TOKENIZER)), TOKENIZER)
     prompts = [asked("The fox"), Prompt("q", ids("A cow eats"), "A cow eats")]
-    how = {"num_samples": 3, "sampling": SamplingConfig(max_new_tokens=9), "seed": 1, "step": 2}
+    how = {"num_samples": 3, "sampling": SamplingConfig(max_new_tokens=9), "seed": 1, "rollout_index": 2}
     plain = LocalEngine(policy).generate(prompts, **how)
     episodes = EpisodeEngine(LocalEngine(policy), lambda: Told(DONE), TOKENIZER).generate(prompts, **how)
     for group, others in zip(plain, episodes, strict=True):
@@ -147,7 +147,7 @@ def test_every_turn_of_all_live_episodes_is_one_call():
     made = iter([Told(Turn("x"), DONE), Told(DONE), Told(Turn("x"), Turn("y"), DONE), Told(DONE)])
     episodes = EpisodeEngine(engine, lambda: next(made), TOKENIZER)
     prompts = [asked(), Prompt("q", ids("Q"), "Q")]
-    groups = episodes.generate(prompts, num_samples=2, sampling=SAMPLING, seed=1, step=0)
+    groups = episodes.generate(prompts, num_samples=2, sampling=SAMPLING, seed=1, rollout_index=0)
     assert [[name for name, _ in call] for call in engine.calls] == [["p", "q"], ["p#0", "q#0"], ["q#0"]]
     assert [[c.turns for c in group] for group in groups] == [[2, 1], [3, 1]]
 
@@ -202,7 +202,7 @@ def test_a_template_that_leaves_a_role_out_is_refused():
     tokenizer.chat_template = template
     episodes = EpisodeEngine(Scripted(ids("a")), lambda: Told(Turn("b")), tokenizer)
     with pytest.raises(ModelError, match="leaves out what the role 'assistant' says"):
-        episodes.generate([in_chat("Hello")], num_samples=1, sampling=SAMPLING, seed=1, step=0)
+        episodes.generate([in_chat("Hello")], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
 
 
 def test_plain_text_ends_with_eos_whatever_the_environment_says():
@@ -237,7 +237,7 @@ def test_episodes_of_unlike_length_never_outgrow_the_context_that_their_prompts_
         def reset(self, prompt):
             self.turns = [Turn("z" * (12 if prompt.id == "long" else 1))] * 4 + [DONE]
 
-    how = {"num_samples": 2, "sampling": SamplingConfig(max_new_tokens=20), "seed": 1, "step": 0}
+    how = {"num_samples": 2, "sampling": SamplingConfig(max_new_tokens=20), "seed": 1, "rollout_index": 0}
     episodes = EpisodeEngine(LocalEngine(policy), Uneven, TOKENIZER, max_turn_tokens=6)
     together = episodes.generate(prompts, **how)
     alone = [episodes.generate([prompt], **how)[0] for prompt in prompts]
@@ -275,7 +275,7 @@ def test_an_environment_that_can_not_be_made_or_reset_is_a_failure_like_another(
 
     assert "reset raised OSError: no display" in play(Scripted(ids("a")), Broken()).environment_error
     episodes = EpisodeEngine(Scripted(ids("a")), lambda: 1 / 0, TOKENIZER)
-    ((found,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, step=0)
+    ((found,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
     assert "making the environment raised ZeroDivisionError" in found.environment_error
 
 
@@ -284,7 +284,7 @@ def test_a_class_that_lacks_a_method_is_a_failure_like_another(method):
     whole = {"reset": lambda self, prompt: None, "step": lambda self, text: DONE}
     partial = type("Partial", (), {name: function for name, function in whole.items() if name != method})
     episodes = EpisodeEngine(Scripted(ids("a")), partial, TOKENIZER)
-    ((found,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, step=0)
+    ((found,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
     assert f"raised AttributeError: 'Partial' object has no attribute '{method}'" in found.environment_error
 
 
@@ -299,7 +299,7 @@ def test_environments_that_hang_one_after_the_other_stop_the_run():
     with pytest.raises(
         TrainingError, match=r"3 environments of one rollout hung; the last, of prompt 'p' \(completion 2\)"
     ):
-        episodes.generate([asked()], num_samples=8, sampling=SAMPLING, seed=1, step=0)
+        episodes.generate([asked()], num_samples=8, sampling=SAMPLING, seed=1, rollout_index=0)
 
 
 def test_numbers_of_the_turns_are_added_up():

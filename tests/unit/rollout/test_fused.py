@@ -35,7 +35,7 @@ def _without_gradients():
 
 
 def ask(engine: LocalEngine) -> list[list[list[int]]]:
-    groups = engine.generate(build_prompts(), num_samples=3, sampling=SAMPLED, seed=3, step=1)
+    groups = engine.generate(build_prompts(), num_samples=3, sampling=SAMPLED, seed=3, rollout_index=1)
     return [[completion.tokens for completion in group] for group in groups]
 
 
@@ -203,7 +203,7 @@ def test_a_family_that_scales_queries_by_position_is_seen_far_from_the_first_one
     assert choice.build(model, long, torch.float32, max_new_tokens=8) is None
     policy = PolicyModel(model, word_tokenizer)
     prompts = [Prompt("long", long[0], "")]
-    group = LocalEngine(policy).generate(prompts, num_samples=2, sampling=SAMPLED, seed=0, step=0)[0]
+    group = LocalEngine(policy).generate(prompts, num_samples=2, sampling=SAMPLED, seed=0, rollout_index=0)[0]
     said = policy.logprobs(pack([Group(long[0], [Branch(c.tokens) for c in group])]))
     assert torch.allclose(torch.tensor([x for c in group for x in c.logprobs]), said, atol=1e-5)
 

@@ -50,7 +50,7 @@ def prompts() -> list[Prompt]:
 def ask(
     engine: LocalEngine, prompts: list[Prompt], sampling: SamplingConfig = SAMPLED, *, num_samples: int = 2
 ) -> list[list[Completion]]:
-    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=3, step=1)
+    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=3, rollout_index=1)
 
 
 def tokens_of(groups: list[list[Completion]]) -> list[list[list[int]]]:
@@ -412,7 +412,7 @@ def test_the_real_story_model_continues_as_transformers_does(assets):
     texts = ["Once upon a time", "Lily", "The dog was"]
     prompts = [Prompt(text, policy.tokenizer(text)["input_ids"], text) for text in texts]
     sampling = SamplingConfig(max_new_tokens=60, temperature=0.0)
-    groups = LocalEngine(policy).generate(prompts, num_samples=1, sampling=sampling, seed=0, step=0)
+    groups = LocalEngine(policy).generate(prompts, num_samples=1, sampling=sampling, seed=0, rollout_index=0)
     for prompt, (completion,) in zip(prompts, groups, strict=True):
         ids = torch.tensor([prompt.ids])
         out = policy.model.generate(

@@ -40,7 +40,7 @@ def policy(word_tokenizer) -> PolicyModel:
 
 
 def ask(engine, prompts, sampling=SAMPLED, *, num_samples=4):
-    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=3, step=1)
+    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=3, rollout_index=1)
 
 
 def gap(policy, prompts, groups) -> float:
@@ -117,7 +117,7 @@ def test_a_snapshot_samples_as_its_settings_say(policy, prompts):
     sampling = SamplingConfig(max_new_tokens=40, temperature=0.3)
     policy.choose_path([Group([5, 6], [Branch([7])])])
     sampler = SnapshotSampler(Start(copy.deepcopy(policy), (), "none", 1, settings))
-    request = Request(prompts=prompts, num_samples=4, sampling=sampling, seed=3, step=1)
+    request = Request(prompts=prompts, num_samples=4, sampling=sampling, seed=3, rollout_index=1)
     sampled = sampler.sample(Job(0, request, False))
     assert sampled.groups == ask(build_engine(policy, settings), prompts, sampling)
     assert sampled.figures["rollout/tokens_per_forward"] > 1

@@ -25,7 +25,7 @@ def request(**changes: Any) -> Request:
         "num_samples": 2,
         "sampling": SamplingConfig(max_new_tokens=4),
         "seed": 1,
-        "step": 2,
+        "rollout_index": 2,
     }
     return Request(**(settings | changes))
 
@@ -39,7 +39,7 @@ def test_a_process_samples_by_the_weights_it_was_given_and_is_ended_at_the_end()
         for version in (0, 1):
             toy.change_weights(policy.model, by=0.1, seed=version)
             expected = LocalEngine(policy).generate(
-                asked.prompts, num_samples=2, sampling=asked.sampling, seed=1, step=2
+                asked.prompts, num_samples=2, sampling=asked.sampling, seed=1, rollout_index=2
             )
             sampler.begin(version, asked, wants_fingerprint=version == 1)
             before, changed = policy.fingerprint(), version == 1

@@ -64,7 +64,7 @@ def sample(word_tokenizer, monkeypatch):
     def run(lengths: list[int], *, num_samples: int, max_new_tokens: int = 100, **limits: int) -> Work:
         groups = LocalEngine(policy, fused=False, **limits).generate(
             build_prompts(tuple(lengths)), num_samples=num_samples, sampling=SamplingConfig(max_new_tokens=max_new_tokens),
-            seed=3, step=1,
+            seed=3, rollout_index=1,
         )  # fmt: skip
         work.lengths = [len(completion.tokens) for group in groups for completion in group]
         return work

@@ -35,7 +35,7 @@ def prompts() -> list[Prompt]:
 
 
 def ask(engine: LocalEngine, prompts: list[Prompt], sampling: SamplingConfig, *, num_samples: int = 3):
-    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=3, step=1)
+    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=3, rollout_index=1)
 
 
 def differences(first: list[list[Completion]], second: list[list[Completion]]) -> float:

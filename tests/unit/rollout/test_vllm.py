@@ -44,7 +44,7 @@ def engine(policy):
 
 
 def ask(engine, *, sampling=SAMPLING, num_samples=2, seed=1, step=0, prompts=PROMPTS):
-    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, step=step)
+    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=step)
 
 
 def trainers_logprobs(policy, prompt, completion, *, temperature=1.0):
@@ -108,7 +108,10 @@ def test_unchanged_weights_are_written_once(tiny_tokenizer):
     written = sorted(engine._outbox.folder.glob("weights-*"))
     engine.load_weights(1)
     assert sorted(engine._outbox.folder.glob("weights-*")) == written
-    assert engine.generate(PROMPTS[:1], num_samples=1, sampling=SAMPLING, seed=0, step=0)[0][0].weight_version == 1
+    assert (
+        engine.generate(PROMPTS[:1], num_samples=1, sampling=SAMPLING, seed=0, rollout_index=0)[0][0].weight_version
+        == 1
+    )
     folder = engine._outbox.folder
     engine.close()
     assert not folder.exists(), "what was written for the engine goes with it"

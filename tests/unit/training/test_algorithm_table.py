@@ -44,7 +44,7 @@ def test_every_kind_that_trains_is_there_with_the_settings_class_of_its_trainer(
 
 
 def test_a_trainer_is_built_from_inputs_and_settings(policy, rows):
-    trainer = ALGORITHMS.build("dft", policy=policy, train_data=rows, max_steps=1, batch_size=2)
+    trainer = ALGORITHMS.build("dft", model=policy, train_data=rows, max_steps=1, batch_size=2)
     assert isinstance(trainer, SFTTrainer)
     assert (trainer.config.loss, trainer.config.batch_size) == ("dft", 2)
     assert trainer.train().steps == 1
@@ -70,11 +70,11 @@ def test_what_is_wrong_is_named(policy, rows):
     with pytest.raises(UnknownNameError, match="ppo"):
         ALGORITHMS.build("ppoo")
     with pytest.raises(ConfigError, match="learning_rate"):
-        ALGORITHMS.build("sft", policy=policy, train_data=rows, learning_rat=1)
+        ALGORITHMS.build("sft", model=policy, train_data=rows, learning_rat=1)
     with pytest.raises(ConfigError, match="train_data="):
-        ALGORITHMS.build("sft", policy=policy)
+        ALGORITHMS.build("sft", model=policy)
     with pytest.raises(ConfigError, match="beta"):
-        ALGORITHMS.build("dpo", policy=policy, train_data=rows, beta=-1)
+        ALGORITHMS.build("dpo", model=policy, train_data=rows, beta=-1)
 
 
 def test_a_trainer_registered_in_this_process_is_built_by_its_name(policy, rows, own_name):
@@ -83,7 +83,7 @@ def test_a_trainer_registered_in_this_process_is_built_by_its_name(policy, rows,
 
     ALGORITHMS.register(own_name, Mine, SFTConfig, {"batch_size": 4})
     assert ALGORITHMS.registered == [own_name]
-    trainer = ALGORITHMS.build(own_name, policy=policy, train_data=rows)
+    trainer = ALGORITHMS.build(own_name, model=policy, train_data=rows)
     assert isinstance(trainer, Mine)
     assert trainer.config.batch_size == 4
     with pytest.raises(ConfigError, match="'ppo'"):

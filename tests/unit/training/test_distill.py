@@ -49,7 +49,7 @@ def test_teacher_and_student_are_compared_at_the_temperature_that_is_drawn_at():
 
     found = trainer.loss(batch, Totals.of([batch]), Metrics())
     assert float(found.detach()) == pytest.approx(expected(batch), rel=1e-6)
-    held_out = trainer._ask_held_out(step=1).rollout.experience.batch(range(3))
+    held_out = trainer._sample_held_out(step=1).rollout.experience.batch(range(3))
     assert trainer.evaluate()["eval/teacher_kl"] == pytest.approx(expected(held_out), rel=1e-6)
 
 
@@ -164,7 +164,7 @@ def test_a_prompt_without_a_demonstration_is_always_the_students():
     policy = toy.build_policy()
     config = DistillConfig.of({**toy.SHORT["distill"], "on_policy_frac": 0.0})
     trainer = DistillTrainer(
-        policy, toy.build_policy(seed=7), config, toy.prompts(8),
+        policy, config, toy.prompts(8), teacher=toy.build_policy(seed=7),
         reference=ReferenceModel(policy), demonstrations=toy.written(toy.prompts(8)[:1]),
     )  # fmt: skip
     assert own_share(trainer)[0] == 7 / 8
@@ -175,7 +175,7 @@ def test_demonstrations_of_other_prompts_only_are_refused():
     config = DistillConfig.of(toy.SHORT["distill"])
     with pytest.raises(DataError, match="none of the 8 prompts is that of one of the 1 demonstrations"):
         DistillTrainer(
-            policy, policy, config, toy.prompts(8),
+            policy, config, toy.prompts(8), teacher=policy,
             reference=ReferenceModel(policy), demonstrations=[Group([0, 0, 0], [Branch([5])])],
         )  # fmt: skip
 
@@ -184,7 +184,7 @@ def test_a_teacher_with_other_tokens_is_refused_before_anything_is_sampled():
     policy = toy.build_policy()
     other = PolicyModel(toy.build_policy().model, tiny.build_tokenizer(("zyx zyx zyx",)))
     with pytest.raises(ModelError, match="The teacher reads other token ids"):
-        DistillTrainer(policy, other, DistillConfig(), toy.prompts(2), reference=ReferenceModel(policy))
+        DistillTrainer(policy, DistillConfig(), toy.prompts(2), teacher=other, reference=ReferenceModel(policy))
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,8 @@ def test_a_prompt_whose_greedy_completion_has_no_score_is_left_out_with_an_alarm
     ids = [group.columns["id"] for group in experience.groups]
     assert ids == judge.asked[0][:2] + judge.asked[0][3:]
     for place, name in enumerate(ids):
-        greedy = trainer.engine.generate(
-            [p for p in trainer.prompts if p.id == name], num_samples=1, step=0, seed=0,
+        greedy = trainer.collector.engine.generate(
+            [p for p in trainer.prompts if p.id == name], num_samples=1, rollout_index=0, seed=0,
             sampling=trainer.config.sampling.updated(temperature=0.0),
         )  # fmt: skip
         assert float(experience.columns["greedy_scores"][place]) == first_token(None, greedy[0][0])
@@ -283,14 +283,14 @@ def test_a_prompt_that_comes_again_in_a_later_round_says_something_else():
     trainer = toy.build_trainer("dapo", scorer=judge, prompts_per_rollout=8)
     trainer.collect(0, Metrics())
     said = []
-    original = trainer.engine.generate
+    original = trainer.collector.engine.generate
 
     def generate(*args, **kwargs):
         groups = original(*args, **kwargs)
         said.append({g[0].prompt_id: [c.tokens for c in g] for g in groups})
         return groups
 
-    trainer.engine.generate = generate
+    trainer.collector.engine.generate = generate
     judge.asked.clear()
     trainer.collect(1, Metrics())
     assert said[0].keys() == said[1].keys()
@@ -349,7 +349,6 @@ def test_groups_that_agree_within_themselves_still_teach_where_all_are_compared(
 
 def pushed_down(how: str) -> list[float]:
     """How hard each token of two wrong completions, of 1 and 4 tokens, is pushed down beside a good one."""
-    trainer = toy.build_trainer("grpo", aggregation=how, kl={"where": "none"})
     lengths = [4, 1, 4]
     group = Group([3, 4], [Branch([5 + n] * length) for n, length in enumerate(lengths)])
     batch = pack([group])
@@ -358,7 +357,7 @@ def pushed_down(how: str) -> list[float]:
     batch = batch.with_token_columns(old_logprobs=old, ref_logprobs=old, advantages=advantages)
     logprobs = old.clone().requires_grad_()
     totals = Totals.of([batch])
-    losses = policy_losses(trainer.config, logprobs, batch)
+    losses = policy_losses(logprobs, batch, policy_loss="clip", clip_low=0.2, clip_high=0.2)
     aggregate(
         losses, batch.score_seq, how=how, num_tokens=totals.num_tokens, num_sequences=totals.num_sequences, constant=5.0
     ).backward()
@@ -442,7 +441,7 @@ def test_two_steps_of_one_rollout_see_the_same_whitening_as_one():
 def test_rloo_is_grpo_with_its_settings():
     own = toy.build_trainer("rloo")
     base = toy.build_trainer("rloo")
-    named = RLOOTrainer(base.policy, base.settings, base.prompts, base.scorer, reference=base.reference)
+    named = RLOOTrainer(base.policy, base.config, base.prompts, base.inputs.scorer, reference=base.reference)
     assert named.name == own.name == "rloo"
     own.train()
     named.train()

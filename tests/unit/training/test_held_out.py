@@ -137,7 +137,7 @@ def test_the_settings_name_what_they_add():
 
 def test_scores_go_to_the_samples_that_earned_them():
     trainer = toy.build_trainer("grpo", held_out=True, evaluation=EVERYTHING)
-    judged = trainer._ask_held_out(step=0)
+    judged = trainer._sample_held_out(step=0)
     trainer.held_out.remember_start(judged.rollout.completions, judged.scores)
     for completion, score in zip(judged.rollout.completions, judged.scores.tolist(), strict=True):
         assert trainer.held_out.start[completion.prompt_id, completion.sample] == score

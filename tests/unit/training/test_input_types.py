@@ -28,7 +28,7 @@ def policy(tiny_llama, tiny_tokenizer):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_folder_is_no_policy_and_a_dict_no_config(trainer, config, policy):
-    with pytest.raises(ConfigError, match=r"policy is the text 'folder'.*from_pretrained"):
+    with pytest.raises(ConfigError, match=r"model is the text 'folder'.*from_pretrained"):
         trainer("folder", config, GROUP)
     with pytest.raises(ConfigError, match="config is a dict"):
         trainer(policy, {"learning_rate": 1e-5}, GROUP)
@@ -49,7 +49,7 @@ def test_trainers_that_sample_name_each_input(policy, tiny_tokenizer):
         with pytest.raises(ConfigError, match=name):
             rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), **{**good, name: value})
     for trainer in (rlhf.PPOTrainer, rlhf.TRPOTrainer):
-        kind = rlhf.PPOConfig if trainer is rlhf.PPOTrainer else trainer.__init__.__globals__["TRPOConfig"]
+        kind = trainer.config_class
         with pytest.raises(ConfigError, match="value_model is the text 'critic'"):
             trainer(config=kind(), value_model="critic", **good)
         with pytest.raises(ConfigError, match="config is a SFTConfig"):

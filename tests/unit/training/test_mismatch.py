@@ -191,12 +191,12 @@ def test_a_run_with_vllm_learns_and_stays_in_step(policy, tmp_path):
 def test_a_run_takes_its_vllm_with_it_however_it_ends(policy, tmp_path, faults):
     (tmp_path / "faults").write_text(faults)
     trainer = build_trainer(policy, rollouts=1, engine=fake_settings(tmp_path / "faults"))
-    trainer.engine.load_weights(0)
-    process = trainer.engine._session._process.process
+    trainer.collector.engine.load_weights(0)
+    process = trainer.collector.engine._session._process.process
     with pytest.raises(TrainingError, match="an engine core died") if faults else nullcontext():
         trainer.train()
     assert process.poll() is not None
-    assert trainer.engine._session._process is None
+    assert trainer.collector.engine._session._process is None
 
 
 def test_vllm_that_leaves_the_temperature_out_is_stopped(policy, tmp_path):

@@ -49,15 +49,13 @@ def test_the_trainer_has_all_threads_while_nothing_waits(two_threads):
     assert torch.get_num_threads() == 2, "it was the last"
     trainer.load_state_dict(saved)
     assert torch.get_num_threads() == 1
-    trainer.ahead.close()
+    trainer.collector.ahead.close()
     assert torch.get_num_threads() == 2
     assert seen == [2, 2]
 
 
 def test_another_engine_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"ppo: `async_rollouts: {max_staleness: 1}`.*was given an engine.*Leave one of the two out"
-    ):
+    with pytest.raises(ConfigError, match=r"ppo: `async_rollouts`.*was given an engine.*Leave one of the two out"):
         toy.build_trainer("ppo", async_rollouts={"max_staleness": 1}, episodes=True)
 
 
@@ -71,11 +69,11 @@ def test_a_sampler_with_other_weights_stops_the_run():
             answers.append(Sampled(super().finish().groups, "0" * 64))
             return answers[0]
 
-    trainer.ahead.build = lambda: Stale(trainer.policy)
+    trainer.collector.ahead.build = lambda: Stale(trainer.policy)
     with pytest.raises(TrainingError, match=r"grpo: the weights that sampled.*version 0.*stale weights"):
         trainer.collect(0, Metrics())
-    assert trainer.ahead.state_dict()["phase"] is None, "nothing waits"
-    assert not trainer.ahead.has(0)
+    assert trainer.collector.ahead.state_dict()["rollout_index"] is None, "nothing waits"
+    assert not trainer.collector.ahead.has(0)
 
 
 def test_a_process_that_draws_other_numbers_is_noticed_at_the_first_step():
@@ -89,7 +87,7 @@ def test_a_process_that_draws_other_numbers_is_noticed_at_the_first_step():
                     completion.logprobs[0] -= 0.5
             return found
 
-    trainer.ahead.build = lambda: Noisy(trainer.policy)
+    trainer.collector.ahead.build = lambda: Noisy(trainer.policy)
     trainer.train()
     said = [event["text"] if "text" in event else event["message"] for event in trainer.log.read("alarm")]
     assert any("the gap between sampler and trainer (nats) is 0.5" in text for text in said), said
@@ -104,7 +102,7 @@ def test_a_run_that_ends_or_fails_ends_its_sampler():
             super().close()
 
     trainer = toy.build_trainer("grpo", async_rollouts={"max_staleness": 1})
-    trainer.ahead.build = lambda: Watched(trainer.policy)
+    trainer.collector.ahead.build = lambda: Watched(trainer.policy)
     trainer.train()
     assert closed == [True]
 
@@ -113,7 +111,7 @@ def test_a_run_that_ends_or_fails_ends_its_sampler():
             raise RuntimeError("no")
 
     trainer = toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, scorer=Broken())
-    trainer.ahead.build = lambda: Watched(trainer.policy)
+    trainer.collector.ahead.build = lambda: Watched(trainer.policy)
     with pytest.raises(RewardError, match="raised RuntimeError: no"):
         trainer.train()
     assert closed == [True, True]

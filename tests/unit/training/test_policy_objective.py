@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf.config.grpo_settings import GRPOConfig, GRPOKLConfig
+from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ModelError
 from rlhf.losses import exact_kl
@@ -16,9 +16,10 @@ from rlhf.models.score import TokenScores, padded_logits
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.grpo import GRPOTrainer
 from rlhf.training.metrics import Metrics
-from rlhf.training.policy_objective import correct_sampler, kl_in_loss, kl_in_reward, measure_ratios, policy_losses
+from rlhf.training.policy_objective import correct_sampler, kl_in_loss, measure_ratios, policy_losses
 from tests.fixtures import toy
 
+BOUNDS = {"clip_low": 0.2, "clip_high": 0.2}
 LOSSES = ("clip", "sequence", "sequence_token", "cispo", "sapo", "reinforce")
 
 
@@ -38,7 +39,7 @@ def batch_of(log_ratios: list[list[float]], advantages: list[list[float]], **col
 def gradient(policy_loss: str, log_ratios, advantages, *, columns=None, **settings) -> list[float]:
     """Of the sum of the tokens' losses."""
     logprobs, batch = batch_of(log_ratios, advantages, **(columns or {}))
-    policy_losses(GRPOConfig(policy_loss=policy_loss, **settings), logprobs, batch).sum().backward()
+    policy_losses(logprobs, batch, policy_loss=policy_loss, **{**BOUNDS, **settings}).sum().backward()
     return logprobs.grad.tolist()
 
 
@@ -91,12 +92,12 @@ def test_a_gate_of_ones_own_temperature_fades_sooner():
 @pytest.mark.parametrize("policy_loss", LOSSES)
 def test_a_token_e100_times_as_likely_leaves_loss_and_gradient_finite(policy_loss):
     logprobs, batch = batch_of([[100.0, 0.0], [-100.0]], [[-1.0, -1.0], [1.0]])
-    losses = policy_losses(GRPOConfig(policy_loss=policy_loss), logprobs, batch)
+    losses = policy_losses(logprobs, batch, policy_loss=policy_loss, **BOUNDS)
     losses.sum().backward()
     assert torch.isfinite(losses).all()
     assert torch.isfinite(logprobs.grad).all()
     metrics = Metrics()
-    measure_ratios("grpo", GRPOConfig(policy_loss=policy_loss), logprobs.detach(), batch, metrics)
+    measure_ratios(logprobs.detach(), batch, metrics, name="grpo", policy_loss=policy_loss, **BOUNDS)
     found = metrics.result()
     assert found["loss/ratio_overflows"] == 1.0, "counted, not hidden"
     assert all(math.isfinite(value) for value in found.values())
@@ -109,7 +110,8 @@ def test_what_is_clipped_is_what_the_loss_in_use_clips():
     def clip_frac(policy_loss: str, **settings) -> float | None:
         metrics = Metrics()
         logprobs, batch = batch_of(log_ratios, advantages)
-        measure_ratios("x", GRPOConfig(policy_loss=policy_loss, **settings), logprobs.detach(), batch, metrics)
+        bounds = {**BOUNDS, **settings}
+        measure_ratios(logprobs.detach(), batch, metrics, name="x", policy_loss=policy_loss, **bounds)
         return metrics.result().get("x/clip_frac")
 
     assert clip_frac("clip") == 2 / 5  # the good token at 2, the bad one at 0.5
@@ -127,9 +129,8 @@ def test_an_unbiased_kl_is_weighed_by_the_ratio_and_has_its_gradient_too():
     logprobs, batch = batch_of([[math.log(2.0), 0.0]], [[0.0, 0.0]], ref_logprobs=[-1.0, -2.0])
 
     def kl(**settings) -> torch.Tensor:
-        config = GRPOConfig(kl=GRPOKLConfig(**settings))
         scores = TokenScores(logprobs, None)
-        return kl_in_loss(config, scores, batch, Metrics(), policy=None, reference=None)
+        return kl_in_loss(scores, batch, Metrics(), policy=None, reference=None, estimator="k3", **settings)
 
     distance = -2 + math.log(2.0) + 1.0  # log policy - log reference of the first token; 0 of the second
     k3 = math.exp(-distance) - 1 + distance
@@ -147,16 +148,15 @@ def test_importance_weights_multiply_each_tokens_loss_and_the_loss_alone():
     assert weighted == pytest.approx([0.5 * plain[0], 2.0 * plain[1], 0.0])
 
 
-def corrected(settings: dict, *, gaps: list[list[float]]) -> tuple[list[float] | None, dict[str, float]]:
+def corrected(settings: dict, *, gaps: list[list[float]]) -> tuple[list[float], dict[str, float]]:
     """Weights, and what is told, where the trainer's log-probabilities lie this far above the sampler's."""
     experience = RolloutExperience([Group([3], [Branch([4] * len(row)) for row in gaps])])
     flat = torch.tensor([x for row in gaps for x in row])
     experience.token_columns["old_logprobs"] = torch.full((len(flat),), -2.0)
     metrics = Metrics()
-    config = GRPOConfig(importance=settings)
-    correct_sampler(config, experience, experience.token_columns["old_logprobs"] - flat, metrics)
-    weights = experience.token_columns.get("importance_weights")
-    return None if weights is None else weights.tolist(), metrics.result()
+    bounds = {"level": "token", "bound": "truncate", "low": 0.0, "high": 2.0, **settings}
+    correct_sampler(experience, experience.token_columns["old_logprobs"] - flat, metrics, **bounds)
+    return experience.token_columns["importance_weights"].tolist(), metrics.result()
 
 
 def test_ratios_of_trainer_to_sampler_are_bounded_and_told():
@@ -175,7 +175,6 @@ def test_ratios_of_trainer_to_sampler_are_bounded_and_told():
     assert found["importance/ratio_mean"] == pytest.approx(3.5 / 2), "two completions are two units"
     weights, _ = corrected({"level": "geometric"}, gaps=gaps)
     assert weights == pytest.approx([math.sqrt(3), math.sqrt(3), 0.5])
-    assert corrected(None, gaps=gaps) == (None, {})
 
 
 def test_filters_of_the_sampler_are_corrected_for():
@@ -201,7 +200,7 @@ def test_the_exact_kl_is_what_its_estimators_are_right_about_on_average(where):
     batch = experience.batch(range(4))
     columns = experience.token_columns
     sampled = float((columns["old_logprobs"] - columns["ref_logprobs"]).mean())
-    exact = kl_in_reward(trainer.config, experience, Metrics(), policy=trainer.policy, reference=trainer.reference)
+    exact = trainer.kl_in_reward(experience, Metrics())
     assert exact.shape == (experience.batch(range(4)).num_scored,)
     assert float(exact.min()) > 0
     assert float(exact.mean()) == pytest.approx(sampled, rel=0.15)
@@ -220,12 +219,13 @@ def test_the_exact_kl_is_of_the_distributions_that_are_drawn_from(where):
     trainer = toy.build_trainer("grpo", dtype=torch.float64, **settings)
     toy.change_weights(trainer.policy.model, by=0.2)
     experience = trainer.collect(0, Metrics())
-    batch, models = experience.batch(range(4)), {"policy": trainer.policy, "reference": trainer.reference}
+    batch = experience.batch(range(4))
     if where == "reward":
-        found = kl_in_reward(trainer.config, experience, Metrics(), **models)
+        found = trainer.kl_in_reward(experience, Metrics())
     else:
         scores = trainer.score(batch)
-        found = kl_in_loss(trainer.config, scores, batch, Metrics(), **models).detach()
+        models = {"policy": trainer.policy, "reference": trainer.reference}
+        found = kl_in_loss(scores, batch, Metrics(), **models, estimator="exact", temperature=2.0).detach()
     with torch.no_grad():
         both = (padded_logits(model, batch) / 2.0 for model in (trainer.policy.model, trainer.reference.copy.model))
         expected = exact_kl(*both)
@@ -236,7 +236,7 @@ def test_the_exact_kl_is_of_the_distributions_that_are_drawn_from(where):
 def test_at_the_start_the_exact_kl_is_exactly_0():
     trainer = toy.build_trainer("grpo", kl={"estimator": "exact"})
     experience = trainer.collect(0, Metrics())
-    exact = kl_in_reward(trainer.config, experience, Metrics(), policy=trainer.policy, reference=trainer.reference)
+    exact = trainer.kl_in_reward(experience, Metrics())
     assert exact.abs().max() == 0
 
 

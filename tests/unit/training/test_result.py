@@ -20,7 +20,7 @@ from rlhf.errors import TrainingError
 def test_a_trained_policy_is_saved_as_it_is(tiny_llama, tiny_tokenizer, tmp_path):
     policy = PolicyModel(tiny_llama, tiny_tokenizer)
     rows = SFTDataset([{"prompt": "a", "completion": " b"}] * 2, tiny_tokenizer)
-    result = ALGORITHMS.build("sft", policy=policy, train_data=rows, max_steps=1).train()
+    result = ALGORITHMS.build("sft", model=policy, train_data=rows, max_steps=1).train()
     folder = result.save_pretrained(tmp_path / "policy")
     assert PolicyModel.from_pretrained(str(folder)).fingerprint() == policy.fingerprint()
     assert result == TrainResult(result.steps, result.seconds, result.metrics, result.evaluation)

@@ -101,7 +101,7 @@ def test_held_out_prompts_are_asked_of_the_policy_itself(monkeypatch):
     assert asked.count(True) >= 3
     exact = toy.build_trainer("grpo", held_out=True, rollouts=3)
     exact.policy.load_state_dict(trainer.policy.state_dict())
-    exact.version = trainer.version
+    exact.collector.version = trainer.collector.version
     assert trainer.evaluate() == exact.evaluate()
 
 

@@ -120,7 +120,7 @@ def test_the_step_is_along_the_inverse_of_fisher_times_the_gradient(small_proble
     damping = 0.05
     dense = dense_fisher(trainer, batches, parameters)
     before = [p.detach().clone() for p in parameters]
-    trainer.region = trainer.region.model_copy(update={"damping": damping, "cg_iterations": 64, "max_kl": 1e-6})
+    trainer.config = trainer.config.model_copy(update={"damping": damping, "cg_iterations": 64, "max_kl": 1e-6})
     loop = Loop(trainer, trainer.config)
     totals_loss = trainer.loss(batches[0], Totals.of(batches), Metrics())
     gradient = -torch.cat([g.flatten() for g in torch.autograd.grad(totals_loss, parameters)])
@@ -156,7 +156,7 @@ def test_where_no_try_is_good_the_policy_keeps_its_bits(monkeypatch):
     monkeypatch.setattr(TrustRegion, "kl", lambda self: 1.0)
     found = loop._step(batches)
     assert found["trpo/fraction"] == found["trpo/kl"] == found["trpo/improvement"] == 0
-    assert found["trpo/line_search_tries"] == trainer.region.line_search_tries
+    assert found["trpo/line_search_tries"] == trainer.config.line_search_tries
     assert all(torch.equal(a, b) for a, b in zip(before, policy_weights(trainer), strict=True))
 
 
@@ -261,7 +261,7 @@ def test_the_penalty_for_leaving_the_reference_holds_it_back():
 def test_dropout_is_off_for_good():
     trainer = toy.build_trainer("trpo", dropout=0.5)
     found = Loop(trainer, trainer.config)._step(next(iter(steps_of(trainer))))
-    assert 0 < found["trpo/kl"] <= trainer.region.max_kl
+    assert 0 < found["trpo/kl"] <= trainer.config.max_kl
 
 
 def test_what_is_told_is_the_critics_learning_rate_and_no_number_that_is_always_the_same():

@@ -56,8 +56,9 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     "model": ("policy", "policies", "inputs"),
     "base_model": ("model", "policy", "members", "member"),
     "backbone": ("model", "members", "member"),
-    "policy_model": ("policy",),
-    "actor": ("policy",),
+    "policy": ("model",),
+    "policy_model": ("policy", "model"),
+    "actor": ("policy", "model"),
     "critic": ("value_model",),
     "args": ("config",),
     "training_args": ("config",),
@@ -116,35 +117,42 @@ def _explained(function: Callable[..., Any], cls: type) -> Callable[..., Any]:
         if wrong:
             owner = self if isinstance(self, type) else type(self)
             call = owner.__name__ if function.__name__ == "__init__" else f"{owner.__name__}.{function.__name__}"
-            lines = [f"{call} takes no argument {name!r}.{_right_one(name, known, function)}" for name in wrong]
+            lines = [
+                f"{call} takes no argument {name!r}.{_right_one(name, known, _settings_of(cls, function))}"
+                for name in wrong
+            ]
             raise UnknownArgumentError("\n".join(lines))
         return function(self, *args, **kwargs)
 
     return checked
 
 
-def _right_one(name: str, known: Collection[str], function: Callable[..., Any]) -> str:
+def _right_one(name: str, known: Collection[str], configs: Sequence[type[BaseModel]]) -> str:
     ours = [argument for argument in ARGUMENTS.get(name, ()) if argument in known]
     if ours:
         return f" It is {ours[0]!r} here."
     if name in ABSENT_ARGUMENTS:
         return f" {ABSENT_ARGUMENTS[name]}"
-    if "config" in known and (setting := _as_setting(name, function)):
+    if "config" in known and (setting := _as_setting(name, configs)):
         return f" It is a setting:{setting}"
     near = did_you_mean(name, known)
     return answer(name, known) or near or f" It takes {', '.join(known)}."
 
 
-def _as_setting(name: str, function: Callable[..., Any]) -> str:
-    """' config=DPOConfig(beta=...)', where the config of a class has the key, or one that stands for it."""
+def _settings_of(cls: type, function: Callable[..., Any]) -> list[type[BaseModel]]:
+    """What a class takes as its config: a trainer names it, and others in the annotation."""
+    named = getattr(cls, "config_class", None)
     try:
-        annotation = typing.get_type_hints(function).get("config")
+        annotation = typing.get_type_hints(function).get("config") if named is None else None
     except NameError:  # of a name that only type checkers see
-        return ""
-    classes = [kind for kind in (*typing.get_args(annotation), annotation) if isinstance(kind, type)]
-    for config in classes:
-        if not issubclass(config, BaseModel):
-            continue
+        annotation = None
+    classes = (named, *typing.get_args(annotation), annotation)
+    return [kind for kind in classes if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
+def _as_setting(name: str, configs: Sequence[type[BaseModel]]) -> str:
+    """' config=DPOConfig(beta=...)', where the config of a class has the key, or one that stands for it."""
+    for config in configs:
         if name in config.model_fields:
             return f" config={config.__name__}({name}=...)."
         ours = ours_for(name, config.model_fields)

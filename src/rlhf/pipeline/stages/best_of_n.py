@@ -60,7 +60,9 @@ def run_best_of_n(stage: BestOfNStage, at: StageContext) -> StageOutcome:
     with at.log.progress(at.name, len(prompts)) as bar:
         for first in range(0, len(prompts), at_once):
             part = prompts[first : first + at_once]
-            groups = engine.generate(part, num_samples=stage.num_samples, sampling=stage.sampling, seed=seed, step=0)
+            groups = engine.generate(
+                part, num_samples=stage.num_samples, sampling=stage.sampling, seed=seed, rollout_index=0
+            )
             for prompt, group in zip(part, _judged(part, groups, scorer, unscored), strict=True):
                 kept = chosen(group, keep=stage.keep, min_score=stage.min_score, keep_cut=stage.keep_cut)
                 rows += [_row(prompt, candidate) for candidate in kept]

@@ -10,23 +10,20 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import build_reference
 from rlhf.pipeline.formatting import rounded
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
-from rlhf.pipeline.stages.inputs import load_policy, longest_row, penalties_of, save_model
+from rlhf.pipeline.stages.inputs import load_policy, longest_row, save_model
 from rlhf.pipeline.stages.rl import open_policy_and_prompts, read_eval_prompts
-from rlhf.training.distill import DistillTrainer
+from rlhf.pipeline.stages.train import train
 
 
 def run_distill(stage: DistillStage, at: StageContext) -> StageOutcome:
     """A student that learned a teacher's distributions, on texts of its own."""
-    seed = seed_of(stage.seed)
-    policy, prompts = open_policy_and_prompts(stage, at, seed=seed)
-    trainer = DistillTrainer(
-        policy, load_policy(stage.teacher, at, seed=seed).requires_grad_(False), stage, prompts,
+    policy, prompts = open_policy_and_prompts(stage, at)
+    result, metrics = train(
+        stage, at, policy, prompts,
+        teacher=load_policy(stage.teacher, at, seed=seed_of(stage.seed)).requires_grad_(False),
         reference=build_reference(policy), demonstrations=_read_demonstrations(stage, policy, at),
-        eval_prompts=read_eval_prompts(stage, policy, at), log=at.log, checkpoint_dir=at.folder,
+        eval_prompts=read_eval_prompts(stage, policy, at),
     )  # fmt: skip
-    trainer.penalties += penalties_of(stage, policy, at)
-    result = trainer.train()
-    metrics = {**result.metrics, **result.evaluation}
     save_model(policy, stage, at, metrics)
     curve = [e["metrics"] for e in at.log.read("metrics") if "distill/divergence" in e["metrics"]]
     if not curve:  # somebody removed events.jsonl while the stage was unfinished

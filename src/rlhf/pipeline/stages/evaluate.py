@@ -45,7 +45,7 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
             policy, baseline, prompts, judge,
             reward_model=reward_model, pairs=pairs, sampling=stage.sampling,
             samples_per_prompt=stage.samples_per_prompt, seed=seed, progress=bar.advance,
-            build_engine=functools.partial(build_engine, settings=stage.engine),
+            build_engine=functools.partial(build_engine, config=stage.engine),
             names=(called(stage.policy.path), called(stage.baseline.path)),
             judge_called=judge_called(stage.judge), judge_knows=None if isinstance(knows, str) else knows,
         )  # fmt: skip

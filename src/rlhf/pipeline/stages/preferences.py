@@ -59,7 +59,7 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
                     num_samples=stage.completions_per_prompt,
                     sampling=stage.sampling,
                     seed=seed_of(stage.seed),
-                    step=0,
+                    rollout_index=0,
                 )
                 found = _rows(batch, samples, annotate, stage, noise=noise)
                 rows += found

@@ -15,7 +15,7 @@ from rlhf.files import write_json
 from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
-from rlhf.training.process_reward import ProcessRewardModelTrainer
+from rlhf.pipeline.stages.train import train
 
 
 def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:
@@ -32,13 +32,12 @@ def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:
     )
     options: dict[str, Any] = {"truncation": stage.truncation}
     if stage.loss == "pairs":
-        train, held_out = open_datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)
+        rows, held_out = open_datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)
     else:
         options["step_separator"] = stage.step_separator
-        train, held_out = open_datasets(stage, at, StepwiseDataset, StreamingStepwiseDataset, model, options)
-    choose_path(model, train, at)
-    result = ProcessRewardModelTrainer(model, stage, train, held_out, log=at.log, checkpoint_dir=at.folder).train()
-    metrics = {**result.metrics, **result.evaluation}
+        rows, held_out = open_datasets(stage, at, StepwiseDataset, StreamingStepwiseDataset, model, options)
+    choose_path(model, rows, at)
+    result, metrics = train(stage, at, model, rows, held_out)
     found = "nothing held out"
     if held_out is not None and stage.loss == "pairs":
         found = f"held-out accuracy {metrics['eval/accuracy']:.3f}"
@@ -52,7 +51,7 @@ def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:
         )
     save_model(model, stage, at, metrics)
     noun = "pair" if stage.loss == "pairs" else "solution"
-    return StageOutcome(f"{num_rows(train, noun)}, {counted(result.steps, 'step')}, {found}", metrics)
+    return StageOutcome(f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, {found}", metrics)
 
 
 def judge_steps(model: ProcessRewardModel, solutions: StepwiseDataset, *, seed: int) -> ProcessQuality:

@@ -24,8 +24,8 @@ from rlhf.files import write_json
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
+from rlhf.pipeline.stages.train import train
 from rlhf.training.metrics import describe
-from rlhf.training.reward_model import RewardModelTrainer
 
 DATASETS: Mapping[str, tuple[Any, Any, str]] = {
     "preference": (PreferenceDataset, StreamingPreferenceDataset, "pair"),
@@ -50,10 +50,9 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
     )
     options: dict[str, Any] = {"truncation": stage.truncation}
     kind, streaming, noun = DATASETS[stage.rows_wanted]
-    train, held_out = open_datasets(stage, at, kind, streaming, model, options)
-    choose_path(model, train, at)
-    result = RewardModelTrainer(model, stage, train, held_out, log=at.log, checkpoint_dir=at.folder).train()
-    metrics = {**result.metrics, **result.evaluation}
+    rows, held_out = open_datasets(stage, at, kind, streaming, model, options)
+    choose_path(model, rows, at)
+    result, metrics = train(stage, at, model, rows, held_out)
     accuracy = "nothing held out"
     if held_out is not None:
         told = describe(metrics, {"eval/accuracy": "accuracy", "eval/error": "error"})
@@ -68,11 +67,11 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
                 at.log.alarm(
                     f"{at.log.stage}: the reward model is right on {found.value:.1%} of {counted(len(pairs), 'held-out pair')}, between "
                     f"{found.low:.1%} and {found.high:.1%}: no better than a coin, as far as these pairs tell. It took "
-                    f"{counted(result.steps, 'step')} on {num_rows(train, noun)}. {_remedy(stage, model)} before a policy learns from it.",
+                    f"{counted(result.steps, 'step')} on {num_rows(rows, noun)}. {_remedy(stage, model)} before a policy learns from it.",
                     step=result.steps, guard="reward_accuracy", metric="eval/accuracy", value=found.value, limit=0.5, action="warn",
                 )  # fmt: skip
     save_model(model, stage, at, metrics)
-    return StageOutcome(f"{num_rows(train, noun)}, {counted(result.steps, 'step')}, {accuracy}", metrics)
+    return StageOutcome(f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, {accuracy}", metrics)
 
 
 def _remedy(stage: RewardStage, model: RewardModel) -> str:

@@ -1,4 +1,4 @@
-"""What the policy stages (PPO, GRPO) share: prompts, judges, the reference, and how they end."""
+"""Stages whose policy learns from rewards of its own completions: prompts, judges, the reference, and how far it came."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlhf.data.message_text import counted
 from rlhf.data.pack import Branch, Group
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import Reference, build_reference
+from rlhf.models.reference import build_reference
 from rlhf.pipeline.formatting import rounded
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import (
     ROWS_FOR_SELF_CHECK,
     choose_path,
@@ -22,6 +22,7 @@ from rlhf.pipeline.stages.inputs import (
     read_prompts,
     save_model,
 )
+from rlhf.pipeline.stages.train import train
 from rlhf.rewards.environment import with_environment
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.functions import load_function
@@ -29,26 +30,52 @@ from rlhf.rewards.types import Scorer, listen
 from rlhf.rollout.engines import build_engine
 from rlhf.rollout.episodes import EpisodeEngine
 from rlhf.rollout.types import RolloutEngine
-from rlhf.training.loop import TrainResult
 
 
-def open_rl_inputs(
-    stage: PolicyStage, at: StageContext, *, seed: int
-) -> tuple[PolicyModel, list[Prompt], Scorer, Reference]:
-    """The policy, what it is asked, who judges, and what it is held to."""
-    policy, prompts = open_policy_and_prompts(stage, at, seed=seed)
+def run_rl(stage: Any, at: StageContext) -> StageOutcome:
+    """A policy that learned from rewards without a critic."""
+    policy, prompts = open_policy_and_prompts(stage, at)
+    return train_rl(stage, at, policy, prompts)
+
+
+def train_rl(
+    stage: PolicyStage, at: StageContext, policy: PolicyModel, prompts: list[Prompt], **named: Any
+) -> StageOutcome:
+    """Open who judges and what the policy is held to, train, save the policy, and say how far it came.
+
+    Args:
+        stage: Settings.
+        at: Where the stage works.
+        policy: Who learns.
+        prompts: What it is asked.
+        named: What else the trainer takes by name.
+    """
     scorer = _build_scorer(stage, policy, at)
     listen(scorer, at.log.alarm)
-    if stage.reference is not None:
-        return policy, prompts, scorer, load_policy(stage.reference, at, seed=seed).requires_grad_(False)
-    return policy, prompts, scorer, build_reference(policy)
+    seed, reference = seed_of(stage.seed), stage.reference
+    result, metrics = train(
+        stage, at, policy, prompts, scorer,
+        reference=build_reference(policy) if reference is None else load_policy(reference, at, seed=seed).requires_grad_(False),
+        eval_prompts=read_eval_prompts(stage, policy, at), engine=open_engine(stage, policy, at), name=stage.kind, **named,
+    )  # fmt: skip
+    save_model(policy, stage, at, metrics)
+    curve = [e["metrics"] for e in at.log.read("metrics") if f"{stage.kind}/score_mean" in e["metrics"]]
+    if not curve:  # somebody removed events.jsonl while the stage was unfinished
+        return StageOutcome(counted(result.steps, "step"), metrics)
+    first, last = (curve[place][f"{stage.kind}/score_mean"] for place in (0, -1))
+    metrics |= {f"{stage.kind}/score_first": first, f"{stage.kind}/score_last": last}
+    kls = [e[f"{stage.kind}/ref_kl"] for e in curve if f"{stage.kind}/ref_kl" in e]
+    kl = f", KL estimate {rounded(kls[-1])} nats/sequence" if kls else ""
+    return StageOutcome(
+        f"{counted(len(curve), 'rollout')}, {counted(result.steps, 'step')}, reward {rounded(first, sign=True)} -> "
+        f"{rounded(last, sign=True)}{kl}",
+        metrics,
+    )
 
 
-def open_policy_and_prompts(
-    stage: PolicyStage | DistillStage, at: StageContext, *, seed: int
-) -> tuple[PolicyModel, list[Prompt]]:
+def open_policy_and_prompts(stage: PolicyStage | DistillStage, at: StageContext) -> tuple[PolicyModel, list[Prompt]]:
     """Who learns, without dropout and with the path that it takes, and what it is asked."""
-    policy = load_for_training(stage.model, at, seed=seed)
+    policy = load_for_training(stage.model, at, seed=seed_of(stage.seed))
     disable_dropout(policy.model)  # a noisy policy's ratios differ from 1 before it has learned anything
     prompts = read_prompts(
         stage.prompts, policy, at, columns=stage.columns,
@@ -63,17 +90,17 @@ def open_engine(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Ro
     """The sampler of a stage whose completions are episodes; None for the trainer's own."""
     if stage.environment is None:
         return None
-    settings = stage.environment
-    make = load_function(settings.factory)
+    environment = stage.environment
+    make = load_function(environment.factory)
     return EpisodeEngine(
         build_engine(policy, stage.engine, autocast=stage.autocast),
-        functools.partial(make, **resolved(settings.arguments, at)),
+        functools.partial(make, **resolved(environment.arguments, at)),
         policy.tokenizer,
-        max_turns=settings.max_turns,
-        max_turn_tokens=settings.max_turn_tokens,
-        max_observation_tokens=settings.max_observation_tokens,
-        role=settings.role,
-        timeout_seconds=settings.timeout_seconds,
+        max_turns=environment.max_turns,
+        max_turn_tokens=environment.max_turn_tokens,
+        max_observation_tokens=environment.max_observation_tokens,
+        role=environment.role,
+        timeout_seconds=environment.timeout_seconds,
     )
 
 
@@ -94,21 +121,3 @@ def read_eval_prompts(stage: PolicyStage | DistillStage, policy: PolicyModel, at
         stage.eval_prompts, policy, at, key="eval_prompts", columns=stage.columns,
         max_prompt_length=stage.max_prompt_length, truncation=stage.truncation,
     )  # fmt: skip
-
-
-def finish_rl(name: str, policy: PolicyModel, result: TrainResult, stage: Any, at: StageContext) -> StageOutcome:
-    """Save the policy, and say how far it came from its first rollout to its last."""
-    metrics = {**result.metrics, **result.evaluation}
-    save_model(policy, stage, at, metrics)
-    curve = [e["metrics"] for e in at.log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
-    if not curve:  # somebody removed events.jsonl while the stage was unfinished
-        return StageOutcome(counted(result.steps, "step"), metrics)
-    first, last = (curve[place][f"{name}/score_mean"] for place in (0, -1))
-    metrics |= {f"{name}/score_first": first, f"{name}/score_last": last}
-    kls = [e[f"{name}/ref_kl"] for e in curve if f"{name}/ref_kl" in e]
-    kl = f", KL estimate {rounded(kls[-1])} nats/sequence" if kls else ""
-    return StageOutcome(
-        f"{counted(len(curve), 'rollout')}, {counted(result.steps, 'step')}, reward {rounded(first, sign=True)} -> "
-        f"{rounded(last, sign=True)}{kl}",
-        metrics,
-    )

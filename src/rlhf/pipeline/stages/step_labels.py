@@ -41,7 +41,7 @@ def run_step_labels(stage: StepLabelsStage, at: StageContext) -> StageOutcome:
         for start in range(0, len(prompts), PROMPTS_AT_ONCE):
             batch = prompts[start : start + PROMPTS_AT_ONCE]
             samples = engine.generate(
-                batch, num_samples=stage.completions_per_prompt, sampling=stage.sampling, seed=seed, step=0
+                batch, num_samples=stage.completions_per_prompt, sampling=stage.sampling, seed=seed, rollout_index=0
             )
             rows += label(labeler, batch, samples, name=stage.labeler, arguments={**arguments, "seed": seed})
             bar.advance(by=len(batch) * stage.completions_per_prompt)

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.policy import RLConfig
-from rlhf.training.experience import RolloutExperience
+from torch import Tensor
 
 
-def all_weights_zero(name: str, config: RLConfig, experience: RolloutExperience) -> dict[str, Any] | None:
-    """Where the correction of the sampler has taken every token out: such a rollout teaches nothing."""
-    weights = experience.token_columns.get("importance_weights")
-    if weights is None or bool(weights.any()):
+def all_weights_zero(weights: Tensor, *, name: str, level: str, low: float, high: float) -> dict[str, Any] | None:
+    """Where the correction of the sampler has taken every token out: such a rollout teaches nothing.
+
+    Args:
+        weights: [M] importance weights.
+        name: What messages call the run.
+        level: What had a ratio: tokens or completions.
+        low: Lowest ratio that counts.
+        high: Highest ratio that counts.
+    """
+    if bool(weights.any()):
         return None
-    settings = config.importance
-    assert settings is not None, "there are no weights without it"
     text = (
-        f"{name}: the ratio of trainer to sampler is outside {settings.low:g} to {settings.high:g} for all {len(weights)} tokens of "
-        f"the rollout (importance, by {settings.level}), so that no reward reaches the policy. Widen the bounds, take bound: "
+        f"{name}: the ratio of trainer to sampler is outside {low:g} to {high:g} for all {len(weights)} tokens of "
+        f"the rollout (importance, by {level}), so that no reward reaches the policy. Widen the bounds, take bound: "
         "truncate, or find out why the sampler is another model."
     )
     return {"text": text, "guard": "importance", "metric": "importance/out_of_bounds", "value": len(weights),
             "limit": None, "action": "warn"}  # fmt: skip
 
 
-def steps_without_ratio(name: str, config: RLConfig, steps: int) -> dict[str, Any] | None:
+def steps_without_ratio(*, name: str, policy_loss: str, steps: int) -> dict[str, Any] | None:
     """Where a loss without a ratio is to take several steps on one rollout."""
-    if config.policy_loss != "reinforce" or steps == 1:
+    if policy_loss != "reinforce" or steps == 1:
         return None
     text = (
         f"{name}: policy_loss `reinforce` has no ratio, and a rollout is {steps} steps: all but the first learn from completions of "

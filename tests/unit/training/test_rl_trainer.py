@@ -16,10 +16,11 @@ from rlhf.losses import segment_sum
 from rlhf.rewards.types import ScoreResult
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.stopping import completion_texts
+from rlhf.training.grpo import GRPOTrainer
 from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
-from rlhf.training.online import OnlineTrainer
 from rlhf.training.ppo import PPOTrainer
+from rlhf.training.sampler_checks import SamplerChecks
 from tests.fixtures import toy
 
 ONLINE = ("ppo", "grpo")
@@ -86,7 +87,7 @@ def test_a_rollout_of_one_step_teaches_the_same_without_the_pass_ahead(loss, mon
         return toy.weights_of(trainer)
 
     lazy = weights()
-    monkeypatch.setattr(OnlineTrainer, "_is_own_old", lambda self, phase: False)
+    monkeypatch.setattr(SamplerChecks, "needs_no_old", lambda self, rollout_index: False)
     asked = weights()
     moved = toy.largest_difference(asked, toy.weights_of(toy.build_trainer("grpo", **ONE_STEP)))
     assert toy.largest_difference(lazy, asked) < 0.05 * moved
@@ -301,7 +302,7 @@ def test_held_out_prompts_are_not_asked_with_the_seeds_of_a_rollout(name):
     trainer = toy.build_trainer(name)
     trainer.eval_prompts = trainer.first_prompts(0)
     learned = {c.prompt_id: c.tokens for c in trainer.gather(0, Metrics()).rollout.completions if c.sample == 0}
-    measured = {c.prompt_id: c.tokens for c in trainer._ask_held_out(step=0).rollout.completions}
+    measured = {c.prompt_id: c.tokens for c in trainer._sample_held_out(step=0).rollout.completions}
     assert measured.keys() == learned.keys()
     assert sum(measured[key] == learned[key] for key in learned) <= 1
 
@@ -354,8 +355,8 @@ def test_a_reward_that_is_one_short_is_refused():
 def with_engine(engine_of, log=None, **settings):
     base = toy.build_trainer("ppo", **settings)
     return PPOTrainer(
-        base.policy, base.value_model, base.settings, base.prompts, base.scorer,
-        reference=base.reference, eval_prompts=base.eval_prompts, engine=engine_of(base.policy), log=log,
+        base.policy, base.config, base.prompts, base.inputs.scorer,
+        value_model=base.value_model, reference=base.reference, eval_prompts=base.eval_prompts, engine=engine_of(base.policy), log=log,
     )  # fmt: skip
 
 
@@ -374,12 +375,12 @@ class Recording(LocalEngine):
 def test_an_engine_is_told_every_version_of_the_weights_also_after_a_resume():
     trainer = with_engine(Recording, rollouts=3, eval_every=1, held_out=True)
     trainer.train()
-    assert trainer.engine.told == [0, 1, 1, 2, 2, 3], "to sample with, to be evaluated with"
+    assert trainer.collector.engine.told == [0, 1, 1, 2, 2, 3], "to sample with, to be evaluated with"
     resumed = with_engine(Recording, rollouts=3, held_out=True)
-    trainer.version = 1
+    trainer.collector.version = 1
     resumed.load_state_dict(trainer.state_dict())
     resumed.evaluate()
-    assert resumed.engine.told == [2]
+    assert resumed.collector.engine.told == [2]
 
 
 def test_an_engine_with_old_weights_stops_the_run():
@@ -398,12 +399,12 @@ def test_an_engine_with_old_weights_stops_the_run():
 def test_a_sampler_in_this_process_that_goes_wrong_later_is_found(autocast, shift, monkeypatch):
     own = LocalEngine.generate
 
-    def wrong_from_the_second_on(engine, prompts, *, step, **how):
-        groups = own(engine, prompts, step=step, **how)
-        return [[replace(c, logprobs=[x - shift * (step > 0) for x in c.logprobs]) for c in g] for g in groups]
+    def wrong_from_the_second_on(engine, prompts, *, rollout_index, **how):
+        groups = own(engine, prompts, rollout_index=rollout_index, **how)
+        return [[replace(c, logprobs=[x - shift * (rollout_index > 0) for x in c.logprobs]) for c in g] for g in groups]
 
     monkeypatch.setattr(LocalEngine, "generate", wrong_from_the_second_on)
-    monkeypatch.setattr("rlhf.training.online.CHECKED_EVERY", 2)
+    monkeypatch.setattr("rlhf.training.sampler_checks.CHECKED_EVERY", 2)
     log = TrainingLogger()
     toy.build_trainer("grpo", **{**ONE_STEP, "rollouts": 5}, autocast=autocast, log=log).train()
     alarms = [event for event in log.read("alarm") if event["guard"] == "engine"]
@@ -436,7 +437,9 @@ def test_an_engine_that_is_given_takes_the_same_steps_as_the_own_one():
 def test_prompts_are_needed():
     base = toy.build_trainer("ppo")
     with pytest.raises(DataError, match="There is no prompt to ask; run `rlhf data check FILE`"):
-        PPOTrainer(base.policy, base.value_model, PPOConfig(), [], base.scorer, reference=base.reference)
+        PPOTrainer(
+            base.policy, PPOConfig(), [], base.inputs.scorer, value_model=base.value_model, reference=base.reference
+        )
 
 
 def test_the_headline_keeps_the_newest_rollout_in_sight():
@@ -489,14 +492,16 @@ def test_ppo_takes_every_policy_loss_and_aggregation(policy_loss, aggregation):
     assert ("ppo/clip_frac" in metrics) == (policy_loss in ("clip", "sequence_token", "cispo"))
 
 
-def test_where_nobody_judges_scores_are_0_and_no_alarm_is_raised():
-    base = toy.build_trainer("ppo")
+def test_a_trainer_that_learns_from_scores_needs_a_scorer():
+    base = toy.build_trainer("grpo")
+    with pytest.raises(ConfigError, match="scorer"):
+        GRPOTrainer(base.policy, base.config, base.prompts, reference=base.reference)
+
+
+def test_where_nobody_judges_no_alarm_is_raised():
     log = TrainingLogger()
-    trainer = PPOTrainer(
-        base.policy, base.value_model, base.settings, base.prompts, None, reference=base.reference, log=log
-    )
-    experience = trainer.collect(0, Metrics())
-    assert (experience.columns["scores"] + 0.1 * experience.columns["truncated"]).tolist() == pytest.approx([0.0] * 6)
+    experience = toy.build_trainer("distill", log=log).collect(0, Metrics())
+    assert "scores" not in experience.columns
     assert log.read("alarm") == []
 
 

@@ -1,8 +1,9 @@
-"""Proximal policy optimization, and VAPO, which is the same trainer with other settings."""
+"""Stages that learn from rewards with a critic: PPO, VAPO and TRPO."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rlhf.config.rewards import RewardSpec
 from rlhf.config.stages import PPOStage, TRPOStage, VAPOStage
@@ -12,29 +13,13 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.models.value import ValueModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
-from rlhf.pipeline.stages.inputs import penalties_of
-from rlhf.pipeline.stages.rl import finish_rl, open_engine, open_rl_inputs, read_eval_prompts
-from rlhf.training.ppo import PPOTrainer, VAPOTrainer
+from rlhf.pipeline.stages.rl import open_policy_and_prompts, train_rl
 
 
-def run_ppo(stage: PPOStage | VAPOStage, at: StageContext) -> StageOutcome:
+def run_with_critic(stage: Any, at: StageContext) -> StageOutcome:
     """A policy that learned from rewards, with a critic."""
-    return train_with_critic(VAPOTrainer if stage.kind == "vapo" else PPOTrainer, stage, at)
-
-
-def train_with_critic(
-    kind: type[PPOTrainer], stage: PPOStage | VAPOStage | TRPOStage, at: StageContext
-) -> StageOutcome:
-    """Open everything that a trainer with a critic needs, and train."""
-    seed = seed_of(stage.seed)
-    policy, prompts, scorer, reference = open_rl_inputs(stage, at, seed=seed)
-    trainer = kind(
-        policy, _build_critic(stage, policy, at, seed=seed), stage, prompts, scorer,
-        reference=reference, eval_prompts=read_eval_prompts(stage, policy, at), log=at.log, checkpoint_dir=at.folder,
-        engine=open_engine(stage, policy, at),
-    )  # fmt: skip
-    trainer.penalties += penalties_of(stage, policy, at)
-    return finish_rl(stage.kind, policy, trainer.train(), stage, at)
+    policy, prompts = open_policy_and_prompts(stage, at)
+    return train_rl(stage, at, policy, prompts, value_model=_build_critic(stage, policy, at, seed=seed_of(stage.seed)))
 
 
 def _build_critic(

@@ -1,0 +1,124 @@
+"""What a trainer is given: one object for those that learn from their own completions, one for those that learn from files.
+
+A trainer is called with the fields of its object, ``GRPOTrainer(policy, config, prompts, scorer, reference=reference)``, or with
+the object itself, ``GRPOTrainer(RLInputs(...))``. The fields are listed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from rlhf.errors import did_you_mean
+
+if TYPE_CHECKING:  # the key of a stage that learns from files does not depend on engines and rewards
+    from rlhf.config.policy import RLConfig
+    from rlhf.config.training import OfflineConfig
+    from rlhf.data.contracts import Prompt
+    from rlhf.data.pack import Group
+    from rlhf.models.policy import PolicyModel
+    from rlhf.models.process_reward import ProcessRewardModel
+    from rlhf.models.reference import Reference
+    from rlhf.models.reward import RewardModel
+    from rlhf.models.value import ValueModel
+    from rlhf.rewards.types import Scorer
+    from rlhf.rollout.types import RolloutEngine
+    from rlhf.training.log import TrainingLogger
+    from rlhf.training.row_order import MapData, StreamData
+
+P = ParamSpec("P")
+TrainerT = TypeVar("TrainerT")
+InputsT = TypeVar("InputsT")
+ModelT = TypeVar("ModelT", bound="PolicyModel | RewardModel | ProcessRewardModel")
+RLConfigT = TypeVar("RLConfigT", bound="RLConfig")
+OfflineConfigT = TypeVar("OfflineConfigT", bound="OfflineConfig")
+
+
+@dataclass(frozen=True, slots=True)
+class RLInputs(Generic[RLConfigT]):
+    """What a trainer needs whose policy learns from its own completions."""
+
+    policy: PolicyModel
+    """Changed in place."""
+    config: RLConfigT
+    prompts: Sequence[Prompt]
+    """Sampled from in a shuffled, endless order; at least one."""
+    scorer: Scorer | None = None
+    """Scores completions; None only where nothing is learned from scores (distillation)."""
+    _: KW_ONLY
+    reference: Reference
+    """Log-probabilities of the policy that the KL penalty pulls towards; usually the policy as it was."""
+    value_model: ValueModel | None = None
+    """Changed in place: the critic of PPO, VAPO and TRPO."""
+    teacher: object = None
+    """Whose distributions distillation learns: a ``PolicyModel``, ``ReferenceModel`` or ``AdapterOffReference`` with the policy's
+    token ids."""
+    demonstrations: Sequence[Group] = ()
+    """Of distillation: rows of a ``SFTDataset``, one branch each, for the share of prompts that the policy does not complete itself;
+    a row belongs to the prompt with the same ids."""
+    eval_prompts: Sequence[Prompt] = ()
+    """Sampled from at each evaluation, with the same seeds; none for no evaluation."""
+    engine: RolloutEngine | None = None
+    """Samples completions; by default in this process from the same weights."""
+    log: TrainingLogger | None = None
+    """Where metrics and rollouts go."""
+    checkpoint_dir: Path | None = None
+    """Where checkpoints go; None for none."""
+    name: str | None = None
+    """What metrics, seeds and messages call the run; by default the trainer's own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineInputs(Generic[ModelT, OfflineConfigT]):
+    """What a trainer needs that learns from rows of a file."""
+
+    model: ModelT
+    """Changed in place: a policy, a reward model or a process reward model."""
+    config: OfflineConfigT
+    train_data: MapData | StreamData
+    """Rows that can be counted, or a stream."""
+    eval_data: MapData | None = None
+    """Held-out rows of the same kind."""
+    _: KW_ONLY
+    reference: Reference | None = None
+    """What DPO and KTO measure the policy against; None for the policy as it is given."""
+    log: TrainingLogger | None = None
+    """Where metrics go."""
+    checkpoint_dir: Path | None = None
+    """Where checkpoints go; None for none."""
+
+
+def built_from(
+    inputs: Callable[P, InputsT],
+) -> Callable[[Callable[[TrainerT, InputsT], None]], Callable[Concatenate[TrainerT, P], None]]:
+    """Make a constructor that takes an inputs object one that can also be called with the object's fields.
+
+    Args:
+        inputs: The dataclass.
+
+    Raises:
+        TypeError: When the constructor is called with a keyword that is no field; names the trainer and the nearest field.
+    """
+    known = [field.name for field in fields(inputs)]  # type: ignore[arg-type]
+
+    def decorate(init: Callable[[TrainerT, InputsT], None]) -> Callable[Concatenate[TrainerT, P], None]:
+        @functools.wraps(init)
+        def __init__(self: TrainerT, /, *args: P.args, **named: P.kwargs) -> None:
+            if len(args) == 1 and not named and isinstance(args[0], inputs):  # type: ignore[arg-type]
+                init(self, cast("InputsT", args[0]))
+                return
+            for key in named:
+                if key not in known:
+                    raise TypeError(f"{type(self).__name__} takes no argument {key!r}.{did_you_mean(key, known)}")
+            init(self, inputs(*args, **named))
+
+        own, given = inspect.signature(init), inspect.signature(inputs)
+        first = next(iter(own.parameters.values()))
+        __init__.__signature__ = given.replace(parameters=[first, *given.parameters.values()])  # type: ignore[attr-defined]
+        return __init__
+
+    return decorate

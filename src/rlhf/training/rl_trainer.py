@@ -1,0 +1,390 @@
+"""What all trainers share whose policy learns from its own completions: sample, score, measure against the reference, cut into steps.
+
+rollout_collector samples and scores, sampler_checks compares sampler and trainer, rl_objective is the loss.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rlhf.activity import Activity, doing
+from rlhf.config.base import BaseConfig
+from rlhf.config.policy import RLConfig
+from rlhf.data.contracts import Prompt
+from rlhf.data.pack import PackedBatch
+from rlhf.errors import ConfigError
+from rlhf.losses import segment_sum
+from rlhf.models.divergence import check_comparable
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reference import AdapterOffReference, Reference
+from rlhf.rollout.engines import exactly
+from rlhf.seeds import derive_seed
+from rlhf.training.algorithm import Penalty, SelfCheck, Totals
+from rlhf.training.control import build_kl_controller
+from rlhf.training.experience import RolloutExperience
+from rlhf.training.held_out import HeldOut
+from rlhf.training.input_types import check_rl_inputs
+from rlhf.training.inputs import RLConfigT, RLInputs, built_from
+from rlhf.training.log import TrainingLogger
+from rlhf.training.loop import Loop, TrainResult
+from rlhf.training.metrics import Metrics
+from rlhf.training.monitoring.rollout_alarms import all_weights_zero, steps_without_ratio
+from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
+from rlhf.training.policy_objective import correct_sampler
+from rlhf.training.randomness import random_state_kept
+from rlhf.training.rl_objective import RLObjective
+from rlhf.training.rollout_collector import RolloutCollector
+from rlhf.training.rollouts import Gathered, Judged, Rollout, measure_rollout, rollout_rows, shaped_scores
+from rlhf.training.row_order import Cycle, permutation
+from rlhf.training.sampler_checks import SamplerChecks
+
+
+class RLTrainer(RLObjective[RLConfigT], ABC):
+    """The sampling half of ``rlhf.training.loop.Algorithm``; a trainer says how credit is given and what the loss is.
+
+    Called with the fields of ``RLInputs``, or with one. A trainer that needs more than these checks it in ``prepare``.
+
+    Raises:
+        DataError: There are no prompts.
+        ConfigError: Something is missing that the config asks for.
+    """
+
+    name = "rl"
+    config_class: ClassVar[type[BaseConfig]] = RLConfig
+    needs_scorer: ClassVar[bool] = True
+    """Whether anything is learned from scores."""
+
+    @built_from(RLInputs)
+    def __init__(self, inputs: RLInputs[RLConfigT]) -> None:
+        config = inputs.config
+        self.name = inputs.name or self.name
+        check_rl_inputs(inputs, self.config_class)
+        if config.early_stopping is not None and not inputs.eval_prompts:
+            raise ConfigError("early_stopping watches held-out prompts, and there are none; give eval_prompts.")
+        if self.needs_scorer and inputs.scorer is None:
+            raise ConfigError(f"{self.name} learns from scores and was given no scorer; give scorer=... .")
+        if config.kl.estimator == "exact" and config.kl.where != "none":
+            check_comparable(inputs.policy, inputs.reference, what="The reference")
+        self.inputs = inputs
+        self.policy = inputs.policy
+        self.config = config
+        self.prompts = inputs.prompts
+        self.reference = inputs.reference
+        self.eval_prompts = inputs.eval_prompts[: config.evaluation.limit]
+        self.log = inputs.log or TrainingLogger()
+        self.penalties: list[Penalty] = []
+        """Terms of the loss beside the completions'; to be appended to before training."""
+        self.controller = build_kl_controller(config.kl)
+        self.kl_measured: tuple[float, int] | None = None
+        """Mean KL to the reference of the newest rollout, nats per sequence, and how many sequences it is of; the weight follows it
+        when the next rollout begins."""
+        self.order = Cycle(len(inputs.prompts), seed=config.seed, name="prompts")
+        self.num_phases = config.rollouts
+        self.groups_per_step = config.minibatch_size // config.group_size
+        self.steps_per_phase = config.steps_per_rollout
+        self.equal_rollouts = 0
+        """Rollouts whose scores taught nothing, because those that are compared were all the same."""
+        self.held_out = HeldOut(config.evaluation)
+        self._shown: dict[str, float] = {}
+        self.prepare()
+        self.collector = RolloutCollector(inputs, name=self.name, log=self.log)
+        self.checks = SamplerChecks(self.collector, self.rescore, steps_per_rollout=self.steps_per_phase)
+
+    def prepare(self) -> None:
+        """Check and set what a trainer has beyond the others; no engine was started yet. Nothing, as for most."""
+
+    def train(self) -> TrainResult:
+        """Train to the end, from the newest checkpoint where there is one."""
+        try:
+            return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
+        finally:
+            self.collector.close()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's."""
+        return self.policy.tokenizer
+
+    def collecting_takes_long(self, rollout_index: int) -> bool:
+        """Yes: the policy samples."""
+        return True
+
+    def modules(self) -> Sequence[TrainedModule]:
+        """The policy."""
+        return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
+
+    def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
+        """Nothing: most losses know no more than their own rows."""
+
+    def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
+        """AdamW's."""
+        return optimizer.step(step)
+
+    @abstractmethod
+    def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
+        """Add the token columns that ``loss`` reads."""
+
+    @abstractmethod
+    def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
+        """This micro-batch's part of the step's loss."""
+
+    def collect(self, rollout_index: int, metrics: Metrics) -> RolloutExperience:
+        """One rollout with scores, reference log-probabilities and whatever credit the algorithm gives."""
+        # 1. Sample from the policy as it is now, and score.
+        collector, ahead = self.collector, self.collector.ahead
+        collector.version = rollout_index
+        self._adapt_kl_weight()
+        if ahead is not None and not ahead.has(rollout_index):
+            ahead.begin(self.first_prompts(rollout_index), rollout_index=rollout_index, version=collector.version)
+        if rollout_index == 0 and self.eval_prompts and self.held_out.wants_start:
+            with random_state_kept():
+                start = self._sample_held_out(step=0)
+            self.held_out.remember_start(start.rollout.completions, start.scores)
+        gathered = self.gather(rollout_index, metrics)
+        rollout, experience = gathered.rollout, gathered.rollout.experience
+        for name, value in collector.figures.items():
+            metrics.mean(name, torch.tensor(value))
+        scores = self.shaped_scores(rollout, gathered.scores)
+        experience.columns.update(gathered.columns, scores=scores, truncated=rollout.truncated)
+        # 2. Measure against the policy as it is, the reference, and the sampler.
+        old = rollout.sampled_logprobs
+        if not self.checks.needs_no_old(rollout_index):
+            old = experience.token_columns["old_logprobs"] = self.checks.old_logprobs(rollout, rollout_index, metrics)
+            self._correct_sampler(rollout, rollout_index, metrics)
+        ref_kl = None
+        if self.config.kl.is_measured(rollout_index):
+            ref = experience.token_columns["ref_logprobs"] = self._ref_logprobs(experience)
+            ref_kl = segment_sum(old - ref, experience.score_seq, experience.num_sequences)
+            experience.columns["ref_kl"] = ref_kl
+        if rollout_index == 0:
+            worst = float((old - ref).abs().max())
+            if worst <= self.checks.max_gap or self._reference_is_policy():
+                self.checks.at_start["kl"] = worst
+        # 3. Give credit.
+        with self.precision():
+            self.assign_credit(experience, metrics)
+        self._look_for_differences(rollout_index, gathered)
+        if rollout_index == 0 and "advantages" in experience.token_columns:
+            steps, policy_loss = self.steps_per_phase, self.config.policy_loss
+            self._alarm(rollout_index, steps_without_ratio(name=self.name, policy_loss=policy_loss, steps=steps))
+        self._report(rollout_index, gathered, ref_kl, metrics)
+        self.kl_measured = None if ref_kl is None else (float(ref_kl.mean()), experience.num_sequences)
+        # 4. Let the next rollout begin, with the weights that this one will change.
+        if ahead is not None and rollout_index + 1 < self.config.rollouts:
+            upcoming = rollout_index + 1
+            ahead.begin(self.first_prompts(upcoming), rollout_index=upcoming, version=collector.version)
+        return experience
+
+    def _adapt_kl_weight(self) -> None:
+        """By what the rollout before showed: a rollout has one weight, in its rewards and in its losses, and that one is reported."""
+        if self.kl_measured is not None:
+            self.controller.update(*self.kl_measured)
+            self.kl_measured = None
+
+    def gather(self, rollout_index: int, metrics: Metrics) -> Gathered:
+        """The next prompts, ``group_size`` completions each; without the prompts that the scorer has no number for."""
+        judged = self.first_round(rollout_index, metrics)
+        return Gathered(judged.rollout, judged.scores, judged.scores)
+
+    def first_round(self, rollout_index: int, metrics: Metrics) -> Judged:
+        """Completions of ``first_prompts`` with their scores."""
+        rollout = self.collector.first_round(self.first_prompts(rollout_index), rollout_index)
+        return self.judge(rollout, metrics, rollout_index)
+
+    def first_prompts(self, rollout_index: int) -> list[Prompt]:
+        """What a rollout begins with; known as soon as the rollout before it is complete."""
+        return self.next_prompts(rollout_index * self.config.prompts_per_rollout, self.config.prompts_per_rollout)
+
+    def next_prompts(self, start: int, count: int) -> list[Prompt]:
+        """Prompts ``start .. start + count`` of the endless shuffled sequence of all."""
+        return [self.prompts[number] for number in self.order.take(start, count)]
+
+    def judge(self, rollout: Rollout, metrics: Metrics, rollout_index: int) -> Judged:
+        """Scores of a rollout or a part of one; prompts that the scorer has no number for are left out, with an alarm."""
+        planned = self.config.prompts_per_rollout
+        return self.collector.judge(rollout, metrics, step=self.first_step_of(rollout_index), planned=planned)
+
+    def first_step_of(self, rollout_index: int) -> int:
+        """The optimizer step, counted from 1, that a rollout is logged at."""
+        return rollout_index * self.steps_per_phase + 1
+
+    def shaped_scores(self, rollout: Rollout, scores: Tensor) -> Tensor:
+        """[S] scores after the penalties for length, and the limits."""
+        config, limit = self.config, self.config.sampling.max_new_tokens
+        return shaped_scores(
+            rollout, scores,
+            missing_eos_penalty=config.missing_eos_penalty, clip_score=config.clip_score, max_new_tokens=limit,
+            overlong_weight=config.overlong.weight if config.overlong is not None else 0.0,
+            overlong_buffer_tokens=config.overlong.buffer_before(limit) if config.overlong is not None else 0,
+        )  # fmt: skip
+
+    def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
+        """[K, C] scores in rows of those that are compared with each other, and where these are, in words."""
+        if self.config.group_size > 1:
+            return gathered.scores.view(len(gathered.rollout.experience.groups), -1), "in every group"
+        return gathered.scores.view(1, -1), "of the rollout"
+
+    def restore(self, state: Mapping[str, Any]) -> RolloutExperience:
+        """See ``Algorithm``."""
+        return RolloutExperience.from_state(state)
+
+    def steps(self, rollout_index: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
+        """Every epoch visits all groups in its own order."""
+        limit = self.config.microbatch_tokens
+        for epoch in range(self.config.epochs_per_rollout):
+            order = permutation(len(experience.groups), self.config.seed, self.name, rollout_index, epoch)
+            yield from experience.steps(order, groups_per_step=self.groups_per_step, max_tokens=limit)
+
+    def everything(self, experience: RolloutExperience) -> list[PackedBatch]:
+        """The whole rollout."""
+        return experience.batches(range(len(experience.groups)), max_tokens=self.config.microbatch_tokens)
+
+    @property
+    def first_step_of_policy(self) -> int:
+        """Counted from 1: where ratios are measured for the first time."""
+        return 1
+
+    def self_checks(self, step: int, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
+        """Before the policy has learned anything, sampler, trainer and reference are one model."""
+        return self.checks.self_checks(step, metrics, policy_step=self.first_step_of_policy)
+
+    def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
+        """True once the policy has moved too far from the one that sampled."""
+        limit = self.config.stop_at_kl
+        return limit is not None and metrics[f"{self.name}/kl_mean"] > limit
+
+    def evaluate(self) -> dict[str, float]:
+        """Score, KL to the reference (nats per sequence), length and share of ended completions on held-out prompts, and
+        what ``evaluation`` asks for."""
+        if not self.eval_prompts:
+            return {}
+        metrics = Metrics()
+        self.collector.version += 1
+        judged = self._sample_held_out(step=self.collector.version * self.steps_per_phase)
+        rollout, scores, experience = judged.rollout, judged.scores, judged.rollout.experience
+        log_ratio = rollout.sampled_logprobs - self._ref_logprobs(experience)
+        ref_kl = segment_sum(log_ratio, experience.score_seq, experience.num_sequences)
+        self.measure_held_out(experience, metrics)
+        if self.inputs.scorer is None:
+            measure_rollout("eval", rollout, None, ref_kl, metrics)
+            return metrics.result()
+        measure_rollout("eval", rollout, scores, ref_kl, metrics)
+        return metrics.result() | self.held_out.metrics(rollout.completions, scores)
+
+    def measure_held_out(self, experience: RolloutExperience, metrics: Metrics) -> None:
+        """Whatever else a trainer can say of the completions of held-out prompts: nothing."""
+
+    def _sample_held_out(self, *, step: int) -> Judged:
+        """Completions of the held-out prompts, with the same seeds every time."""
+        seed, collector = derive_seed(self.config.seed, "evaluate"), self.collector
+        with exactly(collector.engine):  # what is measured is the policy, and not a copy for sampling
+            rollout = collector.sample(self.eval_prompts, 0, num_samples=self.config.evaluation.samples, seed=seed)
+        return collector.judge(rollout, Metrics(), step=step)
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """Score and KL of the newest rollout."""
+        self._shown.update(metrics)
+        score, kl = self._shown.get(f"{self.name}/score_mean"), self._shown.get(f"{self.name}/ref_kl")
+        return f"reward {score:+.2f}, KL estimate {kl:.2f}" if score is not None and kl is not None else ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The KL controller and counts; prompts and samples follow from the seed and the count of rollouts."""
+        ahead = self.collector.ahead
+        return {
+            "controller": self.controller.state_dict(),
+            "kl_measured": self.kl_measured,
+            "version": self.collector.version,
+            "equal_rollouts": self.equal_rollouts,
+            "at_start": self.checks.at_start,
+            "held_out": self.held_out.state_dict(),
+            "ahead": None if ahead is None else ahead.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self.controller.load_state_dict(state["controller"])
+        self.kl_measured = None if state["kl_measured"] is None else tuple(state["kl_measured"])
+        self.collector.version = state["version"]
+        self.equal_rollouts = state["equal_rollouts"]
+        self.checks.at_start = dict(state["at_start"])
+        self.held_out.load_state_dict(state["held_out"])
+        if self.collector.ahead is not None:
+            self.collector.ahead.load_state_dict(state["ahead"])
+
+    def _correct_sampler(self, rollout: Rollout, rollout_index: int, metrics: Metrics) -> None:
+        """Weigh tokens by the ratio of trainer to sampler, where ``importance`` asks for it."""
+        importance, experience = self.config.importance, rollout.experience
+        if importance is None:
+            return
+        bounds: dict[str, Any] = {"level": importance.level, "low": importance.low, "high": importance.high}
+        correct_sampler(experience, rollout.drawn_logprobs, metrics, bound=importance.bound, **bounds)
+        weights = experience.token_columns["importance_weights"]
+        self._alarm(rollout_index, all_weights_zero(weights, name=self.name, **bounds))
+
+    def _look_for_differences(self, rollout_index: int, gathered: Gathered) -> None:
+        """Say so where all scores that are compared with each other are equal: such a rollout teaches nothing."""
+        if self.inputs.scorer is None:
+            return
+        (compared, where), scores = self.compared(gathered), gathered.scores
+        if compared.shape[1] == 1 or not bool((compared == compared[:, :1]).all()):
+            return
+        self.equal_rollouts += 1
+        if self.equal_rollouts.bit_count() == 1:  # the first, then at doubling counts
+            self.log.alarm(
+                f"{self.name}: all rewards {where} are equal in rollout {rollout_index + 1} (the first is {float(scores[0]):g}): nothing can "
+                f"be learned from them. Rollouts like this so far: {self.equal_rollouts}. Is the task too hard or too easy, or is the "
+                f"reward {self.inputs.scorer.name} constant?",
+                step=self.first_step_of(rollout_index), guard="equal_rewards", metric=f"{self.name}/score_mean",
+                value=float(scores.mean()), limit=None, action="warn",
+            )  # fmt: skip
+
+    def _alarm(self, rollout_index: int, alarm: Mapping[str, Any] | None) -> None:
+        if alarm is not None:
+            self.log.alarm(step=self.first_step_of(rollout_index), **alarm)
+
+    def rescore(self, rollout: Rollout, temperature: float) -> Tensor:
+        """[M] the policy's log-probabilities of what was sampled."""
+        return self.logprobs("scoring", self.policy, rollout.experience, temperature)
+
+    def _ref_logprobs(self, experience: RolloutExperience) -> Tensor:
+        """[M] of the reference."""
+        return self.logprobs("reference", self.reference, experience, self.config.sampling.temperature)
+
+    def logprobs(
+        self, activity: Activity, model: PolicyModel | Reference, experience: RolloutExperience, temperature: float
+    ) -> Tensor:
+        """[M] a model's log-probabilities of a rollout's completions, its tokens counted as an activity's."""
+        device, limit = self.policy.device, self.config.microbatch_tokens
+        with doing(activity, tokens=experience.num_tokens), self.precision():
+            return experience.map(
+                lambda batch: model.logprobs(batch.to(device), temperature=temperature), max_tokens=limit
+            )
+
+    def _reference_is_policy(self) -> bool:
+        """Whether the reference claims to be the policy as it is now."""
+        if isinstance(self.reference, AdapterOffReference):
+            return True
+        return self.reference.fingerprint() == self.policy.fingerprint()
+
+    def precision(self) -> AbstractContextManager[object]:
+        """That of the training steps: two forwards of one model agree only in the same type."""
+        return mixed_precision(self.config.autocast, self.policy.device)
+
+    def _report(self, rollout_index: int, gathered: Gathered, ref_kl: Tensor | None, metrics: Metrics) -> None:
+        rollout = gathered.rollout
+        judged = self.inputs.scorer is not None
+        measure_rollout(self.name, rollout, gathered.all_scores if judged else None, ref_kl, metrics)
+        if self.collector.ahead is not None:
+            ages = [float(rollout_index - completion.weight_version) for completion in rollout.completions]
+            metrics.mean("rollout/staleness", torch.tensor(ages))
+        metrics.mean(f"{self.name}/kl_coef", torch.tensor(self.controller.coef))
+        if self.config.entropy_coef == 0:  # not measured exactly: minus the log-probability is right on average
+            metrics.mean("loss/entropy", -rollout.sampled_logprobs)
+        scores = gathered.scores if judged else None
+        self.log.rollouts(rollout_rows(rollout, scores, ref_kl, step=self.first_step_of(rollout_index)))
