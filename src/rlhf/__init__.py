@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
     from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
-    from rlhf.config.grpo_settings import RLOOConfig as RLOOConfig
+    from rlhf.config.methods.rloo import RLOOConfig as RLOOConfig
     from rlhf.config.policy import PPOConfig as PPOConfig
     from rlhf.config.preference import DPOConfig as DPOConfig
     from rlhf.config.preference import KTOConfig as KTOConfig
@@ -109,7 +109,7 @@ PUBLIC: dict[str, str] = {
     "RLHFConfig": "rlhf.pipeline.api:RLHFConfig",
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
-    "RLOOConfig": "rlhf.config.grpo_settings:RLOOConfig",
+    "RLOOConfig": "rlhf.config.methods.rloo:RLOOConfig",
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",

@@ -59,6 +59,8 @@ class StageConfig(Kind):
 
     runs: ClassVar[str]
     """``module:function`` below ``rlhf.pipeline.stages``: takes the stage and a ``StageContext``, gives a ``StageOutcome``."""
+    trainer: ClassVar[str] = ""
+    """``module:class`` of what trains, where the function takes it from here; its code is part of the stage's key."""
     leaves: ClassVar[Literal["policy", "judge", "files"]] = "files"
     command: ClassVar[str] = ""
     """Help of the command ``rlhf KIND``; empty where there is none."""

@@ -7,17 +7,6 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from rlhf.config.base import InputPath
-from rlhf.config.grpo_settings import (
-    CISPOConfig,
-    DAPOConfig,
-    DrGRPOConfig,
-    GRPOConfig,
-    GSPOConfig,
-    ReinforcePPConfig,
-    ReMaxConfig,
-    RLOOConfig,
-    SAPOConfig,
-)
 from rlhf.config.model import ModelConfig
 from rlhf.config.on_policy import DistillConfig, OnlineDPOConfig
 from rlhf.config.policy import PPOConfig, TRPOConfig, VAPOConfig
@@ -207,79 +196,6 @@ class TRPOStage(TRPOConfig, PolicyStage):
     kind: Literal["trpo"]
     runs = "trpo:run_trpo"
     command = "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class GroupStage(GRPOConfig, PolicyStage):
-    """What every stage has that learns from rewards without a critic."""
-
-    runs = "grpo:run_grpo"
-
-
-class GRPOStage(GroupStage):
-    """Group-relative policy optimization."""
-
-    kind: Literal["grpo"]
-    command = "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class DrGRPOStage(DrGRPOConfig, GroupStage):
-    """GRPO without its biases."""
-
-    kind: Literal["dr_grpo"]
-    command = (
-        "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-    )
-
-
-class DAPOStage(DAPOConfig, GroupStage):
-    """Decoupled clip and dynamic sampling."""
-
-    kind: Literal["dapo"]
-    command = "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class GSPOStage(GSPOConfig, GroupStage):
-    """Group sequence policy optimization."""
-
-    kind: Literal["gspo"]
-    command = "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class CISPOStage(CISPOConfig, GroupStage):
-    """Clipped importance weights."""
-
-    kind: Literal["cispo"]
-    command = (
-        "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-    )
-
-
-class SAPOStage(SAPOConfig, GroupStage):
-    """Soft adaptive policy optimization."""
-
-    kind: Literal["sapo"]
-    command = "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class RLOOStage(RLOOConfig, GroupStage):
-    """REINFORCE, each completion against its siblings."""
-
-    kind: Literal["rloo"]
-    command = "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class ReinforcePPStage(ReinforcePPConfig, GroupStage):
-    """REINFORCE++."""
-
-    kind: Literal["reinforce_pp"]
-    command = "REINFORCE, advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=PATH"
-
-
-class ReMaxStage(ReMaxConfig, GroupStage):
-    """REINFORCE against the greedy completion."""
-
-    kind: Literal["remax"]
-    command = "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class OnlineDPOStage(OnlineDPOConfig, PolicyStage):

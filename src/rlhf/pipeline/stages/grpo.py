@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.config.training_stages import GroupStage
+from rlhf.config.methods.group_family import GroupStage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import penalties_of
 from rlhf.pipeline.stages.rl import finish_rl, open_engine, open_rl_inputs, read_eval_prompts
