@@ -68,6 +68,11 @@ class StageConfig(Kind):
     """Metrics of its evaluation while it trains, which early stopping can watch."""
 
     @property
+    def formulas(self) -> tuple[str, ...]:
+        """``module:function`` below ``rlhf`` of the losses that its settings choose; their code is part of the stage's key."""
+        return ()
+
+    @property
     def trains(self) -> bool:
         """Whether it leaves a model."""
         return self.leaves != "files"
@@ -214,6 +219,11 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
             if reward == []:
                 raise ValueError("an empty list judges nothing; name a reward")
         return [] if reward is None else reward
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """That of ``policy_loss``."""
+        return (self.policy_formula.function,)
 
     @property
     def measured(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ class SFTStage(SFTConfig, OfflineStage, PolicyTraining):
     rows_for = "sft"
     kind: Literal["sft"]
     runs = "sft:run_sft"
+    trainer = "rlhf.training.sft:SFTTrainer"
     command = "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE"
     measures = ("eval/loss", "eval/perplexity")
 
@@ -41,6 +42,7 @@ class RewardStage(RewardModelConfig, OfflineStage):
     rows_for = "preference"
     kind: Literal["reward"]
     runs = "reward:run_reward"
+    trainer = "rlhf.training.reward_model:RewardModelTrainer"
     leaves = "judge"
     command = "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
     model: ModelConfig
@@ -75,6 +77,7 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     rows_for = "stepwise"
     kind: Literal["prm"]
     runs = "prm:run_prm"
+    trainer = "rlhf.training.process_reward:ProcessRewardModelTrainer"
     leaves = "judge"
     command = "Train a judge of each step: rlhf prm model=PATH data=FILE"
     model: ModelConfig
@@ -110,12 +113,18 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
     rows_for = "preference"
     kind: Literal["dpo"]
     runs = "dpo:run_dpo"
+    trainer = "rlhf.training.dpo:DPOTrainer"
     command = "Learn from pairs directly: rlhf dpo model=PATH data=FILE"
     measures = MEASURED_ON_PAIRS
     model: ModelConfig
     """Where to start; also the reference, unless one is named."""
     reference: ModelConfig | None = None
     """What the policy is measured against; the start by default. Iterated DPO names the first policy here."""
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """That of ``loss``."""
+        return (self.pair_formula.function,)
 
     @model_validator(mode="after")
     def _one_reference_or_none(self) -> Self:
@@ -130,6 +139,7 @@ class SimPOStage(SimPOConfig, OfflineStage, PolicyTraining):
     rows_for = "preference"
     kind: Literal["simpo"]
     runs = "reference_free:run_simpo"
+    trainer = "rlhf.training.reference_free:SimPOTrainer"
     command = "Learn from pairs by mean log-probabilities, without a reference: rlhf simpo model=PATH data=FILE"
     measures = MEASURED_ON_PAIRS
 
@@ -140,6 +150,7 @@ class CPOStage(CPOConfig, OfflineStage, PolicyTraining):
     rows_for = "preference"
     kind: Literal["cpo"]
     runs = "reference_free:run_cpo"
+    trainer = "rlhf.training.reference_free:CPOTrainer"
     command = "Learn from pairs and from the better completions at once: rlhf cpo model=PATH data=FILE"
     measures = (*MEASURED_ON_PAIRS, "eval/sft_loss")
 
@@ -150,6 +161,7 @@ class ORPOStage(ORPOConfig, OfflineStage, PolicyTraining):
     rows_for = "preference"
     kind: Literal["orpo"]
     runs = "reference_free:run_orpo"
+    trainer = "rlhf.training.reference_free:ORPOTrainer"
     command = "Fine-tune and learn from pairs in one stage: rlhf orpo model=PATH data=FILE"
     measures = (*MEASURED_ON_PAIRS, "eval/sft_loss")
 
@@ -160,6 +172,7 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
     rows_for = "kto"
     kind: Literal["kto"]
     runs = "kto:run_kto"
+    trainer = "rlhf.training.kto:KTOTrainer"
     command = "Learn from single completions, good or bad: rlhf kto model=PATH data=FILE"
     measures = (
         "eval/loss",
@@ -177,6 +190,7 @@ class PPOStage(PPOConfig, PolicyStage):
 
     kind: Literal["ppo"]
     runs = "ppo:run_ppo"
+    trainer = "rlhf.training.ppo:PPOTrainer"
     command = "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
@@ -185,6 +199,7 @@ class VAPOStage(VAPOConfig, PolicyStage):
 
     kind: Literal["vapo"]
     runs = "ppo:run_ppo"
+    trainer = "rlhf.training.ppo:VAPOTrainer"
     command = (
         "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     )
@@ -195,6 +210,7 @@ class TRPOStage(TRPOConfig, PolicyStage):
 
     kind: Literal["trpo"]
     runs = "trpo:run_trpo"
+    trainer = "rlhf.training.trpo:TRPOTrainer"
     command = "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
@@ -203,9 +219,15 @@ class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
 
     kind: Literal["online_dpo"]
     runs = "online_dpo:run_online_dpo"
+    trainer = "rlhf.training.online_dpo:OnlineDPOTrainer"
     command = (
         "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     )
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """That of ``loss``."""
+        return (self.pair_formula.function,)
 
 
 class DistillStage(DistillConfig, PromptInputs, PolicyTraining):
@@ -214,6 +236,7 @@ class DistillStage(DistillConfig, PromptInputs, PolicyTraining):
     leaves = "policy"
     kind: Literal["distill"]
     runs = "distill:run_distill"
+    trainer = "rlhf.training.distill:DistillTrainer"
     command = "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE"
     measures = (
         "eval/teacher_kl",

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 
-from rlhf.config.policy import CLIPPED_RATIOS, RLConfig
+from rlhf.config.formulas import argument_values
+from rlhf.config.policy import RLConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import (
     KL_ESTIMATORS,
-    cispo_loss,
-    clipped_policy_loss,
     clipped_tokens,
     importance_weights,
     kl_overflows,
     off_policy_kl,
     ratio_statistics,
-    reinforce_loss,
-    sapo_loss,
     sequence_log_ratios,
-    sequence_policy_loss,
 )
+from rlhf.losses.formula import load_formula
 from rlhf.models.divergence import exact_kl_per_token
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
@@ -30,8 +29,6 @@ from rlhf.training.metrics import Metrics
 
 LARGEST_EXPONENT = 700.0
 """exp of more is infinite in float64."""
-RATIO_OF = {"sequence": "mean", "sequence_token": "token"}
-"""Policy loss to the kind of ratio that a whole completion has (``sequence_log_ratios``); of all others each token has its own."""
 
 
 def policy_losses(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Tensor:
@@ -46,25 +43,17 @@ def policy_losses(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Ten
     Returns:
         [M].
     """
-    old, advantages = old_or_own(logprobs, batch), batch.token_columns["advantages"]
-    low, high = config.clip_low, config.clip_high
-    match config.policy_loss:
-        case "clip":
-            losses = clipped_policy_loss(
-                logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=config.dual_clip
-            )
-        case "sequence" | "sequence_token":
-            losses = sequence_policy_loss(
-                logprobs, old, advantages, batch.score_seq,
-                how=RATIO_OF[config.policy_loss], clip_low=low, clip_high=high, dual_clip=config.dual_clip,
-            )  # fmt: skip
-        case "cispo":
-            losses = cispo_loss(logprobs, old, advantages, clip_low=low, clip_high=high)
-        case "sapo":
-            good, bad = config.gate_temperatures
-            losses = sapo_loss(logprobs, old, advantages, temperature_good=good, temperature_bad=bad)
-        case "reinforce":
-            losses = reinforce_loss(logprobs, advantages)
+    formula = config.policy_formula
+    function = load_formula(formula.function)
+    tensors = {
+        "logprobs": logprobs,
+        "old_logprobs": old_or_own(logprobs, batch),
+        "advantages": batch.token_columns["advantages"],
+        "score_seq": batch.score_seq,
+    }
+    asked = {name: tensor for name, tensor in tensors.items() if name in inspect.signature(function).parameters}
+    how = {} if formula.sequence_ratio is None else {"how": formula.sequence_ratio}
+    losses = function(**asked, **argument_values(config, formula.arguments), **how)
     weights = batch.token_columns.get("importance_weights")
     return losses if weights is None else weights * losses
 
@@ -95,15 +84,15 @@ def measure_ratios(name: str, config: RLConfig, logprobs: Tensor, batch: PackedB
     metrics.smallest(f"{name}/ratio_min", ratio)
     metrics.mean(f"{name}/ratio_overflow_frac", statistics.num_overflowed / size, size)
     metrics.total("loss/ratio_overflows", statistics.num_overflowed)
-    if config.policy_loss in (*CLIPPED_RATIOS, "cispo"):
+    if config.policy_formula.clips is not None:
         metrics.mean(f"{name}/clip_frac", held_back(config, logprobs, batch))
 
 
 def held_back(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> Tensor:
-    """bool [M] tokens that a clip took out of the gradient, or, for CISPO, whose weight it cut."""
+    """bool [M] tokens that a clip took out of the gradient, or whose weight it cut."""
     low, high, dual = config.clip_low, config.clip_high, config.dual_clip
     ours, theirs = _compared(config, logprobs, batch)
-    if config.policy_loss == "cispo":
+    if config.policy_formula.clips == "weight":
         ratio = (ours - theirs).exp()
         return (ratio < 1 - low) | (ratio > 1 + high)
     advantages = batch.token_columns["advantages"]
@@ -178,7 +167,7 @@ def correct_sampler(
 def _compared(config: RLConfig, logprobs: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """[M] and [M], whose difference is the log-ratio that the policy loss clips."""
     old = old_or_own(logprobs, batch)
-    how = RATIO_OF.get(config.policy_loss)
+    how = config.policy_formula.sequence_ratio
     if how is None:
         return logprobs, old
     log_ratios = sequence_log_ratios(logprobs, old, batch.score_seq, how=how)

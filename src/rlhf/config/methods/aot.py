@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
-from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS
+from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS, SMOOTHING
 
 METHOD = Method(
     title="AOT",
@@ -13,6 +14,12 @@ METHOD = Method(
     settings={"loss": "aot"},
     options=("loss", *PAIR_TERMS, "batch_size"),
     computed_by="losses.transport:aot_loss",
+    pair_losses={
+        "aot": PairFormula(function="losses.transport:aot_loss", arguments=SMOOTHING, compares_pairs=True),
+        "aot_unpaired": PairFormula(
+            function="losses.transport:aot_unpaired_loss", arguments=SMOOTHING, compares_pairs=True
+        ),
+    },
     paper="Melnyk et al.",
     year=2024,
     arxiv="2406.05882",

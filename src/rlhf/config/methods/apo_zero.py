@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
 from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS
 
@@ -13,6 +14,7 @@ METHOD = Method(
     settings={"loss": "apo_zero"},
     options=("loss", *PAIR_TERMS),
     computed_by="losses.anchored:apo_zero_loss",
+    pair_losses={"apo_zero": PairFormula(function="losses.anchored:apo_zero_loss")},
     paper="D'Oosterlinck et al.",
     year=2024,
     arxiv="2408.06266",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
 from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS
 
@@ -13,6 +14,7 @@ METHOD = Method(
     settings={"loss": "bco"},
     options=("loss", *PAIR_TERMS),
     computed_by="losses.anchored:bco_pair_loss",
+    pair_losses={"bco": PairFormula(function="losses.anchored:bco_pair_loss")},
     paper="Jung et al.",
     year=2024,
     arxiv="2404.04656",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
 from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS
 
@@ -13,6 +14,11 @@ METHOD = Method(
     settings={"loss": "discopop"},
     options=("loss", "discopop_temperature", *PAIR_TERMS),
     computed_by="losses.preference:discopop_loss",
+    pair_losses={
+        "discopop": PairFormula(
+            function="losses.preference:discopop_loss", arguments={"tau": "discopop_temperature"}, sees_margin_only=True
+        )
+    },
     paper="Lu et al.",
     year=2024,
     arxiv="2406.08414",

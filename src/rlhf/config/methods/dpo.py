@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
-from rlhf.config.methods.preference_family import PAIR_RATES, PAIR_SOURCES, PAIR_TERMS
+from rlhf.config.methods.preference_family import PAIR_RATES, PAIR_SOURCES, PAIR_TERMS, SMOOTHING
 
 METHOD = Method(
     title="Direct preference optimization",
@@ -12,6 +13,14 @@ METHOD = Method(
     kind="dpo",
     options=(*PAIR_TERMS, "loss", "reference_free", "learning_rate"),
     computed_by="losses.preference:dpo_loss",
+    pair_losses={
+        "sigmoid": PairFormula(
+            function="losses.preference:dpo_loss",
+            arguments=SMOOTHING,
+            options=("length_normalized",),
+            sees_margin_only=True,
+        )
+    },
     paper="Rafailov et al.",
     year=2023,
     arxiv="2305.18290",

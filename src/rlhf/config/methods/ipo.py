@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
 from rlhf.config.methods.preference_family import PAIR_SOURCES
 
@@ -13,6 +14,9 @@ METHOD = Method(
     settings={"loss": "ipo"},
     options=("loss", "beta", "ipo_per_token", "sft_coef"),
     computed_by="losses.preference:ipo_loss",
+    pair_losses={
+        "ipo": PairFormula(function="losses.preference:ipo_loss", options=("ipo_per_token",), sees_margin_only=True)
+    },
     paper="Azar et al.",
     year=2023,
     arxiv="2310.12036",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlhf.config.methods.pair_loss import PairLoss
+    from rlhf.config.formulas import PairFormula
     from rlhf.config.schema import Setting
     from rlhf.config.stage_inputs import StageConfig
     from rlhf.config.typical_learning_rates import TypicalRates
@@ -49,7 +49,7 @@ class Method:
     """Of options whose default follows from another setting: how."""
     stage: type[StageConfig] | None = None
     """The kind of stage, where the method declares one of its own."""
-    pair_losses: Mapping[str, PairLoss] = field(default_factory=dict)
+    pair_losses: Mapping[str, PairFormula] = field(default_factory=dict)
     """What the method adds to ``loss`` of ``kind: dpo``, by name."""
     rates: TypicalRates | None = None
     """Learning rates that work for its kind of stage; None for those of learning from rewards."""

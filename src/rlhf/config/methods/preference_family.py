@@ -15,4 +15,4 @@ PAIR_SOURCES: Mapping[str, str] = {
     "sft_coef=0.0": "ours: the method's own loss, and nothing that nobody asked for",
 }
 SMOOTHING = {"label_smoothing": "label_smoothing"}
-"""For ``arguments`` of a loss whose formula takes it."""
+"""``arguments`` of a loss that takes it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
-from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS
+from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS, SMOOTHING
 
 METHOD = Method(
     title="Robust DPO",
@@ -13,6 +14,9 @@ METHOD = Method(
     settings={"loss": "robust", "label_smoothing": 0.1},
     options=("loss", "label_smoothing", *PAIR_TERMS),
     computed_by="losses.preference:robust_dpo_loss",
+    pair_losses={
+        "robust": PairFormula(function="losses.preference:robust_dpo_loss", arguments=SMOOTHING, sees_margin_only=True)
+    },
     paper="Chowdhury et al.",
     year=2024,
     arxiv="2403.00409",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
 from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS
 
@@ -13,6 +14,7 @@ METHOD = Method(
     settings={"loss": "hinge"},
     options=("loss", *PAIR_TERMS),
     computed_by="losses.preference:dpo_hinge_loss",
+    pair_losses={"hinge": PairFormula(function="losses.preference:dpo_hinge_loss", sees_margin_only=True)},
     paper="Zhao et al.",
     year=2023,
     arxiv="2305.10425",
