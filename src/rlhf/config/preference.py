@@ -189,6 +189,11 @@ class KTOConfig(OfflineConfig, AgainstReference):
     truncation: Truncation = "drop"
     """What happens to longer rows."""
 
+    @property
+    def measures_reference_point(self) -> bool:
+        """Whether each step compares its completions with those of its other prompts."""
+        return self.loss == "kto" and self.reference_point == "step"
+
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
         for name in ("desirable_weight", "undesirable_weight", "reference_point"):
@@ -201,7 +206,7 @@ class KTOConfig(OfflineConfig, AgainstReference):
             )
         if not self.desirable_weight and not self.undesirable_weight:
             raise ValueError("desirable_weight and undesirable_weight are both 0, so nothing would be learned")
-        if self.loss == "kto" and self.reference_point == "step" and self.batch_tokens is None and self.batch_size < 2:
+        if self.measures_reference_point and self.batch_tokens is None and self.batch_size < 2:
             raise ValueError(
                 "reference_point: step compares rows of a step with each other, and batch_size is 1; make it larger, or "
                 "take reference_point: running"

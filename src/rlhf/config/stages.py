@@ -75,6 +75,13 @@ POLICY_KINDS = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "p
 """Kinds that leave a policy."""
 JUDGE_KINDS = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "judge")
 """Kinds that leave a model which scores."""
+
+
+def judge_kinds(judged: str) -> tuple[str, ...]:
+    """Kinds that leave a model which scores whole completions, or steps."""
+    return tuple(name for name, kind in BY_KIND.items() if kind.judges == judged)
+
+
 MODEL_STAGES = (*POLICY_KINDS, *JUDGE_KINDS)
 """Kinds that leave a model."""
 FILE_STAGES = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "files")
@@ -128,5 +135,6 @@ __all__ = [
     "TRPOStage",
     "VAPOStage",
     "WorldStage",
+    "judge_kinds",
     "stage_adapter",
 ]

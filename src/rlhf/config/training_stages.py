@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -44,6 +45,10 @@ class RewardStage(RewardModelConfig, OfflineStage):
     runs = "reward:run_reward"
     trainer = "rlhf.training.reward_model:RewardModelTrainer"
     leaves = "judge"
+    judges = "completions"
+    why_unwritten: ClassVar[Mapping[str, str]] = {
+        "evaluation.json": "give it eval_data or eval_frac, and a loss that compares completions"
+    }
     command = "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
     model: ModelConfig
     """Whose backbone to start from."""
@@ -79,6 +84,10 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     runs = "prm:run_prm"
     trainer = "rlhf.training.process_reward:ProcessRewardModelTrainer"
     leaves = "judge"
+    judges = "steps"
+    why_unwritten: ClassVar[Mapping[str, str]] = {
+        "evaluation.json": "give it eval_data or eval_frac, and labeled steps"
+    }
     command = "Train a judge of each step: rlhf prm model=PATH data=FILE"
     model: ModelConfig
     """Whose backbone to start from."""
@@ -125,6 +134,21 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
     def formulas(self) -> tuple[str, ...]:
         """That of ``loss``."""
         return (self.pair_formula.function,)
+
+    @property
+    def asks_reference_once(self) -> bool:
+        """Unless there is none."""
+        return not self.reference_free
+
+    @property
+    def holds_reference(self) -> bool:
+        """Where one is named; the policy as it is at the start needs no second model."""
+        return self.reference is not None
+
+    @property
+    def compares_pairs(self) -> bool:
+        """The loss decides."""
+        return self.pair_formula.compares_pairs
 
     @model_validator(mode="after")
     def _one_reference_or_none(self) -> Self:
@@ -183,6 +207,16 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
     )
     reference: ModelConfig | None = None
     """What the policy is measured against; the start by default."""
+
+    @property
+    def asks_reference_once(self) -> bool:
+        """Every row is measured against it."""
+        return True
+
+    @property
+    def holds_reference(self) -> bool:
+        """One that is named, or the copy on which the reference point is measured."""
+        return self.reference is not None or (self.measures_reference_point and self.model.lora is None)
 
 
 class PPOStage(PPOConfig, PolicyStage):

@@ -77,7 +77,7 @@ class KTOTrainer(OfflineTrainer):
         self.policy = policy
         self.scored = ReferenceScores(train_data, eval_data, check=_label)
         super().__init__(config, self.scored.train, self.scored.held_out, log=log, checkpoint_dir=checkpoint_dir)
-        self.measures_point = config.loss == "kto" and config.reference_point == "step"
+        self.measures_point = config.measures_reference_point
         self.running: RunningReferencePoint | RunningRewardShift | None = None
         if config.loss == "bco":
             self.running = RunningRewardShift(config.reference_point_decay)
