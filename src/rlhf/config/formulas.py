@@ -46,6 +46,8 @@ class PolicyFormula:
     """Further keywords of the function -> the setting that each has the value of; ``name.0`` is the first of several values."""
     clips: Literal["gradient", "weight"] | None = None
     """What is held at the bounds ``clip_low`` and ``clip_high``: whether a token has a gradient, or its weight; None without bounds."""
+    has_ratio: bool = True
+    """Whether a token counts by how much likelier the policy has become to write it; without, only one step a rollout is right."""
     sequence_ratio: Literal["mean", "token"] | None = None
     """For one ratio for a whole completion: its kind (``how`` of ``rlhf.losses.sequence_log_ratios``, which the function gets, too);
     None where each token has its own."""

@@ -72,9 +72,9 @@ class GRPOConfig(RLConfig):
 
     @model_validator(mode="after")
     def _credit_fits_the_loss(self) -> Self:
-        if self.policy_loss == "sequence" and self.advantage == "batch" and self.kl.where == "reward":
+        if self.policy_formula.sequence_ratio == "mean" and self.advantage == "batch" and self.kl.where == "reward":
             raise ValueError(
-                "policy_loss 'sequence' has one ratio and needs one advantage for a whole completion, and a penalty in the reward "
+                f"policy_loss {self.policy_loss!r} has one ratio and needs one advantage for a whole completion, and a penalty in the reward "
                 "gives each token its own; use `sequence_token`, or put the penalty elsewhere"
             )
         return self

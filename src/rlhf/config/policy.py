@@ -363,9 +363,9 @@ class PPOConfig(RLConfig):
             )
         if self.positive_score != _default(self, "positive_score") and not self.positive_nll_coef:
             raise ValueError("positive_score belongs to positive_nll_coef, which is 0; give it a weight such as 0.1")
-        if self.policy_loss == "sequence":
+        if self.policy_formula.sequence_ratio == "mean":
             raise ValueError(
-                "policy_loss 'sequence' has one ratio and needs one advantage for a whole completion, and the critic gives each "
+                f"policy_loss {self.policy_loss!r} has one ratio and needs one advantage for a whole completion, and the critic gives each "
                 "token its own; use `sequence_token`"
             )
         if self.value_warmup_rollouts >= self.rollouts:

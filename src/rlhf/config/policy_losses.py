@@ -25,7 +25,7 @@ POLICY_LOSSES: Mapping[str, PolicyFormula] = {
         function="losses.policy:sapo_loss",
         arguments={"temperature_good": "gate_temperatures.0", "temperature_bad": "gate_temperatures.1"},
     ),
-    "reinforce": PolicyFormula(function="losses.policy:reinforce_loss"),
+    "reinforce": PolicyFormula(function="losses.policy:reinforce_loss", has_ratio=False),
 }
 OF_SOME_LOSSES = ("clip_low", "clip_high", "dual_clip", "gate_temperatures")
 """Settings that belong to some of them."""

@@ -12,6 +12,7 @@
     anchored      nca_loss, bco_pair_loss, sppo_loss, apo_zero_loss, apo_down_loss [P]: each side against the reference
     transport     aot_loss, aot_unpaired_loss [P] over a whole step; same_rank
     pairs         PAIR_LOSSES: the three above by name
+    formula       load_formula: a loss that settings name by text
     reference_free  simpo_loss, cpo_loss, odds_ratio_loss [P]; log_odds
     divergences   divergence_scores [S]: other divergences than reverse KL in the place of log-ratios
     pair_tokens   chosen_nll, wpo_weights [P]; length_desensitized_logprobs [S]; log_collision_probs

@@ -213,11 +213,11 @@ def _check_policy_stage(review: Review, stage: Any) -> None:
             f"(prompts_per_rollout x group_size: {stage.prompts_per_rollout} x {stage.group_size}); every step is as small as that.",
         )
     steps = stage.steps_per_rollout
-    if stage.policy_loss == "reinforce" and steps > 1 and stage.takes_importance:
+    if not stage.policy_formula.has_ratio and steps > 1 and stage.takes_importance:
         review.warn(
             "policy_loss",
-            f"`reinforce` has no ratio and a rollout is {steps} steps: all but the first learn from completions of an older policy as "
-            "if they were its own; use `clip`, or one step to a rollout.",
+            f"`{stage.policy_loss}` has no ratio and a rollout is {steps} steps: all but the first learn from completions of an older "
+            "policy as if they were its own; use `clip`, or one step to a rollout.",
         )
     if steps == 1 and stage.takes_importance and not isinstance(stage, TRPOStage):
         _check_single_step(review, stage)
@@ -272,7 +272,7 @@ def _check_compiled(review: Review, stage: TrainConfig | EvaluateStage) -> None:
 def _check_single_step(review: Review, stage: PolicyStage) -> None:
     """Before the first step on a rollout no ratio has left 1, and what bounds ratios has nothing to bound."""
     more = "give fewer minibatch_size than a rollout has, or more epochs_per_rollout"
-    if stage.policy_loss not in ("clip", "reinforce"):
+    if stage.policy_loss != "clip" and stage.policy_formula.has_ratio:
         review.warn(
             "policy_loss",
             f"A rollout is one step, before which every ratio is 1: `{stage.policy_loss}` is the plain policy gradient there; {more}.",
