@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import BaseModel
 
-from rlhf.config.base import Config
 from rlhf.config.methods import METHODS, MODULES
 from rlhf.config.pair_losses import PAIR_FORMULAS
 from rlhf.config.policy_losses import POLICY_LOSSES
 from rlhf.config.schema import stage_classes
 from rlhf.config.stage_inputs import RowsFor
+from tests.fixtures.settings import config_classes
 from tests.fixtures.source import FILES, SOURCE, module_of, name_of, tree_of
 
 MOST_FILES = 3
@@ -34,18 +33,11 @@ NAMED_BY = ("kind", "loss", "policy_loss")
 """Settings whose values are such names."""
 
 
-def subclasses(cls: type) -> Iterator[type]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from subclasses(each)
-
-
 @cache
 def words_of_recipes() -> frozenset[str]:
     """Names of settings, and values of settings that name neither a method nor a loss: such a word may mean something else."""
     words = set(get_args(RowsFor))
-    for cls in subclasses(Config):
-        assert issubclass(cls, BaseModel)
+    for cls in config_classes():
         for name, field in cls.model_fields.items():
             words.add(name)
             if name not in NAMED_BY:

@@ -114,7 +114,7 @@ class DPOConfig(PairsConfig, AgainstReference):
         return self
 
 
-def check_needs(loss: str, config: Config) -> None:
+def check_needs(loss: str, config: object) -> None:
     """Refuse a loss without a setting that it needs.
 
     Raises:
