@@ -3,8 +3,8 @@
     python tools/method_pages.py            write
     python tools/method_pages.py --check    say what is out of date, and change nothing
 
-Sources: METHODS (src/rlhf/config/methods.py), the settings classes with their docstrings, where their defaults come from
-(src/rlhf/config/default_sources.py), recipes/quickstart.yaml for the stages that all recipes share, and
+Sources: METHODS (src/rlhf/config/methods), the settings classes with their docstrings, where defaults come from (sources of
+each method and its family), recipes/quickstart.yaml for the stages that all recipes share, and
 tools/method_settings.yaml for the numbers of the embedded world.
 """
 
@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
-from rlhf.config.default_sources import default_source
-from rlhf.config.methods import FAMILIES, METHODS, STEPS, Method, page_of, recipe_of
+from rlhf.config.methods import FAMILIES, METHODS, Method, page_of, recipe_of
+from rlhf.config.methods.policy_family import STEPS
 from rlhf.config.policy import RLConfig
 from rlhf.config.schema import describe_setting, settings_class
 from rlhf.data.message_text import counted
@@ -86,7 +86,7 @@ def options(name: str, method: Method) -> str:
     chosen = _flat(own_stage(name))
     lines = ["| setting | default | where that is from | in the recipe | |", "|---|---|---|---|---|"]
     for setting in method.described_options():
-        default, source = setting.default, default_source(name, method, setting)
+        default, source = setting.default, method.source_of(setting)
         if setting.name in method.settings:  # it makes the method; the class's own default is another method's
             default = f"**{default}**"
             usual = describe_setting(settings_class(method.kind), setting.name).default

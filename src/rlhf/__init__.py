@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
     from rlhf.config.base import BaseConfig as BaseConfig
     from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
-    from rlhf.config.grpo_settings import RLOOConfig as RLOOConfig
+    from rlhf.config.methods.rloo import RLOOConfig as RLOOConfig
     from rlhf.config.model import LoRAConfig as LoRAConfig
     from rlhf.config.model import ModelConfig as ModelConfig
     from rlhf.config.policy import PPOConfig as PPOConfig
@@ -145,7 +145,7 @@ PUBLIC: dict[str, str] = {
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
     "RLHFOrchestrator": "rlhf.pipeline.orchestrator:RLHFOrchestrator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
-    "RLOOConfig": "rlhf.config.grpo_settings:RLOOConfig",
+    "RLOOConfig": "rlhf.config.methods.rloo:RLOOConfig",
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",

@@ -1,4 +1,4 @@
-"""docs/extending.md: applied to a copy of the package, its steps give a kind of reward and a kind of stage that work."""
+"""docs/extending.md: applied to a copy of the package, its steps give a reward, a loss, a method and a kind of stage that work."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ STEPS = re.findall(r"^```(python|diff)\n# src/rlhf/(\S+)\n(.*?)^```", PAGE, re.M
 USE = """\
 import json, sys
 from pathlib import Path
+from rlhf.cli.run import stage_commands
+from rlhf.config.methods import METHODS
+from rlhf.config.methods.topr import TOPRConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.yaml_text import parse_yaml
 from rlhf.pipeline.code_hash import code_of_stage
@@ -24,18 +27,36 @@ from rlhf.pipeline.stages import StageContext, runner
 from rlhf.pipeline.validate import validate_recipe
 from rlhf.rewards.factory import build_reward
 from rlhf.training.log import TrainingLogger
+from tests.fixtures import toy
 from tests.unit.rewards.helpers import samples
 
 recipe = RecipeConfig.of(parse_yaml(sys.stdin.read(), "the page"))
-pick, grpo = recipe.stages["pick"], recipe.stages["grpo"]
+pick, topr = recipe.stages["pick"], recipe.stages["topr"]
 Path("pick").mkdir()
 outcome = runner(pick.kind)(pick, StageContext("pick", Path(), TrainingLogger()))
+toy.GROUPS["topr"] = (TOPRConfig, {})
+losses = {}
+for kind, settings in (
+    ("dpo", {"loss": "truncated_quadratic", "epochs": None, "max_steps": 1}),
+    ("online_dpo", {"loss": "truncated_quadratic", "rollouts": 1}),
+    ("topr", {"most_weight": 0.5, "rollouts": 1}),
+):
+    log = TrainingLogger()
+    before = toy.weights_of(trainer := toy.build_trainer(kind, log=log, **settings))
+    before = {name: weight.clone() for name, weight in before.items()}
+    trainer.train()
+    assert toy.largest_difference(before, toy.weights_of(trainer)) > 0, kind
+    losses[kind] = next(entry["metrics"]["loss/train"] for entry in log.read("metrics"))
+added = [METHODS[name] for name in ("gpo_quadratic", "topr")]
 print(json.dumps({
     "rows": Path("pick/chosen.jsonl").read_text().splitlines(),
     "headline": outcome.headline,
-    "scores": build_reward(grpo.reward).score(*samples("ABc", "abC", "")).per_component,
-    "code": [sorted(code_of_stage(stage.kind, stage)) for stage in (pick, grpo)],
+    "scores": build_reward(topr.reward).score(*samples("ABc", "abC", "")).per_component,
+    "code": {name: sorted(code_of_stage(stage.kind, stage)) for name, stage in recipe.stages.items()},
     "errors": [problem.line for problem in validate_recipe(recipe, deep=False).problems if problem.level == "error"],
+    "losses": losses,
+    "commands": [name for name in stage_commands() if name == "topr"],
+    "unexplained": [option.name for method in added for option in method.described_options() if not method.source_of(option)],
 }))
 """
 
@@ -54,7 +75,7 @@ def test_what_the_page_adds_works(tmp_path):
     package = tmp_path / "src" / "rlhf"
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "assets", "templates", "static"))
     (package / "assets").symlink_to(SOURCE / "assets")
-    assert [language for language, _, _ in STEPS] == ["python", "diff", "python"] * 2
+    assert [language for language, _, _ in STEPS] == ["python", "diff", "python"] * 4
     for language, name, step in STEPS:
         file = package / name
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -65,6 +86,8 @@ def test_what_the_page_adds_works(tmp_path):
             text = f"{head}\n\n{step}\n\n{table}{tail}" if text else step
         file.write_text(text, encoding="utf-8")
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "Say {n}."}}\n' for n in range(5)))
+    pair = '{"prompt": "Say it.", "chosen": "Yes.", "rejected": "No."}\n'
+    (tmp_path / "pairs.jsonl").write_text(pair * 3)
     done = subprocess.run(
         [sys.executable, "-c", USE], input=RECIPE, capture_output=True, text=True, cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT}"},
@@ -74,6 +97,11 @@ def test_what_the_page_adds_works(tmp_path):
     assert found["scores"] == {"capitals": [1.0, 0.0, 0.0]}
     assert (len(found["rows"]), found["headline"]) == (2, "2 of 5 prompts")
     assert found["errors"] == []
-    of_pick, of_grpo = map(set, found["code"])
-    assert "pipeline/stages/sample.py" in of_pick - of_grpo
-    assert "rewards/capitals.py" in of_grpo - of_pick
+    assert found["commands"] == ["topr"]
+    assert found["unexplained"] == []
+    assert found["losses"]["dpo"] == 1.0  # (1 - beta * 0)^2: the policy is its own reference
+    of_pick, of_quadratic, of_topr = (set(found["code"][name]) for name in ("pick", "quadratic", "topr"))
+    assert "pipeline/stages/sample.py" in of_pick - of_topr
+    assert "rewards/capitals.py" in of_topr - of_pick
+    assert "losses/truncated.py" in of_quadratic - of_topr
+    assert "losses/tapered.py" in of_topr - of_quadratic

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +20,10 @@ class WorldStage(StageConfig):
 
     kind: Literal["world"]
     runs = "world:run_world"
+    why_unwritten: ClassVar[Mapping[str, str]] = {
+        "pretrain.jsonl": "set its num_documents",
+        "tokenizer": "set its vocab_size",
+    }
     split_seed: int = Field(0, ge=0)
     """Seeds which prompts and facts are held out."""
     seed: int | None = Field(None, ge=0)
@@ -72,6 +77,8 @@ class PreferencesStage(StageConfig):
 
     kind: Literal["preferences"]
     runs = "preferences:run_preferences"
+    samples = True
+    why_unwritten: ClassVar[Mapping[str, str]] = {"test_pairs.jsonl": "give it test_prompts"}
     model: ModelConfig
     """Who is asked."""
     prompts: InputPath
@@ -115,6 +122,7 @@ class BestOfNStage(StageConfig):
 
     kind: Literal["best_of_n"]
     runs = "best_of_n:run_best_of_n"
+    samples = True
     command = "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     model: ModelConfig
     """Who is asked."""
@@ -163,6 +171,8 @@ class EvaluateStage(StageConfig):
 
     kind: Literal["evaluate"]
     runs = "evaluate:run_evaluate"
+    samples = True
+    evaluates = True
     policy: ModelConfig
     """The policy after."""
     baseline: ModelConfig

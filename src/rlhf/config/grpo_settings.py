@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.policy import Aggregation, KLConfig, KLEstimator, KLPlace, OverlongConfig, PolicyLoss, RLConfig
+from rlhf.config.policy import Aggregation, KLConfig, KLEstimator, KLPlace, RLConfig
 
 Advantage = Literal["group", "group_mean", "leave_one_out", "batch_std", "batch", "greedy"]
 
@@ -72,90 +72,12 @@ class GRPOConfig(RLConfig):
 
     @model_validator(mode="after")
     def _credit_fits_the_loss(self) -> Self:
-        if self.policy_loss == "sequence" and self.advantage == "batch" and self.kl.where == "reward":
+        if self.policy_formula.sequence_ratio == "mean" and self.advantage == "batch" and self.kl.where == "reward":
             raise ValueError(
-                "policy_loss 'sequence' has one ratio and needs one advantage for a whole completion, and a penalty in the reward "
+                f"policy_loss {self.policy_loss!r} has one ratio and needs one advantage for a whole completion, and a penalty in the reward "
                 "gives each token its own; use `sequence_token`, or put the penalty elsewhere"
             )
         return self
-
-
-class DrGRPOConfig(GRPOConfig):
-    """Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): GRPO without its biases by length and by difficulty, and without KL."""
-
-    prompts_per_rollout: int = Field(128, ge=1)
-    """Prompts asked each time; with the other defaults a rollout is eight steps, as in the authors' code."""
-    advantage: Advantage = "group_mean"
-    """See GRPO."""
-    aggregation: Aggregation = "constant"
-    """See GRPO."""
-    kl: GRPOKLConfig = GRPOKLConfig(where="none", coef=0.0)
-    """Penalty for moving away from the reference."""
-
-
-class DAPOConfig(GRPOConfig):
-    """DAPO (Yu et al. 2025, arXiv:2503.14476): clip higher, mean over tokens, groups that teach, soft length limit, no KL."""
-
-    group_size: int = Field(16, ge=1)
-    """Completions sampled for each prompt."""
-    prompts_per_rollout: int = Field(128, ge=1)
-    """Prompts asked each time; with the other defaults a rollout is 16 steps, as in the paper's section 4.1."""
-    clip_high: float = Field(0.28, ge=0)
-    """Ratio is not rewarded above 1 + clip_high."""
-    aggregation: Aggregation = "token"
-    """See GRPO."""
-    kl: GRPOKLConfig = GRPOKLConfig(where="none", coef=0.0)
-    """Penalty for moving away from the reference."""
-    dynamic_sampling: bool = True
-    """Ask further prompts in place of those whose completions all score alike."""
-    overlong: OverlongConfig | None = OverlongConfig()
-    """Soft punishment near the length limit; null for none."""
-
-
-class GSPOConfig(GRPOConfig):
-    """GSPO (Zheng et al. 2025, arXiv:2507.18071): one ratio for a whole completion."""
-
-    prompts_per_rollout: int = Field(64, ge=1)
-    """Prompts asked each time; with the other defaults a rollout is four steps, as in the paper's section 5.1."""
-
-    policy_loss: PolicyLoss = "sequence"
-    """What an advantage does to a token."""
-    clip_low: float = Field(3e-4, ge=0, le=1)
-    """Ratio, a mean per token, is not rewarded below 1 - clip_low."""
-    clip_high: float = Field(4e-4, ge=0)
-    """Ratio is not rewarded above 1 + clip_high."""
-    kl: GRPOKLConfig = GRPOKLConfig(where="none", coef=0.0)
-    """Penalty for moving away from the reference."""
-
-
-class CISPOConfig(GRPOConfig):
-    """CISPO (MiniMax 2025, arXiv:2506.13585): clips the weight of a token, and silences none."""
-
-    prompts_per_rollout: int = Field(256, ge=1)
-    """Prompts asked each time; with the other defaults a rollout is 16 steps, as in the paper's section 3.1. With one step every
-    weight is 1, and this is the plain policy gradient."""
-    policy_loss: PolicyLoss = "cispo"
-    """What an advantage does to a token."""
-    clip_low: float = Field(1.0, ge=0, le=1)
-    """A token's weight is at least 1 - clip_low; 1 for no lower bound."""
-    clip_high: float = Field(4.0, ge=0)
-    """A token's weight is at most 1 + clip_high (ScaleRL, arXiv:2510.13786, found 5 good)."""
-    aggregation: Aggregation = "token"
-    """See GRPO."""
-    kl: GRPOKLConfig = GRPOKLConfig(where="none", coef=0.0)
-    """Penalty for moving away from the reference."""
-
-
-class SAPOConfig(GRPOConfig):
-    """SAPO (Gao et al. 2025, arXiv:2511.20347): a soft gate in place of the clip."""
-
-    prompts_per_rollout: int = Field(64, ge=1)
-    """Prompts asked each time; with the other defaults a rollout is four steps. With one step every ratio is 1, and the gate does
-    nothing."""
-    policy_loss: PolicyLoss = "sapo"
-    """What an advantage does to a token."""
-    kl: GRPOKLConfig = GRPOKLConfig(where="none", coef=0.0)
-    """Penalty for moving away from the reference."""
 
 
 class RewardKLConfig(GRPOKLConfig):
@@ -167,52 +89,3 @@ class RewardKLConfig(GRPOKLConfig):
     """Per-token estimate; see `kl.estimator` of PPO."""
     coef: float = Field(0.05, ge=0)
     """Weight."""
-
-
-class RLOOConfig(GRPOConfig):
-    """RLOO (Ahmadian et al. 2024, arXiv:2402.14740): the plain policy gradient against the mean of a completion's siblings."""
-
-    group_size: int = Field(4, ge=1)
-    """Completions sampled for each prompt; the paper has 2 and 4."""
-    prompts_per_rollout: int = Field(32, ge=1)
-    """Prompts asked each time."""
-    advantage: Advantage = "leave_one_out"
-    """See GRPO."""
-    policy_loss: PolicyLoss = "reinforce"
-    """The paper's; with several steps to a rollout take `clip`."""
-    aggregation: Aggregation = "constant"
-    """A sum over each completion's tokens, as the paper has it, but for a constant."""
-    kl: RewardKLConfig = RewardKLConfig()
-    """Penalty for moving away from the reference."""
-
-
-class ReinforcePPConfig(GRPOConfig):
-    """REINFORCE++ (Hu et al. 2025, arXiv:2501.03262): no critic, no groups; advantages whitened over the whole rollout."""
-
-    group_size: int = Field(1, ge=1)
-    """Completions sampled for each prompt; 2 or more with `baseline: group`."""
-    prompts_per_rollout: int = Field(1024, ge=1)
-    """Prompts asked each time; with the other defaults a rollout is eight steps, as in the authors' code."""
-    advantage: Advantage = "batch"
-    """See GRPO."""
-    aggregation: Aggregation = "token"
-    """See GRPO."""
-    kl: RewardKLConfig = RewardKLConfig()
-    """Penalty for moving away from the reference."""
-
-
-class ReMaxConfig(GRPOConfig):
-    """ReMax (Li et al. 2023, arXiv:2310.10505): the plain policy gradient against the prompt's greedy completion."""
-
-    group_size: int = Field(1, ge=1)
-    """Completions sampled for each prompt, beside the greedy one."""
-    prompts_per_rollout: int = Field(128, ge=1)
-    """Prompts asked each time."""
-    advantage: Advantage = "greedy"
-    """See GRPO."""
-    policy_loss: PolicyLoss = "reinforce"
-    """The paper's; with several steps to a rollout take `clip`."""
-    aggregation: Aggregation = "constant"
-    """A sum over each completion's tokens, but for a constant."""
-    kl: RewardKLConfig = RewardKLConfig()
-    """Penalty for moving away from the reference."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlhf.config.formulas import PairFormula
+from rlhf.config.pair_losses import PAIR_FORMULAS, SEES_MARGIN_ONLY, owners_of
 from rlhf.config.policy import KLConfig, PolicyLoss, RLConfig
-from rlhf.config.preference import TAKES_SMOOTHING
+from rlhf.config.preference import check_needs, listed_losses
+
+if TYPE_CHECKING:
+    MarginLoss = str
+else:
+    MarginLoss = Literal[SEES_MARGIN_ONLY]
 
 OF_POLICY_GRADIENTS = ("policy_loss", "dual_clip", "importance")
 """What only a method with advantages has."""
@@ -28,7 +35,7 @@ class OnlineDPOConfig(RLConfig):
     prompt; where prompts teach nothing, the rollout has fewer pairs and so fewer steps."""
     beta: float = Field(0.1, gt=0)
     """Strength of the pull towards the reference policy."""
-    loss: Literal["sigmoid", "hinge", "ipo", "robust", "exo", "discopop"] = "sigmoid"
+    loss: MarginLoss = "sigmoid"
     """See `loss` of DPO."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Share of pairs believed to be judged the wrong way round; for `sigmoid`, `robust` and `exo`, which needs one above 0."""
@@ -37,12 +44,17 @@ class OnlineDPOConfig(RLConfig):
     kl: KLConfig = KLConfig(where="none", coef=0.0)
     """The pull is DPO's own; the KL is only measured."""
 
+    @property
+    def pair_formula(self) -> PairFormula:
+        """What computes the loss."""
+        return PAIR_FORMULAS[self.loss]
+
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
-        if self.label_smoothing and self.loss not in TAKES_SMOOTHING:
-            raise ValueError(f"label_smoothing belongs to `sigmoid`, `robust` and `exo`; the loss is {self.loss!r}")
-        if self.loss == "exo" and not self.label_smoothing:
-            raise ValueError("loss 'exo' needs a label_smoothing above 0, such as 0.001")
+        owners = [loss for loss in owners_of("label_smoothing") if loss in SEES_MARGIN_ONLY]
+        if self.label_smoothing and self.loss not in owners:
+            raise ValueError(f"label_smoothing belongs to the loss {listed_losses(owners)}; the loss is {self.loss!r}")
+        check_needs(self.loss, self)
         return self
 
     @model_validator(mode="after")

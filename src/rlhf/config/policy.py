@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlhf.config.base import BaseConfig
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
+from rlhf.config.formulas import PolicyFormula
 from rlhf.config.held_out import HeldOutConfig
+from rlhf.config.policy_losses import OF_SOME_LOSSES, POLICY_LOSSES
 from rlhf.config.training import TrainConfig, Truncation
 
-PolicyLoss = Literal["clip", "sequence", "sequence_token", "cispo", "sapo", "reinforce"]
 Aggregation = Literal["token", "sequence", "constant"]
 KLPlace = Literal["reward", "loss", "none"]
 KLEstimator = Literal["k1", "k2", "k3", "abs", "mse", "exact"]
-CLIPPED_RATIOS = ("clip", "sequence", "sequence_token")
-"""Policy losses that stop at a bound on the ratio."""
+if TYPE_CHECKING:
+    PolicyLoss = str
+else:
+    PolicyLoss = Literal[tuple(POLICY_LOSSES)]
 
 
 def _default(config: BaseConfig, key: str) -> object:
@@ -157,6 +160,8 @@ class RLConfig(TrainConfig):
 
     takes_importance: ClassVar[bool] = True
     """Whether advantages teach, which `importance` could weigh."""
+    policy_losses: ClassVar[Mapping[str, PolicyFormula]] = POLICY_LOSSES
+    """The choices of ``policy_loss``; a method with a formula of its own adds it here, and to the type of ``policy_loss``."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate of the policy."""
     warmup_frac: float = Field(0.05, ge=0, lt=1)
@@ -219,6 +224,11 @@ class RLConfig(TrainConfig):
     """What is measured on held-out prompts, beside the mean score."""
 
     @property
+    def policy_formula(self) -> PolicyFormula:
+        """What computes ``policy_loss``."""
+        return self.policy_losses[self.policy_loss]
+
+    @property
     def steps_per_rollout(self) -> int:
         """Optimizer steps that learn from one rollout. In the first of them every ratio is 1."""
         groups_per_step = self.minibatch_size // self.group_size
@@ -268,17 +278,14 @@ class RLConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _bounds_belong_to_the_loss(self) -> Self:
-        changed = {
-            key for key in ("clip_low", "clip_high", "gate_temperatures") if getattr(self, key) != _default(self, key)
-        }
-        if self.dual_clip is not None and self.policy_loss not in CLIPPED_RATIOS:
-            raise ValueError(f"dual_clip belongs to clipped ratios; policy_loss is {self.policy_loss!r}")
+        for key in OF_SOME_LOSSES:
+            if getattr(self, key) != _default(self, key) and key not in self.policy_formula.settings:
+                owners = " or ".join(f"`{name}`" for name, loss in self.policy_losses.items() if key in loss.settings)
+                raise ValueError(
+                    f"{key} does nothing where policy_loss is {self.policy_loss!r}; leave it out. It belongs to {owners}"
+                )
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(f"dual_clip ({self.dual_clip:g}) must lie above 1 + clip_high ({1 + self.clip_high:g})")
-        if self.policy_loss in ("sapo", "reinforce") and (unused := changed - {"gate_temperatures"}):
-            raise ValueError(f"{min(unused)} does nothing where policy_loss is {self.policy_loss!r}; leave it out")
-        if "gate_temperatures" in changed and self.policy_loss != "sapo":
-            raise ValueError(f"gate_temperatures belong to policy_loss 'sapo'; it is {self.policy_loss!r}")
         return self
 
     @model_validator(mode="after")
@@ -356,9 +363,9 @@ class PPOConfig(RLConfig):
             )
         if self.positive_score != _default(self, "positive_score") and not self.positive_nll_coef:
             raise ValueError("positive_score belongs to positive_nll_coef, which is 0; give it a weight such as 0.1")
-        if self.policy_loss == "sequence":
+        if self.policy_formula.sequence_ratio == "mean":
             raise ValueError(
-                "policy_loss 'sequence' has one ratio and needs one advantage for a whole completion, and the critic gives each "
+                f"policy_loss {self.policy_loss!r} has one ratio and needs one advantage for a whole completion, and the critic gives each "
                 "token its own; use `sequence_token`"
             )
         if self.value_warmup_rollouts >= self.rollouts:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rlhf.config.base import BaseConfig, FilePath
+from rlhf.config.formulas import PairFormula
+from rlhf.config.pair_losses import OF_SOME_LOSSES, PAIR_FORMULAS
 from rlhf.config.training import MOST_EPOCHS, OfflineConfig, Truncation
 
-PairLoss = Literal[
-    "sigmoid", "hinge", "ipo", "robust", "exo", "discopop", "nca", "bco", "sppo", "apo_zero", "apo_down", "aot",
-    "aot_unpaired",
-]  # fmt: skip
-"""Names of ``rlhf.losses.PAIR_LOSSES``."""
-SEES_MARGIN_ONLY = ("sigmoid", "hinge", "ipo", "robust", "exo", "discopop")
-"""Those that see a pair only by its margin (``rlhf.losses.MARGIN_LOSSES``)."""
-TAKES_SMOOTHING = ("sigmoid", "robust", "exo", "aot", "aot_unpaired")
-"""Those with a ``label_smoothing``."""
-SEES_ONE_PAIR = tuple(loss for loss in get_args(PairLoss) if not loss.startswith("aot"))
-"""Those that need no pair but their own (all but ``rlhf.losses.WHOLE_STEP_LOSSES``)."""
+if TYPE_CHECKING:
+    PairLoss = str
+else:
+    PairLoss = Literal[tuple(PAIR_FORMULAS)]
 
 
 class AgainstReference(BaseConfig):
@@ -92,38 +88,46 @@ class DPOConfig(PairsConfig, AgainstReference):
     reference_free: bool = False
     """No reference: log-probabilities in place of log-ratios; for losses on the margin."""
 
+    @property
+    def pair_formula(self) -> PairFormula:
+        """What computes the loss."""
+        return PAIR_FORMULAS[self.loss]
+
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
-        owners = {
-            "label_smoothing": TAKES_SMOOTHING,
-            "ipo_per_token": ("ipo",),
-            "discopop_temperature": ("discopop",),
-            "divergence": SEES_MARGIN_ONLY,
-            "length_normalized": ("sigmoid",),
-            "reference_free": SEES_MARGIN_ONLY,
-            "weight_by_policy": SEES_ONE_PAIR,
-        }
-        for name, losses in owners.items():
+        for name, losses in OF_SOME_LOSSES.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
-                listed = " or ".join(f"`{loss}`" for loss in losses)
-                raise ValueError(f"{name} belongs to the loss {listed}; the loss is {self.loss!r}")
-        if self.loss == "exo" and not self.label_smoothing:
-            raise ValueError(
-                "the loss `exo` asks for an infinite margin without label_smoothing; give one, such as 0.001"
-            )
+                raise ValueError(f"{name} belongs to the loss {listed_losses(losses)}; the loss is {self.loss!r}")
+        check_needs(self.loss, self)
         if self.reference_free and self.divergence != "reverse_kl":
             raise ValueError(
                 "divergence is from a reference, and reference_free says that there is none; take one of the two"
             )
         if (self.divergence == "alpha") != (self.divergence_alpha is not None):
             raise ValueError("divergence: alpha and divergence_alpha go together; give both or none")
-        if self.loss not in SEES_ONE_PAIR and self.batch_size == 1 and self.batch_tokens is None:
+        if self.pair_formula.compares_pairs and self.batch_size == 1 and self.batch_tokens is None:
             raise ValueError(
                 f"the loss {self.loss!r} compares the pairs of a step with each other, and batch_size is 1; give more, such as 32"
             )
         if self.length_alpha is not None and (self.length_normalized or self.ipo_per_token):
             raise ValueError("length_alpha weighs sums of tokens; take it or log-ratios per token, not both")
         return self
+
+
+def check_needs(loss: str, config: object) -> None:
+    """Refuse a loss without a setting that it needs.
+
+    Raises:
+        ValueError: A setting that has to be above 0 is not.
+    """
+    for name, why in PAIR_FORMULAS[loss].needs.items():
+        if not getattr(config, name):
+            raise ValueError(f"the loss `{loss}` {why}")
+
+
+def listed_losses(losses: Iterable[str]) -> str:
+    """Names of losses in words."""
+    return " or ".join(f"`{loss}`" for loss in losses)
 
 
 class SimPOConfig(PairsConfig):
@@ -185,6 +189,11 @@ class KTOConfig(OfflineConfig, AgainstReference):
     truncation: Truncation = "drop"
     """What happens to longer rows."""
 
+    @property
+    def measures_reference_point(self) -> bool:
+        """Whether each step compares its completions with those of its other prompts."""
+        return self.loss == "kto" and self.reference_point == "step"
+
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
         for name in ("desirable_weight", "undesirable_weight", "reference_point"):
@@ -197,7 +206,7 @@ class KTOConfig(OfflineConfig, AgainstReference):
             )
         if not self.desirable_weight and not self.undesirable_weight:
             raise ValueError("desirable_weight and undesirable_weight are both 0, so nothing would be learned")
-        if self.loss == "kto" and self.reference_point == "step" and self.batch_tokens is None and self.batch_size < 2:
+        if self.measures_reference_point and self.batch_tokens is None and self.batch_size < 2:
             raise ValueError(
                 "reference_point: step compares rows of a step with each other, and batch_size is 1; make it larger, or "
                 "take reference_point: running"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -48,6 +49,8 @@ class StepLabelsStage(StageConfig):
 
     kind: Literal["step_labels"]
     runs = "step_labels:run_step_labels"
+    samples = True
+    why_unwritten: ClassVar[Mapping[str, str]] = {"outcome.jsonl": "set its outcomes"}
     model: ModelConfig
     """Who is asked."""
     prompts: InputPath | list[InputPath]
@@ -84,6 +87,8 @@ class PassAtKStage(StageConfig):
 
     kind: Literal["pass_at_k"]
     runs = "pass_at_k:run_pass_at_k"
+    samples = True
+    evaluates = True
     policy: ModelConfig
     """Who is asked."""
     baseline: ModelConfig | None = None

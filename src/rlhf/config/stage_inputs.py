@@ -62,10 +62,23 @@ class StageConfig(Kind):
     trainer: ClassVar[str] = ""
     """``module:Class`` of what trains the model; empty for stages that leave files. A stage's key follows the code of both."""
     leaves: ClassVar[Literal["policy", "judge", "files"]] = "files"
+    judges: ClassVar[Literal["completions", "steps"] | None] = None
+    """What the model that it leaves gives scores to; None for other stages."""
+    samples: ClassVar[bool] = False
+    """Whether a model writes completions in it."""
+    evaluates: ClassVar[bool] = False
+    """Whether it measures policies of other stages, so that what they saw of its prompts is looked for."""
+    why_unwritten: ClassVar[Mapping[str, str]] = {}
+    """Files that it writes with certain settings only -> what to change to have them, as an imperative."""
     command: ClassVar[str] = ""
     """Help of the command ``rlhf KIND``; empty where there is none."""
     measures: ClassVar[tuple[str, ...]] = ()
     """Metrics of its evaluation while it trains, which early stopping can watch."""
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """``module:function`` below ``rlhf`` of the losses that its settings choose; their code is part of the stage's key."""
+        return ()
 
     @property
     def trains(self) -> bool:
@@ -76,6 +89,26 @@ class StageConfig(Kind):
     def measured(self) -> tuple[str, ...]:
         """``measures``, where no setting changes it."""
         return self.measures
+
+    @property
+    def asks_reference_once(self) -> bool:
+        """Whether a reference scores all rows before the first step, so that they can't be a stream."""
+        return False
+
+    @property
+    def holds_reference(self) -> bool:
+        """Whether the weights of a reference are in memory in addition to those that are trained."""
+        return False
+
+    @property
+    def measures_reference_point(self) -> bool:
+        """Whether each step compares its completions with those of its other prompts, under policy and reference."""
+        return False
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether the policy scores the pairs of a step before it learns from them."""
+        return False
 
     @property
     def has_held_out(self) -> bool:
@@ -123,6 +156,7 @@ class DataInputs(StageConfig):
 class PromptInputs(StageConfig):
     """What a policy is asked."""
 
+    samples = True
     model: ModelConfig
     """Where to start."""
     prompts: InputPath | list[InputPath]
@@ -138,6 +172,11 @@ class PromptInputs(StageConfig):
     def has_held_out(self) -> bool:
         """Whether there are prompts to evaluate on."""
         return self.eval_prompts is not None
+
+    @property
+    def holds_reference(self) -> bool:
+        """An adapter that is switched off is one."""
+        return self.model.lora is None
 
     def rows_read(self) -> list[RowsInput]:
         """Prompts, and held-out ones."""
@@ -214,6 +253,11 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
             if reward == []:
                 raise ValueError("an empty list judges nothing; name a reward")
         return [] if reward is None else reward
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """That of ``policy_loss``."""
+        return (self.policy_formula.function,)
 
     @property
     def measured(self) -> tuple[str, ...]:

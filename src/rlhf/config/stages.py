@@ -2,10 +2,10 @@
 
     stage_inputs      what stages have in common: rows, prompts, models, who judges
     file_stages       those that leave files            reasoning_stages   those around problems that can be checked
-    training_stages   those that leave a model
+    training_stages   those that leave a model          methods            a stage that a method declares, and the table of methods
 
-What a method's own settings are stands in ``sft``, ``reward_model``, ``preference``, ``policy``, ``grpo_settings`` and
-``on_policy``; a stage adds models, data and who judges.
+A method's own settings are in ``sft``, ``reward_model``, ``preference``, ``policy``, ``grpo_settings``, ``on_policy``, or in the
+method's module; a stage adds models, data and who judges.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic_core import CoreSchema, core_schema
 
 from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
+from rlhf.config.methods import declared_stages
 from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
 from rlhf.config.stage_inputs import (
     DataInputs,
@@ -29,24 +30,15 @@ from rlhf.config.stage_inputs import (
     StageConfig,
 )
 from rlhf.config.training_stages import (
-    CISPOStage,
     CPOStage,
-    DAPOStage,
     DistillStage,
     DPOStage,
-    DrGRPOStage,
-    GRPOStage,
-    GSPOStage,
     KTOStage,
     OnlineDPOStage,
     ORPOStage,
     PPOStage,
     ProcessRewardStage,
-    ReinforcePPStage,
-    ReMaxStage,
     RewardStage,
-    RLOOStage,
-    SAPOStage,
     SFTStage,
     SimPOStage,
     TRPOStage,
@@ -70,27 +62,27 @@ STAGE_KINDS: tuple[type[StageConfig], ...] = (
     PPOStage,
     VAPOStage,
     TRPOStage,
-    GRPOStage,
-    DrGRPOStage,
-    DAPOStage,
-    GSPOStage,
-    CISPOStage,
-    SAPOStage,
-    RLOOStage,
-    ReinforcePPStage,
-    ReMaxStage,
+    *declared_stages(),
     OnlineDPOStage,
     DistillStage,
     BestOfNStage,
     EvaluateStage,
     PassAtKStage,
 )
-"""Every kind of stage; a line more is a kind more. The order is that of `rlhf config schema` and of errors."""
+"""Every kind of stage; a line more is a kind more, and so is a line of ``KIND_OF_METHOD`` for a method that declares its stage. The order
+is that of `rlhf config schema` and of errors."""
 BY_KIND = {kind.kind_name(): kind for kind in STAGE_KINDS}
 POLICY_KINDS = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "policy")
 """Kinds that leave a policy."""
 JUDGE_KINDS = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "judge")
 """Kinds that leave a model which scores."""
+
+
+def judge_kinds(judged: str) -> tuple[str, ...]:
+    """Kinds that leave a model which scores whole completions, or steps."""
+    return tuple(name for name, kind in BY_KIND.items() if kind.judges == judged)
+
+
 MODEL_STAGES = (*POLICY_KINDS, *JUDGE_KINDS)
 """Kinds that leave a model."""
 FILE_STAGES = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "files")
@@ -142,17 +134,12 @@ __all__ = [
     "POLICY_KINDS",
     "STAGE_KINDS",
     "BestOfNStage",
-    "CISPOStage",
     "CPOStage",
     "CalculatorStage",
-    "DAPOStage",
     "DPOStage",
     "DataInputs",
     "DistillStage",
-    "DrGRPOStage",
     "EvaluateStage",
-    "GRPOStage",
-    "GSPOStage",
     "KTOStage",
     "ORPOStage",
     "OfflineStage",
@@ -164,13 +151,9 @@ __all__ = [
     "PreferencesStage",
     "ProcessRewardStage",
     "PromptInputs",
-    "RLOOStage",
-    "ReMaxStage",
     "ReasoningStage",
-    "ReinforcePPStage",
     "RewardStage",
     "RowsFor",
-    "SAPOStage",
     "SFTStage",
     "SimPOStage",
     "Stage",
@@ -179,5 +162,6 @@ __all__ = [
     "TRPOStage",
     "VAPOStage",
     "WorldStage",
+    "judge_kinds",
     "stage_adapter",
 ]

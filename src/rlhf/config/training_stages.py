@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from rlhf.config.base import InputPath
-from rlhf.config.grpo_settings import (
-    CISPOConfig,
-    DAPOConfig,
-    DrGRPOConfig,
-    GRPOConfig,
-    GSPOConfig,
-    ReinforcePPConfig,
-    ReMaxConfig,
-    RLOOConfig,
-    SAPOConfig,
-)
 from rlhf.config.model import ModelConfig
 from rlhf.config.on_policy import DistillConfig, OnlineDPOConfig
 from rlhf.config.policy import PPOConfig, TRPOConfig, VAPOConfig
@@ -55,6 +45,10 @@ class RewardStage(RewardModelConfig, OfflineStage):
     runs = "reward:run_reward"
     trainer = "rlhf.training.reward_model:RewardModelTrainer"
     leaves = "judge"
+    judges = "completions"
+    why_unwritten: ClassVar[Mapping[str, str]] = {
+        "evaluation.json": "give it eval_data or eval_frac, and a loss that compares completions"
+    }
     command = "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
     model: ModelConfig
     """Whose backbone to start from."""
@@ -90,6 +84,10 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     runs = "prm:run_prm"
     trainer = "rlhf.training.process_reward:ProcessRewardModelTrainer"
     leaves = "judge"
+    judges = "steps"
+    why_unwritten: ClassVar[Mapping[str, str]] = {
+        "evaluation.json": "give it eval_data or eval_frac, and labeled steps"
+    }
     command = "Train a judge of each step: rlhf prm model=PATH data=FILE"
     model: ModelConfig
     """Whose backbone to start from."""
@@ -131,6 +129,26 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
     """Where to start; also the reference, unless one is named."""
     reference: ModelConfig | None = None
     """What the policy is measured against; the start by default. Iterated DPO names the first policy here."""
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """That of ``loss``."""
+        return (self.pair_formula.function,)
+
+    @property
+    def asks_reference_once(self) -> bool:
+        """Unless there is none."""
+        return not self.reference_free
+
+    @property
+    def holds_reference(self) -> bool:
+        """Where one is named; the policy as it is at the start needs no second model."""
+        return self.reference is not None
+
+    @property
+    def compares_pairs(self) -> bool:
+        """The loss decides."""
+        return self.pair_formula.compares_pairs
 
     @model_validator(mode="after")
     def _one_reference_or_none(self) -> Self:
@@ -190,6 +208,16 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
     reference: ModelConfig | None = None
     """What the policy is measured against; the start by default."""
 
+    @property
+    def asks_reference_once(self) -> bool:
+        """Every row is measured against it."""
+        return True
+
+    @property
+    def holds_reference(self) -> bool:
+        """One that is named, or the copy on which the reference point is measured."""
+        return self.reference is not None or (self.measures_reference_point and self.model.lora is None)
+
 
 class PPOStage(PPOConfig, PolicyStage):
     """Proximal policy optimization."""
@@ -220,80 +248,6 @@ class TRPOStage(TRPOConfig, PolicyStage):
     command = "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
-class GroupStage(GRPOConfig, PolicyStage):
-    """What every stage has that learns from rewards without a critic."""
-
-    runs = "rl:run_rl"
-    trainer = "rlhf.training.grpo:GRPOTrainer"
-
-
-class GRPOStage(GroupStage):
-    """Group-relative policy optimization."""
-
-    kind: Literal["grpo"]
-    command = "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class DrGRPOStage(DrGRPOConfig, GroupStage):
-    """GRPO without its biases."""
-
-    kind: Literal["dr_grpo"]
-    command = (
-        "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-    )
-
-
-class DAPOStage(DAPOConfig, GroupStage):
-    """Decoupled clip and dynamic sampling."""
-
-    kind: Literal["dapo"]
-    command = "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class GSPOStage(GSPOConfig, GroupStage):
-    """Group sequence policy optimization."""
-
-    kind: Literal["gspo"]
-    command = "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class CISPOStage(CISPOConfig, GroupStage):
-    """Clipped importance weights."""
-
-    kind: Literal["cispo"]
-    command = (
-        "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-    )
-
-
-class SAPOStage(SAPOConfig, GroupStage):
-    """Soft adaptive policy optimization."""
-
-    kind: Literal["sapo"]
-    command = "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class RLOOStage(RLOOConfig, GroupStage):
-    """REINFORCE, each completion against its siblings."""
-
-    kind: Literal["rloo"]
-    command = "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
-class ReinforcePPStage(ReinforcePPConfig, GroupStage):
-    """REINFORCE++."""
-
-    kind: Literal["reinforce_pp"]
-    command = "REINFORCE, advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=PATH"
-
-
-class ReMaxStage(ReMaxConfig, GroupStage):
-    """REINFORCE against the greedy completion."""
-
-    kind: Literal["remax"]
-    command = "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-
-
 class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     """DPO on the policy's own completions, judged by a reward."""
 
@@ -303,6 +257,11 @@ class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     command = (
         "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     )
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """That of ``loss``."""
+        return (self.pair_formula.function,)
 
 
 class DistillStage(DistillConfig, PromptInputs, PolicyTraining):

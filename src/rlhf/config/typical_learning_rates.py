@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 PAGE = "docs/learning-rates.md"
@@ -28,24 +27,26 @@ class Rates:
         return Rates(self.usual * factor, self.lowest * factor, self.highest * factor)
 
 
-SMALL = 10_000_000
-"""Parameters below which rates were measured here, on models of 0.26 to 1.1 million."""
-MEASURED: Mapping[str, Rates] = {
-    "sft": Rates(1e-3, 1e-5, 1e-2),
-    "reward": Rates(1e-3, 3e-5, 3e-3),
-    "prm": Rates(1e-3, 3e-5, 3e-3),
-    "dpo": Rates(2e-4, 3e-6, 3e-3),
-    "rl": Rates(1e-4, 1e-5, 1e-3),
-}
-"""Stage kind -> usual: what works on the model that bears least; lowest: a tenth of the lowest rate that worked on any of the models of
-docs/learning-rates.md; highest: the highest that worked on any of them."""
-PUBLISHED: tuple[tuple[int, Mapping[str, float]], ...] = (
-    (1_000_000_000, {"sft": 1e-4, "reward": 5e-5, "prm": 5e-5, "dpo": 5e-6, "rl": 1e-5}),
-    (1 << 62, {"sft": 2e-5, "reward": 1e-5, "prm": 1e-5, "dpo": 5e-7, "rl": 1e-6}),
-)
-"""(parameters below, stage kind -> rate for all weights) of published runs of Llama, Qwen and Mistral models."""
-RATES_LIKE = {"simpo": "dpo", "cpo": "dpo", "orpo": "dpo", "kto": "dpo"}
-"""Stage kind -> the one above whose rates are usual for it too."""
+SMALL, MEDIUM = 10_000_000, 1_000_000_000
+"""Parameters below which a model is small, and below which it is of medium size. Rates of small ones were measured here, on models of
+0.26 to 1.1 million."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalRates:
+    """Of one method on models of all sizes."""
+
+    small: Rates
+    """Usual: what works on the model that bears least; lowest: a tenth of the lowest rate that worked on any of the models of
+    docs/learning-rates.md; highest: the highest that worked on any of them."""
+    medium: float
+    """For all weights, of published runs of Llama, Qwen and Mistral models."""
+    large: float
+    """The same for the largest ones."""
+
+
+POLICY_RATES = TypicalRates(small=Rates(1e-4, 1e-5, 1e-3), medium=1e-5, large=1e-6)
+"""Of learning from rewards, and of every method that declares no ``rates`` of its own."""
 LORA_FACTOR = 10
 """Adapters take about ten times the rate."""
 
@@ -58,13 +59,15 @@ def usual_rates(kind: str, num_parameters: int, *, is_lora: bool) -> Rates:
         num_parameters: Of the whole model.
         is_lora: An adapter is trained, not all weights.
     """
-    like = RATES_LIKE.get(kind, kind)
+    from rlhf.config.methods import METHODS  # here: the methods declare their rates with the classes above
+
+    method = METHODS.get(kind)
+    typical = method.rates if method is not None and method.rates is not None else POLICY_RATES
     if num_parameters < SMALL:
-        found = MEASURED.get(like, MEASURED["rl"])
+        rates = typical.small
     else:
-        by_kind = next(rates for below, rates in PUBLISHED if num_parameters < below)
-        found = Rates.around(by_kind.get(like, by_kind["rl"]))
-    return found.times(LORA_FACTOR) if is_lora else found
+        rates = Rates.around(typical.medium if num_parameters < MEDIUM else typical.large)
+    return rates.times(LORA_FACTOR) if is_lora else rates
 
 
 def far_from_usual(learning_rate: float, kind: str, num_parameters: int, *, is_lora: bool) -> tuple[float, str] | None:

@@ -1,9 +1,9 @@
 """Which of the library's own source files decide what a stage makes.
 
-They are found by following imports: from the modules that run the stage's kind and train its model, from those that build its
-rewards and its judge, and from functions of this library that the recipe names. Followed are the modules that names come from: a package's
-``__init__.py`` only hands names on (a test holds them to that), so ``from rlhf.losses import nll_loss`` leads to the module that
-defines it and to no other loss.
+They are found by following imports: from the modules that run the stage's kind and train its model, from those of the losses that
+its settings choose and of what builds its rewards and its judge, and from functions of this library that the recipe names. Followed are
+the modules that names come from: a package's ``__init__.py`` only hands names on (a test holds them to that), so ``from rlhf.losses
+import nll_loss`` leads to the module that defines it and to no other loss.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rlhf
-from rlhf.config.base import BaseConfig, Names, named_things
+from rlhf.config.base import Names, named_things
 from rlhf.config.rewards import rewards_of
+
+if TYPE_CHECKING:
+    from rlhf.config.stage_inputs import StageConfig
 
 ROOT = Path(rlhf.__file__).parent
 PACKAGE = rlhf.__name__
@@ -36,9 +40,9 @@ DECIDES_NOTHING = (
 """Settings are in the key by their values; the others decide when a run ends or how a thing is told or written, not what it is."""
 
 
-def code_of_stage(kind: str, stage: BaseConfig) -> dict[str, str]:
+def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
     """Source files whose code decides what a stage makes: path inside the package -> 16 hex digits of its sha256."""
-    modules = modules_of_kind(kind)
+    modules = modules_of_kind(kind) | {f"{PACKAGE}.{formula.partition(':')[0]}" for formula in stage.formulas}
     modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))

@@ -17,6 +17,7 @@ import rlhf
 from rlhf.files import sha256
 from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.artifacts import Artifact
+from rlhf.pipeline.kinds import EVALUATION
 from rlhf.training.log import EVENTS, finite, read_jsonl
 
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "pydantic", "safetensors")
@@ -61,7 +62,7 @@ def summary(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
     What stands at the top is that of the run's evaluation. Of several none is the run's: then it is null, and ``evaluations`` says it
     of each, with its policy, baseline and judge.
     """
-    evaluated = {name: artifact.metrics for name, artifact in artifacts.items() if artifact.kind == "evaluate"}
+    evaluated = {name: artifact.metrics for name, artifact in artifacts.items() if artifact.kind == EVALUATION}
     measured = next(iter(evaluated.values())) if len(evaluated) == 1 else {}
     found: dict[str, Any] = finite(
         {

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf.pipeline.kinds import REWARD_MODEL
+
 RECORD = "artifact.json"
 
 
@@ -16,7 +18,7 @@ def models_in(run: Path) -> list[tuple[Path, str]]:
     for config in run.glob("*/model/*config.json"):
         record = _record(config.parent.parent)
         kind, finished = str(record.get("kind") or "unfinished"), str(record.get("finished") or "")
-        found.append((kind != "reward", finished, config.stat().st_mtime_ns, config.parent, kind))
+        found.append((kind != REWARD_MODEL, finished, config.stat().st_mtime_ns, config.parent, kind))
     return list(dict.fromkeys((folder, kind) for *_, folder, kind in sorted(found, reverse=True)))
 
 

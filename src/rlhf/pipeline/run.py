@@ -14,9 +14,8 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import EvaluateStage, Stage
+from rlhf.config.stages import Stage
 from rlhf.config.threads import check_threads
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
@@ -263,7 +262,7 @@ class Pipeline:
     def _warn(self, name: str, log: TrainingLogger) -> None:
         """Say beside the result, and in the report, where an evaluation measures with what training saw."""
         stage = self.recipe.stages[name]
-        if not isinstance(stage, EvaluateStage | PassAtKStage):
+        if not stage.evaluates:
             return
         said = {event.get("message") for event in events_of(read_jsonl(self.run_dir / EVENTS), name)}
         seen = find_leakage(

@@ -13,6 +13,7 @@ from rlhf.errors import ConfigError, RLHFError, did_you_mean
 from rlhf.pipeline.archive import FOLDER as PREVIOUS
 from rlhf.pipeline.archive import GONE, events_of, previous_of, remove
 from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started
+from rlhf.pipeline.kinds import EVALUATION
 from rlhf.pipeline.lock import is_locked, locked
 from rlhf.pipeline.manifest import alarms
 from rlhf.pipeline.reasons import changed_settings, shown_both
@@ -218,7 +219,7 @@ def evaluations_of(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         return {str(name): each for name, each in told.items() if isinstance(each, dict)}
     found = {}
     for name, stage in stages.items() if isinstance(stages, dict) else ():
-        if isinstance(stage, dict) and stage.get("kind") == "evaluate" and isinstance(stage.get("metrics"), dict):
+        if isinstance(stage, dict) and stage.get("kind") == EVALUATION and isinstance(stage.get("metrics"), dict):
             found[str(name)] = stage["metrics"]
     return found
 

@@ -157,7 +157,7 @@ class _Planner:
         self.shapes["reference"] = self._other("reference", shape)
         rows = sample.num_rows or 0
         parts = {"batch": rows * sample.tokens_per_row * memory.BYTES_OF_TOKEN}
-        if stage.kind == "kto" and any(p.whose == "reference" for p in work.read) and stage.model.lora is None:
+        if stage.measures_reference_point and stage.model.lora is None:
             parts["reference"] = float(self.shapes["reference"].weight_bytes)
         scored = sample.scored_per_row / sample.tokens_per_row
         return self._finished(work, sample.groups, steps, sample.said, parts, scored, sampling=None)
@@ -179,7 +179,7 @@ class _Planner:
         critic = getattr(stage, "value_model", None)
         if critic is not None:
             self.shapes["critic"] = shape
-        if stage.kind == "distill":
+        if getattr(stage, "teacher", None) is not None:
             self.shapes["teacher"] = self._shape(stage.teacher)
             parts["teacher"] = float(self.shapes["teacher"].weight_bytes)
         if stage.async_rollouts is not None:

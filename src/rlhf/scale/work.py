@@ -9,8 +9,7 @@ from typing import Any
 
 from rlhf.activity import Activity
 from rlhf.config.engines import is_lowered
-from rlhf.config.stages import DistillStage, DPOStage, KTOStage, OfflineStage, RewardStage
-from rlhf.losses import WHOLE_STEP_LOSSES
+from rlhf.config.stages import OfflineStage
 from rlhf.scale.costs import Head
 from rlhf.training.reward_model import ROWS_TO_NORMALIZE
 
@@ -78,16 +77,15 @@ def offline_work(
     if num_rows is not None:
         rows = min(rows, num_rows)
     limit, tokens = stage.microbatch_tokens, rows * tokens_per_row
-    judges = stage.kind in ("reward", "prm")
-    head: Head = "scalar" if judges else "logprobs"
+    head: Head = "scalar" if stage.judges else "logprobs"
     models = int(getattr(stage, "num_models", 1))
     learned = [Pass("forward", "policy", tokens, limit, head, times=models)]
     read, once = [], []
-    if isinstance(stage, DPOStage) and stage.loss in WHOLE_STEP_LOSSES:
+    if stage.compares_pairs:
         read.append(Pass("scoring", "policy", tokens, limit))
-    if isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step":
+    if stage.measures_reference_point:
         read += [Pass("scoring", whose, tokens, limit) for whose in ("policy", "reference")]
-    if _asks_reference_once(stage) and num_rows is not None:
+    if stage.asks_reference_once and num_rows is not None:
         once.append(Pass("reference", "reference", num_rows * tokens_per_row, limit))
     looked_at = []
     for held_out in _looked_at(stage, num_rows, eval_rows):
@@ -152,7 +150,7 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
         learned[0] = Pass("forward", "policy", tokens, limit, times=products)
         read.append(Pass("scoring", "policy", tokens, limit, times=2))
         optimized["policy"] = 1.0
-    if isinstance(stage, DistillStage):
+    if getattr(stage, "teacher", None) is not None:
         read.append(Pass("scoring", "teacher", tokens, limit, times=epochs))
     read += [Pass("reward", whose, tokens, limit, head) for whose, head in reward_models]
     asked = 1.0
@@ -213,11 +211,5 @@ def _looked_at(stage: OfflineStage, num_rows: int | None, eval_rows: int | None)
         yield eval_rows
     elif num_rows is not None and stage.eval_frac:
         yield num_rows * stage.eval_frac
-    if isinstance(stage, RewardStage) and stage.normalize and num_rows is not None:
+    if getattr(stage, "normalize", False) and num_rows is not None:
         yield min(num_rows, ROWS_TO_NORMALIZE)
-
-
-def _asks_reference_once(stage: OfflineStage) -> bool:
-    if isinstance(stage, DPOStage):
-        return not stage.reference_free
-    return isinstance(stage, KTOStage)

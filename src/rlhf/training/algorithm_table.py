@@ -15,27 +15,6 @@ from rlhf.config.stages import BY_KIND
 from rlhf.config.training import TrainConfig
 from rlhf.errors import ConfigError, did_you_mean
 
-TRAINERS: Mapping[str, str] = {
-    "sft": "rlhf.training.sft:SFTTrainer",
-    "reward": "rlhf.training.reward_model:RewardModelTrainer",
-    "prm": "rlhf.training.process_reward:ProcessRewardModelTrainer",
-    "dpo": "rlhf.training.dpo:DPOTrainer",
-    "simpo": "rlhf.training.reference_free:SimPOTrainer",
-    "cpo": "rlhf.training.reference_free:CPOTrainer",
-    "orpo": "rlhf.training.reference_free:ORPOTrainer",
-    "kto": "rlhf.training.kto:KTOTrainer",
-    "ppo": "rlhf.training.ppo:PPOTrainer",
-    "vapo": "rlhf.training.ppo:PPOTrainer",
-    "trpo": "rlhf.training.trpo:TRPOTrainer",
-    "online_dpo": "rlhf.training.online_dpo:OnlineDPOTrainer",
-    "distill": "rlhf.training.distill:DistillTrainer",
-    **dict.fromkeys(
-        ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "reinforce_pp", "remax"), "rlhf.training.grpo:GRPOTrainer"
-    ),
-    "rloo": "rlhf.training.grpo:RLOOTrainer",
-}
-"""Kind of stage -> the class that trains, loaded when one is built."""
-
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmEntry:
@@ -144,9 +123,9 @@ def _settings_class(kind: str) -> type[TrainConfig]:
 ALGORITHMS = AlgorithmTable(
     "method",
     {
-        name: AlgorithmEntry(TRAINERS[method.kind], _settings_class(method.kind), method.settings, method.kind)
+        name: AlgorithmEntry(BY_KIND[method.kind].trainer, _settings_class(method.kind), method.settings, method.kind)
         for name, method in METHODS.items()
-        if method.kind in TRAINERS
+        if BY_KIND[method.kind].trainer
     },
 )
 """Method -> trainer, settings class and the settings that make it the method."""

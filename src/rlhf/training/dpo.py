@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.config.preference import TAKES_SMOOTHING, DPOConfig
+from rlhf.config.formulas import argument_values
+from rlhf.config.preference import DPOConfig
 from rlhf.data.pack import Group, PackedBatch
 from rlhf.errors import ConfigError
 from rlhf.losses import (
-    PAIR_LOSSES,
-    WHOLE_STEP_LOSSES,
     divergence_scores,
     implicit_rewards,
     length_desensitized_logprobs,
@@ -22,6 +21,7 @@ from rlhf.losses import (
     split_pairs,
     wpo_weights,
 )
+from rlhf.losses.formula import load_formula
 from rlhf.models.reference import Reference, as_it_is_now
 from rlhf.models.score import TokenScores
 from rlhf.training.metrics import Metrics
@@ -69,7 +69,8 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
             self.scored = ReferenceScores(self.train_data, self.eval_data, check=check_pair, sums=self._sums)
             self.train_data, self.eval_data = self.scored.train, self.scored.held_out
         super().prepare()
-        self.pair_loss = length_normalized_dpo_loss if config.length_normalized else PAIR_LOSSES[config.loss]
+        formula = load_formula(config.pair_formula.function)
+        self.pair_loss = length_normalized_dpo_loss if config.length_normalized else formula
         self._whole: WholeStep | None = None
 
     def collecting_takes_long(self, phase: int) -> bool:
@@ -93,14 +94,14 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
     def batches(self, groups: Iterable[Group]) -> list[PackedBatch]:
         """Micro-batches; for losses that compare all pairs of a step, each completion knows its place in it."""
         found = super().batches(groups)
-        if self.config.loss not in WHOLE_STEP_LOSSES:
+        if not self.config.pair_formula.compares_pairs:
             return found
         places = torch.arange(sum(b.num_sequences for b in found)).split([b.num_sequences for b in found])
         return [batch.with_columns(place=place) for batch, place in zip(found, places, strict=True)]
 
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Losses that compare all pairs of a step are told what the policy says of them: one more forward."""
-        if self.config.loss not in WHOLE_STEP_LOSSES:
+        if not self.config.pair_formula.compares_pairs:
             return
         parts = []
         for batch in (batch.to(self.policy.device) for batch in batches):
@@ -125,16 +126,12 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
             logprobs = divergence_scores(logprobs, ref, divergence=config.divergence, alpha=config.divergence_alpha)
             ref = torch.zeros_like(ref)
         rewards = implicit_rewards(logprobs.detach(), ref, beta=config.beta)
-        options: dict[str, Any] = {"beta": config.beta}
-        if config.loss in TAKES_SMOOTHING:
-            options["label_smoothing"] = config.label_smoothing
-        if config.loss == "discopop":
-            options["tau"] = config.discopop_temperature
+        options = {"beta": config.beta, **argument_values(config, config.pair_formula.arguments)}
         if config.ipo_per_token or config.length_normalized:
             lengths = segment_count(batch.score_seq, batch.num_sequences).clamp(min=1)
             options["chosen_lengths"], options["rejected_lengths"] = split_pairs(lengths)
             rewards = rewards / lengths
-        if config.loss in WHOLE_STEP_LOSSES:
+        if config.pair_formula.compares_pairs:
             losses = self._compare_all(batch, logprobs, options)
         else:
             losses = self.pair_loss(*split_pairs(logprobs), *split_pairs(ref), **options)

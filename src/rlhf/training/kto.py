@@ -59,7 +59,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         self.scored = ReferenceScores(self.train_data, self.eval_data, check=_label)
         self.train_data, self.eval_data = self.scored.train, self.scored.held_out
         super().prepare()
-        self.measures_point = config.loss == "kto" and config.reference_point == "step"
+        self.measures_point = config.measures_reference_point
         self.running: RunningReferencePoint | RunningRewardShift | None = None
         if config.loss == "bco":
             self.running = RunningRewardShift(config.reference_point_decay)

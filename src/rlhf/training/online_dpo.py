@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from rlhf.config.formulas import argument_values
 from rlhf.config.on_policy import OnlineDPOConfig
-from rlhf.config.preference import TAKES_SMOOTHING
 from rlhf.data.pack import Group, PackedBatch
-from rlhf.losses import PAIR_LOSSES, implicit_rewards, segment_sum, split_pairs
+from rlhf.losses import implicit_rewards, segment_sum, split_pairs
+from rlhf.losses.formula import load_formula
 from rlhf.training.algorithm import Totals
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.metrics import Metrics, share_above
@@ -50,10 +49,9 @@ class OnlineDPOTrainer(RLTrainer[OnlineDPOConfig]):
             segment_sum(values, batch.score_seq, batch.num_sequences)
             for values in (scores.logprobs, batch.token_columns["ref_logprobs"].to(scores.logprobs.dtype))
         )
-        options: dict[str, Any] = {"beta": config.beta}
-        if config.loss in TAKES_SMOOTHING:
-            options["label_smoothing"] = config.label_smoothing
-        losses = PAIR_LOSSES[config.loss](*split_pairs(logprobs), *split_pairs(ref), **options)
+        formula = config.pair_formula
+        arguments = {"beta": config.beta, **argument_values(config, formula.arguments)}
+        losses = load_formula(formula.function)(*split_pairs(logprobs), *split_pairs(ref), **arguments)
         teaches, _ = split_pairs(batch.columns["teaches"])
         chosen, rejected = split_pairs(implicit_rewards(logprobs.detach(), ref, beta=config.beta))
         metrics.mean(f"{self.name}/reward_margin", chosen - rejected, teaches)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from rlhf.config.policy import CLIPPED_RATIOS
+from rlhf.config.formulas import PolicyFormula
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import (
     KL_ESTIMATORS,
-    cispo_loss,
-    clipped_policy_loss,
     clipped_tokens,
     importance_weights,
     kl_overflows,
     off_policy_kl,
     ratio_statistics,
-    reinforce_loss,
-    sapo_loss,
     sequence_log_ratios,
-    sequence_policy_loss,
 )
+from rlhf.losses.formula import load_formula
 from rlhf.models.divergence import exact_kl_per_token
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
@@ -30,19 +30,14 @@ from rlhf.training.metrics import Metrics
 
 LARGEST_EXPONENT = 700.0
 """exp of more is infinite in float64."""
-RATIO_OF = {"sequence": "mean", "sequence_token": "token"}
-"""Policy loss to the kind of ratio that a whole completion has (``sequence_log_ratios``); of all others each token has its own."""
 
 
 def policy_losses(
     logprobs: Tensor,
     batch: PackedBatch,
     *,
-    policy_loss: str,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    gate_temperatures: tuple[float, float] = (1.0, 1.05),
+    formula: PolicyFormula,
+    arguments: Mapping[str, Any],
 ) -> Tensor:
     """The loss of each scored token, before penalties.
 
@@ -50,33 +45,22 @@ def policy_losses(
         logprobs: [M] current policy, nats; the only input with gradient.
         batch: With the token columns ``advantages``, ``old_logprobs`` where a rollout is more than one step (see ``old_or_own``),
             and ``importance_weights`` where sampler and trainer differ.
-        policy_loss: Name of the loss.
-        clip_low: Ratios are not rewarded below ``1 - clip_low``.
-        clip_high: Ratios are not rewarded above ``1 + clip_high``.
-        dual_clip: Bound on the ratio of tokens with a negative advantage; None for none.
-        gate_temperatures: Of the loss ``sapo``, for positive and negative advantages.
+        formula: The loss, such as ``rlhf.config.policy_losses.POLICY_LOSSES["clip"]``.
+        arguments: Its bounds: the formula's keywords beside the tensors.
 
     Returns:
         [M].
     """
-    old, advantages = old_or_own(logprobs, batch), batch.token_columns["advantages"]
-    match policy_loss:
-        case "clip":
-            losses = clipped_policy_loss(
-                logprobs, old, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
-            )
-        case "sequence" | "sequence_token":
-            losses = sequence_policy_loss(
-                logprobs, old, advantages, batch.score_seq,
-                how=RATIO_OF[policy_loss], clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip,
-            )  # fmt: skip
-        case "cispo":
-            losses = cispo_loss(logprobs, old, advantages, clip_low=clip_low, clip_high=clip_high)
-        case "sapo":
-            good, bad = gate_temperatures
-            losses = sapo_loss(logprobs, old, advantages, temperature_good=good, temperature_bad=bad)
-        case "reinforce":
-            losses = reinforce_loss(logprobs, advantages)
+    function = load_formula(formula.function)
+    tensors = {
+        "logprobs": logprobs,
+        "old_logprobs": old_or_own(logprobs, batch),
+        "advantages": batch.token_columns["advantages"],
+        "score_seq": batch.score_seq,
+    }
+    asked = {name: tensor for name, tensor in tensors.items() if name in inspect.signature(function).parameters}
+    how = {} if formula.sequence_ratio is None else {"how": formula.sequence_ratio}
+    losses = function(**asked, **arguments, **how)
     weights = batch.token_columns.get("importance_weights")
     return losses if weights is None else weights * losses
 
@@ -97,7 +81,7 @@ def measure_ratios(
     metrics: Metrics,
     *,
     name: str,
-    policy_loss: str,
+    formula: PolicyFormula,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
@@ -117,9 +101,9 @@ def measure_ratios(
     metrics.smallest(f"{name}/ratio_min", ratio)
     metrics.mean(f"{name}/ratio_overflow_frac", statistics.num_overflowed / size, size)
     metrics.total("loss/ratio_overflows", statistics.num_overflowed)
-    if policy_loss in (*CLIPPED_RATIOS, "cispo"):
+    if formula.clips is not None:
         clipped = clipped_mask(
-            logprobs, batch, policy_loss=policy_loss, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+            logprobs, batch, formula=formula, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
         )
         metrics.mean(f"{name}/clip_frac", clipped)
 
@@ -128,14 +112,14 @@ def clipped_mask(
     logprobs: Tensor,
     batch: PackedBatch,
     *,
-    policy_loss: str,
+    formula: PolicyFormula,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
 ) -> Tensor:
-    """bool [M] tokens that a clip took out of the gradient, or, for CISPO, whose weight it cut."""
-    ours, theirs = _compared(logprobs, batch, policy_loss=policy_loss)
-    if policy_loss == "cispo":
+    """bool [M] tokens that a clip took out of the gradient, or whose weight it cut."""
+    ours, theirs = _compared(logprobs, batch, formula=formula)
+    if formula.clips == "weight":
         ratio = (ours - theirs).exp()
         return (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
     advantages = batch.token_columns["advantages"]
@@ -248,10 +232,10 @@ def correct_sampler(
     metrics.total("importance/out_of_bounds", found.num_too_low + found.num_too_high)
 
 
-def _compared(logprobs: Tensor, batch: PackedBatch, *, policy_loss: str) -> tuple[Tensor, Tensor]:
+def _compared(logprobs: Tensor, batch: PackedBatch, *, formula: PolicyFormula) -> tuple[Tensor, Tensor]:
     """[M] and [M], whose difference is the log-ratio that the policy loss clips."""
     old = old_or_own(logprobs, batch)
-    how = RATIO_OF.get(policy_loss)
+    how = formula.sequence_ratio
     if how is None:
         return logprobs, old
     log_ratios = sequence_log_ratios(logprobs, old, batch.score_seq, how=how)

@@ -6,6 +6,7 @@ from typing import Generic
 
 from torch import Tensor
 
+from rlhf.config.formulas import argument_values
 from rlhf.data.pack import PackedBatch
 from rlhf.losses import aggregate, entropy_bonus
 from rlhf.models.policy import PolicyModel
@@ -41,10 +42,9 @@ class RLObjective(Generic[RLConfigT]):
     def policy_losses(self, scores: TokenScores, batch: PackedBatch, metrics: Metrics) -> Tensor:
         """[M] what ``policy_loss`` makes of the advantages, and the metrics of its ratios."""
         config = self.config
-        losses = policy_losses(
-            scores.logprobs, batch, policy_loss=config.policy_loss, clip_low=config.clip_low, clip_high=config.clip_high,
-            dual_clip=config.dual_clip, gate_temperatures=config.gate_temperatures,
-        )  # fmt: skip
+        formula = config.policy_formula
+        arguments = argument_values(config, formula.arguments)
+        losses = policy_losses(scores.logprobs, batch, formula=formula, arguments=arguments)
         metrics.mean("loss/policy", losses)
         self.measure_ratios(scores.logprobs, batch, metrics)
         return losses
@@ -53,7 +53,7 @@ class RLObjective(Generic[RLConfigT]):
         """How far the update has moved each token, and how many the policy loss clips."""
         config = self.config
         measure_ratios(
-            logprobs, batch, metrics, name=self.name, policy_loss=config.policy_loss,
+            logprobs, batch, metrics, name=self.name, formula=config.policy_formula,
             clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip,
         )  # fmt: skip
 

@@ -171,8 +171,15 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             self.assign_credit(experience, metrics)
         self._look_for_differences(rollout_index, gathered)
         if rollout_index == 0 and "advantages" in experience.token_columns:
-            steps, policy_loss = self.steps_per_phase, self.config.policy_loss
-            self._alarm(rollout_index, steps_without_ratio(name=self.name, policy_loss=policy_loss, steps=steps))
+            self._alarm(
+                rollout_index,
+                steps_without_ratio(
+                    name=self.name,
+                    policy_loss=self.config.policy_loss,
+                    has_ratio=self.config.policy_formula.has_ratio,
+                    steps=self.steps_per_phase,
+                ),
+            )
         self._report(rollout_index, gathered, ref_kl, metrics)
         self.kl_measured = None if ref_kl is None else (float(ref_kl.mean()), experience.num_sequences)
         # 4. Let the next rollout begin, with the weights that this one will change.

@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from rlhf.config.methods import FAMILIES, METHODS, OTHER_NAMES, method
+from rlhf.config import methods
+from rlhf.config.methods import FAMILIES, KIND_OF_METHOD, METHODS, method
+from rlhf.config.methods.grpo import GRPOStage
 from rlhf.config.schema import describe_setting, settings_class, stage_classes
-from rlhf.config.stages import DPOStage, GRPOStage
+from rlhf.config.stages import DPOStage
 from rlhf.errors import UnknownNameError
+
+MODULES_OF_NO_METHOD = {"__init__", "method", "table"}
+
+
+def test_every_module_is_a_method_in_the_table_or_what_a_family_shares():
+    modules = {path.stem for path in Path(methods.__file__).parent.glob("*.py")} - MODULES_OF_NO_METHOD
+    declared = {methods.MODULES.get(name, name) for name in KIND_OF_METHOD}
+    assert declared <= modules
+    assert all(module.endswith("_family") for module in modules - declared)
+
+
+def test_the_table_says_which_kind_of_stage_each_method_is():
+    assert {name: found.kind for name, found in METHODS.items()} == KIND_OF_METHOD
+    for name, found in METHODS.items():
+        if found.stage is not None:
+            assert found.stage.kind_name() == found.kind == name
+
+
+def test_looking_one_up_imports_no_other_and_neither_torch_nor_pydantic():
+    code = (
+        "import sys; from rlhf.config.methods import METHODS, method_behind; METHODS['ipo'], method_behind('K.T.O.', ['kto']);"
+        "print(*(name for name in sys.modules if name.startswith('rlhf.config.methods.') or name in ('torch', 'pydantic')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.rpartition(".")[2] for name in done.stdout.split()}
+    assert {name for name in loaded if name in KIND_OF_METHOD} == {"ipo", "kto"}
+    assert not loaded & {"torch", "pydantic"}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -35,9 +67,12 @@ def test_papers_have_years_and_arxiv_numbers_of_the_right_form():
     assert METHODS["cdpo"].citation == "Mitchell 2023"
 
 
-@pytest.mark.parametrize("other", OTHER_NAMES)
-def test_what_others_call_it_is_answered_with_what_we_do(other):
-    ours, settings = OTHER_NAMES[other]
+OTHER_NAMES = [(ours, other) for ours, known in METHODS.items() for other in known.other_names]
+
+
+@pytest.mark.parametrize(("ours", "other"), OTHER_NAMES)
+def test_what_others_call_it_is_answered_with_what_we_do(ours, other):
+    settings = METHODS[ours].other_names[other]
     kind = METHODS[ours].kind
     with pytest.raises(ValidationError) as caught:
         settings_class(kind).model_validate({"kind": kind, **METHODS[ours].settings, **settings})

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf.config.recipe import RecipeConfig, expand_variables, load_recipe, stage_references
+from rlhf.config.stages import BY_KIND, judge_kinds
 from rlhf.errors import ConfigError
 
 SFT = {"kind": "sft", "model": "base", "data": "sft.jsonl"}
@@ -109,3 +110,23 @@ def test_a_recipe_is_read_changed_and_filled_in(tmp_path, monkeypatch):
 def test_what_was_resolved_reads_back_as_the_same_recipe():
     found = recipe(sft=SFT, ppo={"kind": "ppo", "model": "stage:sft", "prompts": "p.jsonl", "reward": "rules"})
     assert RecipeConfig.of(found.model_dump(mode="json")) == found
+
+
+def test_a_kind_declares_what_others_ask_of_it():
+    assert judge_kinds("completions") == ("reward",)
+    assert judge_kinds("steps") == ("prm",)
+    assert {name for name, kind in BY_KIND.items() if kind.evaluates} == {"evaluate", "pass_at_k"}
+    assert {name for name, kind in BY_KIND.items() if "sampling" in kind.model_fields} == {
+        name for name, kind in BY_KIND.items() if kind.samples
+    }
+    model = {"model": {"path": "m", "lora": {"rank": 2}}}
+    kto = {"kind": "kto", "data": "d", **model}
+    assert BY_KIND["kto"].of(kto).measures_reference_point
+    assert not BY_KIND["kto"].of(kto).holds_reference, "an adapter that is switched off is one"
+    assert BY_KIND["kto"].of({**kto, "model": "m"}).holds_reference
+    assert not BY_KIND["kto"].of({**kto, "loss": "bco"}).measures_reference_point
+    dpo = {"kind": "dpo", "data": "d", **model}
+    assert BY_KIND["dpo"].of({**dpo, "loss": "aot"}).compares_pairs
+    assert BY_KIND["dpo"].of(dpo).asks_reference_once
+    assert not BY_KIND["dpo"].of({**dpo, "reference_free": True}).asks_reference_once
+    assert BY_KIND["world"].why_unwritten.keys() == {"pretrain.jsonl", "tokenizer"}

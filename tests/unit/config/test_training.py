@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from rlhf.config import grpo_settings, policy, preference, sft, training
 from rlhf.config.base import BaseConfig
 from rlhf.config.descriptions import described_fields
 from rlhf.config.error_messages import TAG
+from rlhf.config.policy_losses import OF_SOME_LOSSES, POLICY_LOSSES
+from rlhf.errors import ConfigError
+from rlhf.losses.formula import load_formula
 from tests.fixtures.settings import config_classes
 
 CLASSES = config_classes()
@@ -53,3 +58,28 @@ def test_choices_are_the_keys_of_the_tables_that_serve_them():
     assert choices(grpo_settings.GRPOConfig, "aggregation") == set(AGGREGATIONS)
     (tracker,) = get_args(training.TrainConfig.model_fields["log_to"].annotation)
     assert set(get_args(tracker)) == TRACKERS.keys()
+
+
+def test_every_policy_loss_is_given_what_its_formula_takes():
+    for name, loss in POLICY_LOSSES.items():
+        parameters = inspect.signature(load_formula(loss.function)).parameters.values()
+        keywords = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+        assert keywords == loss.arguments.keys() | ({"how"} if loss.sequence_ratio else set()), name
+        tensors = {each.name for each in parameters} - keywords
+        assert tensors <= {"logprobs", "old_logprobs", "advantages", "score_seq"}, name
+        assert ("old_logprobs" in tensors) == loss.has_ratio, name
+    assert frozenset().union(*(loss.settings for loss in POLICY_LOSSES.values())) == set(OF_SOME_LOSSES)
+    assert policy.RLConfig.model_fields.keys() >= set(OF_SOME_LOSSES)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_setting_of_another_policy_loss_is_refused(name):
+    changed = {"clip_low": 0.3, "clip_high": 0.3, "dual_clip": 3.0, "gate_temperatures": [2.0, 2.0]}
+    assert changed.keys() == set(OF_SOME_LOSSES)
+    for key, value in changed.items():
+        given = {"policy_loss": name, key: value}
+        if key in POLICY_LOSSES[name].settings:
+            assert grpo_settings.GRPOConfig.of(given).policy_formula is POLICY_LOSSES[name]
+        else:
+            with pytest.raises(ConfigError, match=f"{key} does nothing where policy_loss is '{name}'"):
+                grpo_settings.GRPOConfig.of(given)

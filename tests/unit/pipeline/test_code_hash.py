@@ -10,10 +10,13 @@ import shutil
 
 import pytest
 
+from rlhf.config.pair_losses import PAIR_FORMULAS
+from rlhf.config.policy_losses import POLICY_LOSSES
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.rewards import REWARD_KINDS
 from rlhf.config.schema import stage_classes
 from rlhf.config.stages import StageConfig
+from rlhf.losses.formula import load_formula
 from rlhf.pipeline import code_hash
 from rlhf.pipeline.code_hash import (
     ROOT,
@@ -91,6 +94,34 @@ def test_a_stage_s_code_is_what_it_uses_and_no_more(kind, covers, leaves_out):
     assert not leaves_out & code_of(kind).keys()
     for always in ("pipeline/report/page.py", "pipeline/run.py", "cli/__init__.py", "errors.py", "config/training.py"):
         assert always not in code_of(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "file", "other"),
+    [
+        ("dpo", {"loss": "nca"}, "losses/anchored.py", {"loss": "ipo"}),
+        ("dpo", {"loss": "aot"}, "losses/transport.py", {"loss": "hinge"}),
+        ("online_dpo", {}, "losses/preference.py", None),
+        ("grpo", {"policy_loss": "sequence"}, "losses/sequence_ratio.py", None),
+        ("sapo", {}, "training/grpo.py", None),
+    ],
+)
+def test_a_stage_s_code_has_the_formula_of_its_loss_and_its_trainer(kind, settings, file, other):
+    rows = {"data": "d"} if kind == "dpo" else {"prompts": "p", "reward": "r.py:score"}
+    assert file in code_of_stage(kind, stage_of(kind, model="m", **rows, **settings))
+    if other is not None:
+        assert file not in code_of_stage(kind, stage_of(kind, model="m", **rows, **other))
+
+
+def test_formulas_and_trainers_that_are_named_by_text_exist():
+    found = {formula.function for formula in PAIR_FORMULAS.values()}
+    found |= {formula.function for formula in POLICY_LOSSES.values()}
+    assert all(callable(load_formula(text)) for text in found)
+    for kind, cls in stage_classes().items():
+        if cls.leaves != "files":
+            module, _, name = cls.trainer.partition(":")
+            trainer = getattr(importlib.import_module(module), name)
+            assert trainer.__module__ == module, kind
 
 
 def test_a_named_function_of_this_library_brings_its_code():

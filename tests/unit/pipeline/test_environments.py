@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from rlhf.config.methods.grpo import GRPOStage
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import GRPOStage
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError
 from rlhf.pipeline.run import Pipeline

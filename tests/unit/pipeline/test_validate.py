@@ -18,9 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlhf.config.methods.grpo import GRPOStage
 from rlhf.config.recipe import RecipeConfig, load_recipe
 from rlhf.config.schema import stage_classes
-from rlhf.config.stages import GRPOStage, PreferencesStage
+from rlhf.config.stages import PreferencesStage
 from rlhf.config.threads import usable_cores
 from rlhf.data.contracts import Kind
 from rlhf.data.read import open_rows

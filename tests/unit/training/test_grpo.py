@@ -6,6 +6,7 @@ import statistics
 import pytest
 import torch
 
+from rlhf.config.policy_losses import POLICY_LOSSES
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.losses import aggregate
 from rlhf.rewards.types import ScoreResult
@@ -357,7 +358,9 @@ def pushed_down(how: str) -> list[float]:
     batch = batch.with_token_columns(old_logprobs=old, ref_logprobs=old, advantages=advantages)
     logprobs = old.clone().requires_grad_()
     totals = Totals.of([batch])
-    losses = policy_losses(logprobs, batch, policy_loss="clip", clip_low=0.2, clip_high=0.2)
+    losses = policy_losses(
+        logprobs, batch, formula=POLICY_LOSSES["clip"], arguments={"clip_low": 0.2, "clip_high": 0.2}
+    )
     aggregate(
         losses, batch.score_seq, how=how, num_tokens=totals.num_tokens, num_sequences=totals.num_sequences, constant=5.0
     ).backward()

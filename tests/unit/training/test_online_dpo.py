@@ -133,7 +133,7 @@ def test_the_policy_gets_better():
     ("settings", "complaint"),
     [
         ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing belongs to"),
-        ({"loss": "exo"}, "needs a label_smoothing above 0"),
+        ({"loss": "exo"}, "without label_smoothing; give one"),
         ({"kl": {"where": "reward"}}, "leave kl.where at `none`"),
         ({"policy_loss": "clip"}, "policy_loss does nothing for online DPO"),
         ({"aggregation": "sequence"}, "aggregation does nothing for online DPO"),

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
+from rlhf.config.formulas import argument_values
 from rlhf.config.grpo_settings import GRPOConfig
+from rlhf.config.policy_losses import POLICY_LOSSES
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ModelError
 from rlhf.losses import exact_kl
@@ -36,10 +38,17 @@ def batch_of(log_ratios: list[list[float]], advantages: list[list[float]], **col
     return (old + flat).requires_grad_(), batch.with_token_columns(**token_columns)
 
 
+def losses_of(policy_loss: str, logprobs, batch, **settings):
+    """With the bounds that GRPO has, or others."""
+    config = GRPOConfig(policy_loss=policy_loss, **settings)
+    formula = config.policy_formula
+    return policy_losses(logprobs, batch, formula=formula, arguments=argument_values(config, formula.arguments))
+
+
 def gradient(policy_loss: str, log_ratios, advantages, *, columns=None, **settings) -> list[float]:
     """Of the sum of the tokens' losses."""
     logprobs, batch = batch_of(log_ratios, advantages, **(columns or {}))
-    policy_losses(logprobs, batch, policy_loss=policy_loss, **{**BOUNDS, **settings}).sum().backward()
+    losses_of(policy_loss, logprobs, batch, **settings).sum().backward()
     return logprobs.grad.tolist()
 
 
@@ -92,12 +101,12 @@ def test_a_gate_of_ones_own_temperature_fades_sooner():
 @pytest.mark.parametrize("policy_loss", LOSSES)
 def test_a_token_e100_times_as_likely_leaves_loss_and_gradient_finite(policy_loss):
     logprobs, batch = batch_of([[100.0, 0.0], [-100.0]], [[-1.0, -1.0], [1.0]])
-    losses = policy_losses(logprobs, batch, policy_loss=policy_loss, **BOUNDS)
+    losses = losses_of(policy_loss, logprobs, batch)
     losses.sum().backward()
     assert torch.isfinite(losses).all()
     assert torch.isfinite(logprobs.grad).all()
     metrics = Metrics()
-    measure_ratios(logprobs.detach(), batch, metrics, name="grpo", policy_loss=policy_loss, **BOUNDS)
+    measure_ratios(logprobs.detach(), batch, metrics, name="grpo", formula=POLICY_LOSSES[policy_loss], **BOUNDS)
     found = metrics.result()
     assert found["loss/ratio_overflows"] == 1.0, "counted, not hidden"
     assert all(math.isfinite(value) for value in found.values())
@@ -111,7 +120,7 @@ def test_what_is_clipped_is_what_the_loss_in_use_clips():
         metrics = Metrics()
         logprobs, batch = batch_of(log_ratios, advantages)
         bounds = {**BOUNDS, **settings}
-        measure_ratios(logprobs.detach(), batch, metrics, name="x", policy_loss=policy_loss, **bounds)
+        measure_ratios(logprobs.detach(), batch, metrics, name="x", formula=POLICY_LOSSES[policy_loss], **bounds)
         return metrics.result().get("x/clip_frac")
 
     assert clip_frac("clip") == 2 / 5  # the good token at 2, the bad one at 0.5

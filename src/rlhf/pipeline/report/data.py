@@ -18,6 +18,7 @@ from rlhf.errors import ConfigError
 from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.verdict import Verdict, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
+from rlhf.pipeline.kinds import EVALUATION, REWARD_MODEL
 from rlhf.pipeline.leakage import Leakage, recorded_leakage
 from rlhf.pipeline.lock import is_locked
 from rlhf.pipeline.verdicts import independence_of
@@ -88,7 +89,7 @@ class RunRecord:
     def compares(self) -> bool:
         """Whether policies were compared, or were to be: a run whose recipe asks for none of that misses nothing."""
         return not (self.recipe and self.stages) or any(
-            s.evaluation or s.kind == "evaluate" for s in self.stages.values()
+            s.evaluation or s.kind == EVALUATION for s in self.stages.values()
         )
 
     @property
@@ -109,7 +110,7 @@ class RunRecord:
         found = [
             (s, curve[max(curve)])
             for s in self.stages.values()
-            if s.kind == "reward"
+            if s.kind == REWARD_MODEL
             and (curve := s.curves.get("eval/accuracy"))  # preference stages have one of the policy
         ]
         return found[-1] if found else None

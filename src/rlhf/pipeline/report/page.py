@@ -16,6 +16,7 @@ from markupsafe import Markup
 from rlhf.evaluation.numbers import mapping
 from rlhf.evaluation.verdict import Tone
 from rlhf.files import write_text
+from rlhf.pipeline.kinds import REWARD_MODEL
 from rlhf.pipeline.report.alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run
 from rlhf.pipeline.report.plots import reuse_plots
@@ -146,7 +147,7 @@ def _reward(run: RunRecord) -> dict[str, Any]:
     return {
         "rewards": reward_views(run),
         "in_training": run.accuracy_in_training,
-        "expected": run.compares or any(stage.kind == "reward" for stage in run.stages.values()),
+        "expected": run.compares or any(stage.kind == REWARD_MODEL for stage in run.stages.values()),
         "why_missing": next((why for why in reasons if why), None),
     }
 

@@ -168,7 +168,7 @@ def _seen_judge(asked: Made, judge: RewardBase, judges: list[Made | Root], polic
 
 
 def _learned(made: Made) -> list[Source]:
-    return [source for rows in made.rows() for source in made.files(rows)] if made.stage.kind == "reward" else []
+    return [source for rows in made.rows() for source in made.files(rows)] if made.stage.judges == "completions" else []
 
 
 def _shares(made: Made, learned: list[Source]) -> bool:

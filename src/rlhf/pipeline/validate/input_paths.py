@@ -17,7 +17,7 @@ from rlhf.config.rewards import (
     ServiceRewardConfig,
     rewards_of,
 )
-from rlhf.config.stages import EvaluateStage, Stage
+from rlhf.config.stages import Stage
 from rlhf.data.sources import open_source
 from rlhf.errors import ConfigError, DataError, ModelError, RLHFError, did_you_mean, did_you_mean_file
 from rlhf.models.sources import EMBEDDED
@@ -251,11 +251,12 @@ def _check_other_files(review: Review, stage: Stage) -> None:
                 check_reference(spec.json_schema)
             except BadReferenceError as err:
                 review.error(f"{key}.json_schema", f"It {err}.")
-    if isinstance(stage, EvaluateStage) and stage.rollouts is not None and not is_of_stage(stage.rollouts):
-        path = Path(stage.rollouts).expanduser()
+    rollouts = getattr(stage, "rollouts", None)  # a file of them, or how many a stage that trains makes
+    if isinstance(rollouts, str) and not is_of_stage(rollouts):
+        path = Path(rollouts).expanduser()
         if not path.is_file():
             near = did_you_mean_file(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
-            review.error("rollouts", f"There is no file {stage.rollouts}.{near}", DataError)
+            review.error("rollouts", f"There is no file {rollouts}.{near}", DataError)
 
 
 def _read_once(review: Review, folder: Path) -> ModelFacts | None:

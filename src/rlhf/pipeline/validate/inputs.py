@@ -14,7 +14,6 @@ from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_inputs import RowsInput, listed
 from rlhf.config.stages import (
     MODEL_STAGES,
-    EvaluateStage,
     PolicyTraining,
     PreferencesStage,
     RowsFor,
@@ -74,7 +73,7 @@ def written_key(stage: Stage, key: str) -> str:
 def reward_models(stage: Stage) -> list[tuple[str, str]]:
     """Key and source of every reward model that a stage loads."""
     found = [(f"{key}.{inner}", source) for key, spec in rewards_of(stage) for inner, source in spec.models_asked()]
-    if isinstance(stage, EvaluateStage) and stage.reward_model is not None:
+    if getattr(stage, "reward_model", None) is not None:
         found.append(("reward_model", stage.reward_model))
     return found
 

@@ -8,15 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.reasoning_stages import PassAtKStage, StepLabelsStage
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import (
-    BestOfNStage,
-    DistillStage,
-    EvaluateStage,
     OfflineStage,
-    PolicyStage,
-    PreferencesStage,
     Stage,
 )
 from rlhf.data.contracts import Row
@@ -40,15 +34,6 @@ SAMPLE = 300
 """Rows tokenized of each source, taken at even distances."""
 MANY = 0.1
 """Share of rows that may be left out or cut before it is worth a word."""
-SAMPLING_STAGES = (
-    PolicyStage,
-    DistillStage,
-    PreferencesStage,
-    BestOfNStage,
-    StepLabelsStage,
-    EvaluateStage,
-    PassAtKStage,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +146,7 @@ def _check_context(review: Review, stage: Any, rows: RowsInput, longest: int) ->
 
 def _check_room(review: Review, stage: Stage) -> None:
     """Prompt and completion together have to fit into the context: the sampler refuses a prompt that may outgrow it."""
-    if not isinstance(stage, SAMPLING_STAGES):
+    if not stage.samples:
         return
     key, config = policies(stage)[0]
     facts = facts_of(review, config)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rlhf.config.recipe import STAGE, stage_references
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, rewards_of
-from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, RewardStage, Stage
+from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, Stage, judge_kinds
 from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
     ROWS_TAKEN,
@@ -34,7 +34,12 @@ def _check_combinations(review: Review, stage: Stage) -> None:
     for key, spec in rewards_of(stage):
         if isinstance(spec, LearnedRewardConfig):
             judge = review.recipe.stages.get(_parent(review, spec.source) or "")
-            if isinstance(judge, RewardStage) and judge.num_models * judge.num_heads == 1 and spec.combine != "mean":
+            if (
+                judge is not None
+                and judge.judges == "completions"
+                and judge.num_models * judge.num_heads == 1
+                and spec.combine != "mean"
+            ):
                 review.warn(
                     f"{key}.combine",
                     f"It does nothing: {spec.source} trains one model with one head; give it num_models or num_heads above 1.",
@@ -47,26 +52,13 @@ def _check_file(review: Review, place: str, parent: str, file: str) -> None:
     stage = review.recipe.stages[parent]
     written = stage.files_written()
     if not any(file == name or (name.endswith("/") and f"{file}/".startswith(name)) for name in written):
-        hint = _why_not(stage.kind, file) or did_you_mean(file, written)
+        change = stage.why_unwritten.get(file.partition("/")[0])
+        hint = f" To have it, {change}." if change else did_you_mean(file, written)
         review.error(place, f"stage:{parent} will write no file {file!r}.{hint} It writes {_names(parent, written)}.")
 
 
 def _names(parent: str, written: Iterable[str]) -> str:
     return ", ".join(f"stage:{parent}/{name.removesuffix('/')}" for name in written)
-
-
-def _why_not(kind: str, file: str) -> str:
-    """What would make the stage write the file."""
-    wants = {
-        ("world", "pretrain.jsonl"): "set its num_documents",
-        ("world", "tokenizer"): "set its vocab_size",
-        ("preferences", "test_pairs.jsonl"): "give it test_prompts",
-        ("reward", "evaluation.json"): "give it eval_data or eval_frac, and a loss that compares completions",
-        ("prm", "evaluation.json"): "give it eval_data or eval_frac, and labeled steps",
-        ("step_labels", "outcome.jsonl"): "set its outcomes",
-    }
-    change = wants.get((kind, file.partition("/")[0]))
-    return f" To have it, {change}." if change else ""
 
 
 def _check_models(review: Review, stage: Stage) -> None:
@@ -75,7 +67,7 @@ def _check_models(review: Review, stage: Stage) -> None:
     for key, config in policies(stage):
         parent = _parent(review, config.path)
         if parent is not None and stages[parent].kind in JUDGE_KINDS:
-            what = "a process reward model" if stages[parent].kind == "prm" else "a reward model"
+            what = "a process reward model" if stages[parent].judges == "steps" else "a reward model"
             review.error(
                 key,
                 f"stage:{parent} trains {what}, which gives scores and no words; a policy is wanted here "
@@ -88,7 +80,7 @@ def _check_models(review: Review, stage: Stage) -> None:
             review.error(
                 key,
                 f"stage:{parent} is a {stages[parent].kind} stage, which trains a policy; a reward model is wanted here "
-                f"({_of_kind(review, ('reward',))}).",
+                f"({_of_kind(review, judge_kinds('completions'))}).",
                 ModelError,
             )
     _check_kinds_of_judge(review, stage)
@@ -100,15 +92,15 @@ def _check_kinds_of_judge(review: Review, stage: Stage) -> None:
     by_steps = {key for key, spec in rewards_of(stage) if isinstance(spec, ProcessRewardConfig)}
     for key, source in reward_models(stage):
         parent = _parent(review, source)
-        kind = stages[parent].kind if parent is not None else None
-        if kind == "prm" and key.removesuffix(".source") not in by_steps:
+        judges = stages[parent].judges if parent is not None else None
+        if judges == "steps" and key.removesuffix(".source") not in by_steps:
             how = f"; write {{kind: process, source: stage:{parent}}}" if key.startswith("reward.") else ""
             review.error(key, f"stage:{parent} trains a process reward model, which judges steps{how}.", ModelError)
-        elif kind == "reward" and key.removesuffix(".source") in by_steps:
+        elif judges == "completions" and key.removesuffix(".source") in by_steps:
             review.error(
                 key,
                 f"stage:{parent} trains a reward model of whole completions; kind: process wants a judge of steps "
-                f"({_of_kind(review, ('prm',))}).",
+                f"({_of_kind(review, judge_kinds('steps'))}).",
                 ModelError,
             )
 

@@ -10,15 +10,8 @@ from pathlib import Path
 
 from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.model import AUTO, ModelConfig
-from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.stages import (
-    DistillStage,
-    DPOStage,
-    EvaluateStage,
-    KTOStage,
-    PolicyStage,
     PolicyTraining,
-    RewardStage,
     Stage,
 )
 from rlhf.config.threads import check_threads, usable_cores
@@ -65,7 +58,7 @@ def check_resources(review: Review) -> None:
             _check_quantization(review, key, config)
         if stage.trains:
             _check_trackers(review, stage)
-        if isinstance(stage, RLConfig | EvaluateStage):
+        if hasattr(stage, "engine"):
             _check_engine(review, stage)
     _check_sizes(review)
 
@@ -81,29 +74,20 @@ def memory_needed(review: Review, stage: Stage) -> int | None:
     weights = facts.num_parameters * WIDTH[model.dtype]
     anchors = int(stage.l2_coef > 0)
     trained = weights if model.lora is not None else weights * (2 + MOMENTS + anchors)
-    if isinstance(stage, RewardStage):
-        return trained * stage.num_models
-    needed = trained
+    needed = trained * getattr(stage, "num_models", 1) + weights * stage.holds_reference
     if isinstance(stage, PolicyTraining) and stage.ewc is not None and model.lora is None:
         needed += weights + facts.num_parameters * WIDTH["float32"]  # the anchors and their Fisher information
-    if isinstance(stage, PolicyStage):
-        needed += 0 if model.lora is not None else weights  # the reference; an adapter switched off is one
-        needed += weights * sum(len(spec.models_asked()) for spec in stage.reward)
-    if isinstance(stage, PPOConfig) and stage.value_model == "separate":
+    needed += weights * sum(len(spec.models_asked()) for spec in getattr(stage, "reward", []))
+    if _has_critic(stage):
         needed += trained
-    if isinstance(stage, DistillStage):
-        teacher = facts_of(review, stage.teacher)
-        needed += 0 if model.lora is not None else weights
-        needed += teacher.num_parameters * WIDTH[stage.teacher.dtype] if teacher is not None else 0
-    if isinstance(stage, DPOStage | KTOStage):
-        needed += weights * _holds_reference(stage)
+    if (teacher := getattr(stage, "teacher", None)) is not None and (facts := facts_of(review, teacher)) is not None:
+        needed += facts.num_parameters * WIDTH[teacher.dtype]
     return needed
 
 
-def _holds_reference(stage: DPOStage | KTOStage) -> bool:
-    """Whether a second model is in memory: one that is named, or the copy on which KTO measures its reference point."""
-    measured = isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step"
-    return stage.reference is not None or (measured and stage.model.lora is None)
+def _has_critic(stage: Stage) -> bool:
+    """Whether a critic with weights of its own learns, too."""
+    return getattr(stage, "value_model", None) == "separate"
 
 
 def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:
@@ -116,9 +100,9 @@ def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:
         return None
     if model.lora is not None:
         return 0, 0  # an adapter is a hundredth of the weights
-    copies = stage.num_models if isinstance(stage, RewardStage) else 1
+    copies = getattr(stage, "num_models", 1)
     weights = facts.num_parameters * WIDTH[model.dtype] * copies
-    trained = weights * 2 if isinstance(stage, PPOConfig) and stage.value_model == "separate" else weights
+    trained = weights * 2 if _has_critic(stage) else weights
     # One more than are kept: a new one is written before the oldest goes. The best weights so far are a copy too.
     kept_best = int(stage.early_stopping is not None and stage.early_stopping.keep_best) + int(
         stage.ema_decay is not None
@@ -178,7 +162,7 @@ def _check_trackers(review: Review, stage: TrainConfig) -> None:
             review.error("log_to", _pip_line(name, TRACKERS[name]), MissingExtraError)
 
 
-def _check_engine(review: Review, stage: RLConfig | EvaluateStage) -> None:
+def _check_engine(review: Review, stage: Stage) -> None:
     """An interpreter that is not there is better known now than when the stage before has trained for a day."""
     engine = stage.engine
     if not isinstance(engine, VLLMEngineConfig):

@@ -6,9 +6,8 @@ import math
 from functools import partial
 from pathlib import Path
 
-from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.stage_inputs import RowsInput
-from rlhf.config.stages import EvaluateStage, OfflineStage, PolicyStage, Stage
+from rlhf.config.stages import OfflineStage, PolicyStage, Stage
 from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, UnpairedRow
 from rlhf.data.expand import prompt_key
 from rlhf.data.message_text import counted
@@ -111,14 +110,14 @@ def _has_tie(row: Row) -> bool:
 def _check_leaks(review: Review, stage: Stage) -> None:
     """Held-out rows whose prompt is learned from."""
     inputs = rows_inputs(stage)
-    if isinstance(stage, EvaluateStage | PassAtKStage):
+    if stage.evaluates:
         _check_seen_prompts(review, stage)
     for held_out in inputs[1:]:
         if held_out.key in ("eval_data", "eval_prompts"):
             _check_leak(review, held_out, inputs[0], inputs[0].key)
 
 
-def _check_seen_prompts(review: Review, stage: EvaluateStage | PassAtKStage) -> None:
+def _check_seen_prompts(review: Review, stage: Stage) -> None:
     count = partial(count_seen_prompts, most=MAX_ROWS)
     seen = find_leakage(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), count=count)
     for warning in seen.about_rows:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.policy import RLConfig
+from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig, rewards_of
 from rlhf.config.stages import (
     DataInputs,
-    DistillStage,
-    DPOStage,
     EvaluateStage,
-    KTOStage,
     OfflineStage,
-    OnlineDPOStage,
     PolicyStage,
-    PPOStage,
     Stage,
     TRPOStage,
-    VAPOStage,
 )
 from rlhf.config.training import TrainConfig
 from rlhf.config.typical_learning_rates import far_from_usual, method_and_size, usual_rates
@@ -62,7 +57,7 @@ def check_settings(review: Review) -> None:
             _check_compiled(review, stage)
         if isinstance(stage, DataInputs):
             _check_rows(review, stage)
-        if isinstance(stage, PolicyStage | DistillStage):
+        if isinstance(stage, RLConfig):
             _check_policy_stage(review, stage)
         if isinstance(stage, EvaluateStage):
             _check_evaluate(review, stage)
@@ -188,7 +183,7 @@ def _check_beta(review: Review, stage: TrainConfig) -> None:
 def _check_rows(review: Review, stage: DataInputs) -> None:
     assert isinstance(stage, OfflineStage)
     if stage.streaming:
-        if isinstance(stage, KTOStage) or (isinstance(stage, DPOStage) and not stage.reference_free):
+        if stage.asks_reference_once:
             review.error(
                 "streaming",
                 f"{stage.kind} scores its reference before the first step and needs all rows; leave it out.",
@@ -209,7 +204,7 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
         review.warn("batch_size", f"It does nothing: batch_tokens ({stage.batch_tokens}) decides the size.")
 
 
-def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> None:
+def _check_policy_stage(review: Review, stage: Any) -> None:
     per_rollout = stage.prompts_per_rollout * stage.group_size
     if stage.minibatch_size > per_rollout and stage.differs("minibatch_size"):
         review.warn(
@@ -218,13 +213,13 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
             f"(prompts_per_rollout x group_size: {stage.prompts_per_rollout} x {stage.group_size}); every step is as small as that.",
         )
     steps = stage.steps_per_rollout
-    if stage.policy_loss == "reinforce" and steps > 1 and not isinstance(stage, OnlineDPOStage | DistillStage):
+    if not stage.policy_formula.has_ratio and steps > 1 and stage.takes_importance:
         review.warn(
             "policy_loss",
-            f"`reinforce` has no ratio and a rollout is {steps} steps: all but the first learn from completions of an older policy as "
-            "if they were its own; use `clip`, or one step to a rollout.",
+            f"`{stage.policy_loss}` has no ratio and a rollout is {steps} steps: all but the first learn from completions of an older "
+            "policy as if they were its own; use `clip`, or one step to a rollout.",
         )
-    if steps == 1 and isinstance(stage, PolicyStage) and not isinstance(stage, TRPOStage | OnlineDPOStage):
+    if steps == 1 and stage.takes_importance and not isinstance(stage, TRPOStage):
         _check_single_step(review, stage)
     sampling = stage.sampling
     is_whole = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (None, 1, 0, 1)
@@ -253,7 +248,7 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
         review.warn("kl.horizon", "It does nothing without kl.target.")
     if stage.differs("truncation") and stage.max_prompt_length is None:
         review.warn("truncation", "It does nothing without max_prompt_length.")
-    if isinstance(stage, PPOStage | VAPOStage | TRPOStage):
+    if isinstance(stage, PPOConfig):
         _check_critic(review, stage)
     if stage.eval_prompts is None and stage.differs("evaluation"):
         review.warn("evaluation", "It does nothing without eval_prompts.")
@@ -277,7 +272,7 @@ def _check_compiled(review: Review, stage: TrainConfig | EvaluateStage) -> None:
 def _check_single_step(review: Review, stage: PolicyStage) -> None:
     """Before the first step on a rollout no ratio has left 1, and what bounds ratios has nothing to bound."""
     more = "give fewer minibatch_size than a rollout has, or more epochs_per_rollout"
-    if stage.policy_loss not in ("clip", "reinforce"):
+    if stage.policy_loss != "clip" and stage.policy_formula.has_ratio:
         review.warn(
             "policy_loss",
             f"A rollout is one step, before which every ratio is 1: `{stage.policy_loss}` is the plain policy gradient there; {more}.",
@@ -291,7 +286,7 @@ def _check_single_step(review: Review, stage: PolicyStage) -> None:
             review.warn(key, f"It does nothing: a rollout is one step, before which every ratio is 1; {more}.")
 
 
-def _check_critic(review: Review, stage: PPOStage | VAPOStage | TRPOStage) -> None:
+def _check_critic(review: Review, stage: Any) -> None:
     if stage.value_model == "shared":
         for key in ("value_init", "value_learning_rate"):
             if stage.differs(key):

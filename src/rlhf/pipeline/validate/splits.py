@@ -3,9 +3,9 @@ the demonstrations that a student does not complete itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlhf.config.stages import DistillStage, KTOStage, OfflineStage
+from rlhf.config.stages import DistillStage, OfflineStage
 from rlhf.data.contracts import Row
 from rlhf.data.expand import prompt_key
 from rlhf.data.report import TokenizationReport
@@ -38,7 +38,7 @@ def _check_rows(review: Review, stage: OfflineStage, found: RowsFound) -> None:
 
     if found.bad_rows and stage.on_bad_row == "error":
         return  # said already, and what is left of them is not what will be read
-    if isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step":
+    if stage.measures_reference_point:
         _check_reference_point(review, stage, found)
     elif stage.eval_data is None and stage.eval_frac:
         plan, report = PLANS[stage.rows_wanted], TokenizationReport()
@@ -54,7 +54,7 @@ def _held_out(stage: OfflineStage, rows: list[Row]) -> list[int]:
     return held_out_numbers(rows, stage.eval_frac, seed=stage.split_seed, by=stage.eval_split)
 
 
-def _check_reference_point(review: Review, stage: KTOStage, found: RowsFound) -> None:
+def _check_reference_point(review: Review, stage: Any, found: RowsFound) -> None:
     """Whether every step, and the held-out rows, have completions of other prompts. The rows are tokenized as they will be."""
     items = _tokenized(review, stage, found)
     if items is None:
@@ -79,7 +79,7 @@ def _check_reference_point(review: Review, stage: KTOStage, found: RowsFound) ->
         check_prompts_of_steps(ShuffledRows(groups, stage), groups, held_out)
 
 
-def _tokenized(review: Review, stage: KTOStage, found: RowsFound) -> list[tuple[Row, Group]] | None:
+def _tokenized(review: Review, stage: Any, found: RowsFound) -> list[tuple[Row, Group]] | None:
     """Rows as the stage will have them; None without its tokenizer."""
     from rlhf.data.plans import PLANS
     from rlhf.data.tokenize import TokenizedRow

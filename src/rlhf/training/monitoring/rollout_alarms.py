@@ -28,12 +28,12 @@ def all_weights_zero(weights: Tensor, *, name: str, level: str, low: float, high
             "limit": None, "action": "warn"}  # fmt: skip
 
 
-def steps_without_ratio(*, name: str, policy_loss: str, steps: int) -> dict[str, Any] | None:
+def steps_without_ratio(*, name: str, policy_loss: str, has_ratio: bool, steps: int) -> dict[str, Any] | None:
     """Where a loss without a ratio is to take several steps on one rollout."""
-    if policy_loss != "reinforce" or steps == 1:
+    if has_ratio or steps == 1:
         return None
     text = (
-        f"{name}: policy_loss `reinforce` has no ratio, and a rollout is {steps} steps: all but the first learn from completions of "
+        f"{name}: policy_loss `{policy_loss}` has no ratio, and a rollout is {steps} steps: all but the first learn from completions of "
         "an older policy as if they were its own. Use `clip`, or one step to a rollout."
     )
     return {"text": text, "guard": "off_policy", "metric": "steps of a rollout", "value": steps, "limit": 1,

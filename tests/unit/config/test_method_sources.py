@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 
-from rlhf.config.default_sources import OF_METHOD, REQUIRED, SOURCES, default_source
-from rlhf.config.methods import METHODS
+from rlhf.config.methods import METHODS, REQUIRED
 from rlhf.config.schema import describe_setting
 from rlhf.config.stages import DPOStage
 
@@ -17,36 +17,38 @@ from rlhf.config.stages import DPOStage
 def test_every_option_has_a_source(name):
     method = METHODS[name]
     for setting in method.described_options():
-        assert default_source(name, method, setting), f"{name}: {setting.name}={setting.default}"
+        assert method.source_of(setting), f"{name}: {setting.name}={setting.default}"
 
 
 def test_every_source_is_of_a_default_that_some_method_has():
     shown = {name: {f"{s.name}={s.default}" for s in method.described_options()} for name, method in METHODS.items()}
-    assert OF_METHOD.keys() <= METHODS.keys()
-    for name, sources in OF_METHOD.items():
-        assert sources.keys() <= shown[name], name
-    general = {key for name, keys in shown.items() for key in keys - OF_METHOD.get(name, {}).keys()}
-    assert SOURCES.keys() <= general
+    taken, given = defaultdict(set), defaultdict(set)
+    for name, method in METHODS.items():
+        assert method.sources.keys() <= shown[name], name
+        for key, source in method.shared_sources.items():
+            given[key].add(source)
+            taken[key] |= {name} & {name for name in METHODS if key in shown[name] - method.sources.keys()}
+    assert not [key for key in given if not taken[key]], "no method of the family needs it"
 
 
 def test_a_source_that_is_a_method_goes_with_a_word_and_not_with_a_number():
     dft = METHODS["dft"]
     loss = next(setting for setting in dft.described_options() if setting.name == "loss")
-    assert default_source("dft", dft, loss) == "it is the method: Wu et al. 2025, arXiv:2508.05629"
+    assert dft.source_of(loss) == "it is the method: Wu et al. 2025, arXiv:2508.05629"
     noisy = METHODS["neftune"]
     alpha = next(setting for setting in noisy.described_options() if setting.name == "neftune_alpha")
-    assert default_source("neftune", noisy, replace(alpha, default="7.0")) == ""
+    assert noisy.source_of(replace(alpha, default="7.0")) == ""
 
 
 def test_another_default_has_lost_its_source():
     dpo, beta = METHODS["dpo"], describe_setting(DPOStage, "beta")
-    assert default_source("dpo", dpo, beta) == "DPO, appendix B, arXiv:2305.18290"
-    assert default_source("dpo", dpo, replace(beta, default="0.3")) == ""
-    assert default_source("dpo", dpo, replace(beta, default=REQUIRED)) == "yours to give"
+    assert dpo.source_of(beta) == "DPO, appendix B, arXiv:2305.18290"
+    assert dpo.source_of(replace(beta, default="0.3")) == ""
+    assert dpo.source_of(replace(beta, default=REQUIRED)) == "yours to give"
 
 
 def test_arxiv_numbers_of_sources_have_the_right_form():
-    words = [*SOURCES.values(), *(source for each in OF_METHOD.values() for source in each.values())]
+    words = {source for method in METHODS.values() for source in {**method.sources, **method.shared_sources}.values()}
     numbers = [number for source in words for number in re.findall(r"arXiv:(\S*?)[,:;)]*(?=\s|$)", source)]
     assert len(numbers) > 40
     for number in numbers:

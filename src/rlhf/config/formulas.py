@@ -1,0 +1,74 @@
+"""What a loss declares that recipes choose by name: the function that computes it, and which settings belong to it.
+
+A formula is named by text, ``module:function`` below ``rlhf``, so that reading settings loads no torch. The code of the formula that a
+stage uses is part of the stage's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairFormula:
+    """A loss on pairs against a reference: a choice of ``loss`` of ``kind: dpo``."""
+
+    function: str
+    """Takes the summed log-probabilities of chosen and rejected completions under the policy, then those under the reference, ``[P]``
+    each, and ``beta`` by keyword; gives ``[P]`` losses."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Further keywords of the function -> the setting that each has the value of."""
+    options: tuple[str, ...] = ()
+    """Further settings that belong to this loss: they change what the trainer hands to the function."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Settings that must be above 0 -> why, in words that follow the loss's name."""
+    sees_margin_only: bool = False
+    """Whether a pair is seen only by its margin; then another divergence than reverse KL, or no reference, may be used."""
+    compares_pairs: bool = False
+    """Whether the pairs of a step are compared with each other, so that all of them are needed at once."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Settings that belong to this loss, or to it and a few others."""
+        return (*self.arguments.values(), *self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFormula:
+    """A loss on sampled tokens: a choice of ``policy_loss``."""
+
+    function: str
+    """Takes those of ``logprobs``, ``old_logprobs``, ``advantages`` [M] and ``score_seq`` (int64 [M], the completion of each token) that
+    its parameters are called; gives ``[M]`` losses."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Further keywords of the function -> the setting that each has the value of; ``name.0`` is the first of several values."""
+    clips: Literal["gradient", "weight"] | None = None
+    """What is held at the bounds ``clip_low`` and ``clip_high``: whether a token has a gradient, or its weight; None without bounds."""
+    has_ratio: bool = True
+    """Whether a token counts by how much likelier the policy has become to write it; without, only one step a rollout is right."""
+    sequence_ratio: Literal["mean", "token"] | None = None
+    """For one ratio for a whole completion: its kind (``how`` of ``rlhf.losses.sequence_log_ratios``, which the function gets, too);
+    None where each token has its own."""
+
+    @property
+    def settings(self) -> frozenset[str]:
+        """Settings that belong to this loss, or to it and a few others."""
+        return frozenset(name.partition(".")[0] for name in self.arguments.values())
+
+
+def argument_values(config: Any, arguments: Mapping[str, str]) -> dict[str, Any]:
+    """Keywords of a formula with the values that they have in the settings; a method without such a setting leaves its default.
+
+    Args:
+        config: The settings.
+        arguments: Keyword -> setting, of a formula.
+    """
+    values = {}
+    for keyword, setting in arguments.items():
+        name, _, place = setting.partition(".")
+        if hasattr(config, name):
+            value = getattr(config, name)
+            values[keyword] = value[int(place)] if place else value
+    return values

@@ -1,0 +1,41 @@
+"""Every training method by name: what it is, who published it, and the settings that make a stage be it.
+
+A method is a kind of stage with certain settings: ``ipo`` is the kind ``dpo`` with ``loss: ipo``. Each has a module of its own here
+that declares it, and a line in ``KIND_OF_METHOD``. ``rlhf methods`` prints this table; docs/methods has a page and recipes/methods a
+recipe for each name.
+
+    table      KIND_OF_METHOD, METHODS: all of them by name            method     Method: what is declared
+    *_family   what the methods of a family share: options, sources of defaults, learning rates
+"""
+
+from __future__ import annotations
+
+from rlhf.config.methods.method import FAMILIES, REQUIRED, Method
+from rlhf.config.methods.table import (
+    KIND_OF_METHOD,
+    METHODS,
+    MODULES,
+    as_settings,
+    declared_stages,
+    method,
+    method_behind,
+    methods_of_kind,
+    page_of,
+    recipe_of,
+)
+
+__all__ = [
+    "FAMILIES",
+    "KIND_OF_METHOD",
+    "METHODS",
+    "MODULES",
+    "REQUIRED",
+    "Method",
+    "as_settings",
+    "declared_stages",
+    "method",
+    "method_behind",
+    "methods_of_kind",
+    "page_of",
+    "recipe_of",
+]

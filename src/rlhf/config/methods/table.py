@@ -1,0 +1,161 @@
+"""The table of methods, and looking one up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from rlhf.config.methods.method import Method
+from rlhf.errors import UnknownNameError, folded, look_up
+
+if TYPE_CHECKING:
+    from rlhf.config.stage_inputs import StageConfig
+
+KIND_OF_METHOD: Mapping[str, str] = {
+    "sft": "sft",
+    "dft": "sft",
+    "neftune": "sft",
+    "reward": "reward",
+    "reward_hinge": "reward",
+    "reward_graded": "reward",
+    "reward_ties": "reward",
+    "reward_rankings": "reward",
+    "reward_ratings": "reward",
+    "reward_binary": "reward",
+    "reward_ensemble": "reward",
+    "prm": "prm",
+    "dpo": "dpo",
+    "cdpo": "dpo",
+    "robust_dpo": "dpo",
+    "ipo": "dpo",
+    "slic": "dpo",
+    "exo": "dpo",
+    "discopop": "dpo",
+    "nca": "dpo",
+    "bco": "dpo",
+    "sppo": "dpo",
+    "apo_zero": "dpo",
+    "apo_down": "dpo",
+    "aot": "dpo",
+    "fdpo": "dpo",
+    "ld_dpo": "dpo",
+    "length_normalized_dpo": "dpo",
+    "wpo": "dpo",
+    "rpo": "dpo",
+    "simpo": "simpo",
+    "cpo": "cpo",
+    "orpo": "orpo",
+    "kto": "kto",
+    "kto_bco": "kto",
+    "iterative_dpo": "dpo",
+    "online_dpo": "online_dpo",
+    "best_of_n": "best_of_n",
+    "distill": "distill",
+    "ppo": "ppo",
+    "vapo": "vapo",
+    "trpo": "trpo",
+    "grpo": "grpo",
+    "dr_grpo": "dr_grpo",
+    "dapo": "dapo",
+    "gspo": "gspo",
+    "cispo": "cispo",
+    "sapo": "sapo",
+    "rloo": "rloo",
+    "reinforce_pp": "reinforce_pp",
+    "remax": "remax",
+}
+"""Method -> the kind of stage that it is; the module of that name declares it. A line more is a method more. In the order of tables:
+by family, then as one comes to them."""
+MODULES: Mapping[str, str] = {"sft": "supervised", "reward": "reward_model"}
+"""Methods whose module has another name, because too many files have theirs."""
+
+
+class Methods(Mapping[str, Method]):
+    """The methods by name; a method's module is imported when the method is looked up."""
+
+    def __getitem__(self, name: str) -> Method:
+        """Of that name.
+
+        Raises:
+            KeyError: There is none.
+        """
+        if name not in KIND_OF_METHOD:
+            raise KeyError(name)
+        method: Method = import_module(f"{__package__}.{MODULES.get(name, name)}").METHOD
+        return method
+
+    def __contains__(self, name: object) -> bool:
+        return name in KIND_OF_METHOD
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KIND_OF_METHOD)
+
+    def __len__(self) -> int:
+        return len(KIND_OF_METHOD)
+
+
+METHODS = Methods()
+"""In the order of tables: by family, then as one comes to them."""
+
+
+def methods_of_kind(kind: str) -> dict[str, Method]:
+    """The methods that are stages of a kind; no other is imported."""
+    return {name: METHODS[name] for name, of_kind in KIND_OF_METHOD.items() if of_kind == kind}
+
+
+def declared_stages() -> Iterator[type[StageConfig]]:
+    """The kinds of stages that methods declare; methods that are variants of another kind are not imported."""
+    for name, kind in KIND_OF_METHOD.items():
+        if name == kind and (stage := METHODS[name].stage) is not None:
+            yield stage
+
+
+def method(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        UnknownNameError: There is none; the message holds what we call it, or the nearest names and all of them.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    for ours, known in METHODS.items():
+        for other, settings in known.other_names.items():
+            if folded(name) == folded(other):
+                meant = as_settings(replace(known, settings={**known.settings, **settings}))
+                raise UnknownNameError(
+                    f"No method is called {name!r} here: it is `{meant}`. See `rlhf methods {ours}`."
+                )
+    return look_up(METHODS, name, kind="method")
+
+
+def method_behind(word: str, kinds: Collection[str]) -> tuple[str, Method] | None:
+    """The method that somebody means who writes its name for a kind of stage; capitals and punctuation do not count.
+
+    Args:
+        word: What was written, such as ``ipo`` or ``Dr.GRPO``.
+        kinds: Those that could be meant there.
+    """
+    for name, kind in KIND_OF_METHOD.items():
+        if folded(name) == folded(word) and kind in kinds:
+            return name, METHODS[name]
+    return None
+
+
+def as_settings(method: Method) -> str:
+    """What makes a stage be the method, as YAML has it: ``kind: dpo, loss: ipo``."""
+    shown = {"kind": method.kind, **method.settings}
+    return ", ".join(
+        f"{key}: {str(value).lower() if isinstance(value, bool) else value}" for key, value in shown.items()
+    )
+
+
+def recipe_of(name: str) -> str:
+    """Where the method's recipe is in the repository."""
+    return f"recipes/methods/{name}.yaml"
+
+
+def page_of(name: str) -> str:
+    """Where the method's page is in the repository."""
+    return f"docs/methods/{name}.md"

@@ -1,0 +1,8 @@
+"""Kinds of stages that readers of a run's records look for; they load no settings classes."""
+
+from __future__ import annotations
+
+EVALUATION = "evaluate"
+"""Compares two policies."""
+REWARD_MODEL = "reward"
+"""Trains a judge of whole completions."""
