@@ -152,7 +152,7 @@ def _seen_judge(asked: Made, judge: RewardBase, judges: list[Made | Root], polic
     rows = [
         model.name
         for model in made
-        if model.name not in against and model.stage.kind != "sft" and _shares(model, learned)
+        if model.name not in against and getattr(model.stage, "rows_for", None) != "sft" and _shares(model, learned)
     ]
     rows += [
         reward.name
