@@ -17,7 +17,7 @@ def test_a_judgment_made_while_the_server_is_dead_is_sent_once_when_it_is_back(s
     page.keyboard.press("1" if is_good_first(page) else "2")
     after(page, lambda: page.keyboard.press("Enter"))
     page.wait_for_selector("#outbox:visible")
-    assert "1 answer is kept in this browser" in page.locator("#outbox").inner_text()
+    assert "1 answer is stored in this browser" in page.locator("#outbox").inner_text()
     page.keyboard.press("1" if is_good_first(page) else "2")
     page.keyboard.press("Enter")
     page.wait_for_selector("#waiting:visible")  # the preloaded task is answered, too
