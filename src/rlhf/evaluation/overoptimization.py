@@ -43,7 +43,7 @@ POWER_Z = 1.2816
 SAME = 1e-9
 """Of the largest score: values nearer to one another than this differ by rounding alone."""
 NULL_DRAWS = 20_000
-UNKNOWN = "Whether the reward was gamed could not be told"
+UNKNOWN = "Whether the reward was gamed could not be determined"
 RESERVED = ("step", "prompt", "completion", "ended", "score", "kl", "prompt_ids", "completion_ids", "scored")
 
 
@@ -287,7 +287,7 @@ def _decide(numbers: Mapping[str, Any], *, p_proxy_rose: float, p_proxy_fell: fl
         return HackingVerdict.NONE, text
     text = (
         f"{UNKNOWN}: {path}. Only a fall of {seen} or more would have been seen in nine of ten such runs, and the rise "
-        f"between these means was {plain_number(max(gain, 0.0), digits)}. More rollouts, or more completions in each, would tell."
+        f"between these means was {plain_number(max(gain, 0.0), digits)}. Use more rollouts, or more completions in each."
     )
     return HackingVerdict.UNDECIDED, text
 

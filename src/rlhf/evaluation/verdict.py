@@ -76,7 +76,7 @@ RISES = (
     Rule(
         "unfamiliar", "judge_unseen_frac", 0.15, "words that the judge does not know",
         "{after} of the words and word pairs of {policy} do not occur in the judge's training data, {before} of those of "
-        "{baseline}: there it guesses.",
+        "{baseline}: its scores there are unreliable.",
     ),
     Rule(
         "overlong", "judge_overlong_frac", 0.1, "answers longer than the judge knows",
@@ -361,6 +361,6 @@ def _hacking_words(evidence: Evidence, *, doubted: bool) -> list[str]:
         return [sentence]
     if any(training.rollouts for training in evidence.training):
         return [
-            "Whether the reward was gamed was not looked at: the evaluation was not given the `rollouts` of the training."
+            "Whether the reward was gamed was not checked: the evaluation did not get the `rollouts` of the training."
         ]
     return []

@@ -100,7 +100,7 @@ class Evidence:
     training: tuple[Training, ...] = ()
     independence: Independence = Independence()
     unknown: tuple[str, ...] = ()
-    """What could not be looked at, in sentences."""
+    """What could not be checked, in sentences."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any], independence: Independence | None = None) -> Evidence:

@@ -128,7 +128,7 @@ def segment_ends(segment: Tensor) -> tuple[Tensor, Tensor]:
         at = int((segment.diff() < 0).nonzero()[0]) + 1
         raise ConfigError(
             f"Token {at} belongs to sequence {int(segment[at])} and the token before it to {int(segment[at - 1])}; "
-            "the tokens of a sequence must stand side by side, sequences in order."
+            "the tokens of a sequence must be contiguous, sequences in order."
         )
     return lengths.cumsum(0) - 1, lengths
 

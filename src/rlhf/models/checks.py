@@ -43,9 +43,9 @@ WHOLE_BUFFERS = re.compile(
 UNQUANTIZED = "the model that it was made from; `lora: {quantize_4bit: true}` quantizes that as it is loaded"
 OTHER_KINDS = {
     "ForMaskedLM": "fills in gaps and can't write a text from left to right",
-    "ForSequenceClassification": "gives scores, not words (a reward model, or a classifier)",
-    "ForTokenClassification": "labels tokens and gives no words",
-    "ForQuestionAnswering": "marks answers in a text and gives no words",
+    "ForSequenceClassification": "returns scores, not text (a reward model, or a classifier)",
+    "ForTokenClassification": "labels tokens and does not generate text",
+    "ForQuestionAnswering": "marks answers in a text and does not generate text",
 }
 """Ends of class names in config.json's ``architectures`` that are no language models."""
 
@@ -131,7 +131,7 @@ def check_float_weights(path: Path, dtypes: Mapping[str, str]) -> None:
 def check_language_model(folder: Path) -> None:
     """Refuse a model that writes no text, as far as its config says what it is."""
     if (folder / "rlhf_value.json").is_file():
-        raise ModelError(f"{folder} is a value model: it gives returns, not words. Give the policy's folder here.")
+        raise ModelError(f"{folder} is a value model: it returns values, not text. Give the policy's folder here.")
     names = read_json(folder / CONFIG_FILE).get("architectures")
     for name in names if isinstance(names, list) else []:
         for end, what in OTHER_KINDS.items():
@@ -157,7 +157,7 @@ def check_tokenizer_folder(folder: Path, *, trust_remote_code: bool) -> None:
     if not found:
         raise ModelError(
             f"{folder} holds no tokenizer: there is no tokenizer.json (or vocabulary of another kind) in it. Save the "
-            f"tokenizer beside the model, or say where it is: `tokenizer: FOLDER` beside `path:`."
+            f"tokenizer with the model, or set `tokenizer: FOLDER` next to `path:`."
         )
 
 
@@ -228,7 +228,7 @@ def safetensors_names(path: Path) -> frozenset[str]:
             file.seek(8)
             header = json.loads(file.read(length))
     except OSError as err:
-        raise ModelError(f"{path} can't be read: {err.strerror or err}. Check who may read it.") from None
+        raise ModelError(f"{path} can't be read: {err.strerror or err}. Check its permissions.") from None
     except ModelError:
         raise
     except (ValueError, RecursionError):
@@ -239,9 +239,11 @@ def safetensors_names(path: Path) -> frozenset[str]:
     try:
         end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (TypeError, KeyError, IndexError, ValueError):
-        raise ModelError(f"{path} is damaged: its header does not say where its tensors lie. {COPY_AGAIN}") from None
+        raise ModelError(
+            f"{path} is damaged: its header does not give the positions of its tensors. {COPY_AGAIN}"
+        ) from None
     if end != size:
-        raise ModelError(f"{path} is damaged: it has {size} bytes, and its header speaks of {end}. {COPY_AGAIN}")
+        raise ModelError(f"{path} is damaged: it has {size} bytes, but its header describes {end}. {COPY_AGAIN}")
     check_float_weights(path, {name: str(tensor.get("dtype")) for name, tensor in tensors.items()})
     return frozenset(tensors)
 
@@ -272,7 +274,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
-        raise ModelError(f"{path} can't be read: {err.strerror or err}. Check who may read it.") from None
+        raise ModelError(f"{path} can't be read: {err.strerror or err}. Check its permissions.") from None
     except UnicodeDecodeError:
         raise ModelError(f"{path} is damaged: it is not text in UTF-8. {COPY_AGAIN}") from None
     except json.JSONDecodeError as err:
@@ -294,7 +296,7 @@ def _check_shards(folder: Path) -> None:
     for name in sorted(set(places.values())):
         if Path(name).name != name or name.endswith(PICKLES):
             raise ModelError(
-                f"{path} names the file {name!r}; the parts of a model are .safetensors files beside it. {COPY_AGAIN}"
+                f"{path} names the file {name!r}; the parts of a model are .safetensors files in the same folder. {COPY_AGAIN}"
             )
         if not (folder / name).is_file():
             there = sum((folder / other).is_file() for other in set(places.values()))

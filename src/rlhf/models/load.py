@@ -117,7 +117,7 @@ def load_weights(kind: Any, source: str, config: ModelConfig, /, **settings: Any
         _check_fetched(source, config.revision)
     unexpected = report["unexpected_keys"]
     if kind is AutoModelForCausalLM and any(key.startswith("score.") for key in unexpected):
-        raise ModelError(f"{source!r} is a reward model: it gives scores, not words. Give the policy's folder here.")
+        raise ModelError(f"{source!r} is a reward model: it returns scores, not text. Give the policy's folder here.")
     check_complete(
         source,
         model,

@@ -98,7 +98,7 @@ class LogprobCache:
             return None
         except (OSError, SafetensorError, ValueError) as err:
             self.tell(
-                f"{path} can't be used ({_first_line(err)}); the reference is asked again, and the file replaced."
+                f"{path} can't be used ({_first_line(err)}); the reference log-probabilities are computed again, and the file is replaced."
             )
             return None
         with contextlib.suppress(OSError):  # the time of its last use decides how long it stays
@@ -115,7 +115,7 @@ class LogprobCache:
             return
         if size > self.limit_bytes:
             self.tell(
-                f"What the reference said takes {size:,} bytes, and {self.folder} may take {self.limit_bytes:,}; it is not kept."
+                f"The reference log-probabilities take {size:,} bytes, more than the {self.limit_bytes:,} of {self.folder}; not cached."
             )
             return
         try:
@@ -123,7 +123,7 @@ class LogprobCache:
                 save_file({"logprobs": logprobs}, aside, metadata={"key": key, "sha256": _digest(logprobs)})
             self._prune(but=self.path(key))
         except (StorageError, OSError, SafetensorError) as err:
-            self.tell(f"What the reference said is not kept for later runs: {_first_line(err)}")
+            self.tell(f"The reference log-probabilities are not cached for later runs: {_first_line(err)}")
 
     def _prune(self, *, but: Path) -> None:
         """Delete the longest unused files until the rest is within the limit, and what killed processes left."""

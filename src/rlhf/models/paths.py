@@ -164,7 +164,7 @@ def _choose(
                 return PathChoice(path, difference, "; ".join([*notes, f"{path}: within {difference:.1e} {unit}"]))
             notes.append(f"{path}: {obstacle or f'differs by {difference:.1e} {unit}, more than {tolerance:.1e}'}")
     raise ModelError(
-        f"{type(base).__name__} gives other numbers for padded rows than for single ones, so nothing it scores in a batch can "
+        f"{type(base).__name__} gives different numbers for padded rows than for single ones, so its batched scores can't "
         f"be trusted ({'; '.join(notes)}). Use another model, or open an issue with its config."
     )
 
@@ -268,7 +268,7 @@ def _obstacle(base: PreTrainedModel, batch: PackedBatch, *, installed: bool) -> 
         return "the family has its own attention code"
     if getattr(base.config.get_text_config(), "attn_temperature_tuning", False):
         # Llama 4: in a packed row these are rows, not positions. It shows only past 8192 of them, so no check on short rows sees it.
-        return "the family scales its queries by the row they stand in"
+        return "the family scales its queries by their row"
     recomputes = any(getattr(module, "gradient_checkpointing", False) for module in base.modules())
     if recomputes and not _layout_reaches_layers(base, batch):
         return "the family does not pass keywords on, which gradient checkpointing needs"

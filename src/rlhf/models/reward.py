@@ -324,7 +324,7 @@ class RewardModel(nn.Module):
                 "The head is not transformers' own: load this folder with rlhf.models.RewardModel, not with transformers."
             )
         if len(self.members) > 1:
-            notes.append(f"An ensemble of {len(self.members)}; each `member-*` folder is a model by itself.")
+            notes.append(f"An ensemble of {len(self.members)}; each `member-*` folder is a complete model.")
         if self.num_scores > 1:
             notes.append("The score is the mean over members and heads of (raw score - mean) / std.")
         if bool((self.mean != 0).any()) or bool((self.std != 1).any()):
@@ -367,7 +367,7 @@ def _member_folders(source: str, count: int) -> list[str]:
     for folder in folders:
         if not folder.is_dir():
             raise ModelError(
-                f"{source} is an ensemble of {count} reward models, and {folder.name} is not there. Copy the folder again."
+                f"{source} is an ensemble of {count} reward models, but {folder.name} is missing. Copy the folder again."
             )
     return [str(folder) for folder in folders]
 

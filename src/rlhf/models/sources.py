@@ -136,7 +136,7 @@ def _hub_has(name: str, revision: str | None) -> bool:
         if cached:
             return False
         raise ModelError(
-            f"The model {name!r}{at} is not in this machine's cache, and HF_HUB_OFFLINE forbids to ask the hub. {otherwise}"
+            f"The model {name!r}{at} is not in this machine's cache, and HF_HUB_OFFLINE disables access to the hub. {otherwise}"
         )
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
@@ -154,7 +154,7 @@ def _hub_has(name: str, revision: str | None) -> bool:
         if not cached:
             raise ModelError(
                 f"The hub can't be reached for the model {name!r}{at} ({type(err).__name__}), and it is not in this machine's "
-                f"cache. {otherwise} HF_HUB_OFFLINE=1 says this without asking."
+                f"cache. {otherwise} Set HF_HUB_OFFLINE=1 to skip this attempt."
             ) from err
         logger.warning("The hub can't be reached (%s); took the copy of %s in the cache.", type(err).__name__, name)
         return False

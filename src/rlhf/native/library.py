@@ -50,15 +50,15 @@ def compiler() -> list[str] | None:
 
 
 def why_no_compiler() -> str:
-    """What was looked for where ``compiler`` found none, and what to do."""
+    """Which compilers were tried if ``compiler`` found none, and what to do."""
     if asked := os.environ.get("CC"):
         try:
-            fault = f"{shlex.split(asked)[0]!r} is no program that is there and can be run"
+            fault = f"{shlex.split(asked)[0]!r} is not an executable program"
         except ValueError:
-            fault = "a quotation in it does not end"
+            fault = "a quotation mark in it is not closed"
         except IndexError:
             fault = "it names nothing"
-        return f"$CC is {asked!r}: {fault}; correct it, or unset it to have {', '.join(COMPILERS)} looked for"
+        return f"$CC is {asked!r}: {fault}; correct it, or unset it to use one of {', '.join(COMPILERS)}"
     return f"none of {', '.join(COMPILERS)} is on the PATH; install one (Debian and Ubuntu: apt-get install gcc), or name one in $CC"
 
 
@@ -70,7 +70,7 @@ def check_compiler() -> list[str]:
     """
     found = compiler()
     if found is None:
-        raise ConfigError(f"{KEYS} want a C compiler, and {why_no_compiler()}; or leave them out.")
+        raise ConfigError(f"{KEYS} need a C compiler, but {why_no_compiler()}; or leave them out.")
     return found
 
 

@@ -16,10 +16,10 @@ from rlhf.rewards.types import CompletionLike, Scorer, ScoreResult, sample_name
 from rlhf.rewards.verdicts import OnError
 
 COMBINATIONS: dict[str, str] = {
-    "mean": "what the judges say on average",
-    "min": "what the strictest judge says",
-    "median": "what half of the judges say or more",
-    "mean_minus_std": "the mean, less the deviation between the judges",
+    "mean": "the mean over the judges",
+    "min": "the lowest score of the judges",
+    "median": "the median over the judges",
+    "mean_minus_std": "the mean, minus the deviation between the judges",
 }
 
 
@@ -90,7 +90,9 @@ class EnsembleReward:
             ConfigError: There are fewer than two.
         """
         if len(scorers) < 2:
-            raise ConfigError(f"An ensemble of {len(scorers)} has nobody to disagree; give at least two rewards.")
+            raise ConfigError(
+                f"An ensemble of {len(scorers)} has no disagreement to measure; give at least two rewards."
+            )
         look_up(COMBINATIONS, combine, kind="combination of scores")
         self.components = [Component(scorer=scorer, normalize=normalize) for scorer in scorers]
         self.names = distinct_names([scorer.name for scorer in scorers])

@@ -198,7 +198,7 @@ class FunctionReward:
 
     def _not_asked(self, start: int, lost: int, count: int) -> dict[int, Failure]:
         """The failures of the samples from a place on, after too many that the function died or hung on."""
-        reason = f"it was not asked, after {lost} samples that it died or hung on"
+        reason = f"it was not called, after {lost} samples on which it died or hung"
         if lost == start:
             reason += f" and none that it judged within timeout_seconds ({self.timeout_seconds:g}); raise that"
         return dict.fromkeys(range(start, count), Failure(reason))
@@ -221,8 +221,8 @@ class FunctionReward:
 
     def _too_slow(self, done: int, seconds: float, count: int) -> RewardError:
         return RewardError(
-            f"The reward {self.name} did not judge {count} samples within timeout_seconds ({self.timeout_seconds:g}). It "
-            f"hangs on none of the first {done}: one by one they took {seconds:.3g} seconds. Set timeout_seconds to "
+            f"The reward {self.name} did not judge {count} samples within timeout_seconds ({self.timeout_seconds:g}). None "
+            f"of the first {done} hangs: one by one they took {seconds:.3g} seconds. Set timeout_seconds to "
             f"{math.ceil(2 * seconds / done * count)} or more, or make the function faster."
         )
 

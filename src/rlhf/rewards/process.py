@@ -40,8 +40,8 @@ TICK_SECONDS = 0.1
 DEATH_SECONDS = 5.0
 """For a process that closed the pipe to end, so that its exit status can be told."""
 DEATHS: dict[int, str] = {
-    signal.SIGKILL: "was killed (SIGKILL); where nobody did that, the system did because memory ran out: let the "
-    "function use less of it",
+    signal.SIGKILL: "was killed (SIGKILL), probably by the system because memory ran out: reduce the function's "
+    "memory use",
     signal.SIGSEGV: "crashed (SIGSEGV), which only compiled code does; run the function alone with "
     "`python -X faulthandler` to see where",
     signal.SIGABRT: "aborted (SIGABRT), which only compiled code does; what it printed says why",

@@ -225,7 +225,7 @@ def filled_header(value: str, header: str) -> str:
         found = os.environ.get(variable)
         if found is None:
             raise ConfigError(
-                f"The header {header!r} of a reward service wants the environment variable {variable}, which is not set; "
+                f"The header {header!r} of a reward service needs the environment variable {variable}, which is not set; "
                 "export it before the run."
             )
         return found

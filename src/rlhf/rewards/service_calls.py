@@ -137,7 +137,9 @@ class Caller:
         except TimeoutError:
             raise Later(f"it did not answer within {seconds:.3g} seconds") from None
         except (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.DecodingError) as err:
-            raise self._refusal(request, f"can't be asked or understood: {type(err).__name__}: {err}") from err
+            raise self._refusal(
+                request, f"can't be called, or its response can't be read: {type(err).__name__}: {err}"
+            ) from err
         except httpx2.TransportError as err:
             text = " ".join(str(err).split())
             raise Later(f"the connection failed ({type(err).__name__}{': ' if text else ''}{text})") from err
@@ -145,9 +147,7 @@ class Caller:
         if status in BUSY or status >= 500:
             raise Later(f"it answered with status {status}: {beginning!r}", _retry_after(response.headers))
         if response.has_redirect_location:
-            raise self._refusal(
-                request, f"sends us elsewhere, to {response.headers['location']!r}; write that as its url"
-            )
+            raise self._refusal(request, f"redirects to {response.headers['location']!r}; set url to that")
         if not response.is_success:
             raise self._refusal(request, f"refused with status {status}: {beginning!r}")
         try:
@@ -188,7 +188,7 @@ class Caller:
         return RewardError(
             f"The {self.who} gave no scores for {request.about}: {attempts} in {seconds:.3g} seconds; at the last, "
             f"{request.trouble}.{why if request.attempts <= self.patience.retries else ''} Nothing was trained on them. "
-            "Mend the service or its address; then the same command goes on from the last checkpoint."
+            "Fix the service or its url; then the same command goes on from the last checkpoint."
         )
 
     def _refusal(self, request: Request, reason: str) -> RewardError:

@@ -80,8 +80,8 @@ class ProcessReward:
         own = [getattr(completion, "scored", None) for completion in completions]
         if any(not ids and marks is not None and not all(marks) for ids, marks in zip(as_ids, own, strict=True)):
             raise RewardError(
-                f"{who} reads the texts of these episodes anew, as it has another tokenizer than the policy, and can't tell the policy's "
-                "steps from the environment's words there; train it from a model with the policy's tokenizer."
+                f"{who} has another tokenizer than the policy, so it tokenizes the texts of these episodes again and can't separate "
+                "the policy's steps from the environment's text; train it from a model with the policy's tokenizer."
             )
         groups = groups_of_samples(tokenizer, prompts, completions, as_ids=as_ids, who=who)
         if self.lengths.cuts:  # before the steps are, which may end with a separator that nobody said

@@ -297,7 +297,7 @@ class EpisodeEngine:
                 return None
             raise TrainingError(
                 f"{calls.num_hung} environments of one rollout hung; the last, of prompt {episode.prompt.id!r} (completion "
-                f"{episode.first.sample}): {err}. Raise environment.timeout_seconds, or mend the environment."
+                f"{episode.first.sample}): {err}. Raise environment.timeout_seconds, or fix the environment."
             ) from err
 
     def _completions(self, prompt: Prompt, group: Sequence[Episode]) -> list[Completion]:

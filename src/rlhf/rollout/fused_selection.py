@@ -88,7 +88,7 @@ class FusedChoice:
         if self.compiled and not is_compiled and not self._has_told:
             self._has_told = True
             logger.warning(
-                "engine.compiled does nothing for this %s: it decodes models of Llama's shape without adapters, in float32 or "
+                "engine.compiled has no effect for this %s: it decodes models of Llama's shape without adapters, in float32 or "
                 "bfloat16, on a CPU.",
                 type(model).__name__,
             )

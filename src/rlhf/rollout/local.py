@@ -234,8 +234,8 @@ class LocalEngine:
             return kind(model, self._cache, max_prefill_tokens=self.max_prefill_tokens, fused=fused)
         if self.speculate is not None:
             raise ModelError(
-                f"engine.speculate wants a model whose attention can be replaced, so that guesses that were wrong can be taken back, and "
-                f"{type(model).__name__} is sampled from through its own cache (path: {self.policy.path}); leave speculate out."
+                f"engine.speculate needs a model whose attention can be replaced, so that rejected drafts can be rolled back, but "
+                f"{type(model).__name__} is sampled through its own cache (path: {self.policy.path}); remove speculate."
             )
         return PaddedDecoder(model)
 

@@ -182,9 +182,9 @@ def _answer(sampler: SnapshotSampler, job: Job) -> Sampled | Refusal:
     except RLHFError as err:
         return Refusal(type(err).__name__, str(err))
     except MemoryError as err:
-        return Refusal("MemoryLimitError", f"The process that samples beside training ran out of memory ({err}).")
+        return Refusal("MemoryLimitError", f"The sampler process ran out of memory ({err}).")
     except Exception as err:
-        return Refusal("TrainingError", f"Sampling beside training raised {type(err).__name__}: {err}")
+        return Refusal("TrainingError", f"The sampler process raised {type(err).__name__}: {err}")
 
 
 def _end_with(parent: int) -> None:

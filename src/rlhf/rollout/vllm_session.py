@@ -126,7 +126,7 @@ class Session:
             except WorkerLostError as err:
                 if why:
                     self.close()
-                    raise self._failed(f"vLLM's process {why}, and after a new start it {err} (at {op!r}).") from None
+                    raise self._failed(f"vLLM's process {why}, and after a restart it {err} (at {op!r}).") from None
                 why = str(err)
                 self._start_anew(why)
             except Exception:
@@ -139,9 +139,9 @@ class Session:
     def _start_anew(self, why: str) -> None:
         self.restarts += 1
         newest = f" with the weights of version {self._wanted[1]}" if self._wanted else ""
-        said = f" Its last words: {words}" if (words := self._last_words()) else ""
+        said = f" Its last output: {words}" if (words := self._last_words()) else ""
         self.close()
-        self.notify(f"vLLM's process {why}; it is started again{newest}.{said}")
+        self.notify(f"vLLM's process {why}; restarting it{newest}.{said}")
 
     def _opened(self) -> WorkerProcess:
         """A process that lives and has imported vLLM."""
@@ -220,8 +220,8 @@ class Session:
         # Where it rounds what it loads, a small step may be lost in that.
         if changed and before["memory"] == state["memory"] and weights.dtype == self.dtype:
             raise self._failed(
-                f"vLLM says that it loaded the weights of version {version}, but in its memory are still those of version "
-                f"{before['version']}: stale weights. Is this model's family one that vLLM can reload?"
+                f"vLLM reports that it loaded the weights of version {version}, but its memory still holds those of version "
+                f"{before['version']}: stale weights. Can vLLM reload models of this family?"
             )
         self._state = state
 

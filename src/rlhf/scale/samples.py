@@ -99,7 +99,7 @@ def prompts_of(stage: Any, shape: ModelShape, sources: Sources) -> Asked:
     if lengths:
         sources.assume(f"completions are as long as those that {shown_by} learns from, {longest} tokens at most")
         return Asked(prompts, total, [min(length, longest) for length in lengths], f"{said}; completions of {shown_by}")
-    sources.assume(f"every completion has max_new_tokens ({longest}): nothing says how soon it ends")
+    sources.assume(f"every completion has max_new_tokens ({longest}): it is unknown how soon it ends")
     return Asked(prompts, total, [longest], f"{said}; completions of {longest} tokens")
 
 

@@ -179,17 +179,17 @@ def not_foreseen(stage: Any) -> Iterator[str]:
     Args:
         stage: Its settings.
     """
-    yield "answers stay as long as they are assumed to be: how training changes their lengths can't be foreseen"
+    yield "completions keep their assumed lengths: how training changes them can't be predicted"
     if stage.async_rollouts is not None:
-        yield "sampling in a process of its own (async_rollouts) is counted as if this one did it; its process, beside this one's memory"
+        yield "sampling in a separate process (async_rollouts) is counted as if this process did it, plus the memory of that process"
     if stage.engine.kind != "local":
-        yield f"the engine {stage.engine.kind} takes what sampling in this process would; neither its time nor its memory is known"
+        yield f"the engine {stage.engine.kind} is assumed to cost what sampling in this process does; its time and memory are unknown"
     if getattr(stage.engine, "speculate", None) is not None:
-        yield "guesses (engine.speculate) come true as often as they do for weights that were never trained"
+        yield "drafts (engine.speculate) are accepted as often as with untrained weights"
     if stage.kl.estimator == "exact" and stage.kl.where != "none":
         yield "comparing two whole distributions (kl.estimator exact) takes no longer than the passes that they come from"
     if getattr(stage, "dynamic_sampling", False):
-        yield "every group teaches something: dynamic sampling asks no second time"
+        yield "every group is informative: dynamic sampling needs no second round"
     if getattr(stage, "environment", None) is not None:
         yield "an episode is one turn, and the environment takes no time"
     if any(not spec.models_asked() for spec in getattr(stage, "reward", [])):

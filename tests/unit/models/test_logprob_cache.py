@@ -92,7 +92,7 @@ def test_a_full_disk_costs_one_line_and_leaves_nothing_behind(cache, told, monke
     monkeypatch.setattr(logprob_cache, "save_file", full)
     cache.keep("k", VALUES)
     assert len(told) == 1
-    assert "not kept for later runs" in told[0]
+    assert "not cached for later runs" in told[0]
     assert "no room left" in told[0]
     assert list(cache.folder.iterdir()) == []
 
@@ -102,7 +102,9 @@ def test_a_folder_that_can_not_be_made_costs_one_line(tmp_path, told):
     cache = LogprobCache(tmp_path / "file" / "reference", tell=told.append)
     assert cache.read("k", num_scored=7) is None
     cache.keep("k", VALUES)
-    assert [line.partition(":")[0] for line in told][-1] == "What the reference said is not kept for later runs"
+    assert [line.partition(":")[0] for line in told][
+        -1
+    ] == "The reference log-probabilities are not cached for later runs"
 
 
 def test_numbers_that_are_not_finite_are_not_kept(cache):

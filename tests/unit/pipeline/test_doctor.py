@@ -192,7 +192,7 @@ def test_one_unsafe_finding_makes_the_examination_unsafe():
     lines = found.to_text().splitlines()
     assert lines[0].split() == ["ok", "a", "1"]
     assert lines[2].strip() == "Do this."
-    assert lines[-1] == "1 unsafe, 1 slow: 3 things looked at."
+    assert lines[-1] == "1 unsafe, 1 slow: 3 checks."
     assert Examination(found.findings[:2]).is_safe
     assert json.loads(json.dumps(found.to_dict()))["findings"][2]["advice"] == "Do that."
 

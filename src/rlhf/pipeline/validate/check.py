@@ -27,7 +27,7 @@ from rlhf.pipeline.validate.settings import check_settings
 IN_STAGE = re.compile(r"stages\.(?P<stage>[\w-]+)(?:\.(?P<key>[^\s:]+))?:? (?P<message>.+)")
 IN_RECIPE = re.compile(r"(?P<key>[\w.]+): (?P<message>.+)")
 """How ``rlhf.config`` says where something is wrong."""
-FIX = "fix the settings first, then look again"
+FIX = "fix the settings first, then validate again"
 
 
 def find_problems(recipe: RecipeConfig, *, deep: bool = True) -> list[Problem]:

@@ -151,7 +151,8 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
     taken = sorted(ALWAYS_GIVEN & spec.arguments.keys())
     if taken:
         review.error(
-            f"{place}.arguments", f"{taken[0]!r} is a name that every reward function gets something else under."
+            f"{place}.arguments",
+            f"{taken[0]!r} is reserved: every reward function gets something else under this name.",
         )
     unknown = sorted(spec.arguments.keys() - found.names)
     if unknown and not found.takes_any:

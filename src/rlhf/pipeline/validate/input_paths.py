@@ -165,14 +165,14 @@ def _check_reward_model(review: Review, stage: Stage, key: str, source: str) -> 
         f"{name}.source" == key for name, spec in rewards_of(stage) if isinstance(spec, ProcessRewardConfig)
     )
     if facts is not None and (facts.folder / PROCESS_SETTINGS).is_file() != wants_steps:
-        what = "judges whole completions or nothing: it has no" if wants_steps else "judges steps: it has an"
-        other = "`rlhf prm` trains a judge of steps" if wants_steps else f"write {{kind: process, source: {source}}}"
+        what = "is not a process reward model: it has no" if wants_steps else "is a process reward model: it has an"
+        other = "train one with `rlhf prm`" if wants_steps else f"write {{kind: process, source: {source}}}"
         review.error(key, f"{source} {what} {PROCESS_SETTINGS}; {other}.", ModelError)
         return
     if facts is not None and not facts.is_reward and not _classifies(facts):
         review.error(
             key,
-            f"{source} is a language model ({', '.join(facts.architectures) or facts.family}), which gives words and no "
+            f"{source} is a language model ({', '.join(facts.architectures) or facts.family}), which returns text, not "
             "scores; give the folder of a reward model, or train one in a stage before.",
             ModelError,
         )
@@ -278,8 +278,8 @@ def _not_cached(review: Review, key: str, name: str, what: str) -> None:
     if is_hub_offline():
         review.error(
             key,
-            f"There is no folder {name} here, the hub's cache has no such {what}, and HF_HUB_OFFLINE forbids to ask for "
-            f"it; give a local folder, or download it first.{near}",
+            f"There is no folder {name} here, the hub's cache has no such {what}, and HF_HUB_OFFLINE disables "
+            f"downloads; give a local folder, or download it first.{near}",
             ModelError,
         )
     else:

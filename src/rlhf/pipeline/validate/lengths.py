@@ -118,7 +118,7 @@ def check_lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFoun
         if largest > budget:
             review.warn(
                 "microbatch_tokens",
-                f"{rows.key} has a row of {largest:,} tokens, more than the {budget:,} of a micro-batch; it will be one alone, "
+                f"{rows.key} has a row of {largest:,} tokens, more than the {budget:,} of a micro-batch; it will be a micro-batch on its own, "
                 "and take more memory than asked for.",
             )
 

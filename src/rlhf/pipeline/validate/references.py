@@ -40,7 +40,7 @@ def _check_combinations(review: Review, stage: Stage) -> None:
                     f"It does nothing: {spec.source} trains one model with one head; give it num_models or num_heads above 1.",
                 )
         elif isinstance(spec, EnsembleRewardConfig) and len(set(spec.sources)) < len(spec.sources):
-            review.warn(f"{key}.sources", "One is named twice: it counts double, and with itself it never disagrees.")
+            review.warn(f"{key}.sources", "One is listed twice: it would count double and never disagree with itself.")
 
 
 def _check_file(review: Review, place: str, parent: str, file: str) -> None:
@@ -78,7 +78,7 @@ def _check_models(review: Review, stage: Stage) -> None:
             what = "a process reward model" if stages[parent].kind == "prm" else "a reward model"
             review.error(
                 key,
-                f"stage:{parent} trains {what}, which gives scores and no words; a policy is wanted here "
+                f"stage:{parent} trains {what}, which returns scores, not text; a policy is required here "
                 f"({_of_kind(review, POLICY_KINDS)}).",
                 ModelError,
             )
@@ -87,7 +87,7 @@ def _check_models(review: Review, stage: Stage) -> None:
         if parent is not None and stages[parent].kind in POLICY_KINDS:
             review.error(
                 key,
-                f"stage:{parent} is a {stages[parent].kind} stage, which trains a policy; a reward model is wanted here "
+                f"stage:{parent} is a {stages[parent].kind} stage, which trains a policy; a reward model is required here "
                 f"({_of_kind(review, ('reward',))}).",
                 ModelError,
             )
@@ -107,7 +107,7 @@ def _check_kinds_of_judge(review: Review, stage: Stage) -> None:
         elif kind == "reward" and key.removesuffix(".source") in by_steps:
             review.error(
                 key,
-                f"stage:{parent} trains a reward model of whole completions; kind: process wants a judge of steps "
+                f"stage:{parent} trains a reward model of whole completions; kind: process needs a model that judges steps "
                 f"({_of_kind(review, ('prm',))}).",
                 ModelError,
             )
@@ -123,7 +123,7 @@ def _check_rows(review: Review, stage: Stage) -> None:
                 continue
             if match["file"] is None:
                 review.error(
-                    rows.key, f"{source} is a model; rows are wanted here: a file of a stage, as in {source}/FILE."
+                    rows.key, f"{source} is a model; rows are required here: a file of a stage, as in {source}/FILE."
                 )
                 continue
             written = review.recipe.stages[parent].files_written()

@@ -130,7 +130,7 @@ def _check_run_folder(review: Review, run_dir: Path) -> None:
     try:
         nearest = probes.nearest_folder(run_dir)
     except PermissionError:
-        review.error("output_dir", f"{run_dir} can't be looked at: this process has no permission to.", StorageError)
+        review.error("output_dir", f"{run_dir} can't be read: this process has no permission.", StorageError)
         return
     if not nearest.is_dir():
         review.error(
@@ -186,15 +186,15 @@ def _check_engine(review: Review, stage: RLConfig | EvaluateStage) -> None:
     if engine.python is None and importlib.util.find_spec("vllm") is None:
         review.error(
             "engine.python",
-            "There is no vLLM in this environment. It pins its own torch and is best put into one of its own, as docs/vllm.md "
-            "describes, whose interpreter is then named: engine.python=/opt/vllm/bin/python. To have it in this one: "
+            "There is no vLLM in this environment. It pins its own torch, so install it in a separate environment (docs/vllm.md) "
+            "and set engine.python to its interpreter, such as /opt/vllm/bin/python. To install it in this one: "
             f"{pip_line('vllm')}",
             MissingExtraError,
         )
     if engine.python is not None and shutil.which(engine.python) is None:
         review.error(
             "engine.python",
-            f"There is no interpreter {engine.python}; name that of the environment with vLLM.",
+            f"There is no interpreter {engine.python}; set it to that of the environment with vLLM.",
             ConfigError,
         )
 

@@ -105,7 +105,7 @@ def _check_evaluation(review: Review, stage: Stage) -> None:
     give = "eval_prompts" if isinstance(stage, RLConfig) else "eval_data or eval_frac"
     if not stage.has_held_out:
         if stage.early_stopping is not None:
-            review.error("early_stopping", f"It watches held-out rows, and this stage has none; give {give}.")
+            review.error("early_stopping", f"It needs held-out rows, but this stage has none; give {give}.")
         if stage.eval_every is not None:
             review.warn("eval_every", f"It does nothing: this stage has nothing to evaluate on; give {give}.")
         return
@@ -157,13 +157,13 @@ def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
         return
     far = far_from_usual(stage.learning_rate, kind, facts.num_parameters, is_lora=model.lora is not None)
     if far is not None:
-        usual, told = far
+        usual, reason = far
         likely = "it will probably diverge" if stage.learning_rate > usual else "it will hardly learn"
         if not stage.differs("learning_rate"):
-            told = f"The recipe sets no other rate than the default of {kind}, which is from large models: {told}"
+            reason = f"The recipe uses the default rate of {kind}, which is from large models: {reason}"
         review.warn(
             "learning_rate",
-            f"{told}; {likely}. Set learning_rate to {usual:g}, or let `lr_find: suggest` measure this model's own.",
+            f"{reason}; {likely}. Set learning_rate to {usual:g}, or let `lr_find: suggest` measure this model's own.",
         )
 
 
@@ -176,12 +176,12 @@ def _check_beta(review: Review, stage: TrainConfig) -> None:
         review.warn(
             "beta",
             f"{beta:g} is {beta / usual:,.0f} times the usual {usual:g}: pairs that differ by a fraction of a nat count as learned, "
-            "so the policy will hardly leave where it started.",
+            "so the policy will hardly change.",
         )
     elif beta < usual / SMALL_BETA:
         review.warn(
             "beta",
-            f"{beta:g} is 1/{usual / beta:,.0f} of the usual {usual:g}: nothing will hold the policy to where it started.",
+            f"{beta:g} is 1/{usual / beta:,.0f} of the usual {usual:g}: nothing will keep the policy near its start.",
         )
 
 
@@ -200,7 +200,7 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
     elif stage.differs("shuffle_buffer"):
         review.warn("shuffle_buffer", "It does nothing without streaming: true; all rows are shuffled anyway.")
     if stage.eval_data is not None and stage.eval_frac:
-        review.warn("eval_frac", "It does nothing beside eval_data.")
+        review.warn("eval_frac", "It does nothing together with eval_data.")
     if stage.differs("eval_split") and (stage.eval_data is not None or not stage.eval_frac):
         review.warn("eval_split", "It does nothing without eval_frac, whose share of the rows it chooses.")
     if stage.max_steps is not None and stage.differs("epochs") and stage.epochs is not None:
@@ -240,7 +240,7 @@ def _check_policy_stage(review: Review, stage: PolicyStage | DistillStage) -> No
     if stage.async_rollouts is not None and isinstance(stage, PolicyStage) and stage.environment is not None:
         review.error(
             "async_rollouts",
-            "It samples with a copy of the policy in a process of its own, and episodes are played in this one; leave it out.",
+            "It samples with a copy of the policy in a separate process, but episodes run in this one; leave it out.",
         )
     if stage.kl.where == "none" and stage.kl.target is not None:
         review.warn("kl.target", "It does nothing where kl.where is `none`: there is no penalty to adapt.")
@@ -269,7 +269,7 @@ def _check_compiled(review: Review, stage: TrainConfig | EvaluateStage) -> None:
         asked["engine.compiled"] = stage.engine.compiled
     for key in (key for key, on in asked.items() if on):
         if compiler() is None:
-            review.error(key, f"It wants a C compiler, and {why_no_compiler()}; or leave it out.")
+            review.error(key, f"It needs a C compiler, but {why_no_compiler()}; or leave it out.")
         if isinstance(stage, TrainConfig) and stage.autocast == "float16":
             review.warn(key, "It does nothing: C computes in float32 or bfloat16, and autocast is float16.")
 

@@ -150,7 +150,7 @@ def test_a_number_that_was_none_is_said_to_be_none(tmp_path):
         "m", step=1, samples=[{"prompt": "p", "completion": "", "score": float("nan"), "id": "a.jsonl:7"}]
     )
     text = words(alarms_of(page(tmp_path)))
-    for part in ("score: not a number", "(nothing)", "id: a.jsonl:7"):
+    for part in ("score: not a number", "(empty)", "id: a.jsonl:7"):
         assert part in text
 
 

@@ -204,7 +204,7 @@ def test_what_a_completion_says_can_not_become_part_of_the_page(plain, tmp_path)
         ("manifest.json", "lineage: there is no such file"),
         ("summary.json", "summary.json: there is no such file"),
         ("events.jsonl", "events.jsonl: there is no such file"),
-        ("evaluation/evaluation.json", "no stage of this run left an evaluation"),
+        ("evaluation/evaluation.json", "no stage of this run wrote an evaluation"),
     ],
 )
 def test_a_missing_file_is_said_to_be_missing(plain, tmp_path, file, says):
@@ -270,7 +270,7 @@ def test_a_run_that_asks_for_no_comparison_misses_none_and_says_so_in_one_senten
     (tmp_path / "manifest.json").write_text(json.dumps({"artifacts": {}}))
     html = report_of(tmp_path)
     text = text_of(html)
-    assert text.count("so that win rate, judge's score and distance were not measured") == 1
+    assert text.count("so win rate, judge's score and distance were not measured") == 1
     assert "a stage of kind <code>evaluate</code>." in html
     for tile in (
         "Win rate over the baseline",
