@@ -43,7 +43,7 @@ from rlhf.training.monitoring.guards import repetition
 NUM_SAMPLES_SHOWN = 12
 NUM_REGRESSIONS_SHOWN = 4
 PROMPTS_AT_ONCE = 64
-"""Between two words of progress; a sample does not depend on what is asked beside it."""
+"""Between two progress messages; a sample does not depend on the rest of its batch."""
 VERDICTS = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 

@@ -192,7 +192,7 @@ def world_judge(
 def _ask_scorer(
     scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike], *, batch_size: int = JUDGE_BATCH
 ) -> Judged:
-    """What a scorer says, in batches; the parts of its score beside it.
+    """The scores of a scorer, in batches, with the components of each score.
 
     Raises:
         RewardError: It failed, or has no score for a sample.

@@ -197,7 +197,7 @@ def calibration(
 
     which is surer than sigmoid(scale d): somebody who saw a difference saw one larger than the threshold t. ECE is biased
     upwards: with true probabilities it is about 0.03 for 1,000 pairs, so the mean under that null is drawn and reported
-    beside it.
+    with it.
 
     Sources: Guo et al. 2017, section 2, arXiv:1706.04599 (reliability, ECE); Brier 1950; null: research/evaluation.md,
         section 2.

@@ -153,7 +153,7 @@ def fit_scaling(
     The intervals tell what the draw of prompts and completions leaves open, not what another training seed would give.
 
     Args:
-        moments: At least two that stand apart from the start; rewards on a scale on which the start has 0.
+        moments: At least two at a distance from the start; rewards on a scale on which the start has 0.
         of: Which reward.
         form: See the top of this file.
         num_prompts: Prompts that the moments number.

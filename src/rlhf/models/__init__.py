@@ -16,7 +16,7 @@ reference.py   ReferenceModel and others: what it is held to
 logprob_cache.py  what frozen references said, kept in files
 scalar.py      a transformer that gives numbers instead of words
 reward.py      RewardModel: one number for a completion
-learned.py     what a loss learns beside its scores: margins, a threshold
+learned.py     parameters that a loss learns with its scores: margins, a threshold
 process_reward.py  ProcessRewardModel: one number for each step of a solution
 block_expansion.py  fresh layers behind a backbone's own
 value.py       ValueModel: one number for each token

@@ -127,7 +127,7 @@ def _check_fits(model: PeftModel, source: str) -> None:
         own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
     kind = model.peft_config[model.active_adapter].peft_type
     prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(PeftType(kind), "lora_")
-    # Embeddings that were saved beside an adapter are no part of it.
+    # Embeddings that were saved with an adapter are not part of it.
     missing, surplus = own - saved, {name for name in saved - own if prefix in name}
     if missing or surplus:
         lacking = (

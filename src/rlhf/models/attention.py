@@ -163,7 +163,7 @@ class PackedLayout:
         """Use ``PackedLayout.of``."""
         self.buckets = buckets
         self.inverse = inverse
-        """int64 [N] where each packed row stands in the buckets' outputs laid end to end."""
+        """int64 [N] position of each packed row in the concatenated outputs of the buckets."""
         self._tree_rows: TreeRows | None = None
 
     @property

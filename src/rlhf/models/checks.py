@@ -249,7 +249,7 @@ def safetensors_names(path: Path) -> frozenset[str]:
 
 
 def _dtypes_in_pickle(path: Path) -> dict[str, str]:
-    """As a safetensors header would call them; none where the pickle can't be read, which anyone who loads it will say."""
+    """As named in a safetensors header; empty if the pickle can't be read, which loading it will report."""
     import torch
 
     try:

@@ -1,6 +1,6 @@
 """Where models live: on the first GPU that torch has, else on the CPU, unless somebody says otherwise.
 
-Every model is put there as soon as its weights are read or drawn (``rlhf.models.load``); what is made beside it later (heads,
+Every model is moved there as soon as its weights are loaded or initialized (``rlhf.models.load``); what is added later (heads,
 adapters, critics, copies) is made where it is, and batches follow it. So a device is named once, in the recipe's ``device``.
 """
 
@@ -36,7 +36,7 @@ def placed_on(name: str) -> Iterator[torch.device]:
     device = resolve_device(name)
     token = _CHOSEN.set(device)
     try:
-        # Triton and anyone who asks torch for "the" GPU would otherwise take the first, whichever the weights are on.
+        # Triton and other code that uses torch's current GPU would otherwise take the first, wherever the weights are.
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             yield device
     finally:

@@ -93,7 +93,7 @@ class TreeRows:
         if window is None and chunk is None:
             return in_tree
 
-        # Numbers for each row and none beside them: a plain number in here would be compiled in, and another one of another layer anew.
+        # Only tensors with a number per row: a plain number would be compiled in, and a layer with another number recompiled.
         lowest = position - window + 1 if window is not None else torch.zeros_like(position)
         home = position // chunk if chunk is not None else torch.zeros_like(position)
 

@@ -41,7 +41,7 @@ _KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _TYPES: dict[Any, Types] = {}
 """Of functions that were tried: the types for which all modules gave what C gives."""
 _BETTER: dict[Any, Any] = {}
-"""From such a function to what stands in its place."""
+"""From such a function to its replacement."""
 
 
 def install_layers(model: nn.Module) -> None:
@@ -79,7 +79,7 @@ def _of_each_kind(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """What a module's own code may ask beside its tensors and parts."""
+    """What a module's own code may use in addition to its tensors and parts."""
     return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
 
 
@@ -107,7 +107,7 @@ def _replace_rotation(home: Any) -> None:
 
 
 def _own(function: Any) -> Any:
-    """What a family has, whether or not something stands in its place."""
+    """The family's original, whether or not it is replaced."""
     return next((own for own, better in _BETTER.items() if better is function), function)
 
 
@@ -187,7 +187,7 @@ def _rotation_gap(own: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype,
     return largest_gap(lambda: torch.cat(own(query, key, *angles), dim=1), plain, [query, key])
 
 
-# ---- what stands in its place
+# ---- replacements
 
 
 def _may_take(*tensors: Any) -> bool:

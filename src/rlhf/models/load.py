@@ -60,7 +60,7 @@ def load_causal_lm(
         The model, in evaluation mode and on ``rlhf.models.device.model_device``, and the tokenizer.
 
     Raises:
-        ModelError: The model can't be had, or is not fit to be trained; says why and what to do.
+        ModelError: The model is not available or can't be trained; the message says why and what to do.
     """
     config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
     check_start(config)

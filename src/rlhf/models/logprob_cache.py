@@ -88,11 +88,11 @@ class LogprobCache:
         path = self.path(key)
         try:
             with safe_open(path, framework="pt") as file:
-                told = file.metadata() or {}
+                metadata = file.metadata() or {}
                 values: Tensor = file.get_tensor("logprobs").clone()  # not a view of a file that another may cut short
-            if told.get("key") != key or values.shape != (num_scored,):
+            if metadata.get("key") != key or values.shape != (num_scored,):
                 raise ValueError("it belongs to other rows")
-            if told.get("sha256") != _digest(values):
+            if metadata.get("sha256") != _digest(values):
                 raise ValueError("its numbers are not those that were written")
         except FileNotFoundError:
             return None
@@ -145,7 +145,7 @@ class LogprobCache:
 
 
 def group_digest(group: Group) -> bytes:
-    """Hash of a row's tokens and of which are scored: all that a model is told of it."""
+    """Hash of a row's tokens and of which are scored: all that a model sees of it."""
     digest = hashlib.blake2b(digest_size=16)
     for tokens, scored in ((group.prefix, ()), *((branch.tokens, branch.scored) for branch in group.branches)):
         ids = np.asarray(tokens, dtype="<i8")
@@ -165,7 +165,7 @@ def cache_key(
     """Hex hash of everything that decides the bits of a reference's log-probabilities at temperature 1.
 
     Weights, settings and path of the model; the rows in the order in which they are packed, and how many tokens make a batch;
-    types; our code, the model's, and the versions of what they stand on; processor and threads, which decide the order of sums.
+    types; our code, the model's, and the versions of their dependencies; processor and threads, which decide the order of sums.
 
     Args:
         reference: Which is asked.
@@ -224,7 +224,7 @@ def _facts_of(policy: PolicyModel, *, adapter: bool) -> dict[str, Any]:
 
 
 def _is_altered(model: nn.Module) -> bool:
-    """Whether something beside classes, settings and weights has a say in a forward pass: a hook, of one module or of all, a
+    """Whether something other than classes, settings and weights affects a forward pass: a hook, of one module or of all, a
     forward method of an instance's own, or a weight that is computed."""
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return True

@@ -147,7 +147,7 @@ def build_reference(policy: PolicyModel, *, dtype: torch.dtype | None = None) ->
 
 
 def as_it_is_now(policy: PolicyModel) -> PolicyModel | AdapterOffReference:
-    """A policy as its own reference, for anyone who asks before the first step: no memory, and the same whatever adapter is fresh."""
+    """A policy as its own reference, valid before the first step: needs no memory, and is the same for any new adapter."""
     return AdapterOffReference(policy) if policy.has_adapter and adapter_is_zero(policy) else policy
 
 

@@ -84,7 +84,7 @@ class RewardModel(nn.Module):
         self.head_dropout = head_dropout
         self.choice = choice
         self.learned: LearnedScalars | None = None
-        """Numbers that the loss learned beside the scores, where it has any."""
+        """Parameters that the loss learned with the scores, if any."""
         total, device = sum(num_outputs(member) for member in members), next(members[0].parameters()).device
         self.register_buffer("mean", torch.zeros(total, device=device))
         self.register_buffer("std", torch.ones(total, device=device))
@@ -285,7 +285,7 @@ class RewardModel(nn.Module):
     def save_pretrained(self, folder: Path | str, *, card: Mapping[str, Any] | None = None) -> Path:
         """Write a folder that ``from_pretrained`` gives back bit for bit.
 
-        One member: a transformers sequence-classification folder (or a peft one) with our JSON beside it. Several: one such
+        One member: a transformers sequence-classification folder (or a peft one) with our JSON file in it. Several: one such
         folder each, ``member-0`` and so on.
 
         Args:

@@ -140,7 +140,7 @@ def sampled_targets(
     generator: torch.Generator,
     path: ScorePath = "packed",
 ) -> Tensor:
-    """A token for each scored place, drawn from the model's own distribution there; what stands before it stays the batch's.
+    """A token for each scored position, drawn from the model's own distribution there; its context stays the batch's.
 
         argmax over v of (log p(v) - log e(v)),   e(v) exponential with mean 1
 
@@ -262,7 +262,7 @@ def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def active_module(module: nn.Module) -> nn.Module:
-    """The module that computes: peft keeps a frozen original beside the copy that an adapter trains."""
+    """The module that computes: peft keeps a frozen original in addition to the copy that an adapter trains."""
     if isinstance(module, ModulesToSaveWrapper):
         if module.disable_adapters:
             original: nn.Module = module.original_module

@@ -89,7 +89,7 @@ def is_adapter(source: str) -> bool:
 
 
 def hub_options(source: str, revision: str | None) -> dict[str, Any]:
-    """Keywords for ``from_pretrained``: the revision, and whether only the copy on this machine can be had.
+    """Keywords for ``from_pretrained``: the revision, and whether only the copy on this machine is available.
 
     The hub is asked once for each name, briefly.
 
@@ -102,7 +102,7 @@ def hub_options(source: str, revision: str | None) -> dict[str, Any]:
 
 
 def check_there(path: str) -> None:
-    """Refuse a model that can't be had before anybody waits seconds for torch and transformers.
+    """Reject an unavailable model before the slow import of torch and transformers.
 
     Raises:
         ModelError: There is no such folder, and no such name on the hub or in its cache.

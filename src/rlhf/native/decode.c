@@ -6,7 +6,7 @@
  *   HALF   1 where activations and prompts' tables are bfloat16, 0 where they are float32
  *   TILES  0 to do without the processor's products of tiles of bfloat16 (AMX). With them a step is one call, `decode`; without, the
  *          caller makes the matrix products, and calls for what is between them
- * All sums are in float32. A row's result hangs on no other row. All arrays are row-major, and distances between their parts are given.
+ * All sums are in float32. A row's result does not depend on other rows. All arrays are row-major, with explicit strides.
  *
  * NaN comes through, and nothing here assumes that there is none: the caller finds it in the log-probabilities.
  */
@@ -191,7 +191,7 @@ INLINE v16 part(const element *x, int v) {
 #endif
 }
 
-/* scores[i] = query . keys[i]; what stands behind them, up to a multiple of LANES, is lost. */
+/* scores[i] = query . keys[i]; entries after them, up to a multiple of LANES, are overwritten. */
 static void dot(const float *restrict query, const element *restrict keys, float *restrict scores, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) {
         v16 sums[LANES];
@@ -243,12 +243,12 @@ static void mix(float *restrict out, const element *restrict values, const float
 }
 #endif
 
-/* Where number d of a query, and of what is mixed for it, stands. */
+/* Position of number d of a query, and of its attention output. */
 INLINE int placed(int d) { return SPLIT ? d / (2 * LANES) * 2 * LANES + d % 2 * LANES + d % (2 * LANES) / 2 : d; }
 
 /* What a row's new token sees, in one key head. */
 typedef struct {
-    int64_t of_prompt, prompt_at;         /* tokens of the prompt, and where the first of them stands */
+    int64_t of_prompt, prompt_at;         /* tokens of the prompt, and the position of the first */
     int64_t of_own, own_at, begin;        /* of the row's own: a run of the ring, perhaps round its end */
     int64_t until_end;
 } view_t;

@@ -11,7 +11,7 @@
  * apart; Shazeer 2020, eq. 6, arXiv:2002.05202.
  *
  * Compiled at run time by rlhf.native.library with HALF = 1. A function's name ends in the types of what it reads and what it writes: f for
- * float32, h for bfloat16. Everything between is float32 and rounded once. Work comes in pieces that do not hang on the number of threads.
+ * float32, h for bfloat16. Everything between is float32 and rounded once. Work is split into pieces that do not depend on the number of threads.
  *
  * NaN comes through.
  */

@@ -79,7 +79,7 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     """Compile, where that was not done before, and load. The library is kept in ``native`` of the user's cache.
 
     Args:
-        name: Of a file beside this one, without its ending.
+        name: Of a file in this folder, without its extension.
         macros: What ``-D`` defines.
 
     Raises:
@@ -90,8 +90,8 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     found = check_compiler()
     flags = [*_flags(found), *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
     sources = [*sorted(source.parent.glob("*.h")), source]
-    told = "\n".join([*found, *flags, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
-    target = _folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    hashed = "\n".join([*found, *flags, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
+    target = _folder() / f"{name}-{hashlib.sha256(hashed.encode()).hexdigest()[:16]}.so"
     if not target.is_file():
         with write_aside(target) as aside:
             _compile(found, [*flags, str(source), "-o", str(aside), "-lm"])
@@ -111,7 +111,7 @@ def _flags(found: list[str]) -> list[str]:
 
 
 def toolchain() -> str:
-    """What decides, beside the sources, which bits a library computes: compiler, flags and processor.
+    """What determines, in addition to the sources, the bits that a library computes: compiler, flags and processor.
 
     Raises:
         ConfigError: There is no compiler.

@@ -217,7 +217,7 @@ static void transpose(word *restrict out, int64_t out_row, const word *restrict 
         }
 }
 
-/* `count` rows of a head in float32, and zeros below them until `room` and beside them until `wide`. */
+/* `count` rows of a head in float32, and zeros below them up to `room` and to the right up to `wide`. */
 #define ROWS_OF(name, type, get)                                                                                                      \
     INLINE void name(float *restrict out, const type *restrict x, int64_t stride, int64_t count, int64_t room, const int64_t width,  \
                      const int64_t wide, float factor) {                                                                              \

@@ -13,7 +13,7 @@
  *   TILES        0 to do without its products of tiles of bfloat16
  *
  * S and its softmax are in float32. Where the processor multiplies bfloat16, the factors of the other products are rounded to it. All sums
- * are in float32, and their order hangs on the lengths alone. Gradients by keys are made in columns.
+ * are in float32, and their order depends only on the lengths. Gradients by keys are computed in columns.
  *
  * NaN comes through. Keys that no query of a piece may see cost nothing.
  */
@@ -75,7 +75,7 @@ INLINE void hide(const batch_t *batch, float *scores, int64_t row, int64_t colum
 
 /* ---- forward */
 
-/* Keys that stand at a position and behind it, and where they were laid. */
+/* Keys at and after a position, and where they were laid out. */
 typedef struct {
     int64_t start, length, at;
 } segment_t;
@@ -89,7 +89,7 @@ typedef struct {
     word *probs;    /* [BAND, room / STEP] */
 } forward_t;
 
-/* Where things of a tree stand in memory to work in; its size, in floats. */
+/* Layout of a tree's scratch memory, and its size in floats. */
 static int64_t lay_forward(const run_t *runs, int64_t count, float *memory, forward_t *at) {
     int64_t longest = 0;
     for (int64_t run = 1; run < count; run++) longest = MOST(longest, runs[run].length);

@@ -40,7 +40,7 @@ class CompositeReward:
         """Combine judges.
 
         Args:
-            components: At least one; two of the same name are told apart by a number.
+            components: At least one; two of the same name are distinguished by a number.
             name: What metrics and errors call the sum.
             on_error: ``report`` puts a sample to which none applies into the result's ``errors`` instead of raising;
                 the components each have a setting of their own.
@@ -150,7 +150,7 @@ def ask_components(
         asked.verdicts[name] = verdicts
         asked.parts[name] = verdicts
         for part, values in parts.items():
-            # Two judges of one kind are told apart by a number, and so are their parts: learned_std, learned_2_std.
+            # Two judges of one kind are distinguished by a number, and so are their parts: learned_std, learned_2_std.
             own = part.replace(component.scorer.name, name, 1) if part.startswith(component.scorer.name) else part
             asked.parts.setdefault(own if own not in names else f"{name}/{own}", values)
         asked.errors.update({p: f"{name}: {why}" for p, why in wrong.items() if p not in asked.errors})

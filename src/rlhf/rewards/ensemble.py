@@ -78,7 +78,7 @@ class EnsembleReward:
         """Combine judges.
 
         Args:
-            scorers: At least two; of the same name they are told apart by a number.
+            scorers: At least two; equal names are distinguished by a number.
             combine: One of ``COMBINATIONS``.
             std_coef: For ``mean_minus_std``: weight of the deviation.
             normalize: Shift and scale each judge's scores to mean 0 and deviation 1 over each call, before.

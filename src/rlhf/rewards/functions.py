@@ -26,7 +26,7 @@ from rlhf.rewards.worker import RESERVED, CallError, Failure, Odd, call, find_fu
 
 logger = logging.getLogger(__name__)
 MAX_LOST_WORKERS = 3
-"""Samples that a function may die or hang on, each for the whole timeout, before the others are not tried any more."""
+"""Samples on which a function may die or hang, each for the whole timeout, before the remaining ones are skipped."""
 
 
 MAX_SLOW_AT_FIRST = 2
@@ -65,7 +65,7 @@ class FunctionReward:
         self.timeout_seconds = timeout_seconds
         self.on_error = on_error
         self.notify: Notify = logger.warning
-        """Is told when a call took too long, before its samples are tried alone."""
+        """Called with a message when a call took too long, before its samples are tried one by one."""
         self._function: Callable[..., Any] | None = None
         self._process: FunctionProcess | None = None
         if in_process:
@@ -110,7 +110,7 @@ class FunctionReward:
         return verdicts, {place: failure.reason for place, failure in failures.items()}
 
     def start(self) -> None:
-        """Start the function's process now, so that a function that is not there is told before anything is sampled.
+        """Start the function's process now, so that a missing function is reported before anything is sampled.
 
         Raises:
             RewardError: It can't be found, or its module does not import.

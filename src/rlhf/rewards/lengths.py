@@ -95,7 +95,7 @@ def cut_too_long(scorer: Scorer) -> None:
 
 def cuts_told(scorer: Scorer, *, whom: str) -> list[str]:
     """A sentence for each model that read cut samples; ``whom`` is what people call the scorer."""
-    return [told for part in _limited(scorer) if (told := part.lengths.told(whom))]
+    return [message for part in _limited(scorer) if (message := part.lengths.told(whom))]
 
 
 def check_lengths(

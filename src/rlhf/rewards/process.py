@@ -38,7 +38,7 @@ GUARD = 'read -r _ || kill -s KILL -- "-$1"'
 TICK_SECONDS = 0.1
 """Between two looks at whether the process still lives."""
 DEATH_SECONDS = 5.0
-"""For a process that closed the pipe to end, so that its exit status can be told."""
+"""For a process that closed the pipe to end, so that its exit status can be reported."""
 DEATHS: dict[int, str] = {
     signal.SIGKILL: "was killed (SIGKILL), probably by the system because memory ran out: reduce the function's "
     "memory use",

@@ -12,7 +12,7 @@ from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
 
 SENTENCE_ENDS = frozenset(".!?…。！？")  # noqa: RUF001
 CLOSERS = "\"'”’»)]}*_"
-"""Quotes, brackets and Markdown marks that may stand behind a sentence's end."""
+"""Quotes, brackets and Markdown marks that may follow the end of a sentence."""
 
 
 class RuleBasedReward:

@@ -53,7 +53,7 @@ class ServiceReward:
             url: Where to POST.
             format: What it speaks: a key of ``FORMATS``.
             name: What metrics and errors call it.
-            arguments: Sent with every request beside the rest.
+            arguments: Sent with every request in addition to the rest.
             headers: HTTP headers; ``$NAME`` in a value is the environment variable.
             patience: Timeouts and retries.
             request_size: Completions in one request.
@@ -84,7 +84,7 @@ class ServiceReward:
 
     @property
     def notify(self) -> Notify:
-        """Is told when the service takes longer than usual."""
+        """Called with a message when the service takes longer than usual."""
         return self._caller.notify
 
     @notify.setter

@@ -83,7 +83,7 @@ class Caller:
 
     @property
     def who(self) -> str:
-        """The service in messages. What stands behind ? in its address may be a key, which none should repeat."""
+        """The service in messages, without the query of its URL, which may contain a key."""
         name = "" if self.name == "service" else f" {self.name}"
         return f"reward service{name} at {self.url.partition('?')[0]}"
 
@@ -132,7 +132,7 @@ class Caller:
             RewardError: None will.
         """
         try:
-            async with asyncio.timeout(seconds):  # for the whole exchange; the client's own start anew at each byte
+            async with asyncio.timeout(seconds):  # for the whole exchange; the client's own timeouts restart at each byte
                 response, content = await self._exchange(client, request)
         except TimeoutError:
             raise Later(f"it did not answer within {seconds:.3g} seconds") from None

@@ -97,7 +97,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RewardContext:
-    """What a reward is built with, beside its own settings."""
+    """What a reward is built with, in addition to its own settings."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
     """The policy's, where it is known."""
@@ -106,7 +106,7 @@ class RewardContext:
 
 @runtime_checkable
 class Abstaining(Protocol):
-    """A scorer that may say None, "does not apply to this sample", where others judge beside it."""
+    """A scorer that may return None, "does not apply to this sample", if other scorers judge the sample."""
 
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
@@ -120,7 +120,7 @@ class Abstaining(Protocol):
 
 
 Notify = Callable[[str], None]
-"""Takes a sentence for anyone who watches the run."""
+"""Receives a message for the user of the run."""
 
 
 @runtime_checkable

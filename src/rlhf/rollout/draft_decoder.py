@@ -49,7 +49,7 @@ class DraftLayout(DecodeLayout):
         self.even = len(rows) == len(counts) * self.deepest
         """Whether all rows have equally many tokens."""
         self._tokens_at = self._to_device(rows * self.deepest + offsets)
-        """int64 [N] where each token stands in a table [R * K]."""
+        """int64 [N] position of each token in a table [R * K]."""
         table = starts[:, None] + np.minimum(np.arange(self.deepest), counts[:, None] - 1)  # the last token fills up
         self._table = self._to_device(table.reshape(-1))
         self._own_places = self._to_device(held[rows] + offsets)
@@ -111,7 +111,7 @@ class DraftLayout(DecodeLayout):
         return self._written[kv_heads]
 
     def _sinks(self, sinks: Tensor, scores: Tensor) -> Tensor:
-        """[heads] as they stand beside scores [R, kv_heads, K, repeats, T]."""
+        """[heads] in the shape that broadcasts with scores [R, kv_heads, K, repeats, T]."""
         return sinks.view(1, scores.shape[1], 1, -1, 1)
 
     def _hidden_prompt(self, kind: MaskKind) -> Tensor | None:

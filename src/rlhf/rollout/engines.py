@@ -55,7 +55,7 @@ def exactly(engine: RolloutEngine) -> AbstractContextManager[None]:
 
 
 def engine_figures(engine: RolloutEngine) -> dict[str, float]:
-    """What an engine has to report of the newest rollout beside its completions, as metrics."""
+    """What an engine reports about the newest rollout in addition to its completions, as metrics."""
     inner = innermost(engine)
     return inner.figures if isinstance(inner, LocalEngine) else {}
 
@@ -68,7 +68,7 @@ def listen_to(engine: RolloutEngine, notify: Callable[[str], None]) -> None:
 
 
 def close_engine(engine: RolloutEngine) -> None:
-    """End what an engine has started outside this process; asked again, it would start anew."""
+    """Stop what an engine has started outside this process; another request would restart it."""
     inner = innermost(engine)
     if isinstance(inner, VLLMEngine):
         inner.close()

@@ -25,7 +25,7 @@ class Turn:
     """What an environment answers to what the policy said."""
 
     observation: str = ""
-    """What the policy is told; not looked at where the episode is done."""
+    """Text for the policy; ignored if the episode is done."""
     done: bool = False
     """The episode is over."""
     reward: float | None = None

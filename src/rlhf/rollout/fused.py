@@ -28,7 +28,7 @@ HEAD_NORMS = {"q_norm", "k_norm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 BACKBONE_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions whose angles hang on the position alone, not on how long the text has become."""
+"""Kinds of rotary positions whose angles depend only on the position, not on the length of the text."""
 
 
 class RowAttention(Protocol):
@@ -56,7 +56,7 @@ Make = Callable[[Tensor, Tensor | None], Product]
 class Projection:
     """A linear map whose weight was cast and, on a CPU, laid out for the matrix kernels.
 
-    oneDNN otherwise lays a weight out anew in every call, which at few rows is most of the product: [8, 256] by 256 -> 32,000 took
+    oneDNN otherwise reorders a weight in every call, which at few rows is most of the product: [8, 256] by 256 -> 32,000 took
     2.6 ms in bfloat16, and takes 1.1.
     """
 
@@ -75,7 +75,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Root mean square norm without its weight, which stands in the projection behind it."""
+    """Root mean square norm without its weight, which is folded into the following projection."""
 
     eps: Tensor
     """float32 [1]."""

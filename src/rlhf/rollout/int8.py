@@ -3,7 +3,7 @@
     w[o, i] = scale[o] * code[o, i],   scale[o] = max |w[o, :]| / 127,   code in -127 .. 127
 
 On a CPU with instructions for it (VNNI), the product is one of whole numbers too: a token's numbers get 8 bits as well, by their
-largest, so that a row's result hangs on no other row. Elsewhere the codes are multiplied as numbers of the input's type, which saves
+largest, so that a row's result does not depend on other rows. Elsewhere the codes are multiplied as numbers of the input's type, which saves
 memory and no time.
 
 Sources: one scale for each output, and one for each token: Dettmers et al. 2022, section 2.1 ("vector-wise"), arXiv:2208.07339.

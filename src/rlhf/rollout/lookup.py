@@ -26,7 +26,7 @@ class GroupLookup:
         """
         self.ngram_tokens = ngram_tokens
         self._found: dict[tuple[int, ...], tuple[list[int], int]] = {}
-        """A run of tokens, to the text that it stands in and the place behind it."""
+        """A sequence of tokens -> the text that contains it and the position after it."""
         self._texts: dict[int, list[int]] = {}
         """Of each completion, with as much of the prompt before it as a run of tokens can reach back."""
         self._prompt = list(prompt)

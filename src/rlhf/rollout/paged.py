@@ -251,7 +251,7 @@ class PagedKVCache:
             raise DataError(f"The cache has no layer {layer}; its {count} are counted from 0 to {count - 1}.")
 
     def _check_shape(self, what: str, given: Tensor) -> None:
-        """Two of the axes could be spread over the cache's without a word."""
+        """Two of the axes could broadcast to the cache's silently."""
         heads, width = self._memory.shape[-2:]
         if given.dim() != 3 or given.shape[1:] != (heads, width):
             raise DataError(

@@ -1,4 +1,4 @@
-"""Completions that wait for a place beside those being sampled."""
+"""Queue of completions to be sampled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Waiting:
         """Queue completions up; those of a prompt are parted only where they alone are too many.
 
         Args:
-            places: Of each completion's prompt; equal ones stand together.
+            places: Of each completion's prompt; equal ones are adjacent.
             prompt_lens: Tokens of each prompt.
             max_rows: Completions sampled side by side.
             max_cache_tokens: Tokens whose keys and values are held at once.

@@ -46,7 +46,7 @@ class RefillingDecoder(Decoder, Protocol):
     """One whose rows may be of different ages."""
 
     def join(self, prompts: Sequence[Sequence[int]], group: np.ndarray) -> Tensor:
-        """Logits [R', V] of the first token of R' new rows, which stand behind the others; ``group`` counts the new prompts."""
+        """Logits [R', V] of the first token of R' new rows, which come after the others; ``group`` counts the new prompts."""
         ...
 
 
@@ -85,7 +85,7 @@ class SamplingRun:
             tokenizer: For stop texts and the completions' texts.
             decoder: Runs the model.
             prompts: All prompts of the request.
-            requests: (place of the prompt, sample index) of each row; rows of one prompt stand together.
+            requests: (place of the prompt, sample index) of each row; rows of one prompt are adjacent.
             sampling: How tokens are drawn.
             seed: The run's.
             step: Which rollout of the run.

@@ -42,7 +42,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that completions depend on beside the weights: the arguments of ``RolloutEngine.generate``."""
+    """All that completions depend on in addition to the weights: the arguments of ``RolloutEngine.generate``."""
 
     prompts: Sequence[PromptLike]
     num_samples: int
@@ -90,7 +90,7 @@ class Sampled:
     fingerprint: str | None
     """Hash of the weights that sampled, where the job wanted it."""
     figures: dict[str, float] = field(default_factory=dict)
-    """What the engine had to report beside."""
+    """The metrics that the engine reported."""
 
 
 @dataclass(frozen=True, slots=True)

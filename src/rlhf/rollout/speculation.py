@@ -133,7 +133,7 @@ class DraftedRun(SamplingRun):
             self.seen[rows, tokens[index]] = True
 
     def _seen_behind(self, drafts: list[list[int]], of_row: np.ndarray) -> Tensor:
-        """bool [N, V] tokens that stand before each place, as far as the guesses before it are right."""
+        """bool [N, V] tokens that occur before each position, provided that the drafts before it are right."""
         assert self.seen is not None
         seen = self.seen.index_select(0, self._to_device(of_row))
         place = 0

@@ -1,6 +1,6 @@
 """Linear maps in tiles of bfloat16 (``rlhf/native/linear.h``), where the processor multiplies these.
 
-oneDNN's products are as good for many rows. A decoding step has few: there what counts is to read the weight once, as fast as memory
+oneDNN's products are as fast for many rows. A decoding step has few: there what counts is to read the weight once, as fast as memory
 gives it, and to spend nothing on finding a kernel for each number of live rows.
 """
 

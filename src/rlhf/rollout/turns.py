@@ -2,8 +2,8 @@
 
 Plain text        the observation's own ids, as the tokenizer encodes it alone
 A conversation    what the chat template puts between two turns of the assistant: the end of the first, the observation as
-                  a message, and the header of the second. It is found by rendering the prompt with a stand-in for what
-                  the assistant said; all that follows the stand-in is new. Where the policy ended its turn itself, the
+                  a message, and the header of the second. It is found by rendering the prompt with a placeholder for what
+                  the assistant said; all that follows the placeholder is new. Where the policy ended its turn itself, the
                   template's mark for that is there already and is not put a second time.
 
 Words of the environment are never read as special tokens: a tool's output can't end a turn or speak as somebody else.

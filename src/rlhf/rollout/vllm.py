@@ -63,7 +63,7 @@ class VLLMEngine:
 
     @property
     def weight_version(self) -> int:
-        """What ``load_weights`` was told last."""
+        """The last version passed to ``load_weights``."""
         return self._version
 
     @property
@@ -73,7 +73,7 @@ class VLLMEngine:
 
     @property
     def notify(self) -> Callable[[str], None]:
-        """Is told when vLLM's process had to be started again."""
+        """Called with a message when vLLM's process had to be restarted."""
         return self._session.notify
 
     @notify.setter
@@ -125,7 +125,7 @@ class VLLMEngine:
         self._session.close()
 
     def close(self) -> None:
-        """End the process and remove the weights that were written for it; a further request starts anew."""
+        """End the process and remove the weights that were written for it; another request restarts it."""
         self._session.close()
         self._outbox.close()
         self._outbox = Outbox()

@@ -47,7 +47,7 @@ class WorkerProcess:
         Args:
             python: Interpreter.
             script: What it runs.
-            env: Variables beside those of this process.
+            env: Variables in addition to those of this process.
             log: Gets what it prints.
 
         Raises:

@@ -43,7 +43,7 @@ class Session:
         self.dtype = dtype
         self.log = log
         self.notify: Callable[[str], None] = logger.warning
-        """Is told when the process had to be started again."""
+        """Called with a message when the process had to be restarted."""
         self.restarts = 0
         """How often it was lost."""
         self.vllm = ""
@@ -148,9 +148,9 @@ class Session:
         if self._process is None:
             self._process = WorkerProcess(self._interpreter(), WORKER, env=self.settings.env, log=self.log)
             with self._closed_on_error():
-                told = self._ask(self._process, "hello", {})
-                self.on_cpu = bool(told["on_cpu"])
-                self._check_version(str(told["vllm"]))
+                answer = self._ask(self._process, "hello", {})
+                self.on_cpu = bool(answer["on_cpu"])
+                self._check_version(str(answer["vllm"]))
         if not self._process.is_alive:
             raise WorkerLostError(self._process.how_it_ended())
         return self._process
@@ -244,7 +244,7 @@ class Session:
                 f"The weights of version {version} were damaged on their way to vLLM: {err}. Look at that disk, or set TMPDIR to "
                 "another."
             )
-        self.close()  # it may be left with half of what it was asked; anyone who asks again gets a new one
+        self.close()  # it may be in the middle of the request; the next request gets a new process
         return self._failed(f"vLLM failed at {op!r}: {err}.")
 
     def _failed(self, message: str) -> TrainingError:

@@ -81,7 +81,7 @@ def untie(model: Any, folder: Path) -> None:
 
     vLLM (0.32.0) on a CPU packs the head's weights for its kernels when it starts. A reload brings new embeddings, which are all that
     the files hold of a tied head, and the packed copy stays: the first layers learn and the head does not. A head of its own is
-    loaded and packed anew.
+    loaded and packed again.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embeddings.weight:

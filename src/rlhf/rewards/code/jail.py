@@ -236,7 +236,7 @@ def _limit(limits: Mapping[str, Any]) -> None:
         (resource.RLIMIT_NPROC, limits["processes"] + 1),  # the supervisor counts too
     ):
         resource.setrlimit(kind, (value, value))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error that can be told, not a death
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error that can be reported instead of a signal
 
 
 def _run(program: str, test: Mapping[str, Any]) -> int:

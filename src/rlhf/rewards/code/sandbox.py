@@ -21,7 +21,7 @@ from rlhf.rewards.code.scratch import remove_abandoned, scratch_folder
 
 Isolation = Literal["full", "available"]
 START_SECONDS = 30.0
-"""For the interpreter, beside the tests' own time."""
+"""For the interpreter, in addition to the tests' own time."""
 START = "import sys; sys.path.insert(0, sys.argv[1]); from rlhf.rewards.code.jail import main; main()"
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime")
 """Libraries and programs that an interpreter may need."""
@@ -78,7 +78,7 @@ class Sandbox:
 
         Args:
             limits: Of each test.
-            isolation: ``full`` refuses to run anything where a part can't be had; ``available`` takes what there is.
+            isolation: ``full`` refuses to run if a part is not available; ``available`` uses what there is.
         """
         self.limits = limits
         self.isolation = isolation

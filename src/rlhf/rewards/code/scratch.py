@@ -1,4 +1,4 @@
-"""The folders that programs run in: locked for as long as their process lives, so that those of a killed one can be told."""
+"""The folders that programs run in: locked while their process lives, so that those of a killed process can be identified."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class VerifierReward:
     """Judges each completion by the reference in a column of its prompt's row.
 
     A completion on which the verifier takes too long, runs out of memory or dies gets 0, for the completion is what made it
-    so; how many did is the component ``NAME/gave_up``, and is told. Whatever is wrong with a reference is an error.
+    so; how many did is the component ``NAME/gave_up``, and is reported. An invalid reference is an error.
     """
 
     def __init__(
