@@ -1,7 +1,7 @@
 """Credit: from scores of completions and rewards of tokens to advantages. Nothing here carries a gradient.
 
 Where a sequence's scored tokens have gaps (a rollout of several turns scores only the model's own), the next token is
-the next *scored* token: what stands between belongs to the environment.
+the next *scored* token: tokens in between belong to the environment.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def discopop_loss(
         ref_chosen_logprobs: [P].
         ref_rejected_logprobs: [P].
         beta: As in ``dpo_loss``.
-        tau: How sharply the two parts are told apart, in nats times beta, in (0, 1].
+        tau: How sharply the two parts are separated, in nats times beta, in (0, 1].
 
     Returns:
         [P] loss per pair. The caller reduces.
@@ -298,7 +298,7 @@ def discopop_loss(
 
 
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> Tensor:
-    """The reward that a policy stands for, up to a constant per prompt: what DPO's accuracy and margin are measured on.
+    """The implicit reward of a policy, up to a constant per prompt: the basis of DPO's accuracy and margin.
 
         beta * (log pi(y | x) - log pi_ref(y | x))
 

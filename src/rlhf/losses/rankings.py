@@ -93,5 +93,5 @@ def ranked_pairs(ranks: Tensor, ranking: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _below(ranks: Tensor, ranking: Tensor) -> Tensor:
-    """bool [S, S]: the column's completion stands below the row's in the same ranking."""
+    """bool [S, S]: the column's completion ranks below the row's in the same ranking."""
     return (ranking[:, None] == ranking) & (ranks[:, None] < ranks)

@@ -100,7 +100,7 @@ class DiagonalFisher:
         """Begin at no rows.
 
         Args:
-            parameters: The weights to be anchored, by name. Totals lie beside them, in float32 or wider.
+            parameters: The weights to be anchored, by name. Totals are on the same device, in float32 or wider.
         """
         self.num_rows = 0
         self._totals = {name: torch.zeros_like(weight, dtype=_wide(weight)) for name, weight in parameters.items()}
@@ -177,7 +177,7 @@ def neftune_noise(embeddings: Tensor, segment: Tensor, *, alpha: float, generato
         uniform(-1, 1) * alpha / sqrt(L H)
 
     with L the length of the token's own sequence: a sequence's noise has the norm alpha / sqrt(3) on average, whatever
-    its length and whatever lies beside it in the batch. (Implementations on padded batches take the longest row's L.)
+    its length and the rest of the batch. (Implementations on padded batches take the longest row's L.)
 
     Numbers are drawn in the order of tokens. For noise that does not depend on how rows are split into batches, draw
     each sequence's by a call of its own, with a generator seeded by the row.

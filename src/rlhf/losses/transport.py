@@ -85,7 +85,7 @@ def aot_unpaired_loss(
 
 
 def same_rank(values: Tensor, others: Tensor) -> Tensor:
-    """For each value, where among the others the one of its own rank stands; ties keep their order.
+    """For each value, the index of the other side's value of the same rank; ties keep their order.
 
     Args:
         values: [P].

@@ -132,7 +132,9 @@ class Caller:
             RewardError: None will.
         """
         try:
-            async with asyncio.timeout(seconds):  # for the whole exchange; the client's own timeouts restart at each byte
+            async with asyncio.timeout(
+                seconds
+            ):  # for the whole exchange; the client's own timeouts restart at each byte
                 response, content = await self._exchange(client, request)
         except TimeoutError:
             raise Later(f"it did not answer within {seconds:.3g} seconds") from None

@@ -90,7 +90,7 @@ class SamplingCosts(Protocol):
         ...
 
     def sampling_bytes(self, prompts: Sequence[int], rows: int) -> float:
-        """What reading prompts of these lengths and drawing for so many rows takes beside keys and values."""
+        """Memory for prefilling prompts of these lengths and sampling this many rows, in addition to keys and values."""
         ...
 
     def kernel_bytes(self, lengths: Sequence[int], rollouts: int) -> float:

@@ -47,7 +47,7 @@ def resident_growth(work: Callable[[], object]) -> int:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # else what was freed before is used again, and nothing grows
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM begins anew
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
         before = resident_bytes()
         work()
         return max(0, resident_bytes("VmHWM") - before)

@@ -45,7 +45,7 @@ def this_machine(*dtypes: DType, threads: int | None = None) -> Machine:
     """This machine's CPU, measured now: about a second. Nothing is kept anywhere.
 
     Args:
-        dtypes: Types of matrix products to measure beside float32.
+        dtypes: Types of matrix products to measure in addition to float32.
         threads: That a run would use; torch's own number by default.
     """
     if threads is not None:

@@ -233,7 +233,7 @@ class Probe:
         return found
 
     def thin_copy(self, layers: int) -> Any:
-        """A thin copy, made anew each time it is needed: it is quick, and two at once would take more memory."""
+        """A thin copy, remade each time it is needed: this is quick, and two at once would take more memory."""
         settings = self.shape.settings
         with torch.random.fork_rng():
             model = AutoModelForCausalLM.from_config(self.shape.cut(layers), dtype=DTYPES[settings.dtype])

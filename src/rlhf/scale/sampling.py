@@ -33,7 +33,7 @@ from rlhf.seeds import derive_seed
 from rlhf.training.profile import Profile
 
 SECONDS_PER_STEP = 1e-3
-"""About, of a step of decoding in one layer, beside its arithmetic: only to judge how much of a rollout can be tried."""
+"""Approximate overhead of a decoding step in one layer, only to estimate how much of a rollout can be measured."""
 MOST_ROLLOUTS = 64
 """That are drawn to count how many different numbers of rows a run meets; after these there are hardly new ones."""
 

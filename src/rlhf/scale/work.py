@@ -23,7 +23,7 @@ class Pass:
     """A model over tokens."""
 
     activity: Activity
-    """``forward`` stands for forward and backward together."""
+    """``forward`` is forward and backward together."""
     whose: Whose
     tokens: float
     """Distinct ones, in all."""
@@ -208,7 +208,7 @@ def _exact_kl(stage: Any, *, tokens: float, in_step: float) -> Iterator[Pass]:
 
 
 def _looked_at(stage: OfflineStage, num_rows: int | None, eval_rows: int | None) -> Iterator[float]:
-    """Rows of each look at data beside training."""
+    """Rows of each pass over data outside of training."""
     if eval_rows is not None:
         yield eval_rows
     elif num_rows is not None and stage.eval_frac:

@@ -1,6 +1,6 @@
 """What the machine says about itself: files of /proc and /sys, environment variables, system calls, what a compiler says of itself. No torch.
 
-A number that can't be had is None, never 0.
+A number that is not available is None, never 0.
 """
 
 from __future__ import annotations

@@ -84,9 +84,7 @@ def _without_evaluation(run: RunRecord, trouble: list[str]) -> Headline:
     )
     if trouble:
         return Headline(Tone.BAD, "This run did not finish", [*trouble, *done, what])
-    title = (
-        "Done, without a comparison of policies" if done else "Whether this run improved the model was not measured"
-    )
+    title = "Done, without a comparison of policies" if done else "Whether this run improved the model was not measured"
     return Headline(Tone.UNKNOWN, title, [*done, what])
 
 

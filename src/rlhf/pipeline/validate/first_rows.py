@@ -58,7 +58,7 @@ def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
 
 
 def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, found: RowsFound) -> None:
-    """What the loss needs of each judgment beside the texts."""
+    """What the loss needs of each judgment in addition to the texts."""
     if stage.use_margin:
         _check_margins(review, rows, found)
     judged = [row for row in found.rows if getattr(row, "preference", None) is not Preference.TIE]

@@ -77,7 +77,7 @@ def check_functions(review: Review) -> None:
         specs = {f"{key}.function": spec for key, spec in rewards_of(stage) if isinstance(spec, FunctionRewardConfig)}
         for key, name in functions(stage):
             if review.is_wrong(key):
-                continue  # its file told already
+                continue  # reported with its file
             with review.at(key, otherwise=ConfigError):
                 found = _look_once(review, name)
                 if isinstance(stage, PreferencesStage):

@@ -1,7 +1,7 @@
 """Whether an evaluation measures with something that training has not seen: its judge, and its prompts.
 
 Read off the recipe, and off the records of other runs where it names their folders. ``rlhf validate`` says it before a run; the run
-says it on the console and keeps it beside the evaluation's result, where the report finds it.
+prints it on the console and stores it with the evaluation's result, where the report finds it.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def check_resources(review: Review) -> None:
 
 
 def memory_needed(review: Review, stage: Stage) -> int | None:
-    """Bytes that a stage takes at least: weights, gradients, AdamW's averages and the models beside; no activations."""
+    """Least bytes that a stage takes: weights, gradients, AdamW's averages and the other models, without activations."""
     if not stage.trains:
         return None
     model: ModelConfig = stage.model
@@ -107,7 +107,7 @@ def _holds_reference(stage: DPOStage | KTOStage) -> bool:
 
 
 def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:
-    """Bytes of the model that a stage leaves, and of the checkpoints that it has beside while it runs."""
+    """Bytes of the model that a stage saves, and of the checkpoints that it keeps while it runs."""
     if not stage.trains:
         return None
     model: ModelConfig = stage.model
@@ -223,7 +223,7 @@ def _check_sizes(review: Review) -> None:
                 MemoryLimitError,
             )
         if (run_dir / name / RECORD).exists():
-            continue  # made already, or made anew in the place of what is there
+            continue  # exists already, or replaces what exists
         models += disk[0]
         if disk[1] > checkpoints:
             checkpoints, largest = disk[1], name
@@ -262,7 +262,7 @@ def _memory(review: Review) -> int | None:
     try:
         total: int = torch.cuda.get_device_properties(resolve_device(review.recipe.device)).total_memory
     except ConfigError:
-        return None  # told already: there is no such GPU
+        return None  # reported already: there is no such GPU
     return total
 
 

@@ -1,4 +1,4 @@
-"""Settings that contradict each other, do nothing where they stand, or are far from what is usual. Nothing is read."""
+"""Settings that contradict each other, have no effect, or are far from typical values. Reads no files."""
 
 from __future__ import annotations
 

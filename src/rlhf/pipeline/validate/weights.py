@@ -1,4 +1,4 @@
-"""Model folders by what stands at the beginning of their files: no weight is loaded, no torch imported.
+"""Checks of model folders by the headers of their files: no weights are loaded, torch is not imported.
 
 A safetensors file begins with its header's length (8 bytes, little endian) and the header, JSON that says of every tensor
 its type, its shape and where it lies; so a file that was cut short shows by its size.
