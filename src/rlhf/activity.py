@@ -116,7 +116,7 @@ def step_done() -> None:
 def heard_by(listener: Listener) -> Iterator[None]:
     """Context in which this listener is active; there is one at a time."""
     global _listener
-    assert _listener is None, "somebody listens already"
+    assert _listener is None, "there is a listener already"
     _listener = listener
     try:
         yield

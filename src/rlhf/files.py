@@ -133,7 +133,7 @@ def write_aside(path: Path | str) -> Iterator[Path]:
         os.close(handle)
         try:
             yield aside
-            aside.chmod(mode)  # a library may have put a private file of its own in the place
+            aside.chmod(mode)  # a library may have replaced it by a private file
             fsync(aside)
             os.replace(aside, path)
             fsync(path.parent)
@@ -171,7 +171,7 @@ def make_private(path: Path | str) -> int | None:
         The rights it had, where they were wider.
 
     Raises:
-        OSError: It belongs to somebody else.
+        OSError: It belongs to another user.
     """
     try:
         rights = stat.S_IMODE(os.stat(path).st_mode)

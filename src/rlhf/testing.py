@@ -177,7 +177,7 @@ SCORER_CHECKS: tuple[Callable[[Scorer, Sequence[Prompt], Sequence[str]], None], 
     check_nothing_is_judged_as_nothing,
     check_judging_changes_nothing,
 )
-"""Every scorer that judges each completion by itself passes all of them."""
+"""Every scorer that scores completions independently passes all of them."""
 
 
 def _tokens(group: Sequence[Completion]) -> list[list[int]]:

@@ -134,7 +134,7 @@ def reward_quality(
     Args:
         chosen_scores: [P].
         rejected_scores: [P].
-        flipped: [P] True where the label is known to be a slip (``chosen`` is the worse one); None where nobody knows.
+        flipped: [P] True if the label is known to be wrong (``chosen`` is the worse one); None if unknown.
         scale: What turns a score difference into Bradley-Terry logits: the deviation that normalized scores were
             divided by.
         threshold: See ``calibration``.
@@ -195,7 +195,7 @@ def calibration(
 
         x = log(sigmoid(scale d - t) / sigmoid(-scale d - t)),
 
-    which is surer than sigmoid(scale d): somebody who saw a difference saw one larger than the threshold t. ECE is biased
+    which is more confident than sigmoid(scale d): an annotator who saw a difference saw one larger than the threshold t. ECE is biased
     upwards: with true probabilities it is about 0.03 for 1,000 pairs, so the mean under that null is drawn and reported
     with it.
 

@@ -101,7 +101,7 @@ def evaluate_solving(
 ) -> Solving:
     """Ask a policy every problem many times, and count what it solves; with a baseline, by how much that changed.
 
-    Both policies draw from seeds of their own, so that luck is not shared (see ``evaluate_policies``).
+    The two policies sample with different seeds, so that luck is not shared (see ``evaluate_policies``).
 
     Args:
         policy: Asked.

@@ -65,7 +65,7 @@ def gae(
     0 if the sequence ended there. One that was cut by the length limit did not end: with ``bootstrap_values`` the
     estimate after its last token stands for what would have come.
 
-    With ``value_gae_lambda`` the critic's returns are made with a lambda of their own (decoupled GAE): at 1 they are the
+    With ``value_gae_lambda`` the critic's returns use a separate lambda (decoupled GAE): at 1 they are the
     rewards to come, which no early mistake of the critic can bend, while the policy keeps a lambda of less variance.
 
     Sources: Schulman et al. 2015, eq. 16, arXiv:1506.02438; bootstrapping at a cut: Pardo et al. 2017,

@@ -7,7 +7,7 @@ same order; what the losses of this file see of them is one number per pair, the
     margin = (chosen - ref_chosen) - (rejected - ref_rejected)
 
 Reference-free: give zeros for the reference. With another divergence than reverse KL: ``divergences``. Losses that also
-hold each side by itself: ``anchored``; that compare the pairs of a step with each other: ``transport``.
+anchor each side separately: ``anchored``; that compare the pairs of a step with each other: ``transport``.
 """
 
 from __future__ import annotations

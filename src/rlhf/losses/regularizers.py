@@ -87,7 +87,7 @@ class DiagonalFisher:
 
         F[i] = mean over rows of (d log p(row) / d theta[i])^2
 
-    Each row's gradient is squared by itself. Squaring the gradient of a batch would measure how far its mean is from 0,
+    Each row's gradient is squared separately. Squaring the gradient of a batch would measure how far its mean is from 0,
     which at an optimum is nowhere.
 
     Rows of data give the *empirical* Fisher information; completions that the model itself drew give the true one,
@@ -180,7 +180,7 @@ def neftune_noise(embeddings: Tensor, segment: Tensor, *, alpha: float, generato
     its length and the rest of the batch. (Implementations on padded batches take the longest row's L.)
 
     Numbers are drawn in the order of tokens. For noise that does not depend on how rows are split into batches, draw
-    each sequence's by a call of its own, with a generator seeded by the row.
+    each sequence's by a separate call, with a generator seeded by the row.
 
     Source: Jain et al. 2023, algorithm 1, arXiv:2310.05914; alpha 5 to 15.
 

@@ -55,7 +55,7 @@ def aot_unpaired_loss(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """AOT on two heaps: log-ratios of the chosen shall dominate those of the rejected; who was paired is not used.
+    """AOT on two heaps: log-ratios of the chosen should dominate those of the rejected; the pairing is not used.
 
         ``dpo_loss`` of each chosen completion and the rejected one of the same rank among its kind, by log-ratio
 

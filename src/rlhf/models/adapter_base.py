@@ -90,7 +90,7 @@ def record_base(folder: Path, base: str) -> None:
 
 
 def expected_weights(folder: Path) -> str | None:
-    """The hash that the base's weights had when an adapter was saved; None where nobody wrote it down."""
+    """The hash that the base's weights had when an adapter was saved; None if it was not recorded."""
     path = folder / BASE_FILE
     return str(read_json(path).get("weights_sha256")) if path.is_file() else None
 

@@ -1,4 +1,4 @@
-"""What must be true of a model folder before anybody else opens it. Reads names and headers, no weights; runs no code.
+"""Checks of a model folder before it is loaded. Reads names and headers, no weights; runs no code.
 
 Transformers answers some of these faults with a page, some with random weights, some by running a stranger's code. Here each is
 one sentence that names the file, what was found in it, and what to do.
@@ -90,7 +90,7 @@ def check_config(folder: Path, *, trust_remote_code: bool) -> None:
             f"{path}: this version of transformers has no model_type {kind!r}.{did_you_mean(kind, list(CONFIG_MAPPING))} A newer "
             f"family needs a newer transformers."
         )
-    # A family of several modalities describes its language model in a section of its own.
+    # A multi-modal family describes its language model in a separate section.
     for section in (config, config.get("text_config")):
         if isinstance(section, Mapping):
             _check_numbers(path, section)
@@ -179,7 +179,7 @@ def check_code(path: Path, settings: Mapping[str, Any], *, trust_remote_code: bo
 
 
 def check_pickle(folder: Path, *, allow_pickle: bool, wanted: str = WEIGHTS_FILE) -> None:
-    """Refuse a folder without safetensors where nothing else is either, shards lack their index, or nobody allowed pickles.
+    """Reject a folder without safetensors if it has no weights, shards without an index, or pickles that are not allowed.
 
     Args:
         folder: A model's or an adapter's.

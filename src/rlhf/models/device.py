@@ -1,4 +1,4 @@
-"""Where models live: on the first GPU that torch has, else on the CPU, unless somebody says otherwise.
+"""The device of models: the first GPU that torch has, else the CPU, unless set otherwise.
 
 Every model is moved there as soon as its weights are loaded or initialized (``rlhf.models.load``); what is added later (heads,
 adapters, critics, copies) is made where it is, and batches follow it. So a device is named once, in the recipe's ``device``.

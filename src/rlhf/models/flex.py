@@ -2,7 +2,7 @@
 
 A row of the packed batch sees two runs of rows: its own unit (a prefix, or a branch) from its first row up to itself, and its
 unit's prefix. So the mask is a few integers for each row, which a fused kernel reads (Dong et al. 2024, "Flex Attention",
-arXiv:2412.05496), and blocks of 128 by 128 rows that nobody sees are never touched. Nothing is gathered, padded or repeated, and no
+arXiv:2412.05496), and fully masked blocks of 128 by 128 rows are skipped. Nothing is gathered, padded or repeated, and no
 score leaves the kernel.
 
     sees(q, k) = first[q] <= k <= q  or  prefix[q] <= k < prefix_end[q];   with a window or a chunk, by position[q] and position[k] too

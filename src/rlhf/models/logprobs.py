@@ -291,7 +291,7 @@ class _Tiles:
         Args:
             here: The tile.
             wanted: Entropy, mean and collision, as ``token_logprobs`` was asked.
-            keeps: Also the probabilities among the tile's own tokens, in a tensor of their own.
+            keeps: Also the probabilities among the tile's own tokens, in a separate tensor.
         """
         if self.in_c:
             return row_sums(

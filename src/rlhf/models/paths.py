@@ -238,7 +238,7 @@ def _separate_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     for sequence, ids in enumerate(_rows(batch)):
         scored = batch.score_seq == sequence
         places = batch.positions[batch.score_at[scored]]
-        # logits of the prompt's rows, which nobody reads, would be the largest tensor of the whole run
+        # logits of the prompt's rows, which are not used, would be the largest tensor of the whole run
         few = {"logits_to_keep": places} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         logits = model(input_ids=ids[None], use_cache=False, **few).logits[0]
         if len(logits) != len(places):

@@ -63,7 +63,7 @@ class ProcessRewardModel(nn.Module):
             member: Backbone and head.
             tokenizer: Its own.
             step_separator: Text that ends a step.
-            aggregate: One of ``STEP_AGGREGATIONS``: how a solution is judged where nobody says otherwise.
+            aggregate: One of ``STEP_AGGREGATIONS``: how a solution is scored by default.
             language_head: The output projection that the backbone had as a language model, for a loss in addition to that of the
                 steps; it is not saved.
             choice: The path it takes, where that is known; else the first batch decides.

@@ -230,7 +230,7 @@ class RewardModel(nn.Module):
         return each.mean(0), each.std(0, correction=0)
 
     def member(self, number: int) -> RewardModel:
-        """One member by itself, sharing its weights: ensembles are trained one member at a time."""
+        """A single member, sharing its weights: ensembles are trained one member at a time."""
         single = RewardModel(
             [self.members[number]],  # type: ignore[list-item]
             self.tokenizer,

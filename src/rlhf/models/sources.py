@@ -43,7 +43,7 @@ def model_source(path: str) -> str:
     folder = Path(path).expanduser()
     try:
         return _local_source(path, folder)
-    except OSError as err:  # a name that is too long, a loop of links, a folder that nobody may enter
+    except OSError as err:  # a name that is too long, a loop of links, a folder without permissions
         raise ModelError(f"The model folder {folder} can't be read: {err.strerror or err}.") from None
 
 

@@ -94,7 +94,7 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
 
 
 def align_weights(model: nn.Module) -> None:
-    """Move weights that lie at odd addresses into memory of their own.
+    """Copy weights at unaligned addresses into new memory.
 
     A mapped file puts its tensors wherever its header ends, and matrix kernels may sum in another order there: equal weights
     would differ in the last bit of what they compute, from one folder to the next.

@@ -342,7 +342,7 @@ typedef struct {
     element *normed, *change;          /* [rows, width] */
     element *qkv, *seen, *gates, *act; /* what goes into attention, what comes out, and the same of gates; [rows, ...] */
     int arrived, phase;                /* of threads that wait for each other; 0 at first */
-    int abandoned;                     /* set where one of them will not come: what the others make is for nobody */
+    int abandoned;                     /* set if one of them will not arrive: the others' results are discarded */
 } pass_t;
 
 /* Waits for the other threads. */
@@ -383,7 +383,7 @@ void decode(pass_t *pass, const step_t *step, const layer_t *layers, const weigh
         silu_product(MINE(pass->gates, 2 * inner), MINE(pass->act, inner), end - begin, inner);
         meet(pass);
         TIMES(down, pass->act, pass->change);
-        float eps = layer + 1 < pass->layers ? w[1].attention_eps : 1; /* after the last layer nobody asks for the norm */
+        float eps = layer + 1 < pass->layers ? w[1].attention_eps : 1; /* after the last layer the norm is not used */
         add_norm(MINE(pass->x, width), MINE(pass->change, width), MINE(pass->normed, width), end - begin, width, eps);
         meet(pass);
     }

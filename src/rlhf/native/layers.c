@@ -1,4 +1,4 @@
-/* What a layer computes for each row by itself, forward and backward: norms, rotations, gates.
+/* Row-wise operations of a layer, forward and backward: norms, rotations, gates.
  *
  *     norm:      r = 1 / sqrt(mean(x^2) + eps),  y = w x r
  *                dx = r (w dy - x r^2 mean(w dy x)),  dw = sum over rows of dy x r

@@ -105,7 +105,7 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
 
 
 def _flags(found: list[str]) -> list[str]:
-    """``FLAGS``, for this processor unless $CC comes with a ``-march`` or ``-mcpu`` of its own."""
+    """``FLAGS``, for this processor unless $CC contains a ``-march`` or ``-mcpu``."""
     chosen = any(word.startswith(("-march", "-mcpu")) for word in found)
     return [flag for flag in FLAGS if not (chosen and flag.startswith("-march"))]
 

@@ -70,7 +70,7 @@ INLINE void put(element *out, const float *sums, const float *bias, int64_t coun
 void linear(const linear_t *map, const element *x, element *y, int64_t rows, element *last_rows, int64_t first, int64_t last) {
     const int64_t in = map->in, out = map->out, whole = rows / LANES * LANES;
     const int64_t full = UP(in, DEEP) / DEEP * 2 * TILE; /* words of a panel, but for the last */
-    memcpy(last_rows, x + whole * in, (rows - whole) * in * sizeof(element)); /* below them is what nobody asks for */
+    memcpy(last_rows, x + whole * in, (rows - whole) * in * sizeof(element)); /* the rows below them are not used */
     begin_tiles();
     for (int64_t panel = first; panel < last; panel++) {
         const int64_t column = panel * PANEL, columns = LEAST(PANEL, out - column);

@@ -15,7 +15,7 @@ int64_t lanes(void) { return LANES; }
 typedef struct {
     int64_t width;
     const element *logits; /* [rows, width] */
-    element *probs;        /* [rows, width], may be the logits themselves; NULL where nobody asks */
+    element *probs;        /* [rows, width], may be the logits themselves; NULL if not requested */
     float *log_sums;       /* [rows] */
     float *expected, *squares, *totals; /* [rows]; NULL likewise */
 } rows_t;

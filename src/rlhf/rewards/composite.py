@@ -43,7 +43,7 @@ class CompositeReward:
             components: At least one; two of the same name are distinguished by a number.
             name: What metrics and errors call the sum.
             on_error: ``report`` puts a sample to which none applies into the result's ``errors`` instead of raising;
-                the components each have a setting of their own.
+                the components each have their own setting.
 
         Raises:
             ConfigError: There is no component, or a weight is not a finite number.

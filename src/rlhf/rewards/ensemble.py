@@ -84,7 +84,7 @@ class EnsembleReward:
             normalize: Shift and scale each judge's scores to mean 0 and deviation 1 over each call, before.
             name: What metrics and errors call the result; the deviation is ``<name>_std``.
             on_error: ``report`` puts a sample that none judges into the result's ``errors`` instead of raising; the
-                judges each have a setting of their own.
+                judges each have their own setting.
 
         Raises:
             ConfigError: There are fewer than two.

@@ -215,7 +215,7 @@ def groups_of_texts(
     *,
     who: str,
 ) -> list[Group]:
-    """One group each, in order; completions with and without an end of their own are tokenized apart.
+    """One group each, in order; completions with and without an end-of-text token are tokenized separately.
 
     Raises:
         RewardError: A sample can't be read as text by ``who``.

@@ -4,7 +4,7 @@ In training it is refused by name: the recipe's limits are wrong. Where somethin
 cost the whole measurement: they are cut by one rule, counted, and the result says so.
 
     the prompt loses its beginning (its BOS stays), so that the completion is read whole;
-    a completion that is too long by itself loses its end, and is judged behind the prompt's last token.
+    a completion that alone is too long loses its end, and is scored after the prompt's last token.
 """
 
 from __future__ import annotations

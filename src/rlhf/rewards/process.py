@@ -1,4 +1,4 @@
-"""A reward function in a process of its own, which can be killed.
+"""A reward function in a separate process, which can be killed.
 
 The process is a fresh interpreter running ``rlhf.rewards.worker``. A forked one would inherit torch's threads and
 locks in whatever state they are; ``multiprocessing``'s spawn and forkserver would import the user's main script again,
@@ -175,7 +175,7 @@ class FunctionProcess:
                 if time.monotonic() >= deadline:
                     raise TimeoutError
                 if _has_exited(self._process) and not pipe.poll(0):
-                    raise EOFError  # a child of its own may hold the pipe open
+                    raise EOFError  # a child process may hold the pipe open
             return pipe.recv()
         except (TimeoutError, BlockingIOError):
             self.close()
@@ -202,7 +202,7 @@ class FunctionProcess:
 
 
 def _has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Without collecting it: until then its number, which is its session's too, can't become somebody else's."""
+    """Without reaping it: until then its id, which is also its session's, can't be reused by another process."""
     if process.returncode is not None:
         return True
     if not hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
@@ -211,7 +211,7 @@ def _has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes], owner: int) -> None:
-    """Kill the whole session, for a function may have started processes of its own; then let the guard go."""
+    """Kill the whole session, because a function may have started processes; then release the guard."""
     if os.getpid() != owner:
         return
     if process.returncode is None:

@@ -139,7 +139,7 @@ def listen(scorer: Scorer, notify: Notify) -> None:
 
 
 def ask_scorer(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-    """Ask a scorer that may be anybody's, and hold it to its contract.
+    """Call any scorer, and check its contract.
 
     Raises:
         RewardError: Its own, or it raised something else, or did not give one score for each completion.

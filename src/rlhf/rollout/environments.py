@@ -103,7 +103,7 @@ def _serve(work: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Any]) -> Non
         function, arguments = item
         try:
             answers.put((function(*arguments), None))
-        except BaseException as error:  # whatever it was, the one who waits must hear of it
+        except BaseException as error:  # any error must be passed on to the waiting caller
             answers.put((None, error))
 
 

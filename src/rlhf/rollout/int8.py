@@ -93,7 +93,7 @@ def is_large(weight: Tensor) -> bool:
 def int8_linears(model: PreTrainedModel) -> Iterator[None]:
     """While this lasts, a model's linear maps multiply with the codes of the weights that they have when it begins.
 
-    Their own weights stay untouched. Embeddings, norms, an adapter's maps, small maps and a mixture's experts are computed as ever.
+    Their own weights stay untouched. Embeddings, norms, an adapter's maps, small maps and a mixture's experts are computed as usual.
     """
     lowered: list[tuple[nn.Module, object]] = []
     try:

@@ -19,7 +19,7 @@ class Part:
 
 
 class Waiting:
-    """A queue of parts; who is next goes in as soon as there is room, nobody overtakes."""
+    """A first-in, first-out queue of parts; the next one starts as soon as there is room."""
 
     def __init__(
         self,

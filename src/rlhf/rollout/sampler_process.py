@@ -1,4 +1,4 @@
-"""A sampler in a process of its own: the next rollout is sampled there while this process learns from the last one.
+"""A sampler in a separate process: the next rollout is sampled there while this process trains on the last one.
 
 A process and not a thread: sampling is many small operations, each of which holds Python's lock for a while, so that two threads
 mostly wait for each other; and process-wide things (random generators, the cache of autocast, a signal) stay apart by themselves.
@@ -39,7 +39,7 @@ class Sampler(Protocol):
         Args:
             version: What the weights are called.
             request: What to sample.
-            wants_fingerprint: Hash the weights that sample, so that somebody can compare them.
+            wants_fingerprint: Hash the sampling weights for comparison.
         """
         ...
 
@@ -139,7 +139,7 @@ class SamplerProcess:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # what a library prints there must not mix with what a command prints
-                    start_new_session=True,  # Ctrl-C reaches only us, who may still want to save what it samples
+                    start_new_session=True,  # Ctrl-C reaches only this process, which may still save the pending rollout
                     env=os.environ
                     | {
                         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

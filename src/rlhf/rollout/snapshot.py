@@ -1,6 +1,6 @@
 """A copy of the policy that samples with the weights it was given, and with no others, however the policy goes on learning.
 
-``rlhf.rollout.sampler_process`` runs one in a process of its own. Whatever it samples depends on the weights that were handed over, on the
+``rlhf.rollout.sampler_process`` runs one in a separate process. Whatever it samples depends on the weights that were handed over, on the
 request, and on its number of threads: not on when it is asked, nor on what the trainer does meanwhile.
 
 Messages over the pipe, pickled: first ``sys.path``, then ``Start``; then for each rollout a ``Job``, followed by the bytes of
@@ -106,7 +106,7 @@ class SnapshotSampler:
     """The copy, in whatever process it is."""
 
     def __init__(self, start: Start) -> None:
-        """Take over a copy of the policy, which nobody else may hold."""
+        """Take ownership of a copy of the policy, which must not be shared."""
         self.policy = start.policy.eval()
         parameters = dict(self.policy.model.named_parameters())
         self._changing = [parameters[name] for name in start.changing]
@@ -188,7 +188,7 @@ def _answer(sampler: SnapshotSampler, job: Job) -> Sampled | Refusal:
 
 
 def _end_with(parent: int) -> None:
-    """A process in the middle of a rollout would not see for minutes that nobody waits for it any more."""
+    """A process in the middle of a rollout would not notice for minutes that its parent is gone."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os._exit(1)

@@ -6,7 +6,7 @@ A conversation    what the chat template puts between two turns of the assistant
                   the assistant said; all that follows the placeholder is new. Where the policy ended its turn itself, the
                   template's mark for that is there already and is not put a second time.
 
-Words of the environment are never read as special tokens: a tool's output can't end a turn or speak as somebody else.
+Words of the environment are never read as special tokens: a tool's output can't end a turn or take another role.
 """
 
 from __future__ import annotations

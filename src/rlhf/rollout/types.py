@@ -59,7 +59,7 @@ class Completion:
 
     @property
     def truncated(self) -> bool:
-        """Cut by a limit, so it has no end of its own."""
+        """Cut by a limit, so it did not end itself."""
         return self.finish_reason == "length"
 
     @property

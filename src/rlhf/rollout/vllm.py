@@ -1,4 +1,4 @@
-"""A rollout engine over vLLM's public calls: in a process of its own, in the environment that has vLLM.
+"""A rollout engine over vLLM's public calls: in a separate process, in the environment that has vLLM.
 
     the policy that is trained ----- a folder, sha256 of each file -----> vllm_worker: LLM, reload_weights
                                <---- version, hash of files and memory --
@@ -180,7 +180,7 @@ class VLLMEngine:
         return [self._with_texts(prompt, group) for prompt, group in zip(prompts, results, strict=True)]
 
     def _push_first(self) -> None:
-        """Anyone who asks before any weights were named gets the policy as it is."""
+        """Before any weights were loaded, the policy is used as it is."""
         if self._outbox.newest is None:
             self.load_weights(self._version)
 

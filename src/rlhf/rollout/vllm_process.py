@@ -22,7 +22,7 @@ BOOT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", *CAPACITIES)
 """What would make another environment's interpreter look for modules in ours, and what we set for packed batches."""
 GOODBYE_SECONDS = 5.0
-"""For a worker to end by itself once nothing more is asked."""
+"""For an idle worker to exit after its input is closed."""
 CHUNK = 1 << 20
 
 
@@ -72,7 +72,7 @@ class WorkerProcess:
         assert self.process.stdout is not None
         self._requests, self._answers = self.process.stdin.fileno(), self.process.stdout.fileno()
         os.set_blocking(self._requests, False)
-        # Also where nobody calls close(): at the latest when this interpreter ends.
+        # Also without a call of close(): at the latest when this interpreter ends.
         self._end = weakref.finalize(self, _end, self.process, os.getpid())
 
     @property
@@ -95,7 +95,7 @@ class WorkerProcess:
         except TimeoutError:
             self.close(grace_seconds=0)
             raise WorkerLostError(f"did not answer {op!r} within {timeout_seconds:g} seconds") from None
-        except BaseException:  # a signal too: half a request was sent, or an answer will come that nobody waits for
+        except BaseException:  # a signal too: half a request was sent, or an answer will arrive that is not expected
             self.close(grace_seconds=0)
             raise
         if answer.get("id") != self._count:

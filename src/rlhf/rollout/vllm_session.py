@@ -23,7 +23,7 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 OLDEST, BEFORE = (0, 32), (0, 34)
 """Versions of vLLM, from the first on and before the second, that have the calls the worker makes."""
 TRIES = 2
-"""Of one request, each in a process of its own."""
+"""Attempts per request, each in a new process."""
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ class Session:
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
-        """A process that could not begin is of no use to anybody."""
+        """Close a process that failed to start."""
         try:
             yield
         except RLHFError:

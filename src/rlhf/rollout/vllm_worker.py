@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 CPU_GIB = 1
-"""Memory of keys and values on a CPU, where vLLM by itself would take nearly all there is."""
+"""Memory of keys and values on a CPU, where vLLM by default would take nearly all memory."""
 
 
 class RefusedError(Exception):

@@ -46,7 +46,7 @@ class Sample:
     said: str
     """Where the lengths come from."""
     num_eval: int | None = None
-    """Rows that are held out in files of their own; None where there are none, or nobody knows."""
+    """Rows that are held out in separate files; None if there are none, or it is unknown."""
 
     @property
     def tokens_per_row(self) -> float:

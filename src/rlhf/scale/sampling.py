@@ -1,7 +1,7 @@
 """What sampling takes on this machine, measured with the rollout engine on thin copies: whole rollouts whose completions end where
 those of the real policy are expected to.
 
-A rollout has a shape of its own in every step: completions end, and what is left goes on in smaller matrices. oneDNN makes a kernel for
+A rollout has a different shape in every step: completions end, and the rest continues in smaller matrices. oneDNN makes a kernel for
 each shape that it meets for the first time (about a millisecond) and keeps the last ones (``rlhf.allocator``). So both time and memory
 depend on how many different numbers of rows a run meets, and a probe must end its completions like the run.
 """
@@ -210,7 +210,7 @@ class ForcedEngine(LocalEngine):
 
 
 class ThinPolicy:
-    """A thin copy as an engine takes it; nothing it says ends before its time, and nobody reads it."""
+    """A thin copy for an engine; no completion ends early, and the samples are discarded."""
 
     def __init__(self, model: Any, path: ScorePath) -> None:
         self.model = model.eval()

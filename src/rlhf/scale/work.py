@@ -72,7 +72,7 @@ def offline_work(
         stage: Its settings.
         tokens_per_row: Distinct ones, the mean.
         num_rows: Of the data; None where that is not known.
-        eval_rows: Held out in files of their own; None where there are none, or they are not there yet.
+        eval_rows: Held out in separate files; None if there are none, or they do not exist yet.
     """
     rows = stage.batch_size if stage.batch_tokens is None else max(1.0, stage.batch_tokens / tokens_per_row)
     if num_rows is not None:

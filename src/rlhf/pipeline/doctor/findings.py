@@ -273,7 +273,7 @@ def judge_gpus(names: Sequence[str], *, driver_seen: bool, torch_build: str | No
 
 
 def judge_device(chosen: str, *, gpus: int) -> Finding:
-    """Where models go that nobody says a device for.
+    """The default device of models.
 
     Args:
         chosen: What ``device: auto`` is here.
@@ -310,7 +310,7 @@ def judge_compiled(difference: float, *, half: bool = False, sampled: bool = Fal
 
 
 def judge_repeat(same: bool, *, on_gpu: bool = False) -> Finding:
-    """A training step taken twice; on a GPU equal bits are promised by nobody, because some sums have no fixed order there."""
+    """A training step repeated; on a GPU equal bits are not guaranteed, because some sums have no fixed order there."""
     if same:
         return Finding("same step twice", "same bits")
     if on_gpu:

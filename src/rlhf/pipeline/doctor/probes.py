@@ -95,7 +95,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def file_system(path: Path, mounts: Iterable[str] | None = None) -> str | None:
-    """Type of the file system where a path lies: ext4, nfs4, tmpfs ...; None where nobody says."""
+    """Type of the file system of a path: ext4, nfs4, tmpfs ...; None if unknown."""
     where = nearest_folder(path)
     best, found = -1, None
     for line in _lines(Path("/proc/mounts")) if mounts is None else mounts:

@@ -56,7 +56,7 @@ class Root:
     name: str
     """As people wrote it."""
     is_known: bool = False
-    """This package's own, or new: it was trained on no rows of anybody."""
+    """This package's own, or new: it was not trained on any user's rows."""
     weights: Weights = Weights()
 
     def is_same(self, other: Made | Root) -> bool:

@@ -62,7 +62,7 @@ class Parameters:
     """Names without a default."""
     names: frozenset[str]
     takes_any: bool
-    """It has ``**``, or nobody knows."""
+    """It has ``**``, or its signature is unknown."""
     lacks: tuple[str, ...] = ()
     """Of what an environment has, the methods that a class does not have."""
 

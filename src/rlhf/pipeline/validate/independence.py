@@ -38,7 +38,7 @@ class SeenPrompts:
     stages: tuple[str, ...] = ()
     """Behind the policy."""
     total: int | None = None
-    """None where nobody counted."""
+    """None if not counted."""
     trained: int = 0
     repeated: int = 0
     baseline_stages: tuple[str, ...] = ()

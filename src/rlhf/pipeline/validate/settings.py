@@ -309,7 +309,7 @@ def _why_constant(stage: PolicyStage) -> str | None:
     if stage.sampling.top_k == 1:
         return "sampling.top_k is 1, so all completions of a prompt are the same" if stage.group_size > 1 else None
     if stage.environment is not None:
-        return None  # it may give rewards of its own
+        return None  # it may give its own rewards
     reasons = [_why_worthless(key, spec) for key, spec in rewards_of(stage)]
     return " and ".join(reason for reason in reasons if reason) if all(reasons) else None
 

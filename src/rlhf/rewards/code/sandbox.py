@@ -45,7 +45,7 @@ class Limits:
     memory_mb: int = 512
     """Address space of each process."""
     file_mb: int = 16
-    """Of one file; where the scratch folder is a file system of its own, of all."""
+    """Per file; of all files together if the scratch folder is a separate file system."""
     processes: int = 1
     """And threads, the program itself included."""
     output_kb: int = 256
@@ -71,7 +71,7 @@ class Run:
 
 
 class Sandbox:
-    """Runs programs, each in a process tree and a folder of its own; safe to use from several threads."""
+    """Runs programs, each in its own process tree and folder; safe to use from several threads."""
 
     def __init__(self, limits: Limits, *, isolation: Isolation = "full") -> None:
         """Set the limits; nothing is started yet.

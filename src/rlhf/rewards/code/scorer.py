@@ -24,7 +24,7 @@ _FENCED = re.compile(
 class CodeReward:
     """Runs each completion's last block of Python against the tests of its prompt's row.
 
-    What a program does to its own process costs it its score and nobody else anything: it can't tell what a test wants, and
+    What a program does to its own process affects only its own score: it can't see what a test expects, and
     only a test that has answered counts. What can't be done is in ``docs/rewards.md``.
     """
 

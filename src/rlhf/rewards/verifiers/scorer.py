@@ -186,7 +186,7 @@ class VerifierReward:
 
 
 def build_comparison(spec: ExactRewardConfig | NumericRewardConfig, at: RewardContext) -> VerifierReward:
-    """A verifier that needs no process of its own."""
+    """A verifier that needs no separate process."""
     options = spec.model_dump(exclude={"kind", "name", "weight", "normalize", "column"})
     return VerifierReward(spec.kind, column=spec.column, options=options, name=spec.name, on_error=at.on_error)
 
