@@ -1,5 +1,5 @@
-"""A policy against its baseline on held-out prompts: did it become better, at what price, and what does it look
-like?"""
+"""Evaluation of a policy against its baseline on held-out prompts: improvement, side effects, and sample
+completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sure a measured number is: intervals that stay right with ties, clusters and few samples.
+"""Confidence intervals that are valid with ties, clusters and few samples.
 
 The unit of an interval is whatever was drawn independently, which in evaluation is the *prompt*. Several samples of one
 prompt resemble each other, so they are averaged first (``unit_means``) and count once. With 150 prompts of eight

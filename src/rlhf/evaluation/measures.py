@@ -1,4 +1,4 @@
-"""What can be measured on sampled completions without any judge: distance from the baseline, entropy, length,
+"""Measurements on sampled completions that need no judge: distance from the baseline, entropy, length,
 variety."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Was the reward gamed? The proxy reward of a training run against a judge that the run never saw.
 
 RL stages write ``rollouts.jsonl`` with one row a completion: ``step, prompt, completion, ended, score, kl`` and the ids that were
-sampled, ``prompt_ids`` and ``completion_ids`` (absent from files of older versions). The judge reads them after the fact
-(``judge_rollouts``), so no judgment can leak into training. Where the proxy keeps rising
-while the judge's score has fallen from its peak, the policy has learned what the reward model gets wrong (Gao et al.
+sampled, ``prompt_ids`` and ``completion_ids`` (absent from files of older versions). The judge scores them afterwards
+(``judge_rollouts``), so no judgment can leak into training. If the proxy keeps rising
+while the judge's score has fallen from its peak, the policy exploits errors of the reward model (Gao et al.
 2022, "Scaling Laws for Reward Model Overoptimization", arXiv:2210.10760).
 """
 

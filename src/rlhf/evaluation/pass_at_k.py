@@ -1,4 +1,4 @@
-"""pass@k: how likely is it that at least one of k samples solves a problem?"""
+"""pass@k: the probability that at least one of k samples solves a problem."""
 
 from __future__ import annotations
 

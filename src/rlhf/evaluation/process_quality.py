@@ -1,4 +1,4 @@
-"""How good a process reward model is: does it find the first wrong step, and does it leave sound completions alone?"""
+"""Quality of a process reward model: does it find the first wrong step, and does it accept sound completions?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation found, and ``evaluation.json``, where it is kept.
+"""The results of an evaluation, and the format of ``evaluation.json``.
 
     schema        1
     settings      policy, baseline, judge: names; num_prompts, samples_per_prompt, seed, sampling {...};

@@ -1,6 +1,6 @@
-"""How good a reward model is: does it prefer what people prefer, and are its probabilities true?
+"""Quality of a reward model: does it agree with human preferences, and is it calibrated?
 
-All of it on held-out pairs. P is the number of pairs, d = score of chosen - score of rejected.
+Measured on held-out pairs. P is the number of pairs, d = score of chosen - score of rejected.
 """
 
 from __future__ import annotations

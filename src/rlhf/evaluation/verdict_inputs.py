@@ -1,4 +1,4 @@
-"""What a verdict rests on: the numbers of an evaluation, how training ended, and what training saw of judge and prompts."""
+"""Inputs of a verdict: the numbers of an evaluation, the end of training, and what training saw of judge and prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often one policy's completion is judged better than another's for the same prompt."""
+"""Win rate: how often one policy's completion is judged better than another's for the same prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correction for a sampler that is not quite the policy: other kernels, rounding, or weights of some steps ago.
+"""Correction for a sampler that differs slightly from the policy: other kernels, rounding, or older weights.
 
 Tokens were drawn from the policy as the engine computed it (``sampling_logprobs``); the update starts from the policy
 as the trainer computes it (``old_logprobs``). Each token's loss is multiplied by a bounded ratio of the two:

@@ -1,4 +1,4 @@
-"""Every loss on pairs against a reference, by name, and what a recipe may combine with it."""
+"""Table of the losses on pairs with a reference, and the options that a recipe may combine with each."""
 
 from __future__ import annotations
 

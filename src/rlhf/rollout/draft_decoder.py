@@ -1,10 +1,10 @@
-"""Several tokens of a row in one step: its newest one, and guesses at those that follow. Axes as in ``cache``.
+"""Decoding with drafts: several tokens of a row in one step, its newest one and drafted ones. Axes as in ``cache``.
 
 K is the number of tokens of the row that has most of them, N that of all rows together.
 
-Rows differ in how many of their guesses come true, so here each row has its own tokens at the beginning of its own room, in order, and not
-in a ring that all go round together. The keys of a guess that was wrong stay where they are until the next tokens are written there: no
-token sees a place behind its own.
+Rows differ in how many drafted tokens are accepted, so here each row stores its tokens in order from the beginning of its own room, and
+not in a ring shared by all rows. The keys of a rejected token stay until the next tokens overwrite them: no
+token attends to positions after its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine that settings ask for, and its end."""
+"""Builds the rollout engine of a stage's settings, and closes it."""
 
 from __future__ import annotations
 

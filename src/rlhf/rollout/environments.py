@@ -1,10 +1,10 @@
-"""What a policy talks with over several turns: tools, games, simulated users.
+"""Environments that a policy interacts with over several turns: tools, games, simulated users.
 
     class Calculator:
         def reset(self, prompt): self.wanted = prompt.columns["answer"]
         def step(self, text): return Turn(observation="42") or Turn(done=True, reward=1.0)
 
-One object for each episode. The prompt is what the policy sees first; an environment speaks only when it was spoken to.
+One object per episode. The prompt is what the policy sees first; an environment responds to each turn.
 """
 
 from __future__ import annotations

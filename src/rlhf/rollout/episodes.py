@@ -1,4 +1,4 @@
-"""Several turns of a policy and an environment as one completion: an engine around an engine."""
+"""Episodes: several turns of a policy and an environment as one completion; an engine that wraps an engine."""
 
 from __future__ import annotations
 

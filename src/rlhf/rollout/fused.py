@@ -1,8 +1,8 @@
-"""A model of Llama's shape in few kernels: what sampling spends on dispatching small operations is half of a step on a CPU.
+"""A model of Llama's shape with few kernel calls: dispatching small operations is half of a sampling step on a CPU.
 
 Projections that read the same input are one product, weights are cast and laid out for the matrix kernels once for each rollout,
-and the attention scale sits in them. Which models are of this shape is seen in their parts, and ``rlhf.rollout.fused_selection`` compares
-the logits of both with each other before the first sample: a family that adds up its layers in another way keeps its own code.
+and the attention scale is folded into them. Models of this shape are recognized by their parts, and ``rlhf.rollout.fused_selection``
+compares both logits before the first sample: a family that combines its layers differently keeps its own code.
 
 N is the number of tokens in one pass, H the hidden width, D the width of a head.
 """

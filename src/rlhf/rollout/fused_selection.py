@@ -1,4 +1,4 @@
-"""Whether a model may be sampled from in few kernels: found by comparing logits, not by a list of names."""
+"""Whether a model can use the fused sampling path: decided by comparing logits, not by a list of names."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Attention while sampling: which rows see which, read from and written to the cache. Axes as in ``cache``.
+"""Attention while sampling: which rows attend to which, and access to the cache. Axes as in ``cache``.
 
 A decoding step multiplies all queries of a group with their prompt in one product, each row's query with the row's own
 tokens in another, and takes one softmax over both.
 
-Rows may have begun at different times. All write their newest token to the same place, which goes round the room for completions as
-in a ring, so none is moved while the oldest row fits into the ring; a row does not see what was there before it began.
+Rows may have started at different times. All write their newest token to the same position of a ring buffer for completions,
+so none is moved while the oldest row fits into the ring; a row does not attend to entries from before its start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rollout engine in this process: it samples from the very module that is trained, so weights are in step."""
+"""The rollout engine in this process: it samples from the module that is being trained, so its weights are current."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Guesses at what a completion says next: what followed the same words before, in its prompt, in itself, or in another completion of
-the same prompt.
+"""Prompt lookup: drafts the next tokens of a completion from what followed the same tokens before, in its prompt, in itself, or in
+another completion of the same prompt.
 
 Source: Saxena 2023, "Prompt lookup decoding", github.com/apoorvumang/prompt-lookup-decoding, which looks in the prompt and in the text
-itself. The samples of a group say similar things, so theirs are looked at too.
+itself. The samples of a group are similar, so they are searched too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decoding on the packed row: prompts once, one token a step for every live row, nothing padded outside attention."""
+"""Decoding with packed rows: each prompt once, one token per step for every live row, no padding outside attention."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Keys and values of many sequences in blocks of equal size: memory follows the tokens that live, whatever their order of coming
-and going.
+"""Keys and values of many sequences in blocks of equal size: memory is proportional to the live tokens, in any order of allocation
+and release.
 
 A sequence's tokens lie in the blocks of its table, one after the other; a sequence that is forked from another shares its full
 blocks (Kwon et al. 2023, section 4, arXiv:2309.06180).

@@ -1,4 +1,4 @@
-"""What is asked of an engine: the number of every sample, and prompts that the model can take."""
+"""Requests to an engine: the index of every sample, and checks that the model can process the prompts."""
 
 from __future__ import annotations
 

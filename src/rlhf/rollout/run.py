@@ -1,4 +1,4 @@
-"""Sampling completions side by side: one that has ended makes room for the next that waits."""
+"""Continuous batching: a completion that ends makes room for the next one in the queue."""
 
 from __future__ import annotations
 

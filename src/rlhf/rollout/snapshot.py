@@ -1,7 +1,7 @@
-"""A copy of the policy that samples with the weights it was given, and with no others, however the policy goes on learning.
+"""A copy of the policy that samples with exactly the weights it received, independent of further training.
 
-``rlhf.rollout.sampler_process`` runs one in a separate process. Whatever it samples depends on the weights that were handed over, on the
-request, and on its number of threads: not on when it is asked, nor on what the trainer does meanwhile.
+``rlhf.rollout.sampler_process`` runs one in a separate process. Its samples depend only on the weights received, on the
+request, and on its number of threads: not on timing, nor on what the trainer does meanwhile.
 
 Messages over the pipe, pickled: first ``sys.path``, then ``Start``; then for each rollout a ``Job``, followed by the bytes of
 every weight that training changes, and back ``Sampled`` or ``Refusal``.

@@ -1,10 +1,10 @@
-"""What an environment says, as token ids that go on from what the policy has sampled. Nothing sampled is encoded again.
+"""Token ids of observations, appended to what the policy has sampled. Sampled tokens are never encoded again.
 
 Plain text        the observation's own ids, as the tokenizer encodes it alone
 A conversation    what the chat template puts between two turns of the assistant: the end of the first, the observation as
                   a message, and the header of the second. It is found by rendering the prompt with a placeholder for what
-                  the assistant said; all that follows the placeholder is new. Where the policy ended its turn itself, the
-                  template's mark for that is there already and is not put a second time.
+                  the assistant said; all that follows the placeholder is new. If the policy ended its turn itself, the
+                  template's end marker is there already and is not repeated.
 
 Words of the environment are never read as special tokens: a tool's output can't end a turn or take another role.
 """

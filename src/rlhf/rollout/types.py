@@ -1,4 +1,4 @@
-"""What an engine takes and gives: the contract between the loops and whatever samples for them."""
+"""Inputs and outputs of an engine: the contract between the training loops and samplers."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     prompt ids, one seed a sample --------------------------------------> LLM.generate
     ids, log-probabilities, version, hash <------------------------------
 
-Before each rollout the weights are written where they changed, loaded, and acknowledged by version and hash.
+Before each rollout changed weights are written, loaded, and acknowledged by version and hash.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker process behind a pair of pipes: requests with a time limit, and an end that leaves nothing behind."""
+"""A worker process with a pair of pipes: requests with a timeout, and a clean shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's process over a whole run: started when first asked, given every version of the weights, started again once when it is lost."""
+"""vLLM's process over a whole run: started lazily, updated with every version of the weights, restarted once when it is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs where vLLM is: answers ``rlhf.rollout.vllm`` over a pipe, and knows nothing else of this library.
+"""The worker in vLLM's environment: answers ``rlhf.rollout.vllm`` over a pipe, and imports nothing of this library.
 
 It is run as a script by the interpreter of an environment that has vLLM, which pins its own torch and transformers; so it imports
 the standard library and vLLM alone, and those of vLLM's calls that are public. One JSON object a line, in on stdin and out on stdout:

@@ -1,6 +1,6 @@
-"""Seconds and bytes of what a model does: the contract, and the estimate from published figures alone.
+"""Seconds and bytes of a model's work: the contract, and the estimate from published figures.
 
-``rlhf.scale.probe`` measures the same on this machine. A machine that is not here is estimated by a roofline (Williams, Waterman &
+``rlhf.scale.probe`` measures the same on this machine. Another machine is estimated by a roofline (Williams, Waterman &
 Patterson 2009, doi:10.1145/1498765.1498785): work takes as long as its arithmetic or its memory traffic, whichever is longer, plus a
 launch for each kernel. How near a run comes to the published figures is assumed, by the shares below; nothing was measured.
 """

@@ -1,4 +1,4 @@
-"""GPUs by name: throughput and memory bandwidth as their maker published them, and the memory that torch finds."""
+"""GPUs by name: published throughput and memory bandwidth, and the memory that torch reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What work takes of this process's memory, and what it leaves behind."""
+"""Memory that a piece of work takes in this process, and memory that it leaves behind."""
 
 from __future__ import annotations
 

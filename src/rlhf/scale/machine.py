@@ -1,4 +1,4 @@
-"""A machine in three figures: how fast it multiplies matrices, how fast it copies, how much it holds."""
+"""A machine in three figures: matrix throughput, memory bandwidth and memory size."""
 
 from __future__ import annotations
 

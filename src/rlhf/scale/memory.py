@@ -1,7 +1,7 @@
-"""Bytes of a training stage, by component, at its highest moment.
+"""Peak memory of a training stage in bytes, by component.
 
-On a CPU the parts add up even where they are not needed at the same time: the C library keeps what was freed, in pieces that what comes
-next seldom fits into. Measured on the quickstart's ``ppo``: sampling left 92 MB behind, judging 30, learning 90 more.
+On a CPU the parts add up even if they are not needed at the same time: the C library keeps freed memory in pieces that later
+allocations seldom fit into. Measured on the quickstart's ``ppo``: sampling left 92 MB behind, judging 30, training 90 more.
 """
 
 from __future__ import annotations

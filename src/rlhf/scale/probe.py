@@ -1,4 +1,4 @@
-"""What a model takes on this machine, measured on a thin copy of it: the same widths with random weights, and all of its layers where
+"""Costs of a model on this machine, measured on a thin copy: the same widths with random weights, and all of its layers if
 these are few.
 
 Of a deeper model, four points, few and more layers by few and more tokens, are enough for what is linear in both: a call's fixed

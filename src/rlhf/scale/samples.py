@@ -1,4 +1,4 @@
-"""How long the rows of a stage are: a sample of its data as the stage will tokenize it, or its limits where there is no data yet."""
+"""Lengths of a stage's rows: from a sample of its data, tokenized as in the stage, or from its limits if there is no data yet."""
 
 from __future__ import annotations
 

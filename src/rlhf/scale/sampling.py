@@ -1,4 +1,4 @@
-"""What sampling takes on this machine, measured with the rollout engine on thin copies: whole rollouts whose completions end where
+"""Costs of sampling on this machine, measured with the rollout engine on thin copies: whole rollouts whose completions end where
 those of the real policy are expected to.
 
 A rollout has a different shape in every step: completions end, and the rest continues in smaller matrices. oneDNN makes a kernel for

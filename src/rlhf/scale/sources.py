@@ -1,4 +1,4 @@
-"""What a stage's inputs are before it runs: real files where they are there, the nearest thing that is known where not."""
+"""A stage's inputs before it runs: real files if they exist, otherwise the closest known substitute."""
 
 from __future__ import annotations
 

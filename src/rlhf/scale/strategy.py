@@ -1,4 +1,4 @@
-"""What to do with a stage that fits a machine well, barely, or not at all."""
+"""Recommendation for a stage that fits a machine well, barely, or not at all."""
 
 from __future__ import annotations
 

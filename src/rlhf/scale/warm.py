@@ -1,4 +1,4 @@
-"""What is in memory before a model is: Python, its libraries, and the code in them that is read when it is first used."""
+"""Memory in use before a model is loaded: Python, its libraries, and the code in them that is loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one optimizer step of each kind of stage does, in passes over tokens: the arithmetic of its loop, without its numbers."""
+"""The work of one optimizer step of each kind of stage, in passes over tokens."""
 
 from __future__ import annotations
 
