@@ -1,6 +1,6 @@
 """Losses on orders of several completions of one prompt. S is the number of completions, R that of rankings.
 
-A ranking has as many completions as it likes; those of all rankings lie flat, in any order, each with its rank and the
+A ranking may have any number of completions; those of all rankings are flat, in any order, each with its rank and the
 ranking that it belongs to. Only the order of ranks within a ranking matters: smaller is better, and ratings become
 ranks by a minus sign.
 """

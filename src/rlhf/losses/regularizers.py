@@ -1,6 +1,6 @@
-"""What holds a model back while it learns something: pulls towards old weights, a bonus for entropy, noisy embeddings.
+"""Regularizers: penalties towards old weights, an entropy bonus, noisy embeddings.
 
-The pulls on weights depend on no batch. Add them once to an optimizer step, not to each of its micro-batches.
+The weight penalties do not depend on the batch. Add them once per optimizer step, not to each of its micro-batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums, means, maxima and backward sums over the tokens of each sequence: what a flat layout has instead of a mask.
+"""Sums, means, maxima and backward sums over the tokens of each sequence: a flat layout uses these instead of a mask.
 
 [M] scored tokens, [S] sequences; ``segment[m]`` is the sequence that token m belongs to (``score_seq`` of a packed
 batch), or the group that a sequence belongs to. Results have the dtype of the values. On CUDA, sums run in a fixed

@@ -1,4 +1,4 @@
-"""Scores of the steps of a solution, brought together. K steps of all solutions, S solutions.
+"""Aggregation of the scores of a solution's steps. K steps of all solutions, S solutions.
 
 A step's score is the log-odds that the step is right; it is read at the step's last token. ``step_seq`` says which
 solution a step belongs to, as ``score_seq`` does for tokens. Their losses: ``process``.

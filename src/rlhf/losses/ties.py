@@ -1,8 +1,8 @@
-"""Comparisons with more outcomes than two: ties, and preferences that say how clear they are. P is the number of pairs.
+"""Comparisons with more than two outcomes: ties, and graded preferences. P is the number of pairs.
 
 ``graded_loss`` and ``rao_kupper_loss`` share one model: an annotator perceives the lead d = chosen - rejected
-with logistic noise, and says what the perceived lead falls between. Davidson's model has no such picture; in it a tie
-weighs the geometric mean of the two strengths. With margin 0 or weight 0 all of them are Bradley and Terry's.
+with logistic noise, and reports the interval that contains it. Davidson's model differs: in it a tie
+is weighted by the geometric mean of the two strengths. With margin 0 or weight 0 all of them are Bradley and Terry's.
 """
 
 from __future__ import annotations

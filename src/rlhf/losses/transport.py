@@ -1,7 +1,7 @@
-"""Alignment by optimal transport (AOT): distributions are compared, not pair with pair. P is the number of pairs.
+"""Alignment by optimal transport (AOT): compares distributions instead of pairs. P is the number of pairs.
 
-In one dimension the optimal plan is to sort both sides, so each number meets the one of its own rank. **Ranks belong to
-the whole step**: within a micro-batch they are others, and so would be the loss. Give these functions all pairs of the
+In one dimension the optimal plan is to sort both sides, so each number is matched with the one of the same rank. **Ranks belong
+to the whole step**: within a micro-batch they differ, and so would the loss. Give these functions all pairs of the
 optimizer step; or call ``same_rank`` on the detached values of the whole step, bring what it matches into one
 micro-batch, and apply ``dpo_loss`` to each part. That is the same loss and gradient, however the step is split.
 """

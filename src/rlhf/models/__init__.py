@@ -2,11 +2,11 @@
 
 load.py        a model and its tokenizer from a folder, the hub, this package or a config
 sources.py     where that is
-checks.py      what must be true of a model folder before anything in it is opened
-weights.py     what must be true of weights in memory
+checks.py      checks of a model folder before anything in it is opened
+weights.py     checks of weights in memory
 tokens.py      tokenizers, and whether they fit a model
-adapters.py    LoRA: put on, read, merged
-adapter_base.py  the model that an adapter belongs to, and whether it is still the one
+adapters.py    LoRA: adding, loading, merging
+adapter_base.py  the model that an adapter belongs to, and whether it is unchanged
 attention.py   attention on the packed row
 logprobs.py    hidden states to log-probabilities, without a [tokens, vocabulary] tensor
 score.py       a packed batch to numbers per scored token

@@ -1,4 +1,4 @@
-"""The model that an adapter belongs to: where its folder says it lies, and whether its weights are still those it was trained on.
+"""The base model of an adapter: where it is, and whether its weights are still those that the adapter was trained on.
 
 An adapter's ``adapter_config.json`` names its base. A base in the same run is named relative to the adapter's folder, so that a run
 that is moved or copied finds its own; peft itself takes such a path relative to the working directory. ``rlhf_base.json`` in its folder

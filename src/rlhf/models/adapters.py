@@ -1,4 +1,4 @@
-"""Adapters: put on a model, read from a folder, merged; and the other switches of how a model is trained."""
+"""Adapters: added to a model, loaded from a folder, merged; and other options of how a model is trained."""
 
 from __future__ import annotations
 

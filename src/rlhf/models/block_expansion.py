@@ -1,4 +1,4 @@
-"""Fresh transformer layers behind a backbone's own, which change nothing until they are trained."""
+"""New transformer layers after a backbone's own, which have no effect until they are trained."""
 
 from __future__ import annotations
 

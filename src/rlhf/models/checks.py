@@ -1,7 +1,7 @@
 """Checks of a model folder before it is loaded. Reads names and headers, no weights; runs no code.
 
-Transformers answers some of these faults with a page, some with random weights, some by running a stranger's code. Here each is
-one sentence that names the file, what was found in it, and what to do.
+Transformers handles some of these faults with a long traceback, some with random weights, some by running untrusted code. Here each
+is an error that names the file, what was found in it, and what to do.
 """
 
 from __future__ import annotations

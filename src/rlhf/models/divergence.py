@@ -1,7 +1,7 @@
 """Exact divergences between two causal language models at the scored tokens: over the whole vocabulary, without sampling.
 
 Each model gives hidden states and the projection that makes logits of them. Logits of both exist for one tile of tokens
-at a time, and are made again in the backward pass: no ``[M, V]`` tensor is ever held, except by a family whose only way is
+at a time, and are recomputed in the backward pass: no ``[M, V]`` tensor is ever held, except for a family that only supports
 its own forward (``logits`` in ``rlhf.models.score``).
 """
 

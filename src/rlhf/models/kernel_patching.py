@@ -1,8 +1,8 @@
-"""Which norms, rotations and gates of a model are computed in C (``rlhf.models.compiled_layers``): those that give the same numbers.
+"""Replaces norms, rotations and gates of a model by C code (``rlhf.models.compiled_layers``) if the numbers are the same.
 
-A class or function is looked at for its shape, tried on a few random numbers, and replaced by one that asks at each call whether C is
-wanted and can take what came. What computes something else (Gemma's ``1 + weight``, rotations of neighbors, clipped gates) keeps its own
-code. Nothing of a model changes, so copies, files and adapters are what they were.
+A class or function is recognized by its structure, tested on a few random numbers, and replaced by one that decides at each call whether
+C is enabled and supports the input. Other computations (Gemma's ``1 + weight``, rotations of neighbors, clipped gates) keep their
+own code. The model itself is not changed, so copies, files and adapters are unaffected.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Models from a folder, the hub, this package, or nothing but a config, fit to be trained.
+"""Loads models for training from a folder, the hub, this package, or a config alone.
 
-Every way a model can be unfit is one ``ModelError`` at the door: its files (``checks``), its weights (``weights``), its tokenizer
+Every fault of a model is a ``ModelError`` at load time: of its files (``checks``), its weights (``weights``), its tokenizer
 (``tokens``), its adapter (``adapters``).
 """
 

@@ -1,8 +1,8 @@
-"""What frozen references said of rows, in files, so that the next run on the same rows need not ask again.
+"""Disk cache of the log-probabilities of frozen references, so that the next run on the same rows does not recompute them.
 
 One file holds the log-probabilities of one set of rows under one reference; its name is a hash of everything that decides their
-bits (``cache_key``). Callers pack a set in an order that only its rows decide, so what is read is, to the last bit, what
-would be computed. A file that can't be read or written costs a line and the forward pass that it would have saved, never the run.
+bits (``cache_key``). Callers pack a set in an order that depends only on its rows, so cached values are bitwise
+equal to computed ones. A file that can't be read or written costs a warning and the forward pass, never the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Noise on what a model reads: added to its input embeddings while a batch is scored, whatever path the batch takes."""
+"""Noise added to a model's input embeddings while a batch is scored, for every scoring path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way a model takes through ``rlhf.models.score``: found by comparing, not by a list of names.
+"""The path of a model through ``rlhf.models.score``: chosen by comparing numbers, not by a list of names.
 
 The truth is the family's own code: one unpadded row at a time, its own attention, its own logits.
 """

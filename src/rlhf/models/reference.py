@@ -1,4 +1,4 @@
-"""The policy that the trained one is held to: a frozen copy, the policy with its adapter off, or a moving average.
+"""Reference policies: a frozen copy, the policy with its adapter off, or a moving average.
 
 All three have one method, ``logprobs(batch, temperature=...) -> [M]``, without gradient and without dropout. A reference that never
 changes needs to be asked once for each row, by whatever run: ``LogprobCache`` keeps what it said.

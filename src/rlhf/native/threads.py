@@ -1,4 +1,4 @@
-"""Work of a C function shared among torch's number of threads."""
+"""Runs a C function on torch's number of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several judges as one: a weighted sum."""
+"""Composite rewards: a weighted sum."""
 
 from __future__ import annotations
 

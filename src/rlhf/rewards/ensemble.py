@@ -1,4 +1,4 @@
-"""Several judges of the same thing as one: their agreement, or the most careful of them."""
+"""Ensembles: several judges of the same quality combined to one score."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Any Python function as a scorer.
 
-It may be slow or buggy: every verdict is checked, and an error names the function and the sample. A call that fails is
-repeated sample by sample to find that out, and a process that dies or hangs is replaced at the next call: a function
-that remembers things between calls must expect both.
+It may be slow or buggy: every returned value is checked, and an error names the function and the sample. A call that fails is
+repeated sample by sample to find the cause, and a process that dies or hangs is replaced at the next call: a function
+that keeps state between calls must handle both.
 """
 
 from __future__ import annotations

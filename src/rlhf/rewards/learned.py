@@ -1,4 +1,4 @@
-"""A reward model as a scorer: token ids go in as they were sampled."""
+"""A reward model as a scorer: it receives token ids as they were sampled."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ The process is a fresh interpreter running ``rlhf.rewards.worker``. A forked one
 locks in whatever state they are; ``multiprocessing``'s spawn and forkserver would import the user's main script again,
 which starts a second training where it has no ``if __name__ == "__main__"``.
 
-It never outlives us. It leads a session, which is killed as a whole: when it hangs, when we close it, when we end; and
-by a guard, a shell that does nothing but wait for our end, when we are killed so that we can do nothing ourselves.
+It never outlives its parent. It leads a session, which is killed as a whole when it hangs, is closed, or the parent ends; if
+the parent itself is killed, a guard (a shell that only waits for the parent's end) kills it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heuristics of form, as a reward that needs no data: a baseline, and a warning of how easily such things are gamed."""
+"""Formatting heuristics as a reward that needs no data: a baseline, and an example of how easily such rewards are gamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward server as a scorer: asked over HTTP in batches, with patience, and never believed without a look."""
+"""A reward server as a scorer: called over HTTP in batches, with retries; every response is checked."""
 
 from __future__ import annotations
 

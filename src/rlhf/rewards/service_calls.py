@@ -1,6 +1,6 @@
-"""Requests to a reward server: sent again while there is hope, with growing waits, and given up with the whole story.
+"""Requests to a reward server: retried with growing waits, and given up with a complete error message.
 
-Nothing here knows what is asked; ``rlhf.rewards.service`` does.
+Nothing here depends on the content of requests; see ``rlhf.rewards.service``.
 """
 
 from __future__ import annotations

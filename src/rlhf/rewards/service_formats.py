@@ -1,4 +1,4 @@
-"""How reward servers are asked and how they answer.
+"""Request and response formats of reward servers.
 
     rlhf       {"prompts": [...], "completions": [...], columns ...} -> {"scores": [...], "errors": {"2": "why"}} or [...]
     openrlhf   {"query": [...], "prompts": [...], "labels": [...]} -> {"rewards": [...]}

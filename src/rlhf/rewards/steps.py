@@ -1,4 +1,4 @@
-"""A process reward model as a scorer: completions are cut into steps, and each step is judged where it ends."""
+"""A process reward model as a scorer: completions are split into steps, and each step is scored at its last token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every judge of completions takes and gives."""
+"""Inputs and outputs of scorers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts that come from outside, one for each completion: checked, and refused by the sample's name."""
+"""Checks of values returned by user code, one per completion; errors name the sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process runs that runs a reward function. Standard library only, so that it starts quickly.
+"""The code of the process that runs a reward function. Standard library only, so that it starts quickly.
 
 Messages over the pipe, pickled, both ways: first (sys.path, function spec) -> (None | Failure); then for each call its
 keyword arguments -> (verdicts | None, Failure | None). A verdict is a float, None, or ``Odd`` for anything else.

@@ -1,4 +1,4 @@
-"""The examination: probe, judge, and say what is slow or unsafe."""
+"""The examination: probe, judge, and report what is slow or unsafe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a number to a verdict and advice. Nothing here looks at the machine: what was measured comes in as arguments."""
+"""Levels and advice for measured numbers. Nothing here accesses the machine: measurements are arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine says about itself: files of /proc and /sys, environment variables, system calls, what a compiler says of itself. No torch.
+"""Facts about the machine: files of /proc and /sys, environment variables, system calls, the compiler's version. No torch.
 
 A number that is not available is None, never 0.
 """

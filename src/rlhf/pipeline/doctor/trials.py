@@ -1,4 +1,4 @@
-"""What only doing tells: the embedded model scored both ways, a step taken twice, a matrix product, a worker that hangs."""
+"""Tests that run something: the embedded model scored both ways, a step repeated, a matrix product, a worker that hangs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Everything that can be known about a recipe before it trains, all complaints together: ``rlhf validate recipe.yaml``.
+"""Checks a recipe before training and reports all problems together: ``rlhf validate recipe.yaml``.
 
-problems      a complaint, and the review that collects them
+problems      a problem, and the review that collects them
 inputs        what a stage reads: rows, models, rewards, functions; what each kind of stage writes
 references    stage:NAME and stage:NAME/FILE: is that stage of the right kind, does it write that file
 input_paths   files, folders, functions' files and hub names: are they there

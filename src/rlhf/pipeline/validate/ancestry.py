@@ -1,7 +1,7 @@
-"""What a model was made from: through the stages of a recipe, and through the records of other runs where it is a folder.
+"""Ancestry of a model: through the stages of a recipe, and through the records of other runs if it is a folder.
 
-A policy or a judge may be ``stage:NAME`` or the folder of a model. Beside a folder that a run made lies the record that
-``rlhf lineage`` reads; of a copy without one, the record is found by its weights in the runs at hand.
+A policy or a judge may be ``stage:NAME`` or the folder of a model. A folder that a run made has the record that
+``rlhf lineage`` reads next to it; for a copy without one, the record is found by its weights in the available runs.
 """
 
 from __future__ import annotations

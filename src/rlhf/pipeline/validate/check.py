@@ -1,4 +1,4 @@
-"""All checks in order, on a recipe or on the file of one."""
+"""Runs all checks in order, on a recipe or a recipe file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of a recipe that is not valid: enough of it to look for what else is wrong."""
+"""The valid part of an invalid recipe: enough to find further problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first rows of every file compared with what its stage wants: layout, columns, bad rows. Imports no torch."""
+"""The first rows of every file compared with what its stage expects: layout, columns, bad rows. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether an evaluation measures with something that training has not seen: its judge, and its prompts.
+"""Whether the judge and the prompts of an evaluation are independent of training.
 
-Read off the recipe, and off the records of other runs where it names their folders. ``rlhf validate`` says it before a run; the run
+Derived from the recipe, and from the records of other runs whose folders it names. ``rlhf validate`` reports it before a run; the run
 prints it on the console and stores it with the evaluation's result, where the report finds it.
 """
 

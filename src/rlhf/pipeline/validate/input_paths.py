@@ -1,4 +1,4 @@
-"""Files, folders, functions' files and hub names: are they there, and can they be read? Nothing is run, no weight loaded."""
+"""Files, folders, functions' files and hub names: do they exist, and can they be read? No code is run, no weights are loaded."""
 
 from __future__ import annotations
 

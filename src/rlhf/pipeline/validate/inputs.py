@@ -1,4 +1,4 @@
-"""What a stage reads, by what it is for; and what each kind of stage writes."""
+"""The inputs of a stage by purpose, and the outputs of each kind of stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows tokenized, a sample of each source: what will be cut or left out, and whether it fits the model. Loads no weights."""
+"""Tokenizes a sample of each source: what will be truncated or dropped, and whether it fits the model. Loads no weights."""
 
 from __future__ import annotations
 

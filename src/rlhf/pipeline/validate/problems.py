@@ -1,4 +1,4 @@
-"""A complaint about a recipe, and what collects them."""
+"""A problem of a recipe, and the review that collects them."""
 
 from __future__ import annotations
 

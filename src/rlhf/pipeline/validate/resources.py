@@ -1,4 +1,4 @@
-"""What a recipe needs of the machine: packages, a run folder, disk, memory, a GPU."""
+"""Resources that a recipe needs: packages, a run folder, disk, memory, a GPU."""
 
 from __future__ import annotations
 

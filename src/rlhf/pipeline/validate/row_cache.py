@@ -1,4 +1,4 @@
-"""The beginning of every file of rows, read once however many stages and checks want it."""
+"""The first rows of every file, read once for all stages and checks."""
 
 from __future__ import annotations
 

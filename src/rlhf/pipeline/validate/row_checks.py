@@ -1,4 +1,4 @@
-"""Rows read as the stages will: how many there are, steps, prompts that leak."""
+"""Checks of rows read as in the stages: their number, steps, leaked prompts."""
 
 from __future__ import annotations
 

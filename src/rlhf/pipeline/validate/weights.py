@@ -1,7 +1,7 @@
 """Checks of model folders by the headers of their files: no weights are loaded, torch is not imported.
 
-A safetensors file begins with its header's length (8 bytes, little endian) and the header, JSON that says of every tensor
-its type, its shape and where it lies; so a file that was cut short shows by its size.
+A safetensors file begins with its header's length (8 bytes, little endian) and the header, JSON with every tensor's
+type, shape and position; so a truncated file is detected by its size.
 """
 
 from __future__ import annotations

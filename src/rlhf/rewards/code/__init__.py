@@ -1,4 +1,4 @@
-"""Programs that a policy wrote, run against tests with as little power as the machine can take from them.
+"""Programs that a policy wrote, run against tests with as few privileges as the machine allows.
 
     scorer    a share of tests passed, as a reward
     cases     a row's tests, taken apart so that the expected values never enter the sandbox

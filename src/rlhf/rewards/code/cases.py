@@ -1,4 +1,4 @@
-"""A row's tests, taken apart: what a program is asked, and what it should say, which never enters the sandbox."""
+"""Splits a row's tests into a program's input and its expected output, which never enters the sandbox."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the sandbox's interpreter runs. Standard library only.
+"""The code that the sandbox's interpreter runs. Standard library only.
 
 The launcher drops root, enters new namespaces and starts the supervisor, which is the first process of a PID
 namespace: when it ends, the kernel kills whatever a program has started. For each test the supervisor forks a process,
-mounts an empty folder for it, and waits; that process gives up the rest, runs the program, and then the test. The
+mounts an empty folder for it, and waits; that process drops its remaining privileges, runs the program, and then the test. The
 supervisor itself never runs a line of a program.
 
 Request on standard input, as JSON: ``{"program", "tests", "limits", "scratch", "readable", "isolate"}``. On standard output

@@ -1,4 +1,4 @@
-"""One run of one program, seen from outside: a fresh interpreter that starts ``jail``, a scratch folder, a deadline."""
+"""The outside of one program run: a new interpreter that starts ``jail``, a scratch folder, a deadline."""
 
 from __future__ import annotations
 

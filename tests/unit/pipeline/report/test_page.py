@@ -271,7 +271,7 @@ def test_a_run_that_asks_for_no_comparison_misses_none_and_says_so_in_one_senten
     html = report_of(tmp_path)
     text = text_of(html)
     assert text.count("so win rate, judge's score and distance were not measured") == 1
-    assert "a stage of kind <code>evaluate</code>." in html
+    assert "a stage of kind <code>evaluate</code>" in html
     for tile in (
         "Win rate over the baseline",
         "Judge's score",
