@@ -12,7 +12,7 @@ const NOT_REACHED = "The server, which computes the differences, can't be reache
 
 export class TaskView {
   /**
-   * @param {HTMLElement} stage - where it stands
+   * @param {HTMLElement} stage - its container
    * @param {string} html - from our server, where every text in it was made safe
    * @param {object | null} draft - what was answered before, as `draft` gave it
    * @param {{changed: Function, say: Function, notice: Function, call: Function}} tell
