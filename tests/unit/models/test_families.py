@@ -168,7 +168,7 @@ def test_llama_4_is_not_packed_even_where_a_short_check_could_not_tell():
     model = build(type(kind)(kind.name, {**kind.settings, "floor_scale": 8192}))
     choice = choose_path(model, some_groups())
     assert choice.path == "padded"
-    assert "the row they stand in" in choice.reason
+    assert "queries by their row" in choice.reason
 
 
 @pytest.mark.parametrize("path", ["packed", "padded"])

@@ -31,7 +31,7 @@ GOOD_GPU = {"driver_seen": True, "torch_build": "12.8", "bf16": True}
         (findings.judge_memory(limit=None, available=None), "ok", ""),
         (findings.judge_disk("disk", **{**GOOD_DISK, "free": 100 * MIB}), "unsafe", "have at least 2.0 GiB free"),
         (findings.judge_disk("disk", **{**GOOD_DISK, "writable": False}), "unsafe", "set output_dir"),
-        (findings.judge_disk("disk", **{**GOOD_DISK, "lockable": False}), "unsafe", "two runs out of one folder"),
+        (findings.judge_disk("disk", **{**GOOD_DISK, "lockable": False}), "unsafe", "File locks"),
         (findings.judge_disk("disk", **{**GOOD_DISK, "file_system": "nfs4"}), "slow", "local disk"),
         (findings.judge_disk("disk", **{**GOOD_DISK, "free": 5 * GIB}), "ok", "Enough for small models"),
         (findings.judge_disk("disk", **GOOD_DISK), "ok", ""),

@@ -267,7 +267,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         (
             "There is no vLLM in this environment.",
             "docs/vllm.md",
-            "engine.python=/opt/vllm/bin/python. To have it in this one: pip install -e '",
+            "pip install -e '",
             "[vllm]'",
         ),
     ),
