@@ -110,7 +110,7 @@ def check_space(folder: Path | str, needed_bytes: int, *, purpose: str = "Writin
     with storage_errors(folder):
         disk = shutil.disk_usage(_existing(folder))
     wanted = needed_bytes + needed_bytes // 50 + RESERVE_BYTES
-    if disk.total and disk.free < wanted:  # some network and FUSE disks say 0 of 0: they don't know
+    if disk.total and disk.free < wanted:  # some network and FUSE disks report 0 of 0 for unknown
         raise StorageError(
             f"{purpose} in {folder} needs {_size(wanted)}, {_size(RESERVE_BYTES)} of it as a reserve, and "
             f"{_size(disk.free)} of {_size(disk.total)} is free on that disk. {advice or _FREE_SPACE}"

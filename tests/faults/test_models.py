@@ -298,7 +298,7 @@ SHARDS = {
     "the index empty": (write("model.safetensors.index.json", "{}"), ("has no `weight_map`",)),
     "the index outside": (
         edit_index(lambda places: places.update(dict.fromkeys(places, "../../secret.safetensors"))),
-        ("names the file '../../secret.safetensors'", "beside it"),
+        ("names the file '../../secret.safetensors'", ".safetensors"),
     ),
     "the index to a pickle": (
         edit_index(lambda places: places.update(dict.fromkeys(places, "weights.bin"))),

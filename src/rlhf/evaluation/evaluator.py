@@ -61,7 +61,7 @@ class Pairs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one policy said and how it was judged; S = prompts x samples, the samples of a prompt together."""
+    """Completions of one policy and their scores; S = prompts x samples, the samples of a prompt together."""
 
     completions: list[list[Completion]]
     judged: Judged
@@ -348,7 +348,7 @@ def choose_samples(
 
 
 def proxy_agreement(before: Answers, after: Answers, units: Sequence[int]) -> ProxyAgreement:
-    """The reward model against the judge, on what the policies really say."""
+    """The reward model compared with the judge, on the policies' own completions."""
     assert before.proxy is not None
     assert after.proxy is not None
     one_each = [i for i, unit in enumerate(units) if i == 0 or units[i - 1] != unit]
@@ -393,7 +393,7 @@ def _sample(
             if progress is not None:
                 progress(name, by=len(part) * samples_per_prompt)
     finally:
-        close_engine(engine)  # before another one wants its memory
+        close_engine(engine)  # before another one needs its memory
     return found
 
 

@@ -183,7 +183,7 @@ def mean_interval(values: ArrayLike, *, confidence: float = CONFIDENCE) -> Estim
         confidence: Share of such intervals that hold the truth.
 
     Returns:
-        The mean; its interval is NaN for a single value, which says nothing about its own noise.
+        The mean; its interval is NaN for a single value, whose noise is unknown.
     """
     check_confidence(confidence)
     x = np.asarray(values, dtype=np.float64)
@@ -254,7 +254,7 @@ def paired_bootstrap(
     """Mean of ``after - before`` where both were measured on the same prompts.
 
     What two systems share (a hard prompt is hard for both) leaves the difference, so this is narrower than two
-    intervals side by side, and their overlap says nothing.
+    intervals side by side, and their overlap is not informative.
 
     Args:
         before: [n].

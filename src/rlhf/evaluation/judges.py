@@ -286,7 +286,7 @@ def _refusal(
 
 
 def _accepted(judge: Callable[..., Sequence[Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments that the judge takes; what it lacks it will say itself."""
+    """The arguments that the judge accepts; missing ones are reported by the call itself."""
     try:
         parameters = inspect.signature(judge).parameters
     except ValueError:  # some builtins have no signature

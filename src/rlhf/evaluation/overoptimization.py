@@ -111,7 +111,7 @@ def read_rollouts(path: Path | str) -> list[dict[str, Any]]:
 
 
 def judge_rollouts(rows: Path | str | Iterable[Mapping[str, Any]], judge: Judge) -> list[dict[str, Any]]:
-    """The curve of a run: what the reward said and what the judge says, step by step.
+    """The curve of a run: the reward's and the judge's scores, step by step.
 
     Args:
         rows: A ``rollouts.jsonl``, or its rows: step, prompt, completion, ended, score (of the proxy), kl (nats per
@@ -184,7 +184,7 @@ def overoptimization(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFind
         curve: Points with step, proxy, gold and perhaps kl, in order of steps (``judge_rollouts``).
 
     Returns:
-        The verdict with its numbers and one sentence for people.
+        The verdict with its numbers and one readable sentence.
     """
     n = len(curve)
     if n < MIN_STEPS:

@@ -97,7 +97,7 @@ class RewardQuality:
     accuracy: Estimate
     """Share of pairs in which the chosen completion scores higher; a tie counts half."""
     accuracy_clean: Estimate
-    """The same against the true preference, where the pairs say which labels are slips (``flipped``)."""
+    """The same against the true preference, if the pairs mark wrong labels (``flipped``)."""
     ties: int
     margin: Estimate
     """Mean of d."""
@@ -149,7 +149,7 @@ def reward_quality(
     difference = chosen - rejected
     usable = bool(difference.size) and bool(np.isfinite(difference).all())
     if flipped is None:
-        clean = Estimate.missing("the pairs do not say which labels are slips", n=len(difference))
+        clean = Estimate.missing("the pairs do not mark wrong labels", n=len(difference))
     else:
         clean = pair_accuracy(np.where(np.asarray(flipped, dtype=bool), -difference, difference), confidence=confidence)
     return RewardQuality(

@@ -53,7 +53,7 @@ class Solving:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def headline(self) -> str:
-        """One line for people."""
+        """A one-line summary."""
         shown = [name for name in self.changes if name.startswith("pass@")]
         shown = [shown[0], *(["greedy"] if "greedy" in self.changes else []), *shown[1:][-1:]]
         values = ", ".join(f"{name} {_words(self.changes[name])}" for name in shown)
@@ -206,7 +206,7 @@ def _ask(
 def _quantities(
     found: Sequence[tuple[list[Completion], Judged]], num_problems: int, ks: Sequence[int], solved_at: float
 ) -> dict[str, Array]:
-    """Name -> [P] values; NaN for a problem of which nothing can be said."""
+    """Name -> [P] values; NaN for a problem that could not be measured."""
     completions, judged = found[0]
     num_samples = len(completions) // num_problems
     solved = (np.array(judged.scores) >= solved_at).reshape(num_problems, num_samples)

@@ -259,7 +259,7 @@ def _distance(evidence: Evidence) -> list[Reason]:
 
 
 def _lower_score(evidence: Evidence) -> list[Reason]:
-    """More answers were judged better, and those judged worse by so much that the mean fell; the sentence on the score says so."""
+    """More answers were judged better, but those judged worse lost so much that the mean fell; reported in the sentence on the score."""
     high = number(mapping(evidence.changes.get("gold", {}).get("gain")).get("high"))
     return [Reason("score_fell", "a lower mean score", "")] if high is not None and high < 0 else []
 
@@ -349,7 +349,7 @@ def _cut_words(evidence: Evidence, codes: Sequence[str]) -> list[str]:
 
 
 def hacking_sentence(hacking: Mapping[str, Any], *, doubted: bool) -> str:
-    """What the curve of reward against judge says; a judge that other evidence doubts is no witness that nothing happened."""
+    """The finding of the curve of reward against judge; a judge in doubt can't prove the absence of hacking."""
     sentence = str(hacking.get("sentence") or "")
     if doubted and sentence.startswith(NO_SIGN):
         return f"By the judge alone there is n{sentence[1:]}"

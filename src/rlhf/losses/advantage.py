@@ -63,7 +63,7 @@ def gae(
 
     ``values[t]`` is the estimate before token t is chosen, read where t is predicted. After the last token the value is
     0 if the sequence ended there. One that was cut by the length limit did not end: with ``bootstrap_values`` the
-    estimate after its last token stands for what would have come.
+    estimate after its last token replaces the missing rewards.
 
     With ``value_gae_lambda`` the critic's returns use a separate lambda (decoupled GAE): at 1 they are the
     rewards to come, which no early mistake of the critic can bend, while the policy keeps a lambda of less variance.

@@ -142,7 +142,7 @@ def length_normalized_dpo_loss(
     rejected_lengths: Tensor,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """DPO on log-ratios per token: a long completion has no larger say than a short one.
+    """DPO on log-ratios per token: a long completion has no more weight than a short one.
 
         margin = (chosen - ref_chosen) / chosen_length - (rejected - ref_rejected) / rejected_length
         loss   = as ``dpo_loss``
@@ -207,7 +207,7 @@ def robust_dpo_loss(
         [P] loss per pair. The caller reduces.
 
     Raises:
-        ConfigError: ``label_smoothing`` is outside [0, 0.5): at half, labels say nothing.
+        ConfigError: ``label_smoothing`` is outside [0, 0.5): at half, labels carry no information.
     """
     check_smoothing(label_smoothing)
     logits = beta * _margin(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs)

@@ -22,7 +22,7 @@ def plackett_luce_loss(scores: Tensor, ranks: Tensor, ranking: Tensor, num_ranki
         P(ranking) = product over its completions i of  exp(score[i]) / (exp(score[i]) + sum of exp(score[j]))
                      where j runs over the completions ranked below i
 
-    Partial rankings are said by equal ranks, between which no order is claimed:
+    Partial rankings use equal ranks, between which no order is claimed:
 
     * The best k of n in order, the others not: give all others one rank below. The likelihood is exact, that of the
       first k choices. k = 1 is the softmax cross-entropy of the best.

@@ -13,7 +13,7 @@ score.py       a packed batch to numbers per scored token
 paths.py       which way through score.py a model takes, found by comparing
 policy.py      PolicyModel: what is trained
 reference.py   ReferenceModel and others: what it is held to
-logprob_cache.py  what frozen references said, kept in files
+logprob_cache.py  log-probabilities of frozen references, cached in files
 scalar.py      a transformer that gives numbers instead of words
 reward.py      RewardModel: one number for a completion
 learned.py     parameters that a loss learns with its scores: margins, a threshold

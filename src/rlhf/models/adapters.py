@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def adapt(
     model: PreTrainedModel | PeftModel, config: ModelConfig, *, task: TaskType, seed: int
 ) -> PreTrainedModel | PeftModel:
-    """Inject the adapter, switch on gradient checkpointing and compilation, as the config asks."""
+    """Inject the adapter and enable gradient checkpointing and compilation, according to the config."""
     if config.lora is not None:
         assert not isinstance(model, PeftModel)
         if config.lora.quantize_4bit:
@@ -58,7 +58,7 @@ def add_lora(model: PreTrainedModel, lora: LoRAConfig, *, task: TaskType, seed: 
     Sources: Hu et al. 2021, eq. 3, arXiv:2106.09685.
 
     Raises:
-        ModelError: No layer has a name that was asked for.
+        ModelError: No layer has one of the requested names.
     """
     settings = LoraConfig(
         task_type=task,
@@ -80,7 +80,7 @@ def add_lora(model: PreTrainedModel, lora: LoRAConfig, *, task: TaskType, seed: 
 
 
 def attach_adapter(base: PreTrainedModel, source: str, config: ModelConfig) -> PreTrainedModel | PeftModel:
-    """Put the adapter of a folder on its base; merge it where the config asks for a new one.
+    """Load the adapter of a folder onto its base; merge it if the config adds a new one.
 
     Raises:
         ModelError: The adapter can't be read, or was made for another model than this.

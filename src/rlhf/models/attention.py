@@ -38,7 +38,7 @@ IMPLEMENTATION = "rlhf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSettings:
-    """What a layer asks for, read from the keywords that transformers passes and from the layer itself."""
+    """A layer's attention options, from the keywords that transformers passes and from the layer itself."""
 
     scaling: float
     dropout: float = 0.0
@@ -53,7 +53,7 @@ class AttentionSettings:
 
 
 class AttentionLayout(Protocol):
-    """Which rows see which; the only thing the attention function asks."""
+    """Which rows attend to which; the only input of the attention function."""
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings

@@ -299,8 +299,8 @@ static void attend_head(const layer_t *layer, const view_t *view, const float *r
     for (int d = 0; d < WIDTH; d++) out[d] = store(mixed[placed(d)] / sum);
 }
 
-/* Writes the new keys and values of units first .. last - 1, and attends for them. A unit is a row of one key head; those of a head stand
- * together, so that rows of one prompt find its keys in the cache.
+/* Writes the new keys and values of units first .. last - 1, and computes their attention. A unit is a row of one key head; those of a
+ * head are adjacent, so that rows of one prompt find its keys in the cache.
  *   qkv  [rows, (heads + 2 * kv_heads) * WIDTH]: queries, scaled; keys; values
  *   out  [rows, heads * WIDTH]
  *   scores  [longest prompt + room + LANES], memory to work in

@@ -7,7 +7,7 @@
  *     gate:      y = g s u with s = 1 / (1 + e^-g)
  *                du = dy g s,  dg = dy u (s + g s (1 - s))
  *
- * Sources: Zhang and Sennrich 2019, eq. 4, arXiv:1910.07467; Su et al. 2021, eq. 34, arXiv:2104.09864, for pairs that stand half a head
+ * Sources: Zhang and Sennrich 2019, eq. 4, arXiv:1910.07467; Su et al. 2021, eq. 34, arXiv:2104.09864, for pairs that are half a head
  * apart; Shazeer 2020, eq. 6, arXiv:2002.05202.
  *
  * Compiled at run time by rlhf.native.library with HALF = 1. A function's name ends in the types of what it reads and what it writes: f for

@@ -123,12 +123,12 @@ def standardized(verdicts: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What several judges said."""
+    """The verdicts of several judges."""
 
     verdicts: dict[str, list[float | None]]
     """Name -> [n] raw verdicts, in the order of the judges."""
     parts: dict[str, list[float | None]]
-    """The same, and behind each judge what its own score is made of, where it says that."""
+    """The same, with the components of each judge's score after it, if it reports them."""
     errors: dict[int, str]
     """Place of a completion -> which judge failed on it first, and why."""
 
@@ -160,7 +160,7 @@ def ask_components(
 def _verdicts(
     scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
 ) -> tuple[list[float | None], Mapping[str, list[float | None]], Mapping[int, str]]:
-    """A component's raw verdicts, its own parts, and what went wrong; some may say None, which ``score`` would refuse."""
+    """A component's raw verdicts, its own parts, and what went wrong; some may be None, which ``score`` would reject."""
     if isinstance(scorer, Abstaining):
         said, wrong = scorer.checked_verdicts(prompts, completions)
         return said, {}, wrong

@@ -256,7 +256,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         "engine.python",
         "error",
         2,
-        ("There is no interpreter /opt/nowhere/python; name that of the environment with vLLM.",),
+        ("/opt/nowhere/python",),
     ),
     (
         "grpo",
@@ -288,7 +288,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         4,
         ("stage:sft is a sft stage", "such as stage:reward"),
     ),
-    ("grpo", {"reward": "model/"}, "reward", "error", 4, ("LlamaForCausalLM", "no scores")),
+    ("grpo", {"reward": "model/"}, "reward", "error", 4, ("LlamaForCausalLM", "reward model")),
     (
         "grpo",
         {"reward": "function.py:polite"},
@@ -433,7 +433,7 @@ WORLD = {"kind": "world"}
         ("stage:world/pretrain.jsonl", "sft", 2, ("set its num_documents",)),
         ("stage:world/prompts.jsonl", "reward", 3, ("holds rows of kind prompt", "wants pairs")),
         ("stage:world/world.json", "sft", 3, ("holds no rows", "stage:world/sft.jsonl")),
-        ("stage:base", "sft", 2, ("stage:base is a model; rows are wanted",)),
+        ("stage:base", "sft", 2, ("stage:base is a model",)),
     ],
 )
 def test_a_file_of_a_stage_is_one_that_it_writes_and_of_the_right_kind(tree, data, kind, code, says):
@@ -646,7 +646,7 @@ def test_rows_longer_than_the_context_are_told(tree, tmp_path):
 def test_a_row_larger_than_a_microbatch_is_told(tree):
     problem = only(changed(tree, "sft", microbatch_tokens=4), deep=True)
     assert (problem.key, problem.level) == ("microbatch_tokens", "warning")
-    assert "alone" in problem.message
+    assert "23 tokens, more than the 4" in problem.message
 
 
 def test_prompt_and_completion_must_fit_into_the_context(tree, tmp_path):

@@ -9,7 +9,7 @@ independence  whether an evaluation's judge and prompts are new to the policy
 settings      settings that contradict each other, do nothing, or are far from what is usual
 resources     packages, run folder, disk, memory, GPU
 row_cache     the beginning of every file of rows
-first_rows    its layout and columns compared with what the stage wants, bad rows
+first_rows    its layout and columns compared with what the stage expects, bad rows
 row_checks    (deep) how many there are, steps, prompts that leak
 splits        (deep) what a stage does with its rows before the first step: the held-out share, KTO's reference point
 lengths       (deep) rows tokenized: what is cut, left out, or longer than the model was made for; tokenizers

@@ -232,7 +232,7 @@ class Surroundings:
         return made or Root(f"stage {name} of {self.run}")
 
     def _record(self, folder: Path) -> Made | None:
-        """What a stage's folder says of itself; None where it says too little, or the record is of another version."""
+        """The record in a stage's folder; None if it is incomplete or of another version."""
         from rlhf.pipeline.artifacts import Artifact
         from rlhf.pipeline.lineage import run_of
 
@@ -264,7 +264,7 @@ def ancestors(model: Made | Root) -> Iterator[Made | Root]:
 
 
 def models_of(spec: RewardBase, place: str, owner: Made) -> list[Made | Root]:
-    """The models that a reward or a judge asks."""
+    """The models that a reward or a judge uses."""
     return [owner.behind(source, f"{place}.{inner}") for inner, source in spec.models_asked()]
 
 

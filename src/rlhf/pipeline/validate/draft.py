@@ -22,7 +22,7 @@ class Draft(RecipeConfig):
 
 
 def draft_of(tree: Mapping[str, Any]) -> Draft | None:
-    """The stages that are valid by themselves, but for keys that there are none of, and the settings that are.
+    """The stages that are valid except for unknown keys, and the valid settings.
 
     Args:
         tree: A recipe as it was written, with its variables filled in.

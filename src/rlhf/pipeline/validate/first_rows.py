@@ -19,7 +19,7 @@ MANY = 0.1
 
 
 def check_first_rows(review: Review) -> None:
-    """Read the beginning of what every stage will read, as far as it exists already; how much, ``read_once`` says."""
+    """Read the first rows of every stage's existing inputs, as many as ``read_once`` reads."""
     for _, stage in review.each_stage():
         for rows in rows_inputs(stage):
             found = read_once(review, rows)

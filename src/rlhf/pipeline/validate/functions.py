@@ -190,7 +190,7 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
 
 
 def _check_environment(review: Review, settings: EnvironmentConfig, found: Parameters) -> None:
-    """It is made with its arguments and nothing else, and can be begun and spoken to."""
+    """It accepts exactly its arguments, and has the methods ``reset`` and ``step``."""
     if found.lacks:
         review.error(
             ENVIRONMENT,

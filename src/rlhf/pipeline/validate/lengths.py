@@ -119,7 +119,7 @@ def check_lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFoun
             review.warn(
                 "microbatch_tokens",
                 f"{rows.key} has a row of {largest:,} tokens, more than the {budget:,} of a micro-batch; it will be a micro-batch on its own, "
-                "and take more memory than asked for.",
+                "and take more memory than configured.",
             )
 
 
@@ -239,7 +239,7 @@ def _is_dialogue(row: Row) -> bool:
 
 
 def tokenizer_of(review: Review, key: str, config: ModelConfig) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model as its stage will have it; None where it is not there yet, or can't be loaded (which is said)."""
+    """The tokenizer of a model as in its stage; None if it does not exist yet, or can't be loaded (which is reported)."""
     root = root_model(review.recipe.stages, config)
     if root is None:
         return None
@@ -254,7 +254,7 @@ def tokenizer_of(review: Review, key: str, config: ModelConfig) -> PreTrainedTok
         with review.at(key, otherwise=ModelError):
             folder = local_folder(source, root.revision, "tokenizer_config.json")
             if folder is None or not folder.is_dir():
-                return None  # said already, of the place
+                return None  # reported already, for the folder
             from rlhf.models.tokens import load_tokenizer
 
             loaded = load_tokenizer(ModelConfig(path=str(folder), chat_template=template))

@@ -30,7 +30,7 @@ def check_references(review: Review) -> None:
 
 
 def _check_combinations(review: Review, stage: Stage) -> None:
-    """Whether there are several scores where a reward says how to bring them together."""
+    """Whether there are several scores if a reward sets how to combine them."""
     for key, spec in rewards_of(stage):
         if isinstance(spec, LearnedRewardConfig):
             judge = review.recipe.stages.get(_parent(review, spec.source) or "")

@@ -142,12 +142,12 @@ def _check_run_folder(review: Review, run_dir: Path) -> None:
             f"{nearest} can't be written to, and {run_dir} is to be there; give another output_dir or change its mode.",
             StorageError,
         )
-    elif review.deep and is_locked(run_dir):  # a run asks for the lock itself, and a dry run needs none
+    elif review.deep and is_locked(run_dir):  # a run takes the lock itself, and a dry run needs none
         review.error("name", busy(run_dir), RunBusyError)
 
 
 def _check_device(review: Review) -> None:
-    """A GPU that is named must be there. Only torch knows which are; a run asks it before it writes anything."""
+    """A GPU that is named must be there. Only torch knows the available ones; a run checks before it writes anything."""
     name = review.recipe.device
     if name in (AUTO, "cpu"):
         return
@@ -239,7 +239,7 @@ def _check_disk(review: Review, models: int, checkpoints: int, largest: str) -> 
     try:
         free = probes.free_bytes(Path(review.recipe.output_dir))
     except OSError:
-        return  # said already, of the folder
+        return  # reported already, for the folder
     if needed > free:
         review.error(
             "output_dir",

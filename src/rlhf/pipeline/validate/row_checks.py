@@ -103,7 +103,7 @@ def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> No
 
 
 def _has_tie(row: Row) -> bool:
-    """Whether a judgment says of two completions that they are alike."""
+    """Whether a judgment contains a tie of two completions."""
     if isinstance(row, RankingSample):
         judged = row.ranks if row.ranks is not None else row.ratings or []
         return len(set(judged)) < len(judged)

@@ -53,7 +53,7 @@ LOWER_IS_BETTER = frozenset({"eval/loss", "eval/error", "eval/perplexity", "eval
 
 
 def check_settings(review: Review) -> None:
-    """Look at every stage's own settings and at what they say about each other."""
+    """Check every stage's settings, alone and together."""
     for _, stage in review.each_stage():
         if stage.trains:
             _check_evaluation(review, stage)
@@ -143,7 +143,7 @@ def usual_learning_rate(recipe: RecipeConfig, name: str) -> tuple[float, str] | 
     if facts is None:
         return stage.learning_rate, (
             f"the default of {stage.kind}, because the size of {model.path or 'the new model'} could not be read before it is loaded; "
-            "docs/learning-rates.md says what is usual for each size"
+            "docs/learning-rates.md lists typical rates by size"
         )
     rates = usual_rates(stage.kind, facts.num_parameters, is_lora=model.lora is not None)
     return rates.usual, f"usual for {method_and_size(stage.kind, facts.num_parameters)}"
@@ -305,7 +305,7 @@ def _check_critic(review: Review, stage: PPOStage | VAPOStage | TRPOStage) -> No
 
 
 def _why_constant(stage: PolicyStage) -> str | None:
-    """Why all completions of a prompt will get one score; None where nothing says so."""
+    """Why all completions of a prompt will get the same score; None if no reason is known."""
     if stage.sampling.top_k == 1:
         return "sampling.top_k is 1, so all completions of a prompt are the same" if stage.group_size > 1 else None
     if stage.environment is not None:

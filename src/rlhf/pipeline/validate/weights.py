@@ -42,7 +42,7 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a folder says of its model."""
+    """The facts about a folder's model."""
 
     folder: Path
     family: str
@@ -58,7 +58,7 @@ class ModelFacts:
     end_tokens: tuple[int, ...] = ()
     """Numbers that end a text, by the model's own settings."""
     names_end: bool = True
-    """Whether these settings say what ends a text, if only that nothing does; else transformers has a number for the family."""
+    """Whether these settings define the end-of-text token, even as null; otherwise transformers has a default for the family."""
     architectures: tuple[str, ...] = field(default_factory=tuple)
     layers: frozenset[str] = frozenset()
     """Names of what has a matrix of weights, as files have them."""

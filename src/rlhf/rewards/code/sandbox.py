@@ -58,7 +58,7 @@ class Outcome:
     end: str
     """``done``, ``failed``, ``timeout``, ``output`` (too much of it), ``lost``, or the signal that killed it."""
     text: str = ""
-    """What it said: a value as a literal, or standard output."""
+    """Its output: a value as a literal, or standard output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Sandbox:
         try:
             with scratch_folder() as scratch:
                 if os.geteuid() == 0:
-                    os.chown(scratch, 65534, 65534)  # whom the jail becomes
+                    os.chown(scratch, 65534, 65534)  # the user of the jail
                 request = self._request(program, tests, os.path.realpath(scratch))
                 said, error, status = _talk(request, self._seconds(len(tests)), scratch)
         except OSError as err:

@@ -86,7 +86,7 @@ class CodeReward:
     def _judged(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, Failure], dict[str, list[float | None]]]:
-        """Scores, None where there is none; why not; and the parts: had a program, passed all, ran out of time."""
+        """Scores, None if there is none; the reasons; and the parts: had a program, passed all, ran out of time."""
         cases: dict[int, list[Case]] = {}
         failures: dict[int, Failure] = {}
         for place, prompt in enumerate(prompts):
@@ -147,7 +147,7 @@ def build_code(spec: CodeRewardConfig, at: RewardContext) -> CodeReward:
 
 
 def program_of(text: str, *, unfenced: bool) -> str | None:
-    """The last fenced block that is Python or says no language; None where there is none."""
+    """The last fenced block that is Python or has no language; None if there is none."""
     blocks: list[str] = _FENCED.findall(text)
     if blocks:
         return blocks[-1]
