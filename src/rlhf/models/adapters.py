@@ -118,7 +118,7 @@ def check_adapter(folder: Path, *, allow_pickle: bool) -> None:
 
 
 def _check_fits(model: PeftModel, source: str) -> None:
-    """Every weight of the file found its layer, and every layer its weight; peft itself says so in a warning at most."""
+    """Every weight of the file found its layer, and every layer its weight; peft itself only warns."""
     path = Path(source) / ADAPTER_WEIGHTS
     if not path.is_file():
         return  # a pickle that was allowed: its names are not known without opening it again

@@ -213,7 +213,7 @@ class PackedLayout:
 
     @staticmethod
     def _can_tile(query: Tensor, settings: AttentionSettings, *, training: bool) -> bool:
-        """A GPU has better kernels; soft-caps, sinks and dropout are rare; a second derivative wants plain operations."""
+        """A GPU has better kernels; soft-caps, sinks and dropout are rare; a second derivative needs plain operations."""
         plain = settings.softcap is None and settings.sinks is None and not (training and settings.dropout)
         return plain and query.device.type == "cpu" and not _TWICE.get()
 

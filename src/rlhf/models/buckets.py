@@ -61,7 +61,7 @@ class Bucket:
     units: list[Unit]
     """B prefixes and branches."""
     masks: dict[Sees, Tensor]
-    """Built on first use for each (window, chunk) that a layer of the model asks for."""
+    """Built on first use for each (window, chunk) that a layer of the model uses."""
     tiles: dict[tuple[Sees, torch.dtype], list[Tile]]
     """Likewise, of ``tree_attention``."""
 

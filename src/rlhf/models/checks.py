@@ -97,7 +97,7 @@ def check_config(folder: Path, *, trust_remote_code: bool) -> None:
 
 
 def check_not_quantized(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a config that says its weights are stored as quantized numbers: they can't be trained as they are.
+    """Reject a config of quantized weights: they can't be trained as they are.
 
     Args:
         path: Of the config, for the error.
@@ -129,7 +129,7 @@ def check_float_weights(path: Path, dtypes: Mapping[str, str]) -> None:
 
 
 def check_language_model(folder: Path) -> None:
-    """Refuse a model that writes no text, as far as its config says what it is."""
+    """Reject a model that does not generate text, according to its config."""
     if (folder / "rlhf_value.json").is_file():
         raise ModelError(f"{folder} is a value model: it returns values, not text. Give the policy's folder here.")
     names = read_json(folder / CONFIG_FILE).get("architectures")
@@ -162,7 +162,7 @@ def check_tokenizer_folder(folder: Path, *, trust_remote_code: bool) -> None:
 
 
 def check_code(path: Path, settings: Mapping[str, Any], *, trust_remote_code: bool) -> None:
-    """Refuse a folder that asks for its own Python code, unless that was allowed or transformers knows better."""
+    """Reject a folder that requires its own Python code, unless that is allowed or transformers has its own version."""
     import transformers
 
     auto_map = settings.get("auto_map")
@@ -208,7 +208,7 @@ def check_pickle(folder: Path, *, allow_pickle: bool, wanted: str = WEIGHTS_FILE
 
 
 def safetensors_names(path: Path) -> frozenset[str]:
-    """Names of the tensors in a safetensors file, which must be as long as its header says.
+    """Names of the tensors in a safetensors file, which must have the size given in its header.
 
     Raises:
         ModelError: The file is cut, is something else, can't be read, or holds whole or 8-bit numbers.
@@ -288,7 +288,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_shards(folder: Path) -> None:
-    """Every part that the index names is in the folder, whole, and holds what the index says."""
+    """Every part that the index names is in the folder, complete, and contains the listed tensors."""
     path = folder / INDEX_FILE
     places = read_json(path).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
@@ -327,7 +327,7 @@ def _check_numbers(path: Path, config: Mapping[str, Any]) -> None:
         value = config.get(key)
         for number in value if isinstance(value, list) else [value]:
             if number is None or (number == -1 and key != "eos_token_id"):
-                continue  # -1 is how older models say that there is none
+                continue  # -1 means none in older models
             if not _is_count(number) or not 0 <= number < vocabulary:
                 raise ModelError(
                     f"{path}: {key} is {number!r}; it should be the number of a token, from 0 to {vocabulary - 1}, or null."

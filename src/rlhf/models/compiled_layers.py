@@ -254,7 +254,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-# ---- what they are held to
+# ---- reference implementations
 
 
 def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -44,12 +44,12 @@ def placed_on(name: str) -> Iterator[torch.device]:
 
 
 def model_device() -> torch.device:
-    """Where a model that is loaded now is put: what ``placed_on`` says, else the first GPU, else the CPU."""
+    """The device of a model that is loaded now: that of ``placed_on``, else the first GPU, else the CPU."""
     return _CHOSEN.get() or resolve_device(AUTO)
 
 
 def cpu_is_chosen() -> bool:
-    """Whether ``placed_on`` says the CPU."""
+    """Whether ``placed_on`` selects the CPU."""
     return _CHOSEN.get() == CPU
 
 
@@ -91,7 +91,7 @@ def gpus_in_words(count: int) -> str:
 
 
 def describe_device(device: torch.device) -> str:
-    """``cpu``, or ``cuda:0 (NVIDIA H200)``: for people and for the record of a run."""
+    """``cpu``, or ``cuda:0 (NVIDIA H200)``: for display and for the record of a run."""
     if device.type != "cuda":
         return str(device)
     return f"{device} ({torch.cuda.get_device_name(device)})"

@@ -33,9 +33,9 @@ class Distributions:
     """A model's next-token distributions at the scored tokens, not yet spelled out."""
 
     rows: Tensor
-    """[M, K] what logits are made of: hidden states, or logits where a family gives nothing else."""
+    """[M, K] input of the logits: hidden states, or logits if a family gives only those."""
     logits: Callable[[Tensor], Tensor]
-    """[T, K] -> [T, V], at the temperature asked for, in float32 or wider."""
+    """[T, K] -> [T, V], at the requested temperature, in float32 or wider."""
     vocabulary: int
     """V."""
 
@@ -102,7 +102,7 @@ def teacher_divergence(
 
 
 def divergence(student: Distributions, teacher: Distributions, *, beta: float) -> Tensor:
-    """``generalized_jsd`` of distributions that are at hand; [M] nats, nothing reaches the teacher.
+    """``generalized_jsd`` of given distributions; [M] nats, no gradient reaches the teacher.
 
     Raises:
         ModelError: They are over different vocabularies.

@@ -45,7 +45,7 @@ class TreeRows:
     """int32 [N] inside the full sequence."""
     units: list[Unit]
     masks: dict[Sees, BlockMask] = field(default_factory=dict)
-    """Made on first use for each (window, chunk) that a layer asks for."""
+    """Made on first use for each (window, chunk) that a layer uses."""
 
     @classmethod
     def of(cls, buckets: Sequence[Bucket]) -> TreeRows:

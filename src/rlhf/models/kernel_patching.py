@@ -45,7 +45,7 @@ _BETTER: dict[Any, Any] = {}
 
 
 def install_layers(model: nn.Module) -> None:
-    """Have the layers of a model computed in C while that is asked for; where it is not, nothing is done.
+    """Compute the layers of a model in C while that is enabled; otherwise do nothing.
 
     Args:
         model: Any; others of the same classes take part.
@@ -145,7 +145,7 @@ def _agreed(gap: Callable[..., float], own: Callable[..., Any], *args: Any) -> T
         try:
             agrees = gap(own, *args, *types) <= allowed_gap(*types)
         except Exception:
-            agrees = False  # it wants something else than is read in C
+            agrees = False  # it uses an input that the C code does not read
         if not agrees and torch.bfloat16 not in types:
             return frozenset()  # rounding hides what else may differ
         if agrees:

@@ -149,7 +149,7 @@ def check_source(source: str, config: ModelConfig, *, language_model: bool) -> N
 
 
 def _check_fetched(source: str, revision: str | None) -> None:
-    """Hold what the hub sent to what ``check_source`` asks of a folder's weights: floating-point numbers."""
+    """Check files from the hub like ``check_source`` checks a folder's weights: floating-point numbers only."""
     found = huggingface_hub.try_to_load_from_cache(source, CONFIG_FILE, revision=revision)
     if isinstance(found, str):
         check_not_quantized(Path(found), read_json(Path(found)))

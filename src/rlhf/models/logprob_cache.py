@@ -187,7 +187,7 @@ def cache_key(
 
 
 def settle_path(reference: Reference, groups: Iterable[Group]) -> None:
-    """Have a reference choose its path by rows that only the set decides, whether or not it will be asked about them."""
+    """Make a reference choose its path by rows that depend only on the set, whether or not it will score them."""
     model = _frozen_model(reference)
     if model is not None and model.choice is None:
         model.choose_path(list(groups))
@@ -270,7 +270,7 @@ def _code_of_ours() -> str:
 
 
 def _code_of(family: type) -> str:
-    """Hash of the file that a model's class is in; its name where there is none."""
+    """Hash of the file that a model's class is in; its name if there is none."""
     try:
         return hashlib.sha256(Path(inspect.getfile(family)).read_bytes()).hexdigest()
     except (OSError, TypeError):

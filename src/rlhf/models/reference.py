@@ -21,7 +21,7 @@ from rlhf.models.policy import PolicyModel
 
 
 class Reference(Protocol):
-    """What a loss asks of a reference."""
+    """The interface of a reference for a loss."""
 
     def logprobs(self, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:
         """[M] nats of the scored tokens, without gradient."""

@@ -217,7 +217,7 @@ class RewardModel(nn.Module):
     forward = raw_scores  # wrappers such as DDP and FSDP only see calls of the module itself
 
     def member_scores(self, batch: PackedBatch) -> Tensor:
-        """[K, S] normalized; their spread over K says how much the members disagree."""
+        """[K, S] normalized; their spread over K is the disagreement of the members."""
         return (self.raw_scores(batch) - self.mean[:, None]) / self.std[:, None]
 
     def scores(self, batch: PackedBatch) -> Tensor:

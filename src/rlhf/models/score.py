@@ -37,10 +37,10 @@ PATHS: tuple[ScorePath, ...] = ("packed", "padded", "logits")
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What a model says about the scored tokens of a batch; float32, or float64 for a float64 model."""
+    """A model's values at the scored tokens of a batch; float32, or float64 for a float64 model."""
 
     logprobs: Tensor
-    """[M] nats, at the temperature asked for."""
+    """[M] nats, at the requested temperature."""
     entropy: Tensor | None = None
     """[M] nats, exact over the vocabulary."""
     hidden: Tensor | None = None
@@ -348,7 +348,7 @@ _KEYWORDS: dict[type, bool] = {}
 
 
 def takes_keywords(kind: type[nn.Module]) -> bool:
-    """Whether a module's forward passes extra keywords on, as far as its signature says."""
+    """Whether a module's forward passes extra keywords on, according to its signature."""
     if kind not in _KEYWORDS:
         parameters = inspect.signature(kind.forward).parameters.values()
         _KEYWORDS[kind] = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

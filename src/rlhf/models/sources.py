@@ -22,7 +22,7 @@ EMBEDDED = "embedded"
 MODEL_FILES = (CONFIG_FILE, ADAPTER_FILE, "tokenizer_config.json")
 """What tells a model folder from any other."""
 HUB_SECONDS = 10.0
-"""How long the hub may take to say whether it has a name; its own client would try for most of a minute."""
+"""Timeout for the hub's answer whether it has a name; its own client would try for most of a minute."""
 
 
 def model_source(path: str) -> str:
@@ -78,7 +78,7 @@ def embedded_folder() -> Path:
 
 
 def source_name(model: PreTrainedModel) -> str | None:
-    """What a model was loaded from, for people; None for a model that only exists in memory."""
+    """The source of a model, for display; None for a model that only exists in memory."""
     name = model.name_or_path or None
     return EMBEDDED if name == str(embedded_folder()) else name
 
@@ -91,7 +91,7 @@ def is_adapter(source: str) -> bool:
 def hub_options(source: str, revision: str | None) -> dict[str, Any]:
     """Keywords for ``from_pretrained``: the revision, and whether only the copy on this machine is available.
 
-    The hub is asked once for each name, briefly.
+    The hub is queried once per name, with a short timeout.
 
     Raises:
         ModelError: A hub name that is not on this machine and can't be fetched.
@@ -112,7 +112,7 @@ def check_there(path: str) -> None:
 
 @functools.cache
 def _hub_has(name: str, revision: str | None) -> bool:
-    """True where the hub can be asked for a name; False where only the cache can."""
+    """True if the hub can be queried for a name; False if only the cache can."""
     import huggingface_hub  # half a second, which a folder's name should not cost
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -51,7 +51,7 @@ def load_tokenizer(config: ModelConfig | str) -> PreTrainedTokenizerBase:
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase, wanted: str) -> str | None:
-    """The text of the template that a config asks for, which must be Jinja."""
+    """The text of a config's template, which must be Jinja."""
     try:
         text = chat_format(tokenizer, wanted).template
     except (OSError, UnicodeDecodeError) as err:

@@ -1,4 +1,4 @@
-"""A C file of this package as a loaded library, compiled for this processor the first time that it is asked for."""
+"""A C file of this package as a loaded library, compiled for this processor on first use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEYS = "compiled and engine.compiled"
 
 
 def compiler() -> list[str] | None:
-    """A C compiler: its path, and the arguments that $CC has behind it; None where there is none."""
+    """A C compiler: its path, and the arguments after it in $CC; None if there is none."""
     asked = os.environ.get("CC")
     try:
         choices = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
@@ -121,7 +121,7 @@ def toolchain() -> str:
 
 
 def compiler_version(found: list[str]) -> str:
-    """What a compiler says of itself.
+    """The version text of a compiler.
 
     Args:
         found: As ``compiler`` gives it.

@@ -86,7 +86,7 @@ INLINE void product(float *out, int64_t out_row, const word *x, int64_t x_row, i
     if (c < columns) piece(out + c, out_row, x, x_row, x_step, y + c, y_step, steps, 1, pairs, fresh);
 }
 
-/* Whether the system lets this process work with tiles: Linux wants to be asked. */
+/* Whether the system lets this process work with tiles: Linux requires a request. */
 int tiles_allowed(void) {
 #if TILES
     return !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* data of tiles */);

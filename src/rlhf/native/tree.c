@@ -184,7 +184,7 @@ static void attend_rows(const batch_t *batch, const forward_t *at, const segment
     }
 }
 
-/* Writes out and log_sums of units first .. last - 1, each a tree and a key head. `memory` holds as much as forward_room says. */
+/* Writes out and log_sums of units first .. last - 1, each a tree and a key head. `memory` has the size given by forward_room. */
 void forward(const batch_t *batch, float *memory, int64_t first, int64_t last) {
     int64_t repeats = batch->heads / batch->kv_heads;
     begin_tiles();
@@ -419,7 +419,7 @@ static void learn_tree(const batch_t *batch, const backward_t *at, const run_t *
             }
 }
 
-/* Writes the gradients of units first .. last - 1, each a tree and a key head. `memory` holds as much as backward_room says. */
+/* Writes the gradients of units first .. last - 1, each a tree and a key head. `memory` has the size given by backward_room. */
 void backward(const batch_t *batch, float *memory, int64_t first, int64_t last) {
     begin_tiles();
     for (int64_t unit = first; unit < last; unit++) {

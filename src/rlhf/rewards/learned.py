@@ -243,7 +243,7 @@ def groups_of_samples(
     as_ids: Sequence[bool],
     who: str,
 ) -> list[Group]:
-    """Samples in order, each as the ids that were sampled or (``as_ids`` [S] says) as a text that is tokenized by ``tokenizer``."""
+    """Samples in order, each as the ids that were sampled or (depending on ``as_ids`` [S]) as a text that is tokenized by ``tokenizer``."""
     groups: list[Group] = []
     for by_ids, run in groupby(range(len(completions)), key=as_ids.__getitem__):
         places = list(run)

@@ -94,7 +94,7 @@ def cut_too_long(scorer: Scorer) -> None:
 
 
 def cuts_told(scorer: Scorer, *, whom: str) -> list[str]:
-    """A sentence for each model that read cut samples; ``whom`` is what people call the scorer."""
+    """A sentence for each model that read truncated samples; ``whom`` is the displayed name of the scorer."""
     return [message for part in _limited(scorer) if (message := part.lengths.told(whom))]
 
 

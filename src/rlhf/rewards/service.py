@@ -140,7 +140,7 @@ class ServiceReward:
     def _verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, Failure]]:
-        """All answers are there before the first is looked at: no half of a rollout has scores."""
+        """All responses are received before the first is checked: a rollout is never partly scored."""
         starts = range(0, len(completions), self.request_size)
         parts = [slice(start, start + self.request_size) for start in starts]
         requests = [self._request(prompts[part], completions[part]) for part in parts]

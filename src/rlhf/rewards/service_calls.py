@@ -21,7 +21,7 @@ from rlhf.rewards.types import Notify
 from rlhf.seeds import derive_seed
 
 BUSY = (408, 425, 429)
-"""Statuses below 500 that say: later."""
+"""Statuses below 500 that mean: retry later."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 NOTICE_SECONDS = 20.0
 """The shortest wait that is worth a word."""
@@ -51,7 +51,7 @@ class Request:
 
     body: bytes
     about: str
-    """What errors call what it asks: "64 completions from 'p0' on"."""
+    """Its content in error messages: "64 completions from 'p0' on"."""
     read: Callable[[bytes, str], Answer]
     """Makes an answer of bytes and their content type. Raises AnswerError where it can't."""
     answer: Answer | None = None
@@ -61,7 +61,7 @@ class Request:
 
 
 class Later(Exception):
-    """The service may answer another time; it may have said when."""
+    """The request may succeed later; the service may have said when."""
 
     def __init__(self, reason: str, wait_seconds: float | None = None) -> None:
         super().__init__(reason)
@@ -198,7 +198,7 @@ class Caller:
 
 
 def _retry_after(headers: httpx2.Headers) -> float | None:
-    """Seconds that the service asks us to wait: a number, or a date."""
+    """Seconds to wait according to the service: a number, or a date."""
     text = headers.get("retry-after")
     if text is None:
         return None

@@ -122,7 +122,7 @@ class ProcessReward:
             turn = self.model.cutter(said)
             ends += [len(kept) + end for end in turn.ends]
             kept += turn.tokens
-        if not ends:  # nothing was said: one empty step, as of an empty completion
+        if not ends:  # nothing was sampled: one empty step, as for an empty completion
             kept += self.model.cutter.separator_ids
             ends.append(len(kept) - 1)
         return CutSolution(kept, ends)

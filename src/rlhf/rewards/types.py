@@ -55,7 +55,7 @@ class ScoreResult:
     """Verdicts on n completions."""
 
     scores: list[float]
-    """[n] finite, except where ``errors`` says why not (then NaN)."""
+    """[n] finite, except NaN where ``errors`` has an entry."""
     per_component: Mapping[str, list[float | None]] = field(default_factory=dict)
     """Name -> [n] raw verdicts, before weights and normalization; None where a component does not apply."""
     errors: Mapping[int, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class ScoreResult:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Judges completions; the loops talk to nothing else."""
+    """Scores completions; the only interface used by the training loops."""
 
     @property
     def name(self) -> str:
@@ -125,13 +125,13 @@ Notify = Callable[[str], None]
 
 @runtime_checkable
 class Talkative(Protocol):
-    """A scorer with something to say while it works: that it waits for an answer longer than usual."""
+    """A scorer that reports progress, such as an unusually long wait for a response."""
 
     notify: Notify
 
 
 def listen(scorer: Scorer, notify: Notify) -> None:
-    """Send what a scorer, or a part of it, has to say while it works to ``notify``; by default it goes to ``logging``."""
+    """Send the messages of a scorer, or of a part of it, to ``notify``; by default they go to ``logging``."""
     if isinstance(scorer, Talkative):
         scorer.notify = notify
     for component in getattr(scorer, "components", ()):

@@ -21,7 +21,7 @@ NONE_ALONE = Failure("it returned None (does not apply), and no other reward jud
 
 
 def checked(verdicts: Sequence[float | Odd | None], count: int) -> tuple[list[float | None], dict[int, Failure]]:
-    """Verdicts [count], None where there is none or a wrong one, and what is wrong where.
+    """Verdicts [count], None for missing or invalid ones, and the errors by position.
 
     Raises:
         CallError: There are more or fewer than ``count``.

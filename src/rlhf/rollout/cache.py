@@ -53,7 +53,7 @@ class LayerCache:
     """[R, kv_heads, C, D]."""
     values: Tensor
     settings: AttentionSettings
-    """What the layer asked for when it read the prompts."""
+    """The layer's attention options when it read the prompts."""
 
 
 class KVCache:

@@ -18,7 +18,7 @@ def build_engine(
     *,
     autocast: Literal["none", "bfloat16", "float16"] = "none",
 ) -> LocalEngine | VLLMEngine:
-    """A sampler of this policy; nothing of it runs before it is asked.
+    """A sampler of this policy; it starts with the first request.
 
     Args:
         policy: Who is sampled.
@@ -61,7 +61,7 @@ def engine_figures(engine: RolloutEngine) -> dict[str, float]:
 
 
 def listen_to(engine: RolloutEngine, notify: Callable[[str], None]) -> None:
-    """Send what an engine in another process has to say while it works to ``notify``."""
+    """Send the messages of an engine in another process to ``notify``."""
     inner = innermost(engine)
     if isinstance(inner, VLLMEngine):
         inner.notify = notify

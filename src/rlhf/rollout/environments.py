@@ -22,7 +22,7 @@ from rlhf.data.contracts import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an environment answers to what the policy said."""
+    """An environment's response to the policy's turn."""
 
     observation: str = ""
     """Text for the policy; ignored if the episode is done."""
@@ -39,11 +39,11 @@ class Environment(Protocol):
     """One episode's other side."""
 
     def reset(self, prompt: Prompt) -> None:
-        """Begin: what is asked, with the columns of its row."""
+        """Start an episode with a prompt and the columns of its row."""
         ...
 
     def step(self, text: str) -> Turn:
-        """Answer what the policy said in its turn; special tokens are left out of the text."""
+        """Respond to the text of the policy's turn, without special tokens."""
         ...
 
 
@@ -52,7 +52,7 @@ EnvironmentFactory = Callable[[], Environment]
 
 
 class EnvironmentFailedError(Exception):
-    """An environment raised, hung, or answered what is no answer; the text says which. Never leaves this room."""
+    """An environment raised, hung, or gave an invalid response; the text says which. Not raised to callers."""
 
 
 class TimedCalls:

@@ -319,7 +319,7 @@ def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]], norm: Tensor, make: 
 
 
 def _packed(weight: Tensor) -> Tensor | None:
-    """The weight in oneDNN's own layout; None where there is none."""
+    """The weight in oneDNN's own layout; None if there is none."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return None
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

@@ -84,7 +84,7 @@ class FusedChoice:
         return _build(model, self._settings, dtype, int8=int8, compiled=self.compiled)
 
     def _note_compiled(self, is_compiled: bool, model: PreTrainedModel) -> None:
-        """Say once, where that was asked for and can't be."""
+        """Warn once if it was requested and is not possible."""
         if self.compiled and not is_compiled and not self._has_told:
             self._has_told = True
             logger.warning(

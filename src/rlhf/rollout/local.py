@@ -32,7 +32,7 @@ from rlhf.rollout.speculation import DraftCounts, DraftedRun
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
 
 KEPT_BYTES = 1 << 28
-"""Keys' and values' memory that stays between rollouts: fresh pages are slow, but training wants the memory too."""
+"""Keys' and values' memory that stays between rollouts: fresh pages are slow, but training needs the memory too."""
 
 
 class SamplablePolicy(Protocol):

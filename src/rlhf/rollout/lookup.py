@@ -13,7 +13,7 @@ from collections.abc import Sequence
 class GroupLookup:
     """The words of one prompt and its completions, found by the few before them; of several places the newest counts.
 
-    What it knows is what this group has said in this call of the engine, so that guesses, and with them the shape of every matrix
+    It contains only this group's completions of this call of the engine, so that drafts, and with them the shape of every matrix
     product, are the same when a run is repeated or resumed.
     """
 

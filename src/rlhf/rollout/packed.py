@@ -89,7 +89,7 @@ class PackedDecoder:
         return self._logits(hidden)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
-        """Drop rows; int64 [R'] says which of the former rows each of the remaining ones is."""
+        """Drop rows; int64 [R'] gives the former index of each remaining row."""
         return self.layout.keep(alive)
 
     def _read_all(

@@ -26,7 +26,7 @@ EOS, STOP, LENGTH = 1, 2, 3
 
 
 class Decoder(Protocol):
-    """Runs the model over the tokens of many rows; knows nothing of sampling."""
+    """Runs the model over the tokens of many rows; independent of sampling."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:
         """Logits [R, V] of each row's first token; rows that were there before are gone."""
@@ -112,7 +112,7 @@ class SamplingRun:
             self.sampling_logprobs = torch.zeros_like(self.logprobs)
         self.lengths = limits.copy()
         self.ended = np.zeros(size, dtype=np.int8)
-        """0 while a row goes on, then LENGTH, EOS or STOP."""
+        """0 while a row continues, then LENGTH, EOS or STOP."""
         self.held_with = np.zeros(size, dtype=np.int64)
         """[S] tells apart the parts that the rows began in, each of which holds its prompt once."""
         self._hold(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

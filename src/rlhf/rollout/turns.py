@@ -20,7 +20,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.errors import ModelError
 
 POLICY, ENVIRONMENT = "rlhf-policy-speaks-here", "rlhf-environment-speaks-here"
-"""Stand in for what is said while a template is rendered."""
+"""Placeholders for messages while a template is rendered."""
 
 
 class Turns:
@@ -62,7 +62,7 @@ class Turns:
     def _around(self, prompt: Prompt) -> tuple[str, str]:
         """What the template writes between the policy's turn and the observation, and from there to the next turn."""
         assert prompt.messages is not None
-        begun = prompt.messages[-1]["role"] == "assistant"  # the policy goes on in a turn that the prompt began
+        begun = prompt.messages[-1]["role"] == "assistant"  # the policy continues a turn that the prompt started
         messages = [
             *(prompt.messages[:-1] if begun else prompt.messages),
             {"role": "assistant", "content": POLICY},

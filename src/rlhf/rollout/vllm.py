@@ -104,7 +104,7 @@ class VLLMEngine:
         self._paused = False
 
     def health(self) -> EngineHealth:
-        """Looks whether the process lives; asks it nothing."""
+        """Checks whether the process is alive, without a request."""
         lost = self._session.is_lost
         detail = f"vllm {self._session.vllm or '(not started yet)'}, {self.dtype}"
         if lost:

@@ -31,7 +31,7 @@ class WorkerLostError(Exception):
 
 
 class WorkerRefusedError(Exception):
-    """The process answered that it can't; ``kind`` says in which way."""
+    """The process returned an error; ``kind`` is its type."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class WorkerRefusedError(Exception):
 
 
 class WorkerProcess:
-    """One process that is asked one thing at a time."""
+    """One process with one request at a time."""
 
     def __init__(self, python: str, script: Path, *, env: Mapping[str, str], log: Path) -> None:
         """Start it.
@@ -77,7 +77,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it can take requests."""
         return self.process.poll() is None
 
     def ask(self, op: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> dict[str, Any]:

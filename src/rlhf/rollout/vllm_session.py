@@ -53,7 +53,7 @@ class Session:
         self._process: WorkerProcess | None = None
         self._wanted: tuple[PushedWeights, int] | None = None
         self._state: Mapping[str, Any] = {}
-        """What the process said after the newest push."""
+        """The process's answer to the newest push."""
 
     @property
     def is_lost(self) -> bool:
@@ -209,7 +209,7 @@ class Session:
             raise self._refusal(op, err) from None
 
     def _accept(self, state: Mapping[str, Any]) -> None:
-        """Look at what the process says it has loaded."""
+        """Check what the process reports to have loaded."""
         (weights, version), before = self._newest(), self._state
         if (state["version"], state["weights"]) != (version, weights.digest):
             raise self._failed(

@@ -34,7 +34,7 @@ CPU_GIB = 1
 
 
 class RefusedError(Exception):
-    """What was asked can't be done, for a reason that has a name."""
+    """The request failed for a named reason."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

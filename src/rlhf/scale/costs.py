@@ -143,7 +143,7 @@ class Roofline:
         return self._longer(self._arithmetic(tokens), self._traffic(tokens), 1)
 
     def reading_bytes(self, tokens: float) -> float:
-        """See ``Costs``: what one layer makes of its tokens, and the logits of a tile."""
+        """See ``Costs``: the activations of one layer, and the logits of a tile."""
         return self._saved_bytes(tokens) / self.shape.num_layers + self._tile_bytes(tokens)
 
     def optimize(self) -> float:

@@ -106,7 +106,7 @@ def this_gpu(device: torch.device) -> Machine:
 
 
 def _plain(name: str) -> str:
-    """Letters and digits, without the maker and words that say nothing more."""
+    """Letters and digits, without the vendor and uninformative words."""
     text = re.sub(r"nvidia|amd|geforce|tensor core|sxm\d?|instinct|hbm\d\w?", "", name.lower())
     text = re.sub(r"[^a-z0-9]", "", text)
     text = text.replace("pcie", "") if text.startswith("a100") else text  # the table tells A100s apart by memory alone

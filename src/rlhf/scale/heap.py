@@ -26,7 +26,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def used_bytes() -> int:
-    """Bytes that are in use of those that the C library has given out; 0 where it does not say.
+    """Bytes in use that the C library has allocated; 0 if it does not report them.
 
     Other than the resident size, it does not depend on what was freed before: the difference around work that returns nothing is what
     libraries keep for the next time.

@@ -76,7 +76,7 @@ def memory_bytes() -> int:
 
 
 def resident_bytes(key: str = "VmRSS") -> int:
-    """This process's resident memory now, or with ``VmHWM`` at its highest; 0 where the system does not say."""
+    """This process's resident memory now, or with ``VmHWM`` at its highest; 0 if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -50,7 +50,7 @@ def extra_copies(stage: Any, shape: ModelShape) -> float:
 
 
 def checkpoint_bytes(trained: Sequence[ModelShape], stage: Any, *, copies: int, steps: int | None) -> float:
-    """The copy that is written while training goes on: weights and averages; none in a run too short to be saved."""
+    """The copy that is written while training continues: weights and averages; none in a run too short for checkpoints."""
     if not stage.save_in_background or (steps is not None and steps < 2):
         return 0.0
     return float(sum(shape.num_trainable * shape.trained_width for shape in trained) * (1 + AVERAGES) * copies)

@@ -31,7 +31,7 @@ from rlhf.scale.warm import warm_up
 from rlhf.scale.work import Pass, Work, not_foreseen, offline_work, online_work, steps_of_run
 
 DEFAULT_VOCABULARY = 32_000
-"""Of a new model whose tokenizer is still to be made, where no setting says how many tokens it will have."""
+"""Of a new model whose tokenizer does not exist yet, if no setting gives its number of tokens."""
 MAX_ROWS, MAX_CACHE_TOKENS = 1024, 131_072
 """What the rollout engine samples at once, see ``rlhf.rollout.local.LocalEngine``."""
 

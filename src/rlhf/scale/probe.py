@@ -84,7 +84,7 @@ def fits_a_probe(shape: ModelShape, machine: Machine) -> bool:
 
 
 class Probe:
-    """See ``rlhf.scale.costs.Costs``; measures what it is asked, once.
+    """See ``rlhf.scale.costs.Costs``; measures each requested value once.
 
     Args:
         shape: Of the model.

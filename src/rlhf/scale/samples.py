@@ -27,9 +27,9 @@ SAMPLE = 512
 MOST_READ = 50_000
 """Rows that are read; a longer file is judged by its beginning."""
 SYNTHETIC = 64
-"""Rows that are made up where there are none."""
+"""Number of synthetic rows if there are no real ones."""
 NO_LIMIT = 512
-"""Tokens of a row where neither data nor settings say how long it is."""
+"""Tokens of a row if neither data nor settings give its length."""
 NO_PROMPT_LIMIT = 256
 BRANCHES = {"preference": 2, "comparison": 2, "ranking": 4}
 """Completions of a made-up row; other kinds have one."""
@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a policy is asked, and how long it is expected to answer."""
+    """A policy's prompts, and the expected lengths of its completions."""
 
     prompts: list[Prompt]
     num_prompts: int | None

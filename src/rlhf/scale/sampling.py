@@ -226,7 +226,7 @@ class ThinPolicy:
         return self.path
 
     def fingerprint(self) -> str:
-        """Nobody asks."""
+        """Not used."""
         return ""
 
 

@@ -131,7 +131,7 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
         if stage.kl.measure_every
         else []
     )
-    # the first rollout asks everybody: that sampler, trainer and reference are one model is checked there
+    # the first rollout uses all models: it checks that sampler, trainer and reference are the same
     once = [Pass("scoring", "policy", tokens, limit)]
     if not read:
         once.append(Pass("reference", "reference", tokens, limit))
@@ -197,7 +197,7 @@ def not_foreseen(stage: Any) -> Iterator[str]:
 
 
 def _exact_kl(stage: Any, *, tokens: float, in_step: float) -> Iterator[Pass]:
-    """A KL over the whole vocabulary asks the reference while the policy learns, or both of them before."""
+    """A KL over the whole vocabulary evaluates the reference while the policy trains, or both of them before."""
     limit = stage.microbatch_tokens
     if stage.kl.estimator != "exact":
         return

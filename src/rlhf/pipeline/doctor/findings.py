@@ -21,7 +21,7 @@ SLOW_FSYNC_SECONDS = 0.05
 LEAST_OPEN_FILES = 256
 ENOUGH_OPEN_FILES = 1024
 LEAST_SHM = GIB
-"""vllm and ray pass tensors through /dev/shm; docker gives 64 MB unless asked."""
+"""vllm and ray pass tensors through /dev/shm; docker gives 64 MB by default."""
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "9p", "lustre", "afs", "ceph")
 SCORING_TOLERANCE = 1e-4
 """Nats; as ``rlhf.models.paths.TOLERANCE`` for float32."""
@@ -348,5 +348,5 @@ def judge_worker(*, answered: bool, killed: bool, seconds: float, reason: str) -
 
 
 def size(number: float) -> str:
-    """Bytes for people."""
+    """Bytes as readable text."""
     return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / MIB:,.0f} MiB"

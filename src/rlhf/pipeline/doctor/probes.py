@@ -40,12 +40,12 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def c_compiler() -> str | None:
-    """How it is called, and the first line of what it says of itself; None where there is none."""
+    """Its command, and the first line of its version text; None if there is none."""
     found = compiler()
     if found is None:
         return None
     said: list[str] = []
-    with contextlib.suppress(ConfigError):  # which the trial says
+    with contextlib.suppress(ConfigError):  # reported by the trial
         said = compiler_version(found).splitlines()
     return shlex.join(found) + (f" ({said[0]})" if said else "")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """What a verifier says about one completion."""
+    """A verifier's result for one completion."""
 
     score: float
     formatted: bool

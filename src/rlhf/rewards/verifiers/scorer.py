@@ -92,7 +92,7 @@ class VerifierReward:
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """See ``Abstaining``; a reference that is null says that it does not apply.
+        """See ``Abstaining``; a reference that is null means that it does not apply.
 
         Raises:
             RewardError: As ``score``.
@@ -124,7 +124,7 @@ class VerifierReward:
     def _verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[Verdict | None], dict[int, Failure], list[float | None]]:
-        """Verdicts, None where there is none; why not; and 1 where the verifier gave up."""
+        """Verdicts, None if there is none; the reasons; and 1 where the verifier gave up."""
         verdicts: list[Verdict | None] = [None] * len(completions)
         failures: dict[int, Failure] = {}
         gave_up: list[float | None] = [0.0] * len(completions)
