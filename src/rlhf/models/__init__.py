@@ -5,8 +5,8 @@ sources.py     where that is
 checks.py      checks of a model folder before anything in it is opened
 weights.py     checks of weights in memory
 tokens.py      tokenizers, and whether they fit a model
-adapters.py    LoRA: adding, loading, merging
-adapter_base.py  the model that an adapter belongs to, and whether it is unchanged
+adapters.py    LoRA: put on, read, merged
+adapter_base.py  the model that an adapter belongs to, and whether it is still the one
 attention.py   attention on the packed row
 logprobs.py    hidden states to log-probabilities, without a [tokens, vocabulary] tensor
 score.py       a packed batch to numbers per scored token

@@ -30,8 +30,8 @@ def build_reward(
     """A scorer of one or several settings.
 
     Args:
-        specs: A ``RewardSpec``, a text or mapping that is parsed to one, or a list of them. Sources of learned rewards
-            are folders or hub names here: the pipeline has already replaced ``stage:NAME`` by its folder.
+        specs: A ``RewardSpec``, a text or mapping that stands for one, or a list of them. Sources of learned rewards
+            are folders or hub names here: anyone who knows about stages has put the folder in place of ``stage:NAME``.
         tokenizer: The policy's, so that a reward model knows whether it can take ids as they are.
         on_error: ``report`` puts samples that could not be judged into the result's ``errors`` instead of raising; what
             keeps a judge from working at all is raised even then.

@@ -19,7 +19,7 @@
     engines    the engine that settings ask for
     paged      keys and values in blocks, for sequences that come and go
     snapshot   a copy of the policy that samples with the weights it was given
-    sampler_process  the same in a separate process, while this one trains
+    sampler_process  the same in a process of its own, while this one trains
     buffer     completions waiting to be learned from
 
     vllm           the engine over vLLM

@@ -8,7 +8,7 @@ words        the headline, from the verdicts of ``rlhf.evaluation.verdict``
 views        rows and plots of each section
 alarms       alarms with the samples that raised them
 plots        inline SVG in the colors of the page
-templates/   one file per section
+templates/   one file a section
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _read_recipe(run: RunRecord) -> Mapping[str, Any]:
             return found
         run.missing["recipe.yaml"] = "it does not contain a recipe"
     except FileNotFoundError:
-        run.missing["recipe.yaml"] = "there is no such file, so the settings are unknown"
+        run.missing["recipe.yaml"] = "there is no such file, so what was asked for is not known"
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
         run.missing["recipe.yaml"] = f"it can't be read ({type(err).__name__})"
     return {}
