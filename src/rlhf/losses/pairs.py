@@ -1,4 +1,4 @@
-"""Table of the losses on pairs with a reference, and the options that a recipe may combine with each."""
+"""Every loss on pairs against a reference, by name, and what a recipe may combine with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAIR_LOSSES: dict[str, Callable[..., Tensor]] = {
 """Losses that share ``dpo_loss``'s four tensors and ``beta``; what else one takes is in its signature, by keyword."""
 
 MARGIN_LOSSES = frozenset({"sigmoid", "hinge", "ipo", "robust", "exo", "discopop"})
-"""Losses that depend on a pair only by its margin: ``divergence_scores`` may replace log-ratios in them."""
+"""Those that see a pair only by its margin: the ones for which ``divergence_scores`` may stand for log-ratios."""
 
 WHOLE_STEP_LOSSES = frozenset({"aot", "aot_unpaired"})
 """Those that compare pairs with each other and need all of a step at once; the others take any micro-batch."""

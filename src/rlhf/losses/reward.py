@@ -63,7 +63,7 @@ def bradley_terry_loss(
 def label_noise(confidence: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
     """Probability that each label is the wrong way round, from how sure its annotator was.
 
-        g = (1 - confidence) / 2                confidence 0 is a random label
+        g = (1 - confidence) / 2                who is not sure at all has tossed a coin
         s (1 - g) + (1 - s) g                   wrong by one cause and not put right by the other
 
     The loss's soft label is one minus this. Confidence 0 gives 1/2, where ``bradley_terry_loss`` teaches nothing but

@@ -1,4 +1,4 @@
-"""Builds the rollout engine of a stage's settings, and closes it."""
+"""The engine that settings ask for, and its end."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class SamplerProcess:
         except Exception as err:
             raise ModelError(
                 f"`async_rollouts` samples with a copy of the policy in a separate process, and this policy can't be sent to "
-                f"it ({type(err).__name__}: {err}). Remove async_rollouts."
+                f"one ({type(err).__name__}: {err}). Leave async_rollouts out."
             ) from err
         ours, theirs = multiprocessing.Pipe()
         try:

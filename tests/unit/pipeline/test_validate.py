@@ -1135,7 +1135,7 @@ def test_a_judge_of_steps_is_told_from_one_of_completions(tree, tmp_path):
     assert [p for p in found(good) if p.level == "error"] == []
     for reward, said in (
         ("stage:prm", "trains a process reward model, which judges steps; write {kind: process, source: stage:prm}"),
-        ({"kind": "process", "source": "stage:reward"}, "needs a model that judges steps ("),
+        ({"kind": "process", "source": "stage:reward"}, "wants a judge of steps ("),
         ({"kind": "ensemble", "sources": ["stage:reward", "stage:prm"]}, "trains a process reward model"),
     ):
         assert any(said in problem.message for problem in found(changed(tree, "grpo", reward=reward))), said

@@ -108,7 +108,7 @@ def _lives(number: int) -> bool:
 def test_a_policy_that_cant_be_copied_is_refused_with_a_reason():
     policy = toy.build_policy()
     policy.model.a_secret = lambda: None
-    with pytest.raises(ModelError, match=r"async_rollouts.*can't be sent"):
+    with pytest.raises(ModelError, match=r"can't be sent to one.*Leave async_rollouts out"):
         SamplerProcess(policy, autocast="none", threads=1).begin(0, request(), wants_fingerprint=False)
 
 

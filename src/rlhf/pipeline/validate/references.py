@@ -87,7 +87,7 @@ def _check_models(review: Review, stage: Stage) -> None:
         if parent is not None and stages[parent].kind in POLICY_KINDS:
             review.error(
                 key,
-                f"stage:{parent} is a {stages[parent].kind} stage, which trains a policy; a reward model is required here "
+                f"stage:{parent} is a {stages[parent].kind} stage, which trains a policy; a reward model is wanted here "
                 f"({_of_kind(review, ('reward',))}).",
                 ModelError,
             )
@@ -107,7 +107,7 @@ def _check_kinds_of_judge(review: Review, stage: Stage) -> None:
         elif kind == "reward" and key.removesuffix(".source") in by_steps:
             review.error(
                 key,
-                f"stage:{parent} trains a reward model of whole completions; kind: process needs a model that judges steps "
+                f"stage:{parent} trains a reward model of whole completions; kind: process wants a judge of steps "
                 f"({_of_kind(review, ('prm',))}).",
                 ModelError,
             )

@@ -33,7 +33,7 @@ def check_splits(review: Review) -> None:
 
 def _check_rows(review: Review, stage: OfflineStage, found: RowsFound) -> None:
     if found.bad_rows and stage.on_bad_row == "error":
-        return  # reported already, and the remaining rows are not those that will be read
+        return  # said already, and what is left of them is not what will be read
     if isinstance(stage, KTOStage) and stage.loss == "kto" and stage.reference_point == "step":
         _check_reference_point(review, stage, found)
     elif stage.eval_data is None and stage.eval_frac:
