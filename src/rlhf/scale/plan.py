@@ -261,9 +261,9 @@ class _Planner:
         for one in work.learned[1:]:
             critic = self.shapes[one.whose]
             trained.append(critic)
-            own = self._cost(one, groups).learn(one.largest)
+            learned_critic = self._cost(one, groups).learn(one.largest)
             held = memory.model_bytes(critic)
-            parts["critic"] = held["weights"] + held["optimizer"] + own.peak_bytes
+            parts["critic"] = held["weights"] + held["optimizer"] + learned_critic.peak_bytes
         reading = self._reading_bytes(work, groups)
         if self.machine.is_gpu:  # its allocator reuses freed memory
             reading = max(0.0, reading - parts["activations"] - parts["gradients"])
