@@ -152,7 +152,7 @@ def _ppo(found: Mapping[str, Any]) -> list[str]:
     compared, cases = ", ".join(found["compared"]), "; ".join(found["cases"])
     return [
         f"TRL {found['trl']} has PPO's formulas in the middle of `PPOTrainer.train`. `python tools/oracle_ppo.py --wheel WHEEL` runs those",
-        "lines as they stand, on numbers in float64, beside our trainer's own `assign_credit` and `loss` in micro-batches. The wheel is not a",
+        "lines unchanged, on numbers in float64, and our trainer's own `assign_credit` and `loss` in micro-batches. The wheel is not a",
         "dependency, so this is no case of the suite; the numbers are those of the newest run.",
         "",
         f"* Compared: {compared.replace('_', ' ')}.",
@@ -166,7 +166,7 @@ def _ppo(found: Mapping[str, Any]) -> list[str]:
 def _bco(found: Mapping[str, Any]) -> list[str]:
     """What tools/oracle_bco.py found."""
     return [
-        f"`python tools/oracle_bco.py --wheel WHEEL` calls `BCOTrainer.bco_loss` of TRL {found['trl']} beside our `bco_loss`, in float64;",
+        f"`python tools/oracle_bco.py --wheel WHEEL` calls `BCOTrainer.bco_loss` of TRL {found['trl']} and our `bco_loss`, in float64;",
         "no case of the suite either. How the two average the shift over steps differs on purpose, as the tool says.",
         "",
         f"* Compared: {', '.join(found['compared'])}. Cases: {'; '.join(found['cases'])}.",

@@ -2,8 +2,8 @@
 
     from rlhf import RLHFConfig, RLHFTrainer
 
-Every public name can be imported from here. Nothing is loaded before its name is asked for: ``import rlhf`` costs
-milliseconds, and a machine without a GPU stack can still read configs.
+Every public name can be imported from here. Modules are loaded lazily: ``import rlhf`` takes milliseconds, and a
+machine without torch can still read configs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a training run is doing at this moment, and who listens.
+"""What a training run is currently doing, and the listener that measures it.
 
-The rooms that do the work say so in one line, and know nothing of who measures:
+The code that does the work marks it in one line and does not depend on the listener:
 
     with doing("backward", tokens=batch.num_tokens):
         loss.backward()
 
-Without a listener that is one comparison. ``rlhf.training.profile`` has the one that ``--profile`` sets.
+Without a listener this costs one comparison. ``rlhf.training.profile`` has the listener of ``--profile``.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ Activity = Literal[
     "other",
 ]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-"""In the order in which they are shown. ``sampler wait`` is what goes into a process that samples beside this one: starting it, handing
-it weights, waiting for it; what it spends itself is in no activity. ``scoring`` is what the policy itself and its critic say of a
-rollout before they learn from it; ``other`` is what nobody claims."""
+"""In display order. ``sampler wait`` is time spent on the sampler process: starting it, sending it weights, waiting
+for it; its own time is in no activity. ``scoring`` is the policy's log-probabilities and the critic's values of a
+rollout before training on it; ``other`` is everything else."""
 
 
 class Listener(Protocol):
-    """Who is told what goes on."""
+    """Receives the current activity."""
 
     def doing(self, what: Activity, tokens: int) -> AbstractContextManager[object]:
-        """This goes on as long as it is entered; inside another activity it interrupts that."""
+        """The activity while entered; nested in another activity, it interrupts that one."""
         ...
 
     def count(self, what: Activity, tokens: int) -> None:
-        """So many more tokens: where that is known only afterwards."""
+        """Additional tokens, if their number is known only afterwards."""
         ...
 
     def loop(self, name: str) -> AbstractContextManager[object]:
-        """A training loop lasts as long as this is entered."""
+        """A training loop runs while this is entered."""
         ...
 
     def before_phase(self, number: int, num_phases: int) -> None:
-        """The loop begins to collect what it learns from next: the rows of a step, or a rollout for several."""
+        """The loop starts to collect its next training data: the rows of a step, or a rollout for several steps."""
         ...
 
     def step(self) -> None:
@@ -65,17 +65,17 @@ _listener: Listener | None = None
 
 
 def doing(what: Activity, *, tokens: int = 0) -> AbstractContextManager[object]:
-    """What goes on inside.
+    """Context of an activity.
 
     Args:
         what: One of ``ACTIVITIES``.
-        tokens: Distinct tokens that are read or written, where that has a meaning.
+        tokens: Distinct tokens that are read or written, if applicable.
     """
     return _OFF if _listener is None else _listener.doing(what, tokens)
 
 
 def doing_each(what: Activity, items: Iterator[T]) -> Iterator[T]:
-    """The same items: making each of them is this activity, and what is done with them is not."""
+    """The same items: producing each counts as this activity, using them does not."""
     return items if _listener is None else _heard(what, items)
 
 
@@ -90,7 +90,7 @@ def _heard(what: Activity, items: Iterator[T]) -> Iterator[T]:
 
 
 def count_tokens(what: Activity, tokens: int) -> None:
-    """Add tokens to an activity that could not say at its beginning how many there will be."""
+    """Add tokens to an activity whose number of tokens was not known at its start."""
     if _listener is not None:
         _listener.count(what, tokens)
 
@@ -114,9 +114,9 @@ def step_done() -> None:
 
 @contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
-    """Inside, this one is told; there is one at a time."""
+    """Context in which this listener is active; there is one at a time."""
     global _listener
-    assert _listener is None, "somebody listens already"
+    assert _listener is None, "there is a listener already"
     _listener = listener
     try:
         yield

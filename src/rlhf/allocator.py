@@ -1,4 +1,4 @@
-"""Memory that a step gives back is wanted again by the next one; kernels for shapes that do not come again are not."""
+"""Allocator settings: keep freed memory for the next step, and fewer kernels for shapes that do not repeat."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT = 1 << 25
 """Bytes of a block that may be kept; glibc allows no more, and larger ones go back to the system as before."""
 MOST_FREE = (1 << 31) - 1
-"""Bytes that may lie free at the heap's top, 2 GiB: the most that the parameter's type holds."""
+"""Bytes that may be free at the top of the heap, 2 GiB: the maximum of the parameter's type."""
 
 PRIMITIVES, WRAPPED = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
-"""Environment variables of oneDNN, and of the layer between torch and it, which holds what oneDNN let go, with memory to work in."""
+"""Environment variables of oneDNN, and of the layer between torch and it, which keeps kernels that oneDNN dropped, with scratch memory."""
 KERNELS, WRAPPED_KERNELS = 256, 32
-"""That the two keep. Layers share the kernels of a batch, so the first must hold those of a pass: some 25 where attention is in C, by
-torch's operations more than 64 and fewer than 256 with 7,000 to 17,000 tokens. The second has little to make anew what the first still has."""
+"""Kernels that the two keep. Layers share the kernels of a batch, so the first must hold those of a pass: some 25 where attention is in C, by
+torch's operations more than 64 and fewer than 256 with 7,000 to 17,000 tokens. The second remakes cheaply what the first still has."""
 CAPACITIES = (PRIMITIVES, WRAPPED, "DNNL_PRIMITIVE_CACHE_CAPACITY")
-"""The variables, with the first one's name of before."""
+"""The variables, with the first one's former name."""
 
 
 def forget_kernels() -> None:
-    """Have oneDNN keep the kernels of the shapes that it met last, not of 1,024; settings of the environment hold.
+    """Make oneDNN keep the kernels of fewer recent shapes than its default of 1,024; environment variables take precedence.
 
-    It makes one for each shape of a matrix product in bfloat16, of half a megabyte and more, and another packed batch hardly ever has
+    It compiles one for each shape of a matrix product in bfloat16, of half a megabyte and more, and another packed batch hardly ever has
     the same shapes: 40 steps of SimPO with 20 million parameters on a Xeon peaked at 1,733 MiB without this, and do at 1,487.
 
-    It is read before the first such product of a process: later calls change nothing. Models that are loaded by others are covered
-    only where this is called before.
+    The setting is read before the first such product of a process: later calls have no effect. Models loaded by other code
+    are covered only if this is called first.
     """
     if CAPACITIES[-1] not in os.environ:
         os.environ.setdefault(PRIMITIVES, str(KERNELS))
@@ -37,21 +37,21 @@ def forget_kernels() -> None:
 
 
 def num_kernels_kept() -> int:
-    """That oneDNN keeps, once ``forget_kernels`` was called."""
+    """Number that oneDNN keeps after ``forget_kernels`` was called."""
     found = os.environ.get(PRIMITIVES, os.environ.get(CAPACITIES[-1], ""))
     return int(found) if found.isdecimal() else KERNELS
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Let glibc keep blocks that are freed, for the next that asks, in this process from now on.
+    """Make glibc keep freed blocks for later allocations in this process.
 
-    As it comes, it hands the top of its heap back whenever 64 MB of that are free; each step of a training run on a CPU then
-    pays for the same pages again, one fault for 4 KB (20,700 faults a step of DPO with 20 million parameters, and 7,600 with
+    By default it returns the top of its heap to the system whenever 64 MB of it are free; each step of a training run on a CPU then
+    pays for the same pages again, one fault per 4 KB (20,700 faults a step of DPO with 20 million parameters, and 7,600 with
     this; the peak is the same).
 
     Returns:
-        Whether this was done: False where the C library is another one, or the environment sets ``MALLOC_...`` itself.
+        Whether this was done: False with another C library, or if the environment sets ``MALLOC_...`` itself.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False

@@ -7,13 +7,13 @@
     ├── DataError (ValueError)           a file or a row is wrong; names file, line and column
     ├── ModelError (ValueError)          a model folder or its tokenizer can't be used as asked
     ├── RewardError (RuntimeError)       a reward function failed; names the function and the sample
-    ├── TrainingError (RuntimeError)     training can't go on: not finite, stale weights, diverged
+    ├── TrainingError (RuntimeError)     training can't continue: not finite, stale weights, diverged
     ├── CheckpointError (RuntimeError)   a checkpoint is damaged or belongs to another run
     ├── MissingExtraError (ImportError)  an optional package is needed
     ├── StorageError (OSError)           a disk is full, a folder can't be written
     ├── MemoryLimitError (MemoryError)   out of memory; says what to lower
-    ├── RunBusyError (RuntimeError)      another live process works in the run's folder
-    └── (InterruptedRun)                 no error, so not of the tree: somebody asked the process to stop
+    ├── RunBusyError (RuntimeError)      another running process uses the run's folder
+    └── (InterruptedRun)                 not an error, so not in the tree: the process received a stop signal
 
 Each is also the standard library's error of its kind, so ``except ValueError`` works as a user expects. A message is one
 sentence or two: what is wrong, what we got, what we wanted, what to do.
@@ -36,7 +36,7 @@ class RLHFError(Exception):
     """Root of every error this library raises on purpose."""
 
     exit_code = 1
-    """What the command line returns for it; each kind has its own so that scripts can tell them apart."""
+    """Exit code of the command line; each kind has its own so that scripts can distinguish them."""
 
 
 class ConfigError(RLHFError, ValueError):
@@ -75,7 +75,7 @@ class RewardError(RLHFError, RuntimeError):
 
 
 class TrainingError(RLHFError, RuntimeError):
-    """Training can't go on: a loss is not finite, weights are stale, a guard said stop."""
+    """Training can't continue: a loss is not finite, weights are stale, a guard stopped it."""
 
     exit_code = 6
 
@@ -108,16 +108,16 @@ class MemoryLimitError(RLHFError, MemoryError):
 
 
 class RunBusyError(RLHFError, RuntimeError):
-    """Another live process works in the run's folder."""
+    """Another running process uses the run's folder."""
 
     exit_code = 11
 
 
 class InterruptedRun(BaseException):
-    """Ctrl-C, SIGTERM or SIGHUP: what is done is saved, and the same command goes on from there.
+    """Ctrl-C, SIGTERM or SIGHUP: the state is saved, and the same command resumes from there.
 
-    Not an ``Exception``: it comes at any moment, and code that answers the errors of a row, a file or a judge must not take it
-    for one of those.
+    Not an ``Exception``: it is raised at any moment, and code that handles errors of a row, a file or a judge must not
+    handle it.
     """
 
     exit_code = 75
@@ -132,12 +132,12 @@ UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text, with what a terminal would obey or nothing can write as an escape such as ``\\x1b``; for texts of models and files."""
+    """The text with terminal controls and unencodable characters escaped as in ``\\x1b``; for texts of models and files."""
     return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def text_of(err: BaseException) -> str:
-    """What an exception says, so that it can be printed and written anywhere, and though saying it should fail."""
+    """The message of an exception, safe to print and write anywhere, even if its ``__str__`` fails."""
     try:
         return printable(str(err))
     except Exception:
@@ -145,7 +145,7 @@ def text_of(err: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean 'grpo'?', or the empty string where nothing is close; capitals and punctuation do not count."""
+    """' Did you mean 'grpo'?', or an empty string if nothing is close; case and punctuation are ignored."""
     known = list(known)
     close = [other for other in known if folded(other) == folded(name)] or difflib.get_close_matches(name, known, n=3)
     if not close:
@@ -155,16 +155,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def folded(name: str) -> str:
-    """A name without what people write in different ways: Dr. GRPO and dr_grpo, REINFORCE++ and reinforce_pp."""
+    """A name normalized over spelling variants: Dr. GRPO and dr_grpo, REINFORCE++ and reinforce_pp."""
     return "".join(letter for letter in name.lower().replace("+", "p") if letter.isalnum())
 
 
 def did_you_mean_file(name: str, siblings: Iterable[str]) -> str:
-    """The same for the name of a file or a folder: what all files there end in makes none of them near.
+    """The same for the name of a file or a folder: a common extension does not make names similar.
 
     Args:
-        name: The last part of a path where nothing is.
-        siblings: What lies beside it.
+        name: The last part of a path that does not exist.
+        siblings: The names in the same folder.
     """
     by_stem: dict[str, list[str]] = {}
     for sibling in sorted(siblings):
@@ -175,7 +175,7 @@ def did_you_mean_file(name: str, siblings: Iterable[str]) -> str:
 
 
 def _stem(name: str) -> str:
-    """A file's name up to its first full stop, but for one at the beginning."""
+    """A file's name up to its first period, except a leading one."""
     return (name[:1] + name[1:].partition(".")[0]).lower()
 
 
@@ -221,7 +221,7 @@ def check_type(value: object, kinds: type | tuple[type, ...], *, name: str, expe
 
 
 def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
-    """Import an optional dependency at the moment it is needed.
+    """Import an optional dependency when it is needed.
 
     Raises:
         MissingExtraError: When the package itself is absent; the message holds the pip line. A package that is
@@ -238,11 +238,11 @@ def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
 
 
 OWN_VERSIONS = ("vllm", "deepspeed")
-"""Extras that want other versions than requirements/dev.txt names."""
+"""Extras that need other versions than those in requirements/dev.txt."""
 
 
 def pip_line(extra: str) -> str:
-    """The command that installs an extra of this library: from its checkout, for the name `rlhf` on PyPI is somebody else's."""
+    """The command that installs an extra of this library: from its checkout, because `rlhf` on PyPI is another project."""
     checkout = Path(__file__).resolve().parents[2]
     where = str(checkout) if (checkout / "pyproject.toml").is_file() else "PATH-OF-THE-CHECKOUT"
     versions = "" if extra in OWN_VERSIONS else f" -c '{where}/requirements/dev.txt'"
@@ -250,7 +250,7 @@ def pip_line(extra: str) -> str:
 
 
 def require_all(*modules: str, extra: str, needed_for: str) -> None:
-    """``require`` for several: what one extra brings.
+    """``require`` for several modules of one extra.
 
     Raises:
         MissingExtraError: One of them is not installed.

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, never sees half of one; a disk that can't take them is a ``StorageError``."""
+"""Atomic file writes, also across crashes; a full or unwritable disk is a ``StorageError``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from rlhf.errors import RLHFError, StorageError
 
 RESERVE_BYTES = 16 * 2**20
-"""What ``check_space`` leaves free, for the logs and small files that are written after what it was asked about."""
+"""What ``check_space`` leaves free for logs and small files that are written later."""
 ASIDE_SUFFIX = ".tmp"
 """Files and folders named ``.<name>.<letters>.tmp`` are being written, or were left by a process that was killed."""
 
@@ -44,16 +44,16 @@ _TROUBLES = {
     errno.EMFILE: ("this process has too many files open", "Raise the limit (ulimit -n)."),
     errno.ENFILE: ("the system has too many files open", "End other programs, or raise fs.file-max."),
 }
-"""What the system says of a place that can't be written -> what is wrong, and what to do. A missing file is not here: it
-is the caller who knows whether that is a wrong name or somebody's deletion."""
+"""Error number of a failed write -> what is wrong, and what to do. A missing file is not included: only the caller
+knows whether that is a wrong name or a deleted file."""
 _WRITE_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
-"""What writing itself can fail with. The system then names no file, and libraries hide it in errors of their own."""
+"""Errors of writing itself. The system then names no file, and libraries wrap them in their own errors."""
 _UNSYNCABLE = {errno.EINVAL, errno.ENOTSUP}
-"""From file systems (FUSE, network) that can't sync a folder; there is nothing better to do than to go on."""
+"""From file systems (FUSE, network) that can't sync a folder; ignored."""
 
 
 def user_cache(part: str) -> Path | None:
-    """The folder ``part`` below $RLHF_CACHE or the user's cache; None where there is to be no cache, or the user has no home."""
+    """The folder ``part`` below $RLHF_CACHE or the user's cache; None if caching is off, or the user has no home."""
     named = os.environ.get(CACHE_VARIABLE, "")
     if named == "off":
         return None
@@ -68,21 +68,21 @@ def user_cache(part: str) -> Path | None:
 
 @contextlib.contextmanager
 def storage_errors(path: Path | str, *, advice: str = "") -> Iterator[None]:
-    """Turn what the system says inside about ``path``, or about a file in it, into a ``StorageError`` for people.
+    """Convert system errors about ``path``, or about a file in it, into a ``StorageError`` with a readable message.
 
-    Of a full disk, a quota, a read-only mount, missing rights and the like; every other error, and one about a file
-    elsewhere, passes unchanged. Libraries that hide the system's error in one of their own (safetensors, tokenizers,
-    torch) are seen through.
+    For a full disk, a quota, a read-only mount, missing permissions and the like; every other error, and one about a file
+    elsewhere, is re-raised unchanged. System errors wrapped by libraries (safetensors, tokenizers, torch) are
+    recognized.
 
     Args:
         path: The file or folder that is being written.
-        advice: What to do, where the caller knows better than the general rule.
+        advice: What to do, if the caller knows better than the general rule.
     """
     path = Path(path)
     try:
         yield
     except RLHFError:
-        raise  # already for people
+        raise  # has a readable message already
     except Exception as err:
         found = _system_error(err)
         if found is None or found.errno not in _TROUBLES or not _concerns(found, path):
@@ -93,9 +93,9 @@ def storage_errors(path: Path | str, *, advice: str = "") -> Iterator[None]:
 
 
 def check_space(folder: Path | str, needed_bytes: int, *, purpose: str = "Writing", advice: str = "") -> None:
-    """Raise where a disk has no room, before anything is written.
+    """Raise if a disk has too little space, before anything is written.
 
-    Asks for 2 % more than the estimate, which knows nothing of blocks and folders, and for ``RESERVE_BYTES``.
+    Requires 2 % more than the estimate, which ignores blocks and folders, plus ``RESERVE_BYTES``.
 
     Args:
         folder: Where it will be written; need not exist yet.
@@ -110,7 +110,7 @@ def check_space(folder: Path | str, needed_bytes: int, *, purpose: str = "Writin
     with storage_errors(folder):
         disk = shutil.disk_usage(_existing(folder))
     wanted = needed_bytes + needed_bytes // 50 + RESERVE_BYTES
-    if disk.total and disk.free < wanted:  # some network and FUSE disks say 0 of 0: they don't know
+    if disk.total and disk.free < wanted:  # some network and FUSE disks report 0 of 0 for unknown
         raise StorageError(
             f"{purpose} in {folder} needs {_size(wanted)}, {_size(RESERVE_BYTES)} of it as a reserve, and "
             f"{_size(disk.free)} of {_size(disk.total)} is free on that disk. {advice or _FREE_SPACE}"
@@ -119,10 +119,10 @@ def check_space(folder: Path | str, needed_bytes: int, *, purpose: str = "Writin
 
 @contextlib.contextmanager
 def write_aside(path: Path | str) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on leaving without an error it is synced to disk and renamed onto it.
+    """Yield a temporary path next to ``path``; on exit without an error it is synced to disk and renamed to it.
 
     Raises:
-        StorageError: The disk is full, read-only or not ours; what was at ``path`` is still there, and nothing beside it.
+        StorageError: The disk is full, read-only or not ours; the old ``path`` is unchanged, and no temporary file is left.
     """
     path = Path(path)
     with storage_errors(path):
@@ -133,7 +133,7 @@ def write_aside(path: Path | str) -> Iterator[Path]:
         os.close(handle)
         try:
             yield aside
-            aside.chmod(mode)  # a library may have put a private file of its own in the place
+            aside.chmod(mode)  # a library may have replaced it by a private file
             fsync(aside)
             os.replace(aside, path)
             fsync(path.parent)
@@ -171,7 +171,7 @@ def make_private(path: Path | str) -> int | None:
         The rights it had, where they were wider.
 
     Raises:
-        OSError: It belongs to somebody else.
+        OSError: It belongs to another user.
     """
     try:
         rights = stat.S_IMODE(os.stat(path).st_mode)
@@ -185,7 +185,7 @@ def make_private(path: Path | str) -> int | None:
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """What is written inside is its owner's alone. The whole process is concerned: for commands, not for servers."""
+    """Files written inside are readable by their owner only. Affects the whole process: for commands, not for servers."""
     before = os.umask(0o077)
     try:
         yield
@@ -194,7 +194,7 @@ def private_files() -> Iterator[None]:
 
 
 def make_folder(folder: Path | str) -> None:
-    """Make a folder and those above it that are missing, so that a crash does not take them away again."""
+    """Create a folder and its missing parents, durably across crashes."""
     folder = Path(folder)
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     for new in reversed(missing):
@@ -205,9 +205,9 @@ def make_folder(folder: Path | str) -> None:
 
 
 def remove_leftovers(folder: Path | str) -> list[Path]:
-    """Remove what killed processes left half written directly in ``folder``; returns what it was.
+    """Remove partially written files that killed processes left directly in ``folder``, and return their paths.
 
-    Only for one who knows that nobody is writing there now (the holder of a run's lock).
+    Call it only if no process is writing there (as the holder of a run's lock).
     """
     with storage_errors(folder):
         left = sorted(Path(folder).glob(f".*{ASIDE_SUFFIX}"))
@@ -217,7 +217,7 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
 
 
 def delete(path: Path | str) -> None:
-    """Delete a file, or a folder with all that is in it."""
+    """Delete a file, or a folder with its contents."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
@@ -231,7 +231,7 @@ def sha256(path: Path | str) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """``sha256`` for files that several read: one that looks untouched since it was last read is not read again."""
+    """``sha256`` for files with several readers: a file that is unchanged since it was last read is not read again."""
     found = path.stat()
     return _sha256_of(str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
@@ -242,7 +242,7 @@ def _sha256_of(path: str, *look: int) -> str:
 
 
 def fsync(path: Path | str) -> None:
-    """Ask the system to put a file, or the names in a folder, on disk."""
+    """Sync a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -254,13 +254,13 @@ def fsync(path: Path | str) -> None:
 
 
 def _system_error(err: Exception) -> OSError | None:
-    """The system's error behind an exception: itself, one that it hides, or one that a Rust library put into words."""
+    """The system error of an exception: itself, one that it wraps, or one in the message of a Rust library."""
     if isinstance(err, OSError) and err.errno is not None:
         return err
     seen: BaseException | None = err
     while seen is not None:
-        told = re.search(r"\(os error (\d+)\)", str(seen))
-        found = OSError(int(told[1]), str(seen)) if told else seen
+        match = re.search(r"\(os error (\d+)\)", str(seen))
+        found = OSError(int(match[1]), str(seen)) if match else seen
         if isinstance(found, OSError) and found.errno in _WRITE_FAILURES:
             return found
         seen = seen.__cause__ or seen.__context__
@@ -268,15 +268,15 @@ def _system_error(err: Exception) -> OSError | None:
 
 
 def _concerns(err: OSError, path: Path) -> bool:
-    """Whether an error is about ``path``, something in it, its aside, or a folder above it."""
+    """Whether an error is about ``path``, something in it, its temporary file, or a parent folder."""
     named = _named(err)
     if named is None:
         return err.errno in _WRITE_FAILURES
     named, path = Path(os.path.abspath(named)), Path(os.path.abspath(path))
     if named == path or named in path.parents or path in named.parents:
         return True
-    beside = named.relative_to(path.parent).parts[0] if path.parent in named.parents else ""
-    return beside.startswith(f".{path.name}.")
+    sibling = named.relative_to(path.parent).parts[0] if path.parent in named.parents else ""
+    return sibling.startswith(f".{path.name}.")
 
 
 def _named(err: OSError) -> Path | None:
@@ -284,7 +284,7 @@ def _named(err: OSError) -> Path | None:
 
 
 def _room(path: Path) -> str:
-    """' (now 3.1 GiB of 250 GiB free)', or nothing where the system does not tell."""
+    """' (now 3.1 GiB of 250 GiB free)', or an empty string if the system does not report it."""
     with contextlib.suppress(OSError):
         disk = os.statvfs(_existing(path))
         if disk.f_files and not disk.f_favail:

@@ -15,7 +15,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
     Names are separated in the hash, so ("a", "bc") and ("ab", "c") differ, and so do 1 and "1".
 
     Returns:
-        An int in [0, 2**63), good for ``random.Random``, ``torch.Generator`` and ``numpy.random.default_rng``.
+        An int in [0, 2**63), valid for ``random.Random``, ``torch.Generator`` and ``numpy.random.default_rng``.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in (seed, *names):

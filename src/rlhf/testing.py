@@ -1,11 +1,10 @@
-"""Conformance checks: what everything that claims a contract must pass, this library's own and yours.
+"""Conformance checks for implementations of a contract, this library's and yours.
 
     @pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
     def test_my_engine(check):
         check(MyEngine(...), prompts)
 
-Each check raises AssertionError with a sentence. Prompts should have texts of different lengths and at least three of
-them.
+Each check raises AssertionError with a message. Give at least three prompts, with texts of different lengths.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ SCORER_CHECKS: tuple[Callable[[Scorer, Sequence[Prompt], Sequence[str]], None], 
     check_nothing_is_judged_as_nothing,
     check_judging_changes_nothing,
 )
-"""Every scorer that judges each completion by itself passes all of them."""
+"""Every scorer that scores completions independently passes all of them."""
 
 
 def _tokens(group: Sequence[Completion]) -> list[list[int]]:

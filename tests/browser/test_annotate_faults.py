@@ -17,11 +17,11 @@ def test_a_judgment_made_while_the_server_is_dead_is_sent_once_when_it_is_back(s
     page.keyboard.press("1" if is_good_first(page) else "2")
     after(page, lambda: page.keyboard.press("Enter"))
     page.wait_for_selector("#outbox:visible")
-    assert "1 answer is kept in this browser" in page.locator("#outbox").inner_text()
+    assert "1 answer is stored in this browser" in page.locator("#outbox").inner_text()
     page.keyboard.press("1" if is_good_first(page) else "2")
     page.keyboard.press("Enter")
     page.wait_for_selector("#waiting:visible")  # the preloaded task is answered, too
-    page.wait_for_function("() => document.getElementById('outbox-text').textContent.includes('2 answers are kept')")
+    page.wait_for_function("() => document.getElementById('outbox-text').textContent.includes('2 answers are stored')")
     server.start()
     page.wait_for_selector(".task", timeout=15_000)  # by itself
     now_at(page, 2)

@@ -31,7 +31,7 @@ def test_the_owner_can_read_it(server_folder, browser, theme, width, tmp_path):
         page.goto(server.invitation("boss", role="owner"))
         page.get_by_role("button", name="Start").click()
         page.goto(f"{server.url}/dashboard")
-        page.get_by_role("heading", name="How the work stands").wait_for()
+        page.get_by_role("heading", name="Progress").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
             "nothing scrolls sideways but tables"
         )
@@ -42,7 +42,7 @@ def test_the_owner_can_read_it(server_folder, browser, theme, width, tmp_path):
         ]
         assert not serious
         row = page.get_by_role("row").filter(has_text="lazy").first
-        assert "leans to a position" in row.inner_text()
+        assert "position bias" in row.inner_text()
         shots = Path(os.environ.get("RLHF_SCREENSHOTS", tmp_path))
         page.screenshot(path=shots / f"dashboard-{theme}-{width}.png", full_page=True)
         page.close()

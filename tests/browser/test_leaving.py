@@ -281,7 +281,7 @@ def test_an_owner_who_looks_holds_up_no_task_and_may_judge(server, browser, scre
     page.wait_for_url(f"{server.url}/dashboard")
     page.screenshot(path=screenshots / f"owner_dashboard_{width}.png")
     assert num_open(server) == 0
-    page.get_by_role("link", name="Judge").click()
+    page.get_by_role("link", name="Label").click()
     page.wait_for_selector(".task")
     page.screenshot(path=screenshots / f"owner_label_{width}.png")
     assert comes_to(server, 2)

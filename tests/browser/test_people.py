@@ -35,15 +35,15 @@ def test_an_owner_invites_shuts_out_and_admits_with_the_mouse(browser, tmp_path,
         server.add(*[task(f"t{n}") for n in range(9)])
         how = {"viewport": {"width": width, "height": 800}, "color_scheme": theme}
         boss = come_in(browser, server.invitation("boss", role="owner"), **how)
-        boss.get_by_role("link", name="Judge").click()
+        boss.get_by_role("link", name="Label").click()
         boss.wait_for_selector(".task")
         for narrow in (360, 700, width):  # an owner has two links more than an annotator
             boss.set_viewport_size({"width": narrow, "height": 800})
             assert boss.evaluate("document.documentElement.scrollWidth") <= narrow
         assert faults(boss) == []
-        boss.get_by_role("link", name="People").click()
+        boss.get_by_role("link", name="Members").click()
         boss.get_by_label("Name").fill("ann")
-        boss.get_by_role("button", name="Make a link").click()
+        boss.get_by_role("button", name="Create link").click()
         link = boss.get_by_label("Invitation link for ann").input_value()
         assert faults(boss) == []
         assert boss.evaluate("document.documentElement.scrollWidth <= innerWidth"), "only the table scrolls"
@@ -52,7 +52,7 @@ def test_an_owner_invites_shuts_out_and_admits_with_the_mouse(browser, tmp_path,
         ann = come_in(browser, link)
         ann.keyboard.press("1")
         after(ann, lambda: ann.keyboard.press("Enter"))
-        assert ann.get_by_role("link", name="People").count() == 0
+        assert ann.get_by_role("link", name="Members").count() == 0
         ann.wait_for_load_state("networkidle")
         assert ann.goto(f"{server.url}/people").status == 403
 
@@ -69,7 +69,7 @@ def test_an_owner_invites_shuts_out_and_admits_with_the_mouse(browser, tmp_path,
         back.wait_for_selector(".task")
         assert len(server.answers("ann")) == 1
         boss.get_by_label("Name").fill("boss")
-        boss.get_by_role("button", name="Make a link").click()
+        boss.get_by_role("button", name="Create link").click()
         assert "is known as owner, not as annotator" in boss.get_by_role("alert").inner_text()
         boss.screenshot(path=pictures(tmp_path) / f"people-refused-{theme}-{width}.png", full_page=True)
         assert faults(boss) == []

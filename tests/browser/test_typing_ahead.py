@@ -109,10 +109,10 @@ def test_an_undo_and_what_is_typed_behind_it_are_in_order(server, slow, open_pag
 @pytest.mark.parametrize(
     ("kind", "keys", "number", "why"),
     [
-        ("binary", "1 Enter 1", 3, "asks something else"),
+        ("binary", "1 Enter 1", 3, "another kind"),
         ("pairwise", "Enter 2 Enter", 2, "could not be sent"),
-        ("pairwise", "c b a d s u", 6, "works on a task that is on the screen"),
-        (None, "1 Enter u", 3, "nothing is left"),
+        ("pairwise", "c b a d s u", 6, "needs a task"),
+        (None, "1 Enter u", 3, "no tasks are left"),
     ],
 )
 def test_keys_that_could_mean_another_task_are_not_used_and_that_is_said(
@@ -126,7 +126,7 @@ def test_keys_that_could_mean_another_task_are_not_used_and_that_is_said(
         page.keyboard.press(key)
     held.set()
     page.wait_for_function("why => document.getElementById('notice-text').textContent.includes(why)", arg=why)
-    assert f"{number} keys that were pressed ahead were not used" in page.locator("#notice").inner_text()
+    assert f"{number} queued keys were not used" in page.locator("#notice").inner_text()
     page.wait_for_load_state("networkidle")
     assert len(server.answers()) == 1
     page.wait_for_timeout(1100)  # whoever has paused is heard again
@@ -148,7 +148,7 @@ def test_what_waits_is_shown_and_escape_throws_it_away(server, held, open_page):
         page.keyboard.press(key)
     assert page.locator("#queued-keys").inner_text() == "2 Enter"
     page.keyboard.press("Escape")
-    assert "2 keys that were pressed ahead were not used" in page.locator("#notice").inner_text()
+    assert "2 queued keys were not used" in page.locator("#notice").inner_text()
     held.set()
     now_at(page, 1)
     page.wait_for_selector(".task")
@@ -174,7 +174,7 @@ def test_a_key_used_twice_is_said_until_it_is_read(server, open_page):
         after(page, lambda: page.keyboard.press("Enter"))
     page.keyboard.press("1")
     after(page, lambda: page.keyboard.press("Enter"))
-    page.wait_for_function("() => document.getElementById('notice-text').textContent.includes('not taken')")
+    page.wait_for_function("() => document.getElementById('notice-text').textContent.includes('rejected')")
     assert "was used for another one" in page.locator("#notice").inner_text()
     page.evaluate("() => { crypto.getRandomValues = (bytes) => window.random.call(crypto, bytes); }")
     page.keyboard.press("1")

@@ -185,7 +185,7 @@ WEIGHTS = {
     "absent": (remove("model.safetensors"), ("holds no weights", "model.safetensors", "interrupted?")),
     "empty": (write("model.safetensors", b""), ("model.safetensors is damaged: 0 bytes", "Copy or download")),
     "cut in the header": (cut("model.safetensors", keep=500), ("model.safetensors is damaged: 500 bytes",)),
-    "cut in the weights": (cut("model.safetensors", keep=100_000), ("it has 100000 bytes", "its header speaks of")),
+    "cut in the weights": (cut("model.safetensors", keep=100_000), ("it has 100000 bytes", "its header describes")),
     "something else": (write("model.safetensors", b"\x10" + bytes(200)), ("its header is not JSON", "Copy")),
     "a pointer": (
         write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
@@ -238,7 +238,7 @@ TOKENIZERS = {
         remove("tokenizer.json", "tokenizer_config.json"),
         ("holds no tokenizer", "tokenizer.json", "`tokenizer: FOLDER`"),
     ),
-    "only its settings": (remove("tokenizer.json"), ("holds no tokenizer", "Save the tokenizer beside the model")),
+    "only its settings": (remove("tokenizer.json"), ("holds no tokenizer", "Save the tokenizer")),
     "cut": (cut("tokenizer.json", keep=500), ("tokenizer.json is not valid JSON", "line 27, column 7")),
     "a list": (write("tokenizer.json", "[]"), ("tokenizer.json holds a list",)),
     "something else": (write("tokenizer.json", "{}"), ("tokenizer.json holds no `model`",)),
@@ -284,7 +284,7 @@ SHARDS = {
     ),
     "a part cut": (
         lambda folder: shards_of(folder)[1].write_bytes(shards_of(folder)[1].read_bytes()[:-50]),
-        ("model-00002-of-", "is damaged: it has", "its header speaks of"),
+        ("model-00002-of-", "is damaged: it has", "its header describes"),
     ),
     "parts swapped": (
         lambda folder: shutil.copy(shards_of(folder)[0], shards_of(folder)[1]),
@@ -298,7 +298,7 @@ SHARDS = {
     "the index empty": (write("model.safetensors.index.json", "{}"), ("has no `weight_map`",)),
     "the index outside": (
         edit_index(lambda places: places.update(dict.fromkeys(places, "../../secret.safetensors"))),
-        ("names the file '../../secret.safetensors'", "beside it"),
+        ("names the file '../../secret.safetensors'", ".safetensors"),
     ),
     "the index to a pickle": (
         edit_index(lambda places: places.update(dict.fromkeys(places, "weights.bin"))),
@@ -331,7 +331,7 @@ def test_a_model_larger_than_memory_says_what_to_do(tiny_model_folder):
 @pytest.mark.parametrize(
     ("name", "phrases"),
     [
-        ("config.json", ("config.json can't be read: Permission denied", "who may read it")),
+        ("config.json", ("config.json can't be read: Permission denied", "permissions")),
         ("model.safetensors", ("model.safetensors can't be read: Permission denied",)),
         ("tokenizer.json", ("tokenizer.json can't be read: Permission denied",)),
     ],
@@ -490,8 +490,8 @@ def test_models_of_another_kind_are_told_apart(tmp_path, tiny_model_folder):
     reward = str(RewardModel.from_policy(policy).save_pretrained(tmp_path / "reward"))
     value = str(ValueModel.from_policy(policy).save_pretrained(tmp_path / "value"))
     for load, path, phrases in (
-        (PolicyModel.from_pretrained, reward, ("no language model", "gives scores, not words", "policy")),
-        (PolicyModel.from_pretrained, value, ("is a value model", "returns, not words", "policy's folder")),
+        (PolicyModel.from_pretrained, reward, ("no language model", "returns scores, not text", "policy")),
+        (PolicyModel.from_pretrained, value, ("is a value model", "values, not text", "policy's folder")),
         (RewardModel.from_pretrained, str(tiny_model_folder), ("no reward model", "LlamaForCausalLM", "rlhf reward")),
         (RewardModel.from_pretrained, value, ("is a value model", "rlhf reward")),
         (ValueModel.from_pretrained, reward, ("no value model", "ValueModel.from_policy")),
@@ -512,7 +512,7 @@ def test_models_of_another_kind_are_told_apart(tmp_path, tiny_model_folder):
             ("rlhf_reward.json describes no model: it has no 'std'", "Save the model"),
         ),
         (edit("rlhf_reward.json", num_models="two"), ("rlhf_reward.json describes no model", "'two'")),
-        (edit("rlhf_reward.json", num_models=2), ("an ensemble of 2 reward models, and member-0 is not there",)),
+        (edit("rlhf_reward.json", num_models=2), ("an ensemble of 2 reward models, but member-0 is missing",)),
         (edit("rlhf_reward.json", head={"shape": "round"}), ("rlhf_reward.json describes no model", "'shape'")),
         (set_one("score.weight", float("nan")), ("NaN or infinity in 1 of its weights: score.weight",)),
         (cut("model.safetensors", keep=9000), ("model.safetensors is damaged: it has 9000 bytes",)),

@@ -56,9 +56,7 @@ def test_a_process_that_is_killed_comes_back_with_the_newest_weights(engine, pol
     assert engine.restarts == 1
     assert engine.fingerprint() == policy.fingerprint()
     assert told == [
-        message
-        for message in told
-        if "was ended by SIGKILL, perhaps for want of memory; it is started again" in message
+        message for message in told if "was ended by SIGKILL, perhaps for want of memory; restarting it" in message
     ]
     assert len(told) == 1
     assert "with the weights of version 3" in told[0]
@@ -78,7 +76,7 @@ def test_a_process_that_is_killed_between_two_requests_comes_back_too(engine):
 def test_a_process_that_dies_every_time_ends_in_one_error(engine, faults):
     faults.write_text("die")
     with pytest.raises(
-        TrainingError, match=r"was ended by SIGKILL.*and after a new start it was ended by SIGKILL"
+        TrainingError, match=r"was ended by SIGKILL.*and after a restart it was ended by SIGKILL"
     ) as caught:
         ask(engine)
     assert "at 'generate'" in str(caught.value)
@@ -115,7 +113,7 @@ def test_weights_that_never_reach_the_model_stop_the_push(engine, policy, faults
     nudge(policy)
     with pytest.raises(
         TrainingError,
-        match="says that it loaded the weights of version 1, but in its memory are still those of version 0",
+        match="loaded the weights of version 1, but its memory still holds those of version 0",
     ):
         engine.load_weights(1)
 

@@ -1,5 +1,5 @@
-"""A policy against its baseline on held-out prompts: did it become better, at what price, and what does it look
-like?"""
+"""Evaluation of a policy against its baseline on held-out prompts: improvement, side effects, and sample
+completions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from rlhf.training.monitoring.guards import repetition
 NUM_SAMPLES_SHOWN = 12
 NUM_REGRESSIONS_SHOWN = 4
 PROMPTS_AT_ONCE = 64
-"""Between two words of progress; a sample does not depend on what is asked beside it."""
+"""Between two progress messages; a sample does not depend on the rest of its batch."""
 VERDICTS = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 
@@ -61,7 +61,7 @@ class Pairs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one policy said and how it was judged; S = prompts x samples, the samples of a prompt together."""
+    """Completions of one policy and their scores; S = prompts x samples, the samples of a prompt together."""
 
     completions: list[list[Completion]]
     judged: Judged
@@ -348,7 +348,7 @@ def choose_samples(
 
 
 def proxy_agreement(before: Answers, after: Answers, units: Sequence[int]) -> ProxyAgreement:
-    """The reward model against the judge, on what the policies really say."""
+    """The reward model compared with the judge, on the policies' own completions."""
     assert before.proxy is not None
     assert after.proxy is not None
     one_each = [i for i, unit in enumerate(units) if i == 0 or units[i - 1] != unit]
@@ -395,7 +395,7 @@ def _sample(
             if progress is not None:
                 progress(name, by=len(part) * samples_per_prompt)
     finally:
-        close_engine(engine)  # before another one wants its memory
+        close_engine(engine)  # before another one needs its memory
     return found
 
 

@@ -1,4 +1,4 @@
-"""How sure a measured number is: intervals that stay right with ties, clusters and few samples.
+"""Confidence intervals that are valid with ties, clusters and few samples.
 
 The unit of an interval is whatever was drawn independently, which in evaluation is the *prompt*. Several samples of one
 prompt resemble each other, so they are averaged first (``unit_means``) and count once. With 150 prompts of eight
@@ -183,7 +183,7 @@ def mean_interval(values: ArrayLike, *, confidence: float = CONFIDENCE) -> Estim
         confidence: Share of such intervals that hold the truth.
 
     Returns:
-        The mean; its interval is NaN for a single value, which says nothing about its own noise.
+        The mean; its interval is NaN for a single value, whose noise is unknown.
     """
     check_confidence(confidence)
     x = np.asarray(values, dtype=np.float64)
@@ -254,7 +254,7 @@ def paired_bootstrap(
     """Mean of ``after - before`` where both were measured on the same prompts.
 
     What two systems share (a hard prompt is hard for both) leaves the difference, so this is narrower than two
-    intervals side by side, and their overlap says nothing.
+    intervals side by side, and their overlap is not informative.
 
     Args:
         before: [n].

@@ -1,6 +1,6 @@
-"""Judges: functions that say how good completions are, and are never seen by a stage that trains the policy.
+"""Judges: functions that score completions and are never used by a stage that trains the policy.
 
-A judge is a reward function with the standard signature that may say more than one number:
+A judge is a reward function with the standard signature that may return more than one number:
 
     judge(prompts, completions, *, ended, **columns) -> list[float] | list[dict]
 
@@ -9,7 +9,7 @@ A judge is a reward function with the standard signature that may say more than 
     ended        [n] bools; False where the length limit cut the completion off
     columns      whatever else the prompt rows carry, [n] each
 
-It gets those of them that it takes, so a reward function that knows nothing of ``ended`` is a judge as it is.
+It receives only the arguments that it accepts, so a reward function without ``ended`` is a judge, too.
 
 A dict holds ``score`` and any further numbers (``correct``, ``polite``, ``unparsable`` ...; True counts 1), which are
 averaged as metrics; None means that the metric does not apply to this completion, and texts are left alone. Every
@@ -192,7 +192,7 @@ def world_judge(
 def _ask_scorer(
     scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike], *, batch_size: int = JUDGE_BATCH
 ) -> Judged:
-    """What a scorer says, in batches; the parts of its score beside it.
+    """The scores of a scorer, in batches, with the components of each score.
 
     Raises:
         RewardError: It failed, or has no score for a sample.
@@ -286,7 +286,7 @@ def _refusal(
 
 
 def _accepted(judge: Callable[..., Sequence[Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments that the judge takes; what it lacks it will say itself."""
+    """The arguments that the judge accepts; missing ones are reported by the call itself."""
     try:
         parameters = inspect.signature(judge).parameters
     except ValueError:  # some builtins have no signature

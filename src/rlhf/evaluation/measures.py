@@ -1,4 +1,4 @@
-"""What can be measured on sampled completions without any judge: distance from the baseline, entropy, length,
+"""Measurements on sampled completions that need no judge: distance from the baseline, entropy, length,
 variety."""
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def token_measures(
 
 
 def why_no_kl(sampling: SamplingConfig) -> str | None:
-    """Why samples drawn like this say nothing about the KL between the policies; None where they do."""
+    """Why samples drawn like this can't measure the KL between the policies; None if they can."""
     if sampling.temperature == 0:
-        return "greedy completions are no samples of the policy; measure at a temperature above 0"
+        return "greedy completions are not samples of the policy; measure at a temperature above 0"
     filters = {"top_k": None, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     used = [name for name, off in filters.items() if getattr(sampling, name) != off]
     if used:

@@ -1,7 +1,7 @@
-"""Numbers as people write them, on the console and in reports alike; loads nothing but the standard library.
+"""Formatting of numbers for the console and for reports; imports only the standard library.
 
-There is one minus sign, the one of every keyboard: a number can be searched for and copied from the page to the console. Shares are
-printed as percentages, their changes as percentage points; what was not measured says so and is never a 0.
+The minus sign is the ASCII one: a number can be searched for and copied from the page to the console. Shares are
+printed as percentages, their changes as percentage points; a missing measurement is printed as such and never as 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ROUNDING = 1e-9
-"""What is smaller is printed as 0, without a sign."""
+"""Smaller values are printed as 0, without a sign."""
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -27,7 +27,7 @@ def number(value: Any, otherwise: float | None = None) -> float | None:
 
 
 def times(count: int) -> str:
-    """How often."""
+    """A count as an adverb."""
     return {0: "never", 1: "once"}.get(count, f"{count:,} times")
 
 
@@ -49,7 +49,7 @@ def plain_number(value: Any, digits: int = 2) -> str:
 
 
 def signed_number(value: Any, digits: int = 2) -> str:
-    """With its sign, also where it is positive."""
+    """With its sign, also if it is positive."""
     found = number(value)
     if found is None:
         return plain_number(value)
@@ -58,7 +58,7 @@ def signed_number(value: Any, digits: int = 2) -> str:
 
 
 def percentage(value: Any, digits: int = 1) -> str:
-    """A share, rounded before it is multiplied: where the console says 0.993 this says 99.3, and not 99.2 for 0.9925."""
+    """A share, rounded before it is multiplied: for 0.9925 the console prints 0.993, so this gives 99.3 and not 99.2."""
     found = number(value)
     return "not measured" if found is None else f"{100 * round(found, digits + 2) + 0.0:.{digits}f}\u202f%"
 
@@ -77,14 +77,14 @@ def formatted(value: Any, share: bool = False, signed: bool = False) -> str:
 
 
 def interval(estimate: Mapping[str, Any], share: bool = False, signed: bool = False) -> str:
-    """'low to high', or nothing where there is no interval."""
+    """'low to high', or an empty string without an interval."""
     if number(estimate.get("low")) is None or number(estimate.get("high")) is None:
         return ""
     return f"{formatted(estimate['low'], share, signed)} to {formatted(estimate['high'], share, signed)}"
 
 
 def shares_of_100(counts: Sequence[int]) -> list[int]:
-    """Whole percentages that add up to 100 (largest remainder; the first of equals gets more); zeros where nothing was counted."""
+    """Whole percentages that add up to 100 (largest remainder; the first of equals gets more); zeros if nothing was counted."""
     total = sum(counts)
     if total <= 0:
         return [0 for _ in counts]
@@ -96,13 +96,13 @@ def shares_of_100(counts: Sequence[int]) -> list[int]:
 
 
 def told_apart(first: float, second: float) -> tuple[str, str]:
-    """Two numbers that differ, in as many digits as it takes to see it."""
+    """Two different numbers, with as many digits as needed to see the difference."""
     digits = digits_for(first, second)
     return plain_number(first, digits), plain_number(second, digits)
 
 
 def digits_for(*values: float, digits: int = 2) -> int:
-    """As many digits as it takes to see that values differ which do."""
+    """The number of digits needed to distinguish different values."""
     different = len(set(values))
     while digits < 12 and len({plain_number(value, digits) for value in values}) < different:
         digits += 1

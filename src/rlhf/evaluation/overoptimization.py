@@ -1,9 +1,9 @@
 """Was the reward gamed? The proxy reward of a training run against a judge that the run never saw.
 
 RL stages write ``rollouts.jsonl`` with one row a completion: ``step, prompt, completion, ended, score, kl`` and the ids that were
-sampled, ``prompt_ids`` and ``completion_ids`` (absent from files of older versions). The judge reads them after the fact
-(``judge_rollouts``), so no judgment can leak into training. Where the proxy keeps rising
-while the judge's score has fallen from its peak, the policy has learned what the reward model gets wrong (Gao et al.
+sampled, ``prompt_ids`` and ``completion_ids`` (absent from files of older versions). The judge scores them afterwards
+(``judge_rollouts``), so no judgment can leak into training. If the proxy keeps rising
+while the judge's score has fallen from its peak, the policy exploits errors of the reward model (Gao et al.
 2022, "Scaling Laws for Reward Model Overoptimization", arXiv:2210.10760).
 """
 
@@ -43,7 +43,7 @@ POWER_Z = 1.2816
 SAME = 1e-9
 """Of the largest score: values nearer to one another than this differ by rounding alone."""
 NULL_DRAWS = 20_000
-UNKNOWN = "Whether the reward was gamed could not be told"
+UNKNOWN = "Whether the reward was gamed could not be determined"
 RESERVED = ("step", "prompt", "completion", "ended", "score", "kl", "prompt_ids", "completion_ids", "scored")
 
 
@@ -111,7 +111,7 @@ def read_rollouts(path: Path | str) -> list[dict[str, Any]]:
 
 
 def judge_rollouts(rows: Path | str | Iterable[Mapping[str, Any]], judge: Judge) -> list[dict[str, Any]]:
-    """The curve of a run: what the reward said and what the judge says, step by step.
+    """The curve of a run: the reward's and the judge's scores, step by step.
 
     Args:
         rows: A ``rollouts.jsonl``, or its rows: step, prompt, completion, ended, score (of the proxy), kl (nats per
@@ -184,7 +184,7 @@ def overoptimization(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFind
         curve: Points with step, proxy, gold and perhaps kl, in order of steps (``judge_rollouts``).
 
     Returns:
-        The verdict with its numbers and one sentence for people.
+        The verdict with its numbers and one readable sentence.
     """
     n = len(curve)
     if n < MIN_STEPS:
@@ -287,7 +287,7 @@ def _decide(numbers: Mapping[str, Any], *, p_proxy_rose: float, p_proxy_fell: fl
         return HackingVerdict.NONE, text
     text = (
         f"{UNKNOWN}: {path}. Only a fall of {seen} or more would have been seen in nine of ten such runs, and the rise "
-        f"between these means was {plain_number(max(gain, 0.0), digits)}. More rollouts, or more completions in each, would tell."
+        f"between these means was {plain_number(max(gain, 0.0), digits)}. Use more rollouts, or more completions in each."
     )
     return HackingVerdict.UNDECIDED, text
 

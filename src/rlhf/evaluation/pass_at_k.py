@@ -1,4 +1,4 @@
-"""pass@k: how likely is it that at least one of k samples solves a problem?"""
+"""pass@k: the probability that at least one of k samples solves a problem."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pass_curve(
     fewest = min((len(samples) for samples in outcomes), default=1)
     if fewest == 0:
         empty = next(number for number, samples in enumerate(outcomes) if len(samples) == 0)
-        raise ConfigError(f"Problem {empty} has no samples, so nothing can be said of it; draw some or leave it out.")
+        raise ConfigError(f"Problem {empty} has no samples, so it can't be evaluated; draw some or leave it out.")
     if ks is None:
         ks = [2**power for power in range(fewest.bit_length())]
     right, drawn = [int(samples.sum()) for samples in outcomes], [len(samples) for samples in outcomes]

@@ -1,4 +1,4 @@
-"""How good a process reward model is: does it find the first wrong step, and does it leave sound completions alone?"""
+"""Quality of a process reward model: does it find the first wrong step, and does it accept sound completions?"""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class ProcessQuality:
     steps: Estimate
     """Share of all steps that are judged right; flattering where most steps are right."""
     always_last: float
-    """What ``first_wrong`` would be for who always names the last step; NaN where nothing is wrong."""
+    """``first_wrong`` of always choosing the last step; NaN if nothing is wrong."""
     chance: float
-    """What ``first_wrong`` would be for who names any step; NaN where nothing is wrong."""
+    """``first_wrong`` of choosing a random step; NaN if nothing is wrong."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: NaN becomes null."""

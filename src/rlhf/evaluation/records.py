@@ -1,4 +1,4 @@
-"""What an evaluation found, and ``evaluation.json``, where it is kept.
+"""The results of an evaluation, and the format of ``evaluation.json``.
 
     schema        1
     settings      policy, baseline, judge: names; num_prompts, samples_per_prompt, seed, sampling {...};
@@ -13,7 +13,7 @@
     reward_model  null, or {accuracy, accuracy_clean, margin: estimates; ties, fitted_scale, calibration {scale,
                   threshold, log_loss, brier, expected_error, expected_error_null, bins [{low, high, count, confidence,
                   accuracy}]}}
-    proxy         null, or {spearman, agreement: estimates}: reward model against judge on what the policies say
+    proxy         null, or {spearman, agreement: estimates}: reward model compared with the judge on the policies' completions
     training      how the training between baseline and policy ended, a stage each: [{stage, rollouts, alarms [{guard, metric, step,
                   limit, value}] that still held in the last fifth, first {...}, last {...}}]
     verdict       {tone, title, sentences, reasons}: what ``rlhf.evaluation.verdict`` makes of all this
@@ -138,7 +138,7 @@ class KL:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyAgreement:
-    """How far the reward model and the judge agree on what the two policies really say."""
+    """Agreement of the reward model and the judge on the completions of the two policies."""
 
     spearman: Estimate
     """Rank correlation of their scores over the policy's completions, one for each prompt."""
@@ -170,7 +170,7 @@ class Evaluation:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def with_curve(self, curve: Sequence[Mapping[str, Any]]) -> Evaluation:
-        """A copy with a training run's curve (``judge_rollouts``) and what it says about reward hacking."""
+        """A copy with a training run's curve (``judge_rollouts``) and its finding about reward hacking."""
         missing = {name: why for name, why in self.missing.items() if name != "curve"}
         return replace(self, curve=[dict(point) for point in curve], hacking=overoptimization(curve), missing=missing)
 
@@ -180,7 +180,7 @@ class Evaluation:
         return verdict(Evidence.of(self._parts(), self.independence))
 
     def headline(self) -> str:
-        """One line for people."""
+        """A one-line summary."""
         gold, kl, rate, settings = self.changes["gold"], self.kl.k1, self.win_rate, self.settings
         distance = (
             f"KL estimate {round(kl.value, 2) + 0.0:.2f} nats/sequence"
@@ -194,7 +194,7 @@ class Evaluation:
         )
 
     def summary(self) -> dict[str, Any]:
-        """What ``summary.json`` says of it; None where something was not measured."""
+        """Its entry in ``summary.json``; None for values that were not measured."""
         gold, found = self.changes["gold"], self.verdict
         return {
             **{name: self.settings.get(name) for name in ("policy", "baseline", "judge")},

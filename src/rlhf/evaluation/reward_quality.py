@@ -1,6 +1,6 @@
-"""How good a reward model is: does it prefer what people prefer, and are its probabilities true?
+"""Quality of a reward model: does it agree with human preferences, and is it calibrated?
 
-All of it on held-out pairs. P is the number of pairs, d = score of chosen - score of rejected.
+Measured on held-out pairs. P is the number of pairs, d = score of chosen - score of rejected.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RewardQuality:
     accuracy: Estimate
     """Share of pairs in which the chosen completion scores higher; a tie counts half."""
     accuracy_clean: Estimate
-    """The same against the true preference, where the pairs say which labels are slips (``flipped``)."""
+    """The same against the true preference, if the pairs mark wrong labels (``flipped``)."""
     ties: int
     margin: Estimate
     """Mean of d."""
@@ -134,7 +134,7 @@ def reward_quality(
     Args:
         chosen_scores: [P].
         rejected_scores: [P].
-        flipped: [P] True where the label is known to be a slip (``chosen`` is the worse one); None where nobody knows.
+        flipped: [P] True if the label is known to be wrong (``chosen`` is the worse one); None if unknown.
         scale: What turns a score difference into Bradley-Terry logits: the deviation that normalized scores were
             divided by.
         threshold: See ``calibration``.
@@ -149,7 +149,7 @@ def reward_quality(
     difference = chosen - rejected
     usable = bool(difference.size) and bool(np.isfinite(difference).all())
     if flipped is None:
-        clean = Estimate.missing("the pairs do not say which labels are slips", n=len(difference))
+        clean = Estimate.missing("the pairs do not mark wrong labels", n=len(difference))
     else:
         clean = pair_accuracy(np.where(np.asarray(flipped, dtype=bool), -difference, difference), confidence=confidence)
     return RewardQuality(
@@ -195,9 +195,9 @@ def calibration(
 
         x = log(sigmoid(scale d - t) / sigmoid(-scale d - t)),
 
-    which is surer than sigmoid(scale d): somebody who saw a difference saw one larger than the threshold t. ECE is biased
+    which is more confident than sigmoid(scale d): an annotator who saw a difference saw one larger than the threshold t. ECE is biased
     upwards: with true probabilities it is about 0.03 for 1,000 pairs, so the mean under that null is drawn and reported
-    beside it.
+    with it.
 
     Sources: Guo et al. 2017, section 2, arXiv:1706.04599 (reliability, ECE); Brier 1950; null: research/evaluation.md,
         section 2.

@@ -1,4 +1,4 @@
-"""Over-optimization as a curve: what a proxy reward and the truth become with distance from the first policy, and its fitted form.
+"""Over-optimization curves: proxy reward and true reward by distance from the first policy, with a fitted form.
 
 Distance is d = sqrt(KL(policy || first policy)), nats of whole completions. Gao et al. 2022, "Scaling Laws for Reward Model
 Overoptimization", arXiv:2210.10760, find for both rewards, gold (the truth) and proxy (what was optimized):
@@ -6,7 +6,7 @@ Overoptimization", arXiv:2210.10760, find for both rewards, gold (the truth) and
     best-of-n               R(d) = d (alpha - beta d)
     reinforcement learning  R(d) = d (alpha - beta log d)
 
-with R = 0 at the start. beta says how fast the reward that is promised and the one that is had part.
+with R = 0 at the start. beta measures how fast the proxy and the true reward diverge.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def fit_scaling(
     The intervals tell what the draw of prompts and completions leaves open, not what another training seed would give.
 
     Args:
-        moments: At least two that stand apart from the start; rewards on a scale on which the start has 0.
+        moments: At least two at a distance from the start; rewards on a scale on which the start has 0.
         of: Which reward.
         form: See the top of this file.
         num_prompts: Prompts that the moments number.

@@ -1,6 +1,6 @@
 """How many problems a policy solves: at the first try, greedily, and within k tries.
 
-A judge's score says whether a completion solves its problem; further numbers of its verdict are averaged beside that.
+A judge's score says whether a completion solves its problem; further numbers of its verdict are averaged, too.
 Every quantity of one problem is computed from all its samples, and the problem is the unit of every interval.
 """
 
@@ -35,7 +35,7 @@ from rlhf.rollout.types import Completion, RolloutEngine
 from rlhf.seeds import derive_seed
 
 PROMPTS_AT_ONCE = 64
-"""Between two words of progress; a sample does not depend on what is asked beside it."""
+"""Between two progress messages; a sample does not depend on the rest of its batch."""
 NO_BASELINE = "there is no baseline"
 
 
@@ -53,11 +53,11 @@ class Solving:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def headline(self) -> str:
-        """One line for people."""
+        """A one-line summary."""
         shown = [name for name in self.changes if name.startswith("pass@")]
         shown = [shown[0], *(["greedy"] if "greedy" in self.changes else []), *shown[1:][-1:]]
-        told = ", ".join(f"{name} {_words(self.changes[name])}" for name in shown)
-        return f"{told} on {self.settings['num_problems']} problems"
+        values = ", ".join(f"{name} {_words(self.changes[name])}" for name in shown)
+        return f"{values} on {self.settings['num_problems']} problems"
 
     def summary(self) -> dict[str, float | None]:
         """Flat numbers: every quantity, its interval, and where there is a baseline what it gained."""
@@ -101,7 +101,7 @@ def evaluate_solving(
 ) -> Solving:
     """Ask a policy every problem many times, and count what it solves; with a baseline, by how much that changed.
 
-    Both policies draw from seeds of their own, so that luck is not shared (see ``evaluate_policies``).
+    The two policies sample with different seeds, so that luck is not shared (see ``evaluate_policies``).
 
     Args:
         policy: Asked.
@@ -206,7 +206,7 @@ def _ask(
 def _quantities(
     found: Sequence[tuple[list[Completion], Judged]], num_problems: int, ks: Sequence[int], solved_at: float
 ) -> dict[str, Array]:
-    """Name -> [P] values; NaN for a problem of which nothing can be said."""
+    """Name -> [P] values; NaN for a problem that could not be measured."""
     completions, judged = found[0]
     num_samples = len(completions) // num_problems
     solved = (np.array(judged.scores) >= solved_at).reshape(num_problems, num_samples)

@@ -1,14 +1,14 @@
-"""The verdict on one evaluation: a pure function of what is known of it. Console, ``summary.json``, ``rlhf runs`` and the report say
-what this says and nothing else.
+"""The verdict on one evaluation: a pure function of what is known about it. Console, ``summary.json``, ``rlhf runs`` and the report
+all show this verdict.
 
-A win over the baseline is green only where nothing that the run knows speaks against it. A judge can be fooled, a learned one by the
-same answers that fooled the reward, so what needs no judge is looked at as well: alarms of the guards that still held in the last
+A win over the baseline is green only if nothing recorded in the run contradicts it. A judge can be fooled, a learned one by the
+same answers that fooled the reward, so measurements without a judge are used as well: alarms of the guards that still held in the last
 fifth of training, distance from the baseline, answers that are cut, empty, repetitive or all alike, and answers unlike anything that
-the judge was trained on. Each comes with its numbers, those of the baseline beside those of the policy.
+the judge was trained on. Each comes with its numbers for the baseline and for the policy.
 
 Limits: ``RISES``, ``FALLS``, ``SURPRISE`` and ``SURPRISE_NATS``; the reason for each is given with it. They were set on healthy
-runs of the embedded world (PPO, GRPO, DPO; tools/verdicts.py prints the distances to each limit) and on runs that were ruined on purpose.
-Loads nothing but the standard library.
+runs of the embedded world (PPO, GRPO, DPO; tools/verdicts.py prints the distances to each limit) and on deliberately broken runs.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from rlhf.evaluation.numbers import (
 from rlhf.evaluation.verdict_inputs import Evidence, value_of
 
 NO_SIGN = "No sign of reward hacking"
-"""How a finding of ``rlhf.evaluation.overoptimization`` begins that found nothing."""
+"""Prefix of a finding of ``rlhf.evaluation.overoptimization`` that found nothing."""
 GAMED = ("reward_hacking", "collapse")
 """Verdicts of ``rlhf.evaluation.overoptimization`` on a training run whose judge's score fell."""
 
 
 class Tone(StrEnum):
-    """What color a verdict has."""
+    """The color of a verdict."""
 
     GOOD = "good"
-    """Better than the baseline, and nothing known speaks against it."""
+    """Better than the baseline, and nothing known contradicts it."""
     MIXED = "mixed"
-    """Better by this judge, but."""
+    """Better by this judge, with reservations."""
     BAD = "bad"
     """Worse, or better only by a judge that the rest contradicts."""
     UNKNOWN = "unknown"
-    """Could not be told."""
+    """Could not be determined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Rule:
     """A quantity of ``evaluation.json`` (``changes``) that must not move too far."""
 
     code: str
-    """Among a verdict's reasons."""
+    """Its name in a verdict's reasons."""
     quantity: str
     limit: float
     title: str
-    """In the verdict's title."""
+    """Its name in the verdict's title."""
     sentence: str
     """With the numbers of both as {after} and {before}, their names as {policy} and {baseline}."""
 
@@ -76,7 +76,7 @@ RISES = (
     Rule(
         "unfamiliar", "judge_unseen_frac", 0.15, "words that the judge does not know",
         "{after} of the words and word pairs of {policy} do not occur in the judge's training data, {before} of those of "
-        "{baseline}: there it guesses.",
+        "{baseline}: its scores there are unreliable.",
     ),
     Rule(
         "overlong", "judge_overlong_frac", 0.1, "answers longer than the judge knows",
@@ -118,18 +118,18 @@ SHOWN_CUT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Something that speaks against a success."""
+    """Something that contradicts a success."""
 
     code: str
     title: str
     """A few words."""
     sentence: str
-    """Empty where another sentence of every verdict says it."""
+    """Empty if another sentence of every verdict says it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to take away."""
+    """The conclusion of an evaluation."""
 
     tone: Tone
     title: str
@@ -140,7 +140,7 @@ class Verdict:
 
     @property
     def doubts_the_judge(self) -> bool:
-        """Whether the answers themselves, or their training, speak against what the judge says."""
+        """Whether the answers themselves, or their training, contradict the judge."""
         return any(code in AGAINST for code in self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Verdict:
 
 
 def verdict(evidence: Evidence) -> Verdict:
-    """What the evidence allows to say."""
+    """The conclusion that the evidence supports."""
     low, high = (number(evidence.win_rate.get(end)) for end in ("low", "high"))
     against = problems(evidence)
     hacking = evidence.hacking.get("verdict")
@@ -193,7 +193,7 @@ def verdict(evidence: Evidence) -> Verdict:
 
 
 def problems(evidence: Evidence) -> list[Reason]:
-    """Everything but the win rate that speaks against a success."""
+    """Everything except the win rate that contradicts a success."""
     found = [*_alarms(evidence), *_distance(evidence), *_lower_score(evidence)]
     for rule in RISES:
         rise = value_of(evidence.changes.get(rule.quantity, {}), "gain")
@@ -209,7 +209,7 @@ def problems(evidence: Evidence) -> list[Reason]:
 
 
 def surprise(evidence: Evidence) -> tuple[float, float] | None:
-    """Nats per token by which the baseline is surprised: by its own answers, and by the policy's."""
+    """Cross-entropy under the baseline in nats per token: of its own answers, and of the policy's."""
     entropy = evidence.changes.get("entropy", {})
     before, after = (value_of(entropy, side) for side in ("before", "after"))
     if before is None or after is None or evidence.kl_per_token is None:
@@ -259,7 +259,7 @@ def _distance(evidence: Evidence) -> list[Reason]:
 
 
 def _lower_score(evidence: Evidence) -> list[Reason]:
-    """More answers were judged better, and those judged worse by so much that the mean fell; the sentence on the score says so."""
+    """More answers were judged better, but those judged worse lost so much that the mean fell; reported in the sentence on the score."""
     high = number(mapping(evidence.changes.get("gold", {}).get("gain")).get("high"))
     return [Reason("score_fell", "a lower mean score", "")] if high is not None and high < 0 else []
 
@@ -304,9 +304,9 @@ def _win_rate_words(evidence: Evidence) -> list[str]:
     if value is None or low is None or high is None:
         return [f"No win rate: {rate.get('reason') or 'nothing was compared'}."]
     prompts, wins, losses, ties = (int(number(rate.get(key)) or 0) for key in ("num_prompts", "wins", "losses", "ties"))
-    told = evidence.independence
-    about = told.about_prompts.replace("prompts", "prompt", 1) if prompts == 1 else told.about_prompts
-    clause = f", {told.about_judge}" if told.about_judge else ""
+    known = evidence.independence
+    about = known.about_prompts.replace("prompts", "prompt", 1) if prompts == 1 else known.about_prompts
+    clause = f", {known.about_judge}" if known.about_judge else ""
     judge = evidence.judge if " " in evidence.judge else f"`{evidence.judge}`"
     return [
         f"Asked the same {prompts:,} {about}, {evidence.policy} was judged better {times(wins)}, worse {times(losses)} "
@@ -330,26 +330,26 @@ def _score_words(evidence: Evidence) -> list[str]:
     low, high = number(gain.get("low")), number(gain.get("high"))
     shown = plain_number(before), plain_number(after)
     if low is not None and high is not None and low <= 0 <= high:
-        told = f"{shown[0]} before and {shown[1]} now; 95 % interval of the change {interval(gain, signed=True)}"
-        return [f"The judge's mean score did not change measurably ({told})."]
+        values = f"{shown[0]} before and {shown[1]} now; 95 % interval of the change {interval(gain, signed=True)}"
+        return [f"The judge's mean score did not change measurably ({values})."]
     if low is None or high is None or before == after:
         return [f"The judge's mean score was {shown[0]} before and is {shown[1]} now."]
     shown = told_apart(before, after)
     verb, by = ("rose", interval(gain)) if low > 0 else ("fell", interval({"low": -high, "high": -low}))
-    told = f"by {plain_number(abs(after - before))} (95 % interval {by})"
-    return [f"The judge's mean score {verb} from {shown[0]} to {shown[1]}, {told}."]
+    change = f"by {plain_number(abs(after - before))} (95 % interval {by})"
+    return [f"The judge's mean score {verb} from {shown[0]} to {shown[1]}, {change}."]
 
 
 def _cut_words(evidence: Evidence, codes: Sequence[str]) -> list[str]:
     before, after = (value_of(evidence.changes.get("unended_frac", {}), side) for side in ("before", "after"))
     if after is None or after < SHOWN_CUT or "cut" in codes:
         return []
-    beside = f", {percentage(before, 0)} of those of {evidence.baseline}" if before is not None else ""
-    return [f"{percentage(after, 0)} of the answers of {evidence.policy} ran into the length limit{beside}."]
+    compared = f", {percentage(before, 0)} of those of {evidence.baseline}" if before is not None else ""
+    return [f"{percentage(after, 0)} of the answers of {evidence.policy} ran into the length limit{compared}."]
 
 
 def hacking_sentence(hacking: Mapping[str, Any], *, doubted: bool) -> str:
-    """What the curve of reward against judge says; a judge that other evidence doubts is no witness that nothing happened."""
+    """The finding of the curve of reward against judge; a judge in doubt can't prove the absence of hacking."""
     sentence = str(hacking.get("sentence") or "")
     if doubted and sentence.startswith(NO_SIGN):
         return f"By the judge alone there is n{sentence[1:]}"
@@ -361,6 +361,6 @@ def _hacking_words(evidence: Evidence, *, doubted: bool) -> list[str]:
         return [sentence]
     if any(training.rollouts for training in evidence.training):
         return [
-            "Whether the reward was gamed was not looked at: the evaluation was not given the `rollouts` of the training."
+            "Whether the reward was gamed was not checked: the evaluation did not get the `rollouts` of the training."
         ]
     return []

@@ -1,4 +1,4 @@
-"""What a verdict rests on: the numbers of an evaluation, how training ended, and what training saw of judge and prompts."""
+"""Inputs of a verdict: the numbers of an evaluation, the end of training, and what training saw of judge and prompts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Evidence:
     training: tuple[Training, ...] = ()
     independence: Independence = Independence()
     unknown: tuple[str, ...] = ()
-    """What could not be looked at, in sentences."""
+    """What could not be checked, in sentences."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any], independence: Independence | None = None) -> Evidence:

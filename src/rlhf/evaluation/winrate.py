@@ -1,4 +1,4 @@
-"""How often one policy's completion is judged better than another's for the same prompt."""
+"""Win rate: how often one policy's completion is judged better than another's for the same prompt."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class WinRateEvaluator:
         """Win rate of a over b.
 
         Args:
-            prompts: [n] what was asked, once for each comparison.
+            prompts: [n] the prompts, one for each comparison.
             completions_a: [n] of the first system.
             completions_b: [n] of the second.
             ended_a: [n] whether each completion came to its own end; by default all did.

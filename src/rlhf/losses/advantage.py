@@ -1,7 +1,7 @@
 """Credit: from scores of completions and rewards of tokens to advantages. Nothing here carries a gradient.
 
 Where a sequence's scored tokens have gaps (a rollout of several turns scores only the model's own), the next token is
-the next *scored* token: what stands between belongs to the environment.
+the next *scored* token: tokens in between belong to the environment.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def gae(
 
     ``values[t]`` is the estimate before token t is chosen, read where t is predicted. After the last token the value is
     0 if the sequence ended there. One that was cut by the length limit did not end: with ``bootstrap_values`` the
-    estimate after its last token stands for what would have come.
+    estimate after its last token replaces the missing rewards.
 
-    With ``value_gae_lambda`` the critic's returns are made with a lambda of their own (decoupled GAE): at 1 they are the
+    With ``value_gae_lambda`` the critic's returns use a separate lambda (decoupled GAE): at 1 they are the
     rewards to come, which no early mistake of the critic can bend, while the policy keeps a lambda of less variance.
 
     Sources: Schulman et al. 2015, eq. 16, arXiv:1506.02438; bootstrapping at a cut: Pardo et al. 2017,
@@ -189,14 +189,14 @@ def group_advantages(
     Returns:
         [S] in the dtype of ``scores``.
     """
-    centerd, index, count = _centred(scores, group)
+    centered, index, count = _centered(scores, group)
     if not divide_by_std:
-        return centerd
+        return centered
     freedom = (count - 1).clamp(min=1) if unbiased else count
     variance = (
-        segment_mean(centerd.double().square(), index, len(count)) * count / freedom
+        segment_mean(centered.double().square(), index, len(count)) * count / freedom
     )  # 1e20 squared is not finite in float32
-    return centerd / (variance.sqrt() + eps)[index].to(centerd.dtype)
+    return centered / (variance.sqrt() + eps)[index].to(centered.dtype)
 
 
 @torch.no_grad()
@@ -215,8 +215,8 @@ def leave_one_out_advantages(scores: Tensor, group: Tensor) -> Tensor:
     Returns:
         [S]; 0 for a completion without siblings, which has no baseline.
     """
-    centerd, index, count = _centred(scores, group)
-    return centerd * (count / (count - 1).clamp(min=1))[index]
+    centered, index, count = _centered(scores, group)
+    return centered * (count / (count - 1).clamp(min=1))[index]
 
 
 @torch.no_grad()
@@ -240,11 +240,11 @@ def batch_std_advantages(
     Returns:
         [S] in the dtype of ``scores``; exactly 0 for a group of equal scores.
     """
-    centerd, _, _ = _centred(scores, group)
-    totals = moments(centerd)
+    centered, _, _ = _centered(scores, group)
+    totals = moments(centered)
     total, total_of_squares, count = (totals if add_up is None else add_up(totals)).to(scores.device).unbind()
     variance = (total_of_squares - total.square() / count) / (count - 1).clamp(min=1)
-    return (centerd / (variance.clamp(min=0).sqrt() + eps)).to(scores.dtype)
+    return (centered / (variance.clamp(min=0).sqrt() + eps)).to(scores.dtype)
 
 
 @torch.no_grad()
@@ -291,13 +291,13 @@ def _discounted_to_end(values: Tensor, segment: Tensor, discounts: Tensor) -> Te
     return sums
 
 
-def _centred(scores: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _centered(scores: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores less their group's mean [S], group numbers from 0 [S], and group sizes [G]."""
     check_same_shape(scores, group)
     if not scores.is_floating_point():
-        raise ConfigError(f"Scores must be floating-point numbers to be centerd; got {scores.dtype}.")
+        raise ConfigError(f"Scores must be floating-point numbers to be centered; got {scores.dtype}.")
     numbers, index = torch.unique(group, return_inverse=True)
     # the mean of equal numbers may be off by a rounding; measured from the group's maximum they are exact zeros
     shifted = scores - segment_max(scores, index, len(numbers))[index]
-    centerd = shifted - segment_mean(shifted, index, len(numbers))[index]
-    return centerd, index, segment_count(index, len(numbers)).to(scores.dtype)
+    centered = shifted - segment_mean(shifted, index, len(numbers))[index]
+    return centered, index, segment_count(index, len(numbers)).to(scores.dtype)

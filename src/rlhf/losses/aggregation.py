@@ -1,6 +1,6 @@
 """From one loss per token to one number, with denominators of the whole optimizer step.
 
-A denominator counts over all micro-batches and ranks of the step, never over the tensor at hand: then the parts of a
+A denominator counts over all micro-batches and ranks of the step, never over the current tensor: then the parts of a
 batch add up to the whole, gradients too, however it was split. With data-parallel training that averages gradients over
 ranks, the caller multiplies by the number of ranks.
 """

@@ -1,4 +1,4 @@
-"""Losses on pairs that hold each side against the reference by itself, not only their margin. P is the number of pairs.
+"""Losses on pairs that compare each side with the reference separately, not only their margin. P is the number of pairs.
 
     r = chosen - ref_chosen  and  rejected - ref_rejected, nats summed over whole completions
 

@@ -1,6 +1,6 @@
 """Divergences between a student's and a teacher's whole next-token distributions, on tokens the student sampled.
 
-Where only the teacher's log-probabilities of the sampled tokens are at hand, the reverse KL has a sampled form: the
+If only the teacher's log-probabilities of the sampled tokens are available, the reverse KL has a sampled form: the
 token reward -kl_k1(logprobs, teacher_logprobs), with ``reinforce_loss``.
 """
 
@@ -27,8 +27,8 @@ def generalized_jsd(student_logits: Tensor, teacher_logits: Tensor, *, beta: flo
         beta KL(P || M) + (1 - beta) KL(Q || M)         for 0 < beta < 1;  at most log 2
         KL(P || Q) at beta = 0 (forward, covers the teacher),   KL(Q || P) at beta = 1 (reverse, seeks its modes)
 
-    The formula itself is 0 at both ends; the divergences stand there that it tends to when divided by beta, or by
-    1 - beta. So the size jumps at the ends: a learning rate found at 0.1 is not right at 0.
+    The formula itself is 0 at both ends; they are replaced by its limits divided by beta, or by
+    1 - beta. So the size jumps at the ends: a learning rate tuned at 0.1 is not right at 0.
 
     Source: Agarwal et al. 2023 (GKD), eq. 1, arXiv:2306.13649, for student and teacher of one vocabulary.
 

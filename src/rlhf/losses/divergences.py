@@ -91,11 +91,11 @@ DIVERGENCES: dict[str, Callable[..., Tensor]] = {
     "js": js_scores,
     "alpha": alpha_scores,
 }
-"""Scores ``(logratios) -> [S]`` by the name a recipe uses; "alpha" also wants its ``alpha``."""
+"""Scores ``(logratios) -> [S]`` by the name a recipe uses; "alpha" also needs its ``alpha``."""
 
 
 def divergence_scores(logprobs: Tensor, ref_logprobs: Tensor, *, divergence: str, alpha: float | None = None) -> Tensor:
-    """What stands for the log-ratio under another divergence; 0 where policy and reference agree.
+    """Replacement of the log-ratio under another divergence; 0 where policy and reference agree.
 
         f'(u) - f'(1),  u = policy / reference
 

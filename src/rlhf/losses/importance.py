@@ -1,4 +1,4 @@
-"""Correction for a sampler that is not quite the policy: other kernels, rounding, or weights of some steps ago.
+"""Correction for a sampler that differs slightly from the policy: other kernels, rounding, or older weights.
 
 Tokens were drawn from the policy as the engine computed it (``sampling_logprobs``); the update starts from the policy
 as the trainer computes it (``old_logprobs``). Each token's loss is multiplied by a bounded ratio of the two:
@@ -140,7 +140,7 @@ def _ratios(log_ratio: Tensor, score_seq: Tensor, level: str) -> tuple[Tensor, T
     if level == "token":
         unit = torch.arange(len(log_ratio), device=log_ratio.device)
         return unit, log_ratio.clamp(max=MAX_LOG_RATIO).exp()
-    # numbered anew: a sequence without tokens is no unit, and must not count as one whose ratio is 1
+    # renumbered: a sequence without tokens is not a unit, and must not count as one whose ratio is 1
     numbers, unit = torch.unique(score_seq, return_inverse=True)
     over_tokens = segment_sum if level == "sequence" else segment_mean
     return unit, over_tokens(log_ratio, unit, len(numbers)).clamp(max=MAX_LOG_RATIO).exp()

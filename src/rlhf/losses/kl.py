@@ -1,7 +1,7 @@
 """Kullback-Leibler divergence of the policy from the reference, KL(policy || reference), always in this direction.
 
-A per-token estimator sees one token drawn from the policy and d = log policy - log reference of it. What each is good
-for (Tang and Munos 2025, arXiv:2506.09477; Liu et al. 2025, arXiv:2510.01555):
+A per-token estimator sees one token drawn from the policy and d = log policy - log reference of it. Properties of each
+(Tang and Munos 2025, arXiv:2506.09477; Liu et al. 2025, arXiv:2510.01555):
 
     name  formula           in the reward (no gradient)              as a loss term
     k1    d                 unbiased; the principled choice           useless: its gradient has mean 0 on-policy

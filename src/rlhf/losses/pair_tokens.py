@@ -1,7 +1,7 @@
-"""What preference losses do with single tokens: leave out excess length, weigh a pair, keep the chosen one likely.
+"""Token-level parts of preference losses: exclude excess length, weight a pair, keep the chosen completion likely.
 
 [M] scored tokens, [S] sequences, [P] pairs. Sequences are chosen, rejected, chosen, rejected ..., as packing lays them;
-the tokens of a sequence stand side by side.
+the tokens of a sequence are contiguous.
 """
 
 from __future__ import annotations

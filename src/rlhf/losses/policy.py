@@ -1,12 +1,12 @@
-"""Policy-gradient losses on sampled tokens, and what is worth watching about their ratios.
+"""Policy-gradient losses on sampled tokens, and metrics of their ratios.
 
 The ratio is exp(logprobs - old_logprobs), where "old" is the policy that the update starts from. Old log-probabilities,
-advantages and everything here but the loss carry no gradient. What a token teaches as its ratio r leaves 1:
+advantages and everything here but the loss carry no gradient. The gradient weight of a token as its ratio r leaves 1:
 
     loss                      weight of A * grad log-probability       beyond the bounds
     reinforce_loss            1                                        no bound; for data of the present policy only
     clipped_policy_loss       r                                        0 on the side that A pushes to
-    cispo_loss                r, cut at the bound                      the bound: no token falls silent
+    cispo_loss                r, cut at the bound                      the bound: every token keeps a gradient
     sapo_loss                 r * 4 * s(x) * (1 - s(x)), s sigmoid     fades smoothly; x = temperature * (r - 1)
 
 At r = 1 all of them are the plain policy gradient. Losses of a whole sequence's ratio are in ``sequence_ratio``.

@@ -7,7 +7,7 @@ same order; what the losses of this file see of them is one number per pair, the
     margin = (chosen - ref_chosen) - (rejected - ref_rejected)
 
 Reference-free: give zeros for the reference. With another divergence than reverse KL: ``divergences``. Losses that also
-hold each side by itself: ``anchored``; that compare the pairs of a step with each other: ``transport``.
+anchor each side separately: ``anchored``; that compare the pairs of a step with each other: ``transport``.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def length_normalized_dpo_loss(
     rejected_lengths: Tensor,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """DPO on log-ratios per token: a long completion has no larger say than a short one.
+    """DPO on log-ratios per token: a long completion has no more weight than a short one.
 
         margin = (chosen - ref_chosen) / chosen_length - (rejected - ref_rejected) / rejected_length
         loss   = as ``dpo_loss``
@@ -207,7 +207,7 @@ def robust_dpo_loss(
         [P] loss per pair. The caller reduces.
 
     Raises:
-        ConfigError: ``label_smoothing`` is outside [0, 0.5): at half, labels say nothing.
+        ConfigError: ``label_smoothing`` is outside [0, 0.5): at half, labels carry no information.
     """
     check_smoothing(label_smoothing)
     logits = beta * _margin(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs)
@@ -282,7 +282,7 @@ def discopop_loss(
         ref_chosen_logprobs: [P].
         ref_rejected_logprobs: [P].
         beta: As in ``dpo_loss``.
-        tau: How sharply the two parts are told apart, in nats times beta, in (0, 1].
+        tau: How sharply the two parts are separated, in nats times beta, in (0, 1].
 
     Returns:
         [P] loss per pair. The caller reduces.
@@ -298,7 +298,7 @@ def discopop_loss(
 
 
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> Tensor:
-    """The reward that a policy stands for, up to a constant per prompt: what DPO's accuracy and margin are measured on.
+    """The implicit reward of a policy, up to a constant per prompt: the basis of DPO's accuracy and margin.
 
         beta * (log pi(y | x) - log pi_ref(y | x))
 

@@ -47,7 +47,7 @@ def pairwise_outcome_loss(
 
         P(chosen wins) = q(chosen) / (q(chosen) + q(rejected)),   log q as in ``aggregate_steps``
 
-    Teaches steps from judgments of whole solutions, alone or beside ``step_loss`` where steps are labeled too.
+    Learns steps from judgments of whole solutions, alone or together with ``step_loss`` if steps are labeled too.
 
     Args:
         step_scores: [K] log-odds that the step is right.

@@ -1,6 +1,6 @@
 """Losses on orders of several completions of one prompt. S is the number of completions, R that of rankings.
 
-A ranking has as many completions as it likes; those of all rankings lie flat, in any order, each with its rank and the
+A ranking may have any number of completions; those of all rankings are flat, in any order, each with its rank and the
 ranking that it belongs to. Only the order of ranks within a ranking matters: smaller is better, and ratings become
 ranks by a minus sign.
 """
@@ -22,7 +22,7 @@ def plackett_luce_loss(scores: Tensor, ranks: Tensor, ranking: Tensor, num_ranki
         P(ranking) = product over its completions i of  exp(score[i]) / (exp(score[i]) + sum of exp(score[j]))
                      where j runs over the completions ranked below i
 
-    Partial rankings are said by equal ranks, between which no order is claimed:
+    Partial rankings use equal ranks, between which no order is claimed:
 
     * The best k of n in order, the others not: give all others one rank below. The likelihood is exact, that of the
       first k choices. k = 1 is the softmax cross-entropy of the best.
@@ -93,5 +93,5 @@ def ranked_pairs(ranks: Tensor, ranking: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _below(ranks: Tensor, ranking: Tensor) -> Tensor:
-    """bool [S, S]: the column's completion stands below the row's in the same ranking."""
+    """bool [S, S]: the column's completion ranks below the row's in the same ranking."""
     return (ranking[:, None] == ranking) & (ranks[:, None] < ranks)

@@ -1,10 +1,10 @@
 """Losses on pairs without a reference policy: SimPO, CPO and ORPO. P is the number of pairs.
 
-No model but the policy is asked, so nothing holds it back but the loss itself: a likelihood term where there is one, a
+Only the policy is evaluated, so only the loss itself keeps it near its start: a likelihood term if there is one, a
 target margin, a small learning rate. Units differ and are in the names: ``logprobs`` are nats summed over a completion's
 scored tokens (``segment_sum``), ``mean_logprobs`` are nats per token (``segment_mean``).
 
-A likelihood term is never added unasked: it is a sum that the caller writes down, ``cpo_loss(...) + coef * chosen_nll(...)``,
+A likelihood term is never added implicitly: it is a sum that the caller writes, ``cpo_loss(...) + coef * chosen_nll(...)``,
 and so is ORPO's, whose weight is 1 and whose odds ratio has the coefficient.
 """
 

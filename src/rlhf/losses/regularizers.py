@@ -1,6 +1,6 @@
-"""What holds a model back while it learns something: pulls towards old weights, a bonus for entropy, noisy embeddings.
+"""Regularizers: penalties towards old weights, an entropy bonus, noisy embeddings.
 
-The pulls on weights depend on no batch. Add them once to an optimizer step, not to each of its micro-batches.
+The weight penalties do not depend on the batch. Add them once per optimizer step, not to each of its micro-batches.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DiagonalFisher:
 
         F[i] = mean over rows of (d log p(row) / d theta[i])^2
 
-    Each row's gradient is squared by itself. Squaring the gradient of a batch would measure how far its mean is from 0,
+    Each row's gradient is squared separately. Squaring the gradient of a batch would measure how far its mean is from 0,
     which at an optimum is nowhere.
 
     Rows of data give the *empirical* Fisher information; completions that the model itself drew give the true one,
@@ -100,7 +100,7 @@ class DiagonalFisher:
         """Begin at no rows.
 
         Args:
-            parameters: The weights to be anchored, by name. Totals lie beside them, in float32 or wider.
+            parameters: The weights to be anchored, by name. Totals are on the same device, in float32 or wider.
         """
         self.num_rows = 0
         self._totals = {name: torch.zeros_like(weight, dtype=_wide(weight)) for name, weight in parameters.items()}
@@ -177,10 +177,10 @@ def neftune_noise(embeddings: Tensor, segment: Tensor, *, alpha: float, generato
         uniform(-1, 1) * alpha / sqrt(L H)
 
     with L the length of the token's own sequence: a sequence's noise has the norm alpha / sqrt(3) on average, whatever
-    its length and whatever lies beside it in the batch. (Implementations on padded batches take the longest row's L.)
+    its length and the rest of the batch. (Implementations on padded batches take the longest row's L.)
 
     Numbers are drawn in the order of tokens. For noise that does not depend on how rows are split into batches, draw
-    each sequence's by a call of its own, with a generator seeded by the row.
+    each sequence's by a separate call, with a generator seeded by the row.
 
     Source: Jain et al. 2023, algorithm 1, arXiv:2310.05914; alpha 5 to 15.
 

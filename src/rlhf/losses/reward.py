@@ -47,7 +47,7 @@ def bradley_terry_loss(
     Raises:
         ConfigError: One ``label_smoothing`` for all pairs is outside its range.
     """
-    if not isinstance(label_smoothing, Tensor) and label_smoothing != 0.5:  # half: the labels say nothing
+    if not isinstance(label_smoothing, Tensor) and label_smoothing != 0.5:  # half: the labels carry no information
         check_smoothing(label_smoothing)
     check_same_shape(chosen_scores, rejected_scores)
     difference = chosen_scores - rejected_scores

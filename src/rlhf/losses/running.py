@@ -47,7 +47,7 @@ class RunningMean:
         for row, number in enumerate(numbers):
             if not math.isfinite(number):
                 raise TrainingError(
-                    f"A running mean was given {number} (row {row} of {len(numbers)}) and wants finite numbers only; "
+                    f"A running mean was given {number} (row {row} of {len(numbers)}) and needs finite numbers only; "
                     "lower the learning rate, or look at that row's log-probabilities."
                 )
         step_mean = math.fsum(numbers) / len(numbers)

@@ -1,4 +1,4 @@
-"""Sums, means, maxima and backward sums over the tokens of each sequence: what a flat layout has instead of a mask.
+"""Sums, means, maxima and backward sums over the tokens of each sequence: a flat layout uses these instead of a mask.
 
 [M] scored tokens, [S] sequences; ``segment[m]`` is the sequence that token m belongs to (``score_seq`` of a packed
 batch), or the group that a sequence belongs to. Results have the dtype of the values. On CUDA, sums run in a fixed
@@ -128,7 +128,7 @@ def segment_ends(segment: Tensor) -> tuple[Tensor, Tensor]:
         at = int((segment.diff() < 0).nonzero()[0]) + 1
         raise ConfigError(
             f"Token {at} belongs to sequence {int(segment[at])} and the token before it to {int(segment[at - 1])}; "
-            "the tokens of a sequence must stand side by side, sequences in order."
+            "the tokens of a sequence must be contiguous, sequences in order."
         )
     return lengths.cumsum(0) - 1, lengths
 

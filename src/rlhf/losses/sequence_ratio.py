@@ -1,4 +1,4 @@
-"""Policy losses whose ratio belongs to a whole sequence: its tokens are trusted, or clipped, together."""
+"""Policy losses with one ratio per sequence: its tokens are clipped together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one thing that goes wrong without a word in elementwise formulas: broadcasting."""
+"""Shape checks, because elementwise formulas broadcast silently."""
 
 from __future__ import annotations
 

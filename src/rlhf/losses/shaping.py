@@ -1,4 +1,4 @@
-"""What happens to scores before credit is given: penalties for length, and which groups are worth an update."""
+"""Score processing before advantages: length penalties, and which groups are informative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of the steps of a solution, brought together. K steps of all solutions, S solutions.
+"""Aggregation of the scores of a solution's steps. K steps of all solutions, S solutions.
 
 A step's score is the log-odds that the step is right; it is read at the step's last token. ``step_seq`` says which
 solution a step belongs to, as ``score_seq`` does for tokens. Their losses: ``process``.
@@ -49,7 +49,7 @@ def aggregate_steps(step_scores: Tensor, step_seq: Tensor, num_sequences: int, *
         product   sum of log p          all steps are right, were they independent; falls with the number of steps
         mean      log of the mean of p  forgives a wrong step among many right ones
         last      log p of the last     right where the last step's label is about the whole solution, so not where
-                                        steps are labeled each by itself
+                                        steps are labeled independently
 
     Sources: product and min: Lightman et al. 2023, section 2.6 and appendix F, arXiv:2305.20050; min: Wang et al. 2023
     (Math-Shepherd), arXiv:2312.08935; last: Snell et al. 2024, arXiv:2408.03314.

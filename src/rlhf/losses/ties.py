@@ -1,8 +1,8 @@
-"""Comparisons with more outcomes than two: ties, and preferences that say how clear they are. P is the number of pairs.
+"""Comparisons with more than two outcomes: ties, and graded preferences. P is the number of pairs.
 
-One picture stands behind ``graded_loss`` and ``rao_kupper_loss``: an annotator perceives the lead d = chosen - rejected
-with logistic noise, and says what the perceived lead falls between. Davidson's model has no such picture; in it a tie
-weighs the geometric mean of the two strengths. With margin 0 or weight 0 all of them are Bradley and Terry's.
+``graded_loss`` and ``rao_kupper_loss`` share one model: an annotator perceives the lead d = chosen - rejected
+with logistic noise, and reports the interval that contains it. Davidson's model differs: in it a tie
+is weighted by the geometric mean of the two strengths. With margin 0 or weight 0 all of them are Bradley and Terry's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def graded_loss(chosen_scores: Tensor, rejected_scores: Tensor, grades: Tensor, 
         rejected_scores: [P].
         grades: [P] int64 in [0, K]: 0 for a tie, 1 for the weakest preference, K for the clearest.
         margins: [K] increasing from 0 or above, in units of the score: fixed, or ``ordered_margins`` of a parameter.
-            The first is 0 where ties can't be told, and must be above 0 where they can.
+            The first is 0 if there is no grade for ties, and must be above 0 if there is.
 
     Returns:
         [P] loss per pair; inf for a tie where the first margin is 0. The caller reduces.

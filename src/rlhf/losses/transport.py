@@ -1,7 +1,7 @@
-"""Alignment by optimal transport (AOT): distributions are compared, not pair with pair. P is the number of pairs.
+"""Alignment by optimal transport (AOT): compares distributions instead of pairs. P is the number of pairs.
 
-In one dimension the optimal plan is to sort both sides, so each number meets the one of its own rank. **Ranks belong to
-the whole step**: within a micro-batch they are others, and so would be the loss. Give these functions all pairs of the
+In one dimension the optimal plan is to sort both sides, so each number is matched with the one of the same rank. **Ranks belong
+to the whole step**: within a micro-batch they differ, and so would the loss. Give these functions all pairs of the
 optimizer step; or call ``same_rank`` on the detached values of the whole step, bring what it matches into one
 micro-batch, and apply ``dpo_loss`` to each part. That is the same loss and gradient, however the step is split.
 """
@@ -55,7 +55,7 @@ def aot_unpaired_loss(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """AOT on two heaps: log-ratios of the chosen shall dominate those of the rejected; who was paired is not used.
+    """AOT on two heaps: log-ratios of the chosen should dominate those of the rejected; the pairing is not used.
 
         ``dpo_loss`` of each chosen completion and the rejected one of the same rank among its kind, by log-ratio
 
@@ -85,7 +85,7 @@ def aot_unpaired_loss(
 
 
 def same_rank(values: Tensor, others: Tensor) -> Tensor:
-    """For each value, where among the others the one of its own rank stands; ties keep their order.
+    """For each value, the index of the other side's value of the same rank; ties keep their order.
 
     Args:
         values: [P].

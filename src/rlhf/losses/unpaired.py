@@ -1,7 +1,7 @@
 """Losses on single completions that are known to be desirable or not: KTO and unpaired BCO. S is the number of rows.
 
 Both compare a completion's implicit reward with a reference point that belongs to the whole optimizer step, never to a
-micro-batch: KTO's z0 is how far the policy has moved from the reference, BCO's shift is what an average completion earns.
+micro-batch: KTO's z0 is the distance of the policy from the reference, BCO's shift is the reward of an average completion.
 It is a plain number here. Per step:
 
     match  = mismatched_rows(prompts, seed=derive_seed(seed, "kto", "mismatch", step))

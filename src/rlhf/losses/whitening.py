@@ -32,7 +32,7 @@ def moments(values: Tensor, *, weights: Tensor | None = None) -> Tensor:
 
 
 def whiten(values: Tensor, totals: Tensor | None = None, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
-    """Values brought to standard deviation 1, and to mean 0 unless told otherwise.
+    """Values scaled to standard deviation 1, and by default shifted to mean 0.
 
         (values - mean) / sqrt(variance + eps)  [+ mean, with shift_mean=False]
 

@@ -2,8 +2,8 @@
 
 load.py        a model and its tokenizer from a folder, the hub, this package or a config
 sources.py     where that is
-checks.py      what must be true of a model folder before anything in it is opened
-weights.py     what must be true of weights in memory
+checks.py      checks of a model folder before anything in it is opened
+weights.py     checks of weights in memory
 tokens.py      tokenizers, and whether they fit a model
 adapters.py    LoRA: put on, read, merged
 adapted.py     apply_lora, compile_model: the same for a model in memory
@@ -14,10 +14,10 @@ score.py       a packed batch to numbers per scored token
 paths.py       which way through score.py a model takes, found by comparing
 policy.py      PolicyModel: what is trained
 reference.py   ReferenceModel and others: what it is held to
-logprob_cache.py  what frozen references said, kept in files
+logprob_cache.py  log-probabilities of frozen references, cached in files
 scalar.py      a transformer that gives numbers instead of words
 reward.py      RewardModel: one number for a completion
-learned.py     what a loss learns beside its scores: margins, a threshold
+learned.py     parameters that a loss learns with its scores: margins, a threshold
 process_reward.py  ProcessRewardModel: one number for each step of a solution
 block_expansion.py  fresh layers behind a backbone's own
 value.py       ValueModel: one number for each token

@@ -1,7 +1,7 @@
-"""The model that an adapter belongs to: where its folder says it lies, and whether its weights are still those it was trained on.
+"""The base model of an adapter: where it is, and whether its weights are still those that the adapter was trained on.
 
 An adapter's ``adapter_config.json`` names its base. A base in the same run is named relative to the adapter's folder, so that a run
-that is moved or copied finds its own; peft itself takes such a path relative to the working directory. ``rlhf_base.json`` beside it
+that is moved or copied finds its own; peft itself takes such a path relative to the working directory. ``rlhf_base.json`` in its folder
 holds the hash of the base's weights.
 """
 
@@ -65,9 +65,9 @@ def base_folder(folder: Path, name: str) -> Path | None:
     """The folder that ``name`` means in an adapter's folder; None for a name on the hub, or an absolute path where nothing is."""
     if os.path.isabs(name) or not name.startswith("."):
         return Path(name) if os.path.isdir(name) else None
-    beside = Path(os.path.normpath(folder.resolve() / name))
+    relative = Path(os.path.normpath(folder.resolve() / name))
     return (
-        Path(name) if not beside.is_dir() and os.path.isdir(name) else beside
+        Path(name) if not relative.is_dir() and os.path.isdir(name) else relative
     )  # others may have meant the working directory
 
 
@@ -75,7 +75,7 @@ def record_base(folder: Path, base: str) -> None:
     """Write into an adapter's folder what it was trained on: a name on the hub as it is, a folder with the hash of its weights.
 
     Args:
-        folder: With what peft wrote; may still have another name than the one it will get beside it.
+        folder: With what peft wrote; may still have a temporary name in the same parent folder.
         base: A folder or a name on the hub.
     """
     if not os.path.isdir(base):
@@ -90,7 +90,7 @@ def record_base(folder: Path, base: str) -> None:
 
 
 def expected_weights(folder: Path) -> str | None:
-    """The hash that the base's weights had when an adapter was saved; None where nobody wrote it down."""
+    """The hash that the base's weights had when an adapter was saved; None if it was not recorded."""
     path = folder / BASE_FILE
     return str(read_json(path).get("weights_sha256")) if path.is_file() else None
 

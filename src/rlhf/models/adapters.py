@@ -1,4 +1,4 @@
-"""Adapters: put on a model, read from a folder, merged; and the other switches of how a model is trained."""
+"""Adapters: added to a model, loaded from a folder, merged; and other options of how a model is trained."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def adapt(
     model: PreTrainedModel | PeftModel, config: ModelConfig, *, task: TaskType, seed: int
 ) -> PreTrainedModel | PeftModel:
-    """Inject the adapter, switch on gradient checkpointing and compilation, as the config asks."""
+    """Inject the adapter and enable gradient checkpointing and compilation, according to the config."""
     if config.lora is not None:
         assert not isinstance(model, PeftModel)
         if config.lora.quantize_4bit:
@@ -62,7 +62,7 @@ def add_lora(model: PreTrainedModel, lora: LoRAConfig, *, task: TaskType, seed: 
     Sources: Hu et al. 2021, eq. 3, arXiv:2106.09685.
 
     Raises:
-        ModelError: No layer has a name that was asked for.
+        ModelError: No layer has one of the requested names.
     """
     settings = LoraConfig(
         task_type=task,
@@ -84,7 +84,7 @@ def add_lora(model: PreTrainedModel, lora: LoRAConfig, *, task: TaskType, seed: 
 
 
 def attach_adapter(base: PreTrainedModel, source: str, config: ModelConfig) -> PreTrainedModel | PeftModel:
-    """Put the adapter of a folder on its base; merge it where the config asks for a new one.
+    """Load the adapter of a folder onto its base; merge it if the config adds a new one.
 
     Raises:
         ModelError: The adapter can't be read, or was made for another model than this.
@@ -122,7 +122,7 @@ def check_adapter(folder: Path, *, allow_pickle: bool) -> None:
 
 
 def _check_fits(model: PeftModel, source: str) -> None:
-    """Every weight of the file found its layer, and every layer its weight; peft itself says so in a warning at most."""
+    """Every weight of the file found its layer, and every layer its weight; peft itself only warns."""
     path = Path(source) / ADAPTER_WEIGHTS
     if not path.is_file():
         return  # a pickle that was allowed: its names are not known without opening it again
@@ -131,7 +131,7 @@ def _check_fits(model: PeftModel, source: str) -> None:
         own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
     kind = model.peft_config[model.active_adapter].peft_type
     prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(PeftType(kind), "lora_")
-    # Embeddings that were saved beside an adapter are no part of it.
+    # Embeddings that were saved with an adapter are not part of it.
     missing, surplus = own - saved, {name for name in saved - own if prefix in name}
     if missing or surplus:
         lacking = (

@@ -38,7 +38,7 @@ IMPLEMENTATION = "rlhf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSettings:
-    """What a layer asks for, read from the keywords that transformers passes and from the layer itself."""
+    """A layer's attention options, from the keywords that transformers passes and from the layer itself."""
 
     scaling: float
     dropout: float = 0.0
@@ -53,7 +53,7 @@ class AttentionSettings:
 
 
 class AttentionLayout(Protocol):
-    """Which rows see which; the only thing the attention function asks."""
+    """Which rows attend to which; the only input of the attention function."""
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
@@ -163,7 +163,7 @@ class PackedLayout:
         """Use ``PackedLayout.of``."""
         self.buckets = buckets
         self.inverse = inverse
-        """int64 [N] where each packed row stands in the buckets' outputs laid end to end."""
+        """int64 [N] position of each packed row in the concatenated outputs of the buckets."""
         self._tree_rows: TreeRows | None = None
 
     @property
@@ -213,7 +213,7 @@ class PackedLayout:
 
     @staticmethod
     def _can_tile(query: Tensor, settings: AttentionSettings, *, training: bool) -> bool:
-        """A GPU has better kernels; soft-caps, sinks and dropout are rare; a second derivative wants plain operations."""
+        """A GPU has better kernels; soft-caps, sinks and dropout are rare; a second derivative needs plain operations."""
         plain = settings.softcap is None and settings.sinks is None and not (training and settings.dropout)
         return plain and query.device.type == "cpu" and not _TWICE.get()
 

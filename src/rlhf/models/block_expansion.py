@@ -1,4 +1,4 @@
-"""Fresh transformer layers behind a backbone's own, which change nothing until they are trained."""
+"""New transformer layers after a backbone's own, which have no effect until they are trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENS_TO_COMPARE = 8
 
 
 def add_layers(backbone: PreTrainedModel, count: int, *, seed: int) -> None:
-    """Append layers of the backbone's own class; its config says so, so that saving and loading need to know nothing.
+    """Append layers of the backbone's own class; its config records them, so that saving and loading work unchanged.
 
     Their weights are drawn as the family draws them, and those of the matrices that write into the residual stream are
     0: each layer passes its input on unchanged until training moves them.
@@ -63,7 +63,7 @@ def add_layers(backbone: PreTrainedModel, count: int, *, seed: int) -> None:
 
 @torch.no_grad()
 def _hidden(backbone: PreTrainedModel) -> Tensor:
-    """What the backbone makes of a few tokens."""
+    """The backbone's output for a few tokens."""
     vocabulary = int(backbone.config.get_text_config().vocab_size)
     device = next(backbone.parameters()).device
     ids = torch.arange(min(TOKENS_TO_COMPARE, vocabulary), device=device)[None]

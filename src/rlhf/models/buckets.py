@@ -61,7 +61,7 @@ class Bucket:
     units: list[Unit]
     """B prefixes and branches."""
     masks: dict[Sees, Tensor]
-    """Built on first use for each (window, chunk) that a layer of the model asks for."""
+    """Built on first use for each (window, chunk) that a layer of the model uses."""
     tiles: dict[tuple[Sees, torch.dtype], list[Tile]]
     """Likewise, of ``tree_attention``."""
 
@@ -82,7 +82,7 @@ def build_buckets(batch: PackedBatch) -> tuple[list[Bucket], Tensor]:
     """Sort prefixes and branches by size and fill buckets until padding would cost more than another call.
 
     Returns:
-        The buckets, and int64 [N] where each packed row stands in their outputs laid end to end.
+        The buckets, and int64 [N] the position of each packed row in their concatenated outputs.
     """
     starts, lengths = batch.start.cpu().numpy(), batch.length.cpu().numpy()
     prefix_starts, prefix_lens = batch.prefix_start.cpu().numpy(), batch.prefix_len.cpu().numpy()
@@ -127,7 +127,7 @@ def _build_bucket(units: list[Unit], inverse: np.ndarray, offset: int, device: t
         own = np.arange(first, first + count)
         query_rows[i, :count] = own
         query_rows[i, count:] = first
-        # a padded query stands where its unit's first token stands: it sees something, so its softmax is finite
+        # a padded query has the position of its unit's first token: it attends to something, so its softmax is finite
         query_positions[i] = prefix_count
         query_positions[i, :count] = np.arange(prefix_count, prefix_count + count)
         key_rows[i, :prefix_count] = np.arange(prefix_first, prefix_first + prefix_count)

@@ -22,7 +22,7 @@ LOADING = {
 def model_card(facts: Mapping[str, Any]) -> str:
     """Model card as Markdown with a YAML head.
 
-    Every key is optional and says nothing where it is absent; a number that was not measured is not written down.
+    Every key is optional; a number that was not measured is omitted.
 
     Args:
         facts: ``name`` (title), ``kind`` (a key of LOADING, or any words), ``base_model`` (folder, hub name, or a list of them),

@@ -1,7 +1,7 @@
-"""What must be true of a model folder before anybody else opens it. Reads names and headers, no weights; runs no code.
+"""Checks of a model folder before it is loaded. Reads names and headers, no weights; runs no code.
 
-Transformers answers some of these faults with a page, some with random weights, some by running a stranger's code. Here each is
-one sentence that names the file, what was found in it, and what to do.
+Transformers handles some of these faults with a long traceback, some with random weights, some by running untrusted code. Here each
+is an error that names the file, what was found in it, and what to do.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ WHOLE_BUFFERS = re.compile(
 UNQUANTIZED = "the model that it was made from; `lora: {quantize_4bit: true}` quantizes that as it is loaded"
 OTHER_KINDS = {
     "ForMaskedLM": "fills in gaps and can't write a text from left to right",
-    "ForSequenceClassification": "gives scores, not words (a reward model, or a classifier)",
-    "ForTokenClassification": "labels tokens and gives no words",
-    "ForQuestionAnswering": "marks answers in a text and gives no words",
+    "ForSequenceClassification": "returns scores, not text (a reward model, or a classifier)",
+    "ForTokenClassification": "labels tokens and does not generate text",
+    "ForQuestionAnswering": "marks answers in a text and does not generate text",
 }
 """Ends of class names in config.json's ``architectures`` that are no language models."""
 
@@ -90,14 +90,14 @@ def check_config(folder: Path, *, trust_remote_code: bool) -> None:
             f"{path}: this version of transformers has no model_type {kind!r}.{did_you_mean(kind, list(CONFIG_MAPPING))} A newer "
             f"family needs a newer transformers."
         )
-    # A family of several modalities describes its language model in a section of its own.
+    # A multi-modal family describes its language model in a separate section.
     for section in (config, config.get("text_config")):
         if isinstance(section, Mapping):
             _check_numbers(path, section)
 
 
 def check_not_quantized(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a config that says its weights are stored as quantized numbers: they can't be trained as they are.
+    """Reject a config of quantized weights: they can't be trained as they are.
 
     Args:
         path: Of the config, for the error.
@@ -129,9 +129,9 @@ def check_float_weights(path: Path, dtypes: Mapping[str, str]) -> None:
 
 
 def check_language_model(folder: Path) -> None:
-    """Refuse a model that writes no text, as far as its config says what it is."""
+    """Reject a model that does not generate text, according to its config."""
     if (folder / "rlhf_value.json").is_file():
-        raise ModelError(f"{folder} is a value model: it gives returns, not words. Give the policy's folder here.")
+        raise ModelError(f"{folder} is a value model: it returns values, not text. Give the policy's folder here.")
     names = read_json(folder / CONFIG_FILE).get("architectures")
     for name in names if isinstance(names, list) else []:
         for end, what in OTHER_KINDS.items():
@@ -157,12 +157,12 @@ def check_tokenizer_folder(folder: Path, *, trust_remote_code: bool) -> None:
     if not found:
         raise ModelError(
             f"{folder} holds no tokenizer: there is no tokenizer.json (or vocabulary of another kind) in it. Save the "
-            f"tokenizer beside the model, or say where it is: `tokenizer: FOLDER` beside `path:`."
+            f"tokenizer with the model, or set `tokenizer: FOLDER` next to `path:`."
         )
 
 
 def check_code(path: Path, settings: Mapping[str, Any], *, trust_remote_code: bool) -> None:
-    """Refuse a folder that asks for its own Python code, unless that was allowed or transformers knows better."""
+    """Reject a folder that requires its own Python code, unless that is allowed or transformers has its own version."""
     import transformers
 
     auto_map = settings.get("auto_map")
@@ -179,7 +179,7 @@ def check_code(path: Path, settings: Mapping[str, Any], *, trust_remote_code: bo
 
 
 def check_pickle(folder: Path, *, allow_pickle: bool, wanted: str = WEIGHTS_FILE) -> None:
-    """Refuse a folder without safetensors where nothing else is either, shards lack their index, or nobody allowed pickles.
+    """Reject a folder without safetensors if it has no weights, shards without an index, or pickles that are not allowed.
 
     Args:
         folder: A model's or an adapter's.
@@ -208,7 +208,7 @@ def check_pickle(folder: Path, *, allow_pickle: bool, wanted: str = WEIGHTS_FILE
 
 
 def safetensors_names(path: Path) -> frozenset[str]:
-    """Names of the tensors in a safetensors file, which must be as long as its header says.
+    """Names of the tensors in a safetensors file, which must have the size given in its header.
 
     Raises:
         ModelError: The file is cut, is something else, can't be read, or holds whole or 8-bit numbers.
@@ -228,7 +228,7 @@ def safetensors_names(path: Path) -> frozenset[str]:
             file.seek(8)
             header = json.loads(file.read(length))
     except OSError as err:
-        raise ModelError(f"{path} can't be read: {err.strerror or err}. Check who may read it.") from None
+        raise ModelError(f"{path} can't be read: {err.strerror or err}. Check its permissions.") from None
     except ModelError:
         raise
     except (ValueError, RecursionError):
@@ -239,15 +239,17 @@ def safetensors_names(path: Path) -> frozenset[str]:
     try:
         end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (TypeError, KeyError, IndexError, ValueError):
-        raise ModelError(f"{path} is damaged: its header does not say where its tensors lie. {COPY_AGAIN}") from None
+        raise ModelError(
+            f"{path} is damaged: its header does not give the positions of its tensors. {COPY_AGAIN}"
+        ) from None
     if end != size:
-        raise ModelError(f"{path} is damaged: it has {size} bytes, and its header speaks of {end}. {COPY_AGAIN}")
+        raise ModelError(f"{path} is damaged: it has {size} bytes, but its header describes {end}. {COPY_AGAIN}")
     check_float_weights(path, {name: str(tensor.get("dtype")) for name, tensor in tensors.items()})
     return frozenset(tensors)
 
 
 def _dtypes_in_pickle(path: Path) -> dict[str, str]:
-    """As a safetensors header would call them; none where the pickle can't be read, which anyone who loads it will say."""
+    """As named in a safetensors header; empty if the pickle can't be read, which loading it will report."""
     import torch
 
     try:
@@ -272,7 +274,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
-        raise ModelError(f"{path} can't be read: {err.strerror or err}. Check who may read it.") from None
+        raise ModelError(f"{path} can't be read: {err.strerror or err}. Check its permissions.") from None
     except UnicodeDecodeError:
         raise ModelError(f"{path} is damaged: it is not text in UTF-8. {COPY_AGAIN}") from None
     except json.JSONDecodeError as err:
@@ -286,7 +288,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_shards(folder: Path) -> None:
-    """Every part that the index names is in the folder, whole, and holds what the index says."""
+    """Every part that the index names is in the folder, complete, and contains the listed tensors."""
     path = folder / INDEX_FILE
     places = read_json(path).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
@@ -294,7 +296,7 @@ def _check_shards(folder: Path) -> None:
     for name in sorted(set(places.values())):
         if Path(name).name != name or name.endswith(PICKLES):
             raise ModelError(
-                f"{path} names the file {name!r}; the parts of a model are .safetensors files beside it. {COPY_AGAIN}"
+                f"{path} names the file {name!r}; the parts of a model are .safetensors files in the same folder. {COPY_AGAIN}"
             )
         if not (folder / name).is_file():
             there = sum((folder / other).is_file() for other in set(places.values()))
@@ -325,7 +327,7 @@ def _check_numbers(path: Path, config: Mapping[str, Any]) -> None:
         value = config.get(key)
         for number in value if isinstance(value, list) else [value]:
             if number is None or (number == -1 and key != "eos_token_id"):
-                continue  # -1 is how older models say that there is none
+                continue  # -1 means none in older models
             if not _is_count(number) or not 0 <= number < vocabulary:
                 raise ModelError(
                     f"{path}: {key} is {number!r}; it should be the number of a token, from 0 to {vocabulary - 1}, or null."

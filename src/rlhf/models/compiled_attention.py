@@ -1,8 +1,8 @@
 """``tree_attention`` in C (``rlhf/native/tree.c``), for processors.
 
 Products of a few hundred rows and 32 or 64 columns are too small for oneDNN to be fast in, and between them torch writes scores to
-memory and reads them back, some ten times. Here a score never leaves the registers and the nearest cache, a key that no query of a
-piece sees costs nothing, and a prefix is laid out once for all of its branches.
+memory and reads them back, about ten times. Here a score stays in registers and the first-level cache, keys that are masked for a
+whole piece cost nothing, and a prefix is laid out once for all of its branches.
 
 Gradients by a prefix's keys are summed up branch by branch in the order of rows, whatever the number of threads.
 """

@@ -1,6 +1,6 @@
 """Norms, rotations and gates in C (``rlhf/native/layers.c``), for processors: one pass over memory each, where torch makes up to ten.
 
-Sums are in float32, and their order hangs on the number of rows alone. In bfloat16 a result is rounded once, where the operations of a
+Sums are in float32, and their order depends only on the number of rows. In bfloat16 a result is rounded once, where the operations of a
 family round what lies between too.
 """
 
@@ -254,7 +254,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-# ---- what they are held to
+# ---- reference implementations
 
 
 def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,6 +1,6 @@
-"""Where models live: on the first GPU that torch has, else on the CPU, unless somebody says otherwise.
+"""The device of models: the first GPU that torch has, else the CPU, unless set otherwise.
 
-Every model is put there as soon as its weights are read or drawn (``rlhf.models.load``); what is made beside it later (heads,
+Every model is moved there as soon as its weights are loaded or initialized (``rlhf.models.load``); what is added later (heads,
 adapters, critics, copies) is made where it is, and batches follow it. So a device is named once, in the recipe's ``device``.
 """
 
@@ -36,7 +36,7 @@ def placed_on(name: str) -> Iterator[torch.device]:
     device = resolve_device(name)
     token = _CHOSEN.set(device)
     try:
-        # Triton and anyone who asks torch for "the" GPU would otherwise take the first, whichever the weights are on.
+        # Triton and other code that uses torch's current GPU would otherwise take the first, wherever the weights are.
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             yield device
     finally:
@@ -44,12 +44,12 @@ def placed_on(name: str) -> Iterator[torch.device]:
 
 
 def model_device() -> torch.device:
-    """Where a model that is loaded now is put: what ``placed_on`` says, else the first GPU, else the CPU."""
+    """The device of a model that is loaded now: that of ``placed_on``, else the first GPU, else the CPU."""
     return _CHOSEN.get() or resolve_device(AUTO)
 
 
 def cpu_is_chosen() -> bool:
-    """Whether ``placed_on`` says the CPU."""
+    """Whether ``placed_on`` selects the CPU."""
     return _CHOSEN.get() == CPU
 
 
@@ -91,7 +91,7 @@ def gpus_in_words(count: int) -> str:
 
 
 def describe_device(device: torch.device) -> str:
-    """``cpu``, or ``cuda:0 (NVIDIA H200)``: for people and for the record of a run."""
+    """``cpu``, or ``cuda:0 (NVIDIA H200)``: for display and for the record of a run."""
     if device.type != "cuda":
         return str(device)
     return f"{device} ({torch.cuda.get_device_name(device)})"

@@ -1,7 +1,7 @@
 """Exact divergences between two causal language models at the scored tokens: over the whole vocabulary, without sampling.
 
 Each model gives hidden states and the projection that makes logits of them. Logits of both exist for one tile of tokens
-at a time, and are made again in the backward pass: no ``[M, V]`` tensor is ever held, except by a family whose only way is
+at a time, and are recomputed in the backward pass: no ``[M, V]`` tensor is ever held, except for a family that only supports
 its own forward (``logits`` in ``rlhf.models.score``).
 """
 
@@ -33,9 +33,9 @@ class Distributions:
     """A model's next-token distributions at the scored tokens, not yet spelled out."""
 
     rows: Tensor
-    """[M, K] what logits are made of: hidden states, or logits where a family gives nothing else."""
+    """[M, K] input of the logits: hidden states, or logits if a family gives only those."""
     logits: Callable[[Tensor], Tensor]
-    """[T, K] -> [T, V], at the temperature asked for, in float32 or wider."""
+    """[T, K] -> [T, V], at the requested temperature, in float32 or wider."""
     vocabulary: int
     """V."""
 
@@ -102,7 +102,7 @@ def teacher_divergence(
 
 
 def divergence(student: Distributions, teacher: Distributions, *, beta: float) -> Tensor:
-    """``generalized_jsd`` of distributions that are at hand; [M] nats, nothing reaches the teacher.
+    """``generalized_jsd`` of given distributions; [M] nats, no gradient reaches the teacher.
 
     Raises:
         ModelError: They are over different vocabularies.

@@ -2,7 +2,7 @@
 
 A row of the packed batch sees two runs of rows: its own unit (a prefix, or a branch) from its first row up to itself, and its
 unit's prefix. So the mask is a few integers for each row, which a fused kernel reads (Dong et al. 2024, "Flex Attention",
-arXiv:2412.05496), and blocks of 128 by 128 rows that nobody sees are never touched. Nothing is gathered, padded or repeated, and no
+arXiv:2412.05496), and fully masked blocks of 128 by 128 rows are skipped. Nothing is gathered, padded or repeated, and no
 score leaves the kernel.
 
     sees(q, k) = first[q] <= k <= q  or  prefix[q] <= k < prefix_end[q];   with a window or a chunk, by position[q] and position[k] too
@@ -45,7 +45,7 @@ class TreeRows:
     """int32 [N] inside the full sequence."""
     units: list[Unit]
     masks: dict[Sees, BlockMask] = field(default_factory=dict)
-    """Made on first use for each (window, chunk) that a layer asks for."""
+    """Made on first use for each (window, chunk) that a layer uses."""
 
     @classmethod
     def of(cls, buckets: Sequence[Bucket]) -> TreeRows:
@@ -93,7 +93,7 @@ class TreeRows:
         if window is None and chunk is None:
             return in_tree
 
-        # Numbers for each row and none beside them: a plain number in here would be compiled in, and another one of another layer anew.
+        # Only tensors with a number per row: a plain number would be compiled in, and a layer with another number recompiled.
         lowest = position - window + 1 if window is not None else torch.zeros_like(position)
         home = position // chunk if chunk is not None else torch.zeros_like(position)
 

@@ -1,4 +1,4 @@
-"""Whether attention takes FlexAttention (``rlhf.models.flex``): on a GPU, for types and widths for which it gives the right numbers."""
+"""Whether FlexAttention is used (``rlhf.models.flex``): on a GPU, for dtypes and widths for which it gives correct numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model folders on disk: written aside and renamed, fingerprinted, with what we know in one JSON beside the weights."""
+"""Model folders on disk: written to a temporary folder and renamed, fingerprinted, with our metadata in a JSON file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlhf.models.checks import ADAPTER_FILE
 
 @contextlib.contextmanager
 def write_folder_aside(folder: Path | str) -> Iterator[Path]:
-    """Give an empty folder beside ``folder``; on leaving without an error it is synced to disk and takes its place.
+    """Yield a temporary empty folder next to ``folder``; on exit without an error it is synced to disk and replaces it.
 
     A reader sees the old folder or the new one, or, for the instant between two renames, none: never a mixture.
     """

@@ -1,8 +1,8 @@
-"""Which norms, rotations and gates of a model are computed in C (``rlhf.models.compiled_layers``): those that give the same numbers.
+"""Replaces norms, rotations and gates of a model by C code (``rlhf.models.compiled_layers``) if the numbers are the same.
 
-A class or function is looked at for its shape, tried on a few random numbers, and replaced by one that asks at each call whether C is
-wanted and can take what came. What computes something else (Gemma's ``1 + weight``, rotations of neighbors, clipped gates) keeps its own
-code. Nothing of a model changes, so copies, files and adapters are what they were.
+A class or function is recognized by its structure, tested on a few random numbers, and replaced by one that decides at each call whether
+C is enabled and supports the input. Other computations (Gemma's ``1 + weight``, rotations of neighbors, clipped gates) keep their
+own code. The model itself is not changed, so copies, files and adapters are unaffected.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _TYPES: dict[Any, Types] = {}
 """Of functions that were tried: the types for which all modules gave what C gives."""
 _BETTER: dict[Any, Any] = {}
-"""From such a function to what stands in its place."""
+"""From such a function to its replacement."""
 
 
 def install_layers(model: nn.Module) -> None:
-    """Have the layers of a model computed in C while that is asked for; where it is not, nothing is done.
+    """Compute the layers of a model in C while that is enabled; otherwise do nothing.
 
     Args:
         model: Any; others of the same classes take part.
@@ -79,7 +79,7 @@ def _of_each_kind(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """What a module's own code may ask beside its tensors and parts."""
+    """What a module's own code may use in addition to its tensors and parts."""
     return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
 
 
@@ -107,7 +107,7 @@ def _replace_rotation(home: Any) -> None:
 
 
 def _own(function: Any) -> Any:
-    """What a family has, whether or not something stands in its place."""
+    """The family's original, whether or not it is replaced."""
     return next((own for own, better in _BETTER.items() if better is function), function)
 
 
@@ -145,7 +145,7 @@ def _agreed(gap: Callable[..., float], own: Callable[..., Any], *args: Any) -> T
         try:
             agrees = gap(own, *args, *types) <= allowed_gap(*types)
         except Exception:
-            agrees = False  # it wants something else than is read in C
+            agrees = False  # it uses an input that the C code does not read
         if not agrees and torch.bfloat16 not in types:
             return frozenset()  # rounding hides what else may differ
         if agrees:
@@ -187,7 +187,7 @@ def _rotation_gap(own: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype,
     return largest_gap(lambda: torch.cat(own(query, key, *angles), dim=1), plain, [query, key])
 
 
-# ---- what stands in its place
+# ---- replacements
 
 
 def _may_take(*tensors: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a loss learns beside the scores: margins of a scale, the threshold or the weight of a tie, an offset."""
+"""Parameters that a loss learns together with the scores: margins of a scale, a tie's threshold or weight, an offset."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlhf.losses.ties import ordered_margins
 
 Kind = Literal["margins", "threshold", "tie_weight", "offset"]
 IN_WORDS: Mapping[str, str] = {
-    "margins": "the leads at which half of all judgments are of a grade or above",
-    "threshold": "the lead below which two completions pass for equal",
-    "tie_weight": "the weight of a tie beside the geometric mean of the strengths",
+    "margins": "the score differences at which half of all judgments have a grade or a higher one",
+    "threshold": "the score difference below which two completions count as tied",
+    "tie_weight": "the weight of a tie relative to the geometric mean of the strengths",
     "offset": "what is added to a raw score before it is compared with a label",
 }
 
@@ -58,7 +58,7 @@ class LearnedScalars(nn.Module):
     def in_words(self) -> str:
         """For the model card: what they are, and their values for each score."""
         values = "; ".join(", ".join(f"{v:.4g}" for v in self.value(k).tolist()) for k in range(len(self.raw)))
-        return f"Learned beside the scores, in units of the raw score: {self.kind} {values} ({IN_WORDS[self.kind]})."
+        return f"Learned with the scores, in units of the raw score: {self.kind} {values} ({IN_WORDS[self.kind]})."
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, exact."""
@@ -72,7 +72,7 @@ class LearnedScalars(nn.Module):
             ValueError: It is of no known kind, or its numbers are not finite.
         """
         if saved["kind"] not in IN_WORDS:
-            raise ValueError(f"nothing that is learned beside scores is called {saved['kind']!r}")
+            raise ValueError(f"there are no learned parameters called {saved['kind']!r}")
         made = cls(saved["kind"], [1.0], num_scores=0)
         for raw in saved["raw"]:
             tensor = torch.tensor(raw, dtype=torch.float32)

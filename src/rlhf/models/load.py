@@ -1,6 +1,6 @@
-"""Models from a folder, the hub, this package, or nothing but a config, fit to be trained.
+"""Loads models for training from a folder, the hub, this package, or a config alone.
 
-Every way a model can be unfit is one ``ModelError`` at the door: its files (``checks``), its weights (``weights``), its tokenizer
+Every fault of a model is a ``ModelError`` at load time: of its files (``checks``), its weights (``weights``), its tokenizer
 (``tokens``), its adapter (``adapters``).
 """
 
@@ -60,7 +60,7 @@ def load_causal_lm(
         The model, in evaluation mode and on ``rlhf.models.device.model_device``, and the tokenizer.
 
     Raises:
-        ModelError: The model can't be had, or is not fit to be trained; says why and what to do.
+        ModelError: The model is not available or can't be trained; the message says why and what to do.
     """
     config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
     check_start(config)
@@ -117,7 +117,7 @@ def load_weights(kind: Any, source: str, config: ModelConfig, /, **settings: Any
         _check_fetched(source, config.revision)
     unexpected = report["unexpected_keys"]
     if kind is AutoModelForCausalLM and any(key.startswith("score.") for key in unexpected):
-        raise ModelError(f"{source!r} is a reward model: it gives scores, not words. Give the policy's folder here.")
+        raise ModelError(f"{source!r} is a reward model: it returns scores, not text. Give the policy's folder here.")
     check_complete(
         source,
         model,
@@ -149,7 +149,7 @@ def check_source(source: str, config: ModelConfig, *, language_model: bool) -> N
 
 
 def _check_fetched(source: str, revision: str | None) -> None:
-    """Hold what the hub sent to what ``check_source`` asks of a folder's weights: floating-point numbers."""
+    """Check files from the hub like ``check_source`` checks a folder's weights: floating-point numbers only."""
     found = huggingface_hub.try_to_load_from_cache(source, CONFIG_FILE, revision=revision)
     if isinstance(found, str):
         check_not_quantized(Path(found), read_json(Path(found)))

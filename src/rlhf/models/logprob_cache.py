@@ -1,8 +1,8 @@
-"""What frozen references said of rows, in files, so that the next run on the same rows need not ask again.
+"""Disk cache of the log-probabilities of frozen references, so that the next run on the same rows does not recompute them.
 
 One file holds the log-probabilities of one set of rows under one reference; its name is a hash of everything that decides their
-bits (``cache_key``). Callers pack a set in an order that only its rows decide, so what is read is, to the last bit, what
-would be computed. A file that can't be read or written costs a line and the forward pass that it would have saved, never the run.
+bits (``cache_key``). Callers pack a set in an order that depends only on its rows, so cached values are bitwise
+equal to computed ones. A file that can't be read or written costs a warning and the forward pass, never the run.
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ class LogprobCache:
         path = self.path(key)
         try:
             with safe_open(path, framework="pt") as file:
-                told = file.metadata() or {}
+                metadata = file.metadata() or {}
                 values: Tensor = file.get_tensor("logprobs").clone()  # not a view of a file that another may cut short
-            if told.get("key") != key or values.shape != (num_scored,):
+            if metadata.get("key") != key or values.shape != (num_scored,):
                 raise ValueError("it belongs to other rows")
-            if told.get("sha256") != _digest(values):
+            if metadata.get("sha256") != _digest(values):
                 raise ValueError("its numbers are not those that were written")
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError, ValueError) as err:
             self.tell(
-                f"{path} can't be used ({_first_line(err)}); the reference is asked again, and the file replaced."
+                f"{path} can't be used ({_first_line(err)}); the reference log-probabilities are computed again, and the file is replaced."
             )
             return None
         with contextlib.suppress(OSError):  # the time of its last use decides how long it stays
@@ -115,7 +115,7 @@ class LogprobCache:
             return
         if size > self.limit_bytes:
             self.tell(
-                f"What the reference said takes {size:,} bytes, and {self.folder} may take {self.limit_bytes:,}; it is not kept."
+                f"The reference log-probabilities take {size:,} bytes, more than the {self.limit_bytes:,} of {self.folder}; not cached."
             )
             return
         try:
@@ -123,7 +123,7 @@ class LogprobCache:
                 save_file({"logprobs": logprobs}, aside, metadata={"key": key, "sha256": _digest(logprobs)})
             self._prune(but=self.path(key))
         except (StorageError, OSError, SafetensorError) as err:
-            self.tell(f"What the reference said is not kept for later runs: {_first_line(err)}")
+            self.tell(f"The reference log-probabilities are not cached for later runs: {_first_line(err)}")
 
     def _prune(self, *, but: Path) -> None:
         """Delete the longest unused files until the rest is within the limit, and what killed processes left."""
@@ -145,7 +145,7 @@ class LogprobCache:
 
 
 def group_digest(group: Group) -> bytes:
-    """Hash of a row's tokens and of which are scored: all that a model is told of it."""
+    """Hash of a row's tokens and of which are scored: all that a model sees of it."""
     digest = hashlib.blake2b(digest_size=16)
     for tokens, scored in ((group.prefix, ()), *((branch.tokens, branch.scored) for branch in group.branches)):
         ids = np.asarray(tokens, dtype="<i8")
@@ -165,7 +165,7 @@ def cache_key(
     """Hex hash of everything that decides the bits of a reference's log-probabilities at temperature 1.
 
     Weights, settings and path of the model; the rows in the order in which they are packed, and how many tokens make a batch;
-    types; our code, the model's, and the versions of what they stand on; processor and threads, which decide the order of sums.
+    types; our code, the model's, and the versions of their dependencies; processor and threads, which decide the order of sums.
 
     Args:
         reference: Which is asked.
@@ -187,7 +187,7 @@ def cache_key(
 
 
 def settle_path(reference: Reference, groups: Iterable[Group]) -> None:
-    """Have a reference choose its path by rows that only the set decides, whether or not it will be asked about them."""
+    """Make a reference choose its path by rows that depend only on the set, whether or not it will score them."""
     model = _frozen_model(reference)
     if model is not None and model.choice is None:
         model.choose_path(list(groups))
@@ -224,7 +224,7 @@ def _facts_of(policy: PolicyModel, *, adapter: bool) -> dict[str, Any]:
 
 
 def _is_altered(model: nn.Module) -> bool:
-    """Whether something beside classes, settings and weights has a say in a forward pass: a hook, of one module or of all, a
+    """Whether something other than classes, settings and weights affects a forward pass: a hook, of one module or of all, a
     forward method of an instance's own, or a weight that is computed."""
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return True
@@ -270,7 +270,7 @@ def _code_of_ours() -> str:
 
 
 def _code_of(family: type) -> str:
-    """Hash of the file that a model's class is in; its name where there is none."""
+    """Hash of the file that a model's class is in; its name if there is none."""
     try:
         return hashlib.sha256(Path(inspect.getfile(family)).read_bytes()).hexdigest()
     except (OSError, TypeError):

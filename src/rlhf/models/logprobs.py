@@ -63,7 +63,7 @@ class LogitTransform:
 
 
 class TokenLogprobs(NamedTuple):
-    """What ``token_logprobs`` gives; None for what was not asked for."""
+    """Result of ``token_logprobs``; None for values that were not requested."""
 
     logprobs: Tensor
     """[M] nats."""
@@ -87,7 +87,7 @@ def token_logprobs(
     with_mean: bool = False,
     with_collision: bool = False,
 ) -> TokenLogprobs:
-    """Log-probability of one token for each row, in nats, and what else a loss asks of the row's whole distribution.
+    """Log-probability of one token for each row, in nats, and other values of the row's whole distribution for a loss.
 
         logits              = transform(hidden @ weight.T + bias) / temperature
         logprob             = logits[token] - logsumexp(logits)
@@ -245,7 +245,7 @@ class _Tiles:
         in_c: bool,
     ) -> None:
         self.exact = torch.promote_types(hidden.dtype, torch.float32)
-        # a scale goes into the hidden states, where it costs nothing; a soft-cap wants the raw logits
+        # a scale goes into the hidden states, where it costs nothing; a soft-cap needs the raw logits
         self.scale = transform.scale / temperature if transform.softcap is None else 1.0
         self.hidden, self.weight = (hidden * self.scale).to(dtype), weight
         self.bias = None if bias is None else bias * self.scale
@@ -291,7 +291,7 @@ class _Tiles:
         Args:
             here: The tile.
             wanted: Entropy, mean and collision, as ``token_logprobs`` was asked.
-            keeps: Also the probabilities among the tile's own tokens, in a tensor of their own.
+            keeps: Also the probabilities among the tile's own tokens, in a separate tensor.
         """
         if self.in_c:
             return row_sums(

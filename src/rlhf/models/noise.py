@@ -1,4 +1,4 @@
-"""Noise on what a model reads: added to its input embeddings while a batch is scored, whatever path the batch takes."""
+"""Noise added to a model's input embeddings while a batch is scored, for every scoring path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf.models.score import base_model, padded_places
 def added_to_embeddings(
     model: PreTrainedModel | PeftModel, batch: PackedBatch, noise: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
-    """Inside, ``score(model, batch)`` reads embeddings with noise; nothing else may be scored there.
+    """Context in which ``score(model, batch)`` uses noisy embeddings; no other batch may be scored in it.
 
     The noise goes onto what the embedding layer gives: a family that scales embeddings afterwards scales it too.
 

@@ -1,4 +1,4 @@
-"""Which way a model takes through ``rlhf.models.score``: found by comparing, not by a list of names.
+"""The path of a model through ``rlhf.models.score``: chosen by comparing numbers, not by a list of names.
 
 The truth is the family's own code: one unpadded row at a time, its own attention, its own logits.
 """
@@ -164,7 +164,7 @@ def _choose(
                 return PathChoice(path, difference, "; ".join([*notes, f"{path}: within {difference:.1e} {unit}"]))
             notes.append(f"{path}: {obstacle or f'differs by {difference:.1e} {unit}, more than {tolerance:.1e}'}")
     raise ModelError(
-        f"{type(base).__name__} gives other numbers for padded rows than for single ones, so nothing it scores in a batch can "
+        f"{type(base).__name__} gives different numbers for padded rows than for single ones, so its batched scores can't "
         f"be trusted ({'; '.join(notes)}). Use another model, or open an issue with its config."
     )
 
@@ -238,7 +238,7 @@ def _separate_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     for sequence, ids in enumerate(_rows(batch)):
         scored = batch.score_seq == sequence
         places = batch.positions[batch.score_at[scored]]
-        # logits of the prompt's rows, which nobody reads, would be the largest tensor of the whole run
+        # logits of the prompt's rows, which are not used, would be the largest tensor of the whole run
         few = {"logits_to_keep": places} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         logits = model(input_ids=ids[None], use_cache=False, **few).logits[0]
         if len(logits) != len(places):
@@ -268,7 +268,7 @@ def _obstacle(base: PreTrainedModel, batch: PackedBatch, *, installed: bool) -> 
         return "the family has its own attention code"
     if getattr(base.config.get_text_config(), "attn_temperature_tuning", False):
         # Llama 4: in a packed row these are rows, not positions. It shows only past 8192 of them, so no check on short rows sees it.
-        return "the family scales its queries by the row they stand in"
+        return "the family scales its queries by their row"
     recomputes = any(getattr(module, "gradient_checkpointing", False) for module in base.modules())
     if recomputes and not _layout_reaches_layers(base, batch):
         return "the family does not pass keywords on, which gradient checkpointing needs"

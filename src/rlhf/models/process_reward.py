@@ -63,8 +63,8 @@ class ProcessRewardModel(nn.Module):
             member: Backbone and head.
             tokenizer: Its own.
             step_separator: Text that ends a step.
-            aggregate: One of ``STEP_AGGREGATIONS``: how a solution is judged where nobody says otherwise.
-            language_head: The output projection that the backbone had as a language model, for a loss beside that of the
+            aggregate: One of ``STEP_AGGREGATIONS``: how a solution is scored by default.
+            language_head: The output projection that the backbone had as a language model, for a loss in addition to that of the
                 steps; it is not saved.
             choice: The path it takes, where that is known; else the first batch decides.
         """
@@ -317,6 +317,6 @@ def step_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
     ends = batch.token_columns["step_end"]
     sequences = batch.score_seq[ends]
     before = batch.score_at[ends]
-    # The row of a token is the one behind the row that predicts it, unless that is the prefix's, which stands elsewhere.
+    # The row of a token follows the row that predicts it, unless that is the prefix's, which is elsewhere.
     first = before == (batch.prefix_start + batch.prefix_len - 1)[sequences]
     return torch.where(first, batch.start[sequences].long(), before + 1), sequences

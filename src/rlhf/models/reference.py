@@ -1,4 +1,4 @@
-"""The policy that the trained one is held to: a frozen copy, the policy with its adapter off, or a moving average.
+"""Reference policies: a frozen copy, the policy with its adapter off, or a moving average.
 
 All three have one method, ``logprobs(batch, temperature=...) -> [M]``, without gradient and without dropout. A reference that never
 changes needs to be asked once for each row, by whatever run: ``LogprobCache`` keeps what it said.
@@ -21,7 +21,7 @@ from rlhf.models.policy import PolicyModel
 
 
 class Reference(Protocol):
-    """What a loss asks of a reference."""
+    """The interface of a reference for a loss."""
 
     def logprobs(self, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:
         """[M] nats of the scored tokens, without gradient."""
@@ -150,7 +150,7 @@ def build_reference(policy: PolicyModel, *, dtype: torch.dtype | None = None) ->
 
 
 def as_it_is_now(policy: PolicyModel) -> PolicyModel | AdapterOffReference:
-    """A policy as its own reference, for anyone who asks before the first step: no memory, and the same whatever adapter is fresh."""
+    """A policy as its own reference, valid before the first step: needs no memory, and is the same for any new adapter."""
     return AdapterOffReference(policy) if policy.has_adapter and adapter_is_zero(policy) else policy
 
 

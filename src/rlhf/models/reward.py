@@ -84,7 +84,7 @@ class RewardModel(nn.Module):
         self.head_dropout = head_dropout
         self.choice = choice
         self.learned: LearnedScalars | None = None
-        """Numbers that the loss learned beside the scores, where it has any."""
+        """Parameters that the loss learned with the scores, if any."""
         total, device = sum(num_outputs(member) for member in members), next(members[0].parameters()).device
         self.register_buffer("mean", torch.zeros(total, device=device))
         self.register_buffer("std", torch.ones(total, device=device))
@@ -217,7 +217,7 @@ class RewardModel(nn.Module):
     forward = raw_scores  # wrappers such as DDP and FSDP only see calls of the module itself
 
     def member_scores(self, batch: PackedBatch) -> Tensor:
-        """[K, S] normalized; their spread over K says how much the members disagree."""
+        """[K, S] normalized; their spread over K is the disagreement of the members."""
         return (self.raw_scores(batch) - self.mean[:, None]) / self.std[:, None]
 
     def scores(self, batch: PackedBatch) -> Tensor:
@@ -230,7 +230,7 @@ class RewardModel(nn.Module):
         return each.mean(0), each.std(0, correction=0)
 
     def member(self, number: int) -> RewardModel:
-        """One member by itself, sharing its weights: ensembles are trained one member at a time."""
+        """A single member, sharing its weights: ensembles are trained one member at a time."""
         single = RewardModel(
             [self.members[number]],  # type: ignore[list-item]
             self.tokenizer,
@@ -285,7 +285,7 @@ class RewardModel(nn.Module):
     def save_pretrained(self, folder: Path | str, *, card: Mapping[str, Any] | None = None) -> Path:
         """Write a folder that ``from_pretrained`` gives back bit for bit.
 
-        One member: a transformers sequence-classification folder (or a peft one) with our JSON beside it. Several: one such
+        One member: a transformers sequence-classification folder (or a peft one) with our JSON file in it. Several: one such
         folder each, ``member-0`` and so on.
 
         Args:
@@ -324,7 +324,7 @@ class RewardModel(nn.Module):
                 "The head is not transformers' own: load this folder with rlhf.models.RewardModel, not with transformers."
             )
         if len(self.members) > 1:
-            notes.append(f"An ensemble of {len(self.members)}; each `member-*` folder is a model by itself.")
+            notes.append(f"An ensemble of {len(self.members)}; each `member-*` folder is a complete model.")
         if self.num_scores > 1:
             notes.append("The score is the mean over members and heads of (raw score - mean) / std.")
         if bool((self.mean != 0).any()) or bool((self.std != 1).any()):
@@ -367,7 +367,7 @@ def _member_folders(source: str, count: int) -> list[str]:
     for folder in folders:
         if not folder.is_dir():
             raise ModelError(
-                f"{source} is an ensemble of {count} reward models, and {folder.name} is not there. Copy the folder again."
+                f"{source} is an ensemble of {count} reward models, but {folder.name} is missing. Copy the folder again."
             )
     return [str(folder) for folder in folders]
 

@@ -1,6 +1,6 @@
 """What the log-probabilities of a tile of logits need of each row, in C (``rlhf/native/softmax.c``): the tile is read once.
 
-torch makes four passes over it, one of them to widen it to float32, and writes log-probabilities that nobody reads.
+torch makes four passes over it, one of them to widen it to float32, and writes log-probabilities that are never read.
 """
 
 from __future__ import annotations

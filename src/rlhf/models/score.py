@@ -37,10 +37,10 @@ PATHS: tuple[ScorePath, ...] = ("packed", "padded", "logits")
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What a model says about the scored tokens of a batch; float32, or float64 for a float64 model."""
+    """A model's values at the scored tokens of a batch; float32, or float64 for a float64 model."""
 
     logprobs: Tensor
-    """[M] nats, at the temperature asked for."""
+    """[M] nats, at the requested temperature."""
     entropy: Tensor | None = None
     """[M] nats, exact over the vocabulary."""
     hidden: Tensor | None = None
@@ -140,7 +140,7 @@ def sampled_targets(
     generator: torch.Generator,
     path: ScorePath = "packed",
 ) -> Tensor:
-    """A token for each scored place, drawn from the model's own distribution there; what stands before it stays the batch's.
+    """A token for each scored position, drawn from the model's own distribution there; its context stays the batch's.
 
         argmax over v of (log p(v) - log e(v)),   e(v) exponential with mean 1
 
@@ -262,7 +262,7 @@ def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def active_module(module: nn.Module) -> nn.Module:
-    """The module that computes: peft keeps a frozen original beside the copy that an adapter trains."""
+    """The module that computes: peft keeps a frozen original in addition to the copy that an adapter trains."""
     if isinstance(module, ModulesToSaveWrapper):
         if module.disable_adapters:
             original: nn.Module = module.original_module
@@ -348,7 +348,7 @@ _KEYWORDS: dict[type, bool] = {}
 
 
 def takes_keywords(kind: type[nn.Module]) -> bool:
-    """Whether a module's forward passes extra keywords on, as far as its signature says."""
+    """Whether a module's forward passes extra keywords on, according to its signature."""
     if kind not in _KEYWORDS:
         parameters = inspect.signature(kind.forward).parameters.values()
         _KEYWORDS[kind] = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -22,7 +22,7 @@ EMBEDDED = "embedded"
 MODEL_FILES = (CONFIG_FILE, ADAPTER_FILE, "tokenizer_config.json")
 """What tells a model folder from any other."""
 HUB_SECONDS = 10.0
-"""How long the hub may take to say whether it has a name; its own client would try for most of a minute."""
+"""Timeout for the hub's answer whether it has a name; its own client would try for most of a minute."""
 
 
 def model_source(path: str) -> str:
@@ -43,7 +43,7 @@ def model_source(path: str) -> str:
     folder = Path(path).expanduser()
     try:
         return _local_source(path, folder)
-    except OSError as err:  # a name that is too long, a loop of links, a folder that nobody may enter
+    except OSError as err:  # a name that is too long, a loop of links, a folder without permissions
         raise ModelError(f"The model folder {folder} can't be read: {err.strerror or err}.") from None
 
 
@@ -78,7 +78,7 @@ def embedded_folder() -> Path:
 
 
 def source_name(model: PreTrainedModel) -> str | None:
-    """What a model was loaded from, for people; None for a model that only exists in memory."""
+    """The source of a model, for display; None for a model that only exists in memory."""
     name = model.name_or_path or None
     return EMBEDDED if name == str(embedded_folder()) else name
 
@@ -89,9 +89,9 @@ def is_adapter(source: str) -> bool:
 
 
 def hub_options(source: str, revision: str | None) -> dict[str, Any]:
-    """Keywords for ``from_pretrained``: the revision, and whether only the copy on this machine can be had.
+    """Keywords for ``from_pretrained``: the revision, and whether only the copy on this machine is available.
 
-    The hub is asked once for each name, briefly.
+    The hub is queried once per name, with a short timeout.
 
     Raises:
         ModelError: A hub name that is not on this machine and can't be fetched.
@@ -102,7 +102,7 @@ def hub_options(source: str, revision: str | None) -> dict[str, Any]:
 
 
 def check_there(path: str) -> None:
-    """Refuse a model that can't be had before anybody waits seconds for torch and transformers.
+    """Reject an unavailable model before the slow import of torch and transformers.
 
     Raises:
         ModelError: There is no such folder, and no such name on the hub or in its cache.
@@ -112,7 +112,7 @@ def check_there(path: str) -> None:
 
 @functools.cache
 def _hub_has(name: str, revision: str | None) -> bool:
-    """True where the hub can be asked for a name; False where only the cache can."""
+    """True if the hub can be queried for a name; False if only the cache can."""
     import huggingface_hub  # half a second, which a folder's name should not cost
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -136,7 +136,7 @@ def _hub_has(name: str, revision: str | None) -> bool:
         if cached:
             return False
         raise ModelError(
-            f"The model {name!r}{at} is not in this machine's cache, and HF_HUB_OFFLINE forbids to ask the hub. {otherwise}"
+            f"The model {name!r}{at} is not in this machine's cache, and HF_HUB_OFFLINE disables access to the hub. {otherwise}"
         )
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
@@ -154,7 +154,7 @@ def _hub_has(name: str, revision: str | None) -> bool:
         if not cached:
             raise ModelError(
                 f"The hub can't be reached for the model {name!r}{at} ({type(err).__name__}), and it is not in this machine's "
-                f"cache. {otherwise} HF_HUB_OFFLINE=1 says this without asking."
+                f"cache. {otherwise} Set HF_HUB_OFFLINE=1 to skip this attempt."
             ) from err
         logger.warning("The hub can't be reached (%s); took the copy of %s in the cache.", type(err).__name__, name)
         return False

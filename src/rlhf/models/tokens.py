@@ -20,7 +20,7 @@ from rlhf.models.checks import CONFIG_FILE, check_config, check_tokenizer_folder
 from rlhf.models.sources import hub_options, model_source, plain_errors
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel  # seconds of imports, which who only wants a tokenizer should not wait for
+    from transformers import PreTrainedModel  # seconds of imports, which are not needed for a tokenizer alone
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def load_tokenizer(config: ModelConfig | str) -> PreTrainedTokenizerBase:
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase, wanted: str) -> str | None:
-    """The text of the template that a config asks for, which must be Jinja."""
+    """The text of a config's template, which must be Jinja."""
     try:
         text = chat_format(tokenizer, wanted).template
     except (OSError, UnicodeDecodeError) as err:
@@ -71,7 +71,7 @@ def settle_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     The padding token is never made equal to EOS: nothing here is padded, so a tokenizer without one stays without one.
 
     Raises:
-        ModelError: The tokenizer has more tokens than the model has embeddings, or nobody knows an end-of-text token.
+        ModelError: The tokenizer has more tokens than the model has embeddings, or there is no end-of-text token.
     """
     embeddings: Any = model.get_input_embeddings()
     num_embeddings = int(embeddings.weight.shape[0])
@@ -115,7 +115,7 @@ def family_end_token(family: str) -> int | None:
 
 
 def _source_of_end(model: PreTrainedModel) -> str:
-    """Where the number of the end-of-text token was read: transformers fills in one of its own where no file has any."""
+    """Where the id of the end-of-text token was read: transformers fills in a default if no file has one."""
     for name in ("generation_config.json", CONFIG_FILE):
         settings = _settings(model, name)
         inner = settings.get("text_config")

@@ -8,8 +8,8 @@ arXiv:2205.14135, algorithm 4); a tile stops at the last key that its queries se
 three to five times as long at the sizes of preference data. Scores and their softmax are in float32 or wider, because a score
 rounded to bfloat16 is off by a hundredth of a nat; the other products are in the type of autocast.
 
-Query heads that share a key head stand below one another as rows of one product, so keys and values are never repeated.
-Scores, probabilities and their gradients of one tile after another stand in the same memory, each softmax in place of what it is
+Query heads that share a key head are stacked as rows of one product, so keys and values are never repeated.
+Scores, probabilities and their gradients of all tiles reuse the same memory, each softmax overwriting its input
 taken of: what a processor writes for the first time it must fetch before, and that was a fifth of the whole.
 """
 

@@ -144,7 +144,7 @@ class ValueModel(nn.Module):
         config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
         folder = Path(config.path or "").expanduser()
         settings = read_settings(folder, SETTINGS_FILE)
-        # The folder of a head alone is no model folder to anybody else.
+        # The folder of a head alone is not a complete model folder.
         source = str(folder) if settings and settings.get("shared") else model_source(config.path or "")
         if settings is None:
             raise ModelError(
@@ -184,7 +184,7 @@ class ValueModel(nn.Module):
     def choose_path(self, groups: Sequence[Group]) -> PathChoice:
         """Compare the paths on a few rows of the real data and keep the right one."""
         if self.model is None:
-            raise ModelError("A value head on the policy's backbone has no path of its own; ask the policy.")
+            raise ModelError("A value head on the policy's backbone has no separate path; use the policy's.")
         self.choice = choose_hidden_path(self.model, groups)
         return self.choice
 

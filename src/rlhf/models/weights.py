@@ -88,13 +88,13 @@ def _names(names: Collection[str]) -> str:
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
     """Draw random weights on the CPU from a named seed, and leave torch's own generators as they were."""
     with torch.random.fork_rng(devices=[]):
-        # The CPU's generator alone: torch.manual_seed would begin those of all GPUs anew, and nobody would put them back.
+        # Only the CPU's generator: torch.manual_seed would also reseed those of all GPUs, which would not be restored.
         torch.default_generator.manual_seed(derive_seed(seed, "models", *names))
         yield
 
 
 def align_weights(model: nn.Module) -> None:
-    """Move weights that lie at odd addresses into memory of their own.
+    """Copy weights at unaligned addresses into new memory.
 
     A mapped file puts its tensors wherever its header ends, and matrix kernels may sum in another order there: equal weights
     would differ in the last bit of what they compute, from one folder to the next.

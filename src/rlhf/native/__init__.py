@@ -1,1 +1,1 @@
-"""Code in C for what takes torch many passes over memory, compiled on the machine that runs it, where that is asked for."""
+"""C code for operations for which torch makes many passes over memory, compiled on the machine that runs it if enabled."""

@@ -28,5 +28,5 @@ def in_c(on: bool) -> Iterator[None]:
 
 
 def is_in_c() -> bool:
-    """What ``in_c`` was told last."""
+    """The last value passed to ``in_c``."""
     return _IN_C.get()

@@ -6,7 +6,7 @@
  *   HALF   1 where activations and prompts' tables are bfloat16, 0 where they are float32
  *   TILES  0 to do without the processor's products of tiles of bfloat16 (AMX). With them a step is one call, `decode`; without, the
  *          caller makes the matrix products, and calls for what is between them
- * All sums are in float32. A row's result hangs on no other row. All arrays are row-major, and distances between their parts are given.
+ * All sums are in float32. A row's result does not depend on other rows. All arrays are row-major, with explicit strides.
  *
  * NaN comes through, and nothing here assumes that there is none: the caller finds it in the log-probabilities.
  */
@@ -191,7 +191,7 @@ INLINE v16 part(const element *x, int v) {
 #endif
 }
 
-/* scores[i] = query . keys[i]; what stands behind them, up to a multiple of LANES, is lost. */
+/* scores[i] = query . keys[i]; entries after them, up to a multiple of LANES, are overwritten. */
 static void dot(const float *restrict query, const element *restrict keys, float *restrict scores, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) {
         v16 sums[LANES];
@@ -243,12 +243,12 @@ static void mix(float *restrict out, const element *restrict values, const float
 }
 #endif
 
-/* Where number d of a query, and of what is mixed for it, stands. */
+/* Position of number d of a query, and of its attention output. */
 INLINE int placed(int d) { return SPLIT ? d / (2 * LANES) * 2 * LANES + d % 2 * LANES + d % (2 * LANES) / 2 : d; }
 
 /* What a row's new token sees, in one key head. */
 typedef struct {
-    int64_t of_prompt, prompt_at;         /* tokens of the prompt, and where the first of them stands */
+    int64_t of_prompt, prompt_at;         /* tokens of the prompt, and the position of the first */
     int64_t of_own, own_at, begin;        /* of the row's own: a run of the ring, perhaps round its end */
     int64_t until_end;
 } view_t;
@@ -299,8 +299,8 @@ static void attend_head(const layer_t *layer, const view_t *view, const float *r
     for (int d = 0; d < WIDTH; d++) out[d] = store(mixed[placed(d)] / sum);
 }
 
-/* Writes the new keys and values of units first .. last - 1, and attends for them. A unit is a row of one key head; those of a head stand
- * together, so that rows of one prompt find its keys in the cache.
+/* Writes the new keys and values of units first .. last - 1, and computes their attention. A unit is a row of one key head; those of a
+ * head are adjacent, so that rows of one prompt find its keys in the cache.
  *   qkv  [rows, (heads + 2 * kv_heads) * WIDTH]: queries, scaled; keys; values
  *   out  [rows, heads * WIDTH]
  *   scores  [longest prompt + room + LANES], memory to work in
@@ -342,7 +342,7 @@ typedef struct {
     element *normed, *change;          /* [rows, width] */
     element *qkv, *seen, *gates, *act; /* what goes into attention, what comes out, and the same of gates; [rows, ...] */
     int arrived, phase;                /* of threads that wait for each other; 0 at first */
-    int abandoned;                     /* set where one of them will not come: what the others make is for nobody */
+    int abandoned;                     /* set if one of them will not arrive: the others' results are discarded */
 } pass_t;
 
 /* Waits for the other threads. */
@@ -383,7 +383,7 @@ void decode(pass_t *pass, const step_t *step, const layer_t *layers, const weigh
         silu_product(MINE(pass->gates, 2 * inner), MINE(pass->act, inner), end - begin, inner);
         meet(pass);
         TIMES(down, pass->act, pass->change);
-        float eps = layer + 1 < pass->layers ? w[1].attention_eps : 1; /* after the last layer nobody asks for the norm */
+        float eps = layer + 1 < pass->layers ? w[1].attention_eps : 1; /* after the last layer the norm is not used */
         add_norm(MINE(pass->x, width), MINE(pass->change, width), MINE(pass->normed, width), end - begin, width, eps);
         meet(pass);
     }

@@ -1,4 +1,4 @@
-/* What a layer computes for each row by itself, forward and backward: norms, rotations, gates.
+/* Row-wise operations of a layer, forward and backward: norms, rotations, gates.
  *
  *     norm:      r = 1 / sqrt(mean(x^2) + eps),  y = w x r
  *                dx = r (w dy - x r^2 mean(w dy x)),  dw = sum over rows of dy x r
@@ -7,11 +7,11 @@
  *     gate:      y = g s u with s = 1 / (1 + e^-g)
  *                du = dy g s,  dg = dy u (s + g s (1 - s))
  *
- * Sources: Zhang and Sennrich 2019, eq. 4, arXiv:1910.07467; Su et al. 2021, eq. 34, arXiv:2104.09864, for pairs that stand half a head
+ * Sources: Zhang and Sennrich 2019, eq. 4, arXiv:1910.07467; Su et al. 2021, eq. 34, arXiv:2104.09864, for pairs that are half a head
  * apart; Shazeer 2020, eq. 6, arXiv:2002.05202.
  *
  * Compiled at run time by rlhf.native.library with HALF = 1. A function's name ends in the types of what it reads and what it writes: f for
- * float32, h for bfloat16. Everything between is float32 and rounded once. Work comes in pieces that do not hang on the number of threads.
+ * float32, h for bfloat16. Everything between is float32 and rounded once. Work is split into pieces that do not depend on the number of threads.
  *
  * NaN comes through.
  */

@@ -1,4 +1,4 @@
-"""A C file of this package as a loaded library, compiled for this processor the first time that it is asked for."""
+"""A C file of this package as a loaded library, compiled for this processor on first use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEYS = "compiled and engine.compiled"
 
 
 def compiler() -> list[str] | None:
-    """A C compiler: its path, and the arguments that $CC has behind it; None where there is none."""
+    """A C compiler: its path, and the arguments after it in $CC; None if there is none."""
     asked = os.environ.get("CC")
     try:
         choices = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
@@ -50,15 +50,15 @@ def compiler() -> list[str] | None:
 
 
 def why_no_compiler() -> str:
-    """What was looked for where ``compiler`` found none, and what to do."""
+    """Which compilers were tried if ``compiler`` found none, and what to do."""
     if asked := os.environ.get("CC"):
         try:
-            fault = f"{shlex.split(asked)[0]!r} is no program that is there and can be run"
+            fault = f"{shlex.split(asked)[0]!r} is not an executable program"
         except ValueError:
-            fault = "a quotation in it does not end"
+            fault = "a quotation mark in it is not closed"
         except IndexError:
             fault = "it names nothing"
-        return f"$CC is {asked!r}: {fault}; correct it, or unset it to have {', '.join(COMPILERS)} looked for"
+        return f"$CC is {asked!r}: {fault}; correct it, or unset it to use one of {', '.join(COMPILERS)}"
     return f"none of {', '.join(COMPILERS)} is on the PATH; install one (Debian and Ubuntu: apt-get install gcc), or name one in $CC"
 
 
@@ -70,7 +70,7 @@ def check_compiler() -> list[str]:
     """
     found = compiler()
     if found is None:
-        raise ConfigError(f"{KEYS} want a C compiler, and {why_no_compiler()}; or leave them out.")
+        raise ConfigError(f"{KEYS} need a C compiler, but {why_no_compiler()}; or leave them out.")
     return found
 
 
@@ -79,7 +79,7 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     """Compile, where that was not done before, and load. The library is kept in ``native`` of the user's cache.
 
     Args:
-        name: Of a file beside this one, without its ending.
+        name: Of a file in this folder, without its extension.
         macros: What ``-D`` defines.
 
     Raises:
@@ -90,8 +90,8 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
     found = check_compiler()
     flags = [*_flags(found), *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
     sources = [*sorted(source.parent.glob("*.h")), source]
-    told = "\n".join([*found, *flags, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
-    target = _folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    hashed = "\n".join([*found, *flags, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
+    target = _folder() / f"{name}-{hashlib.sha256(hashed.encode()).hexdigest()[:16]}.so"
     if not target.is_file():
         with write_aside(target) as aside:
             _compile(found, [*flags, str(source), "-o", str(aside), "-lm"])
@@ -105,13 +105,13 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
 
 
 def _flags(found: list[str]) -> list[str]:
-    """``FLAGS``, for this processor unless $CC comes with a ``-march`` or ``-mcpu`` of its own."""
+    """``FLAGS``, for this processor unless $CC contains a ``-march`` or ``-mcpu``."""
     chosen = any(word.startswith(("-march", "-mcpu")) for word in found)
     return [flag for flag in FLAGS if not (chosen and flag.startswith("-march"))]
 
 
 def toolchain() -> str:
-    """What decides, beside the sources, which bits a library computes: compiler, flags and processor.
+    """What determines, in addition to the sources, the bits that a library computes: compiler, flags and processor.
 
     Raises:
         ConfigError: There is no compiler.
@@ -121,7 +121,7 @@ def toolchain() -> str:
 
 
 def compiler_version(found: list[str]) -> str:
-    """What a compiler says of itself.
+    """The version text of a compiler.
 
     Args:
         found: As ``compiler`` gives it.

@@ -1,7 +1,7 @@
 /* y = x W^T + b in bfloat16, for few rows of x and a weight that is laid out once: products of tiles (AMX).
  *
- * A weight is read once from memory, from front to back, whatever the number of rows; all sums are in float32, and a row's hang on no
- * other row. What includes it has TILES.
+ * A weight is read once from memory, from front to back, whatever the number of rows; all sums are in float32, and a row's do not depend on
+ * other rows. Included only with TILES.
  */
 #ifndef LINEAR_H
 #define LINEAR_H
@@ -12,7 +12,7 @@
 #define TILE (LANES * LANES)
 
 /* weight [out, in], in even and at least DEEP -> [out / LANES, in / DEEP] tiles, both rounded up, in pairs: of the tiles of PANEL rows
- * those that are multiplied by the same numbers stand together. What is behind `out` is 0. The last tile along the sum begins DEEP before
+ * those that are multiplied by the same numbers are adjacent. Entries after `out` are 0. The last tile along the sum begins DEEP before
  * its end, and is 0 where the one before it has been. */
 void lay_weight(const element *weight, int64_t out, int64_t in, word *laid) {
     for (int64_t panel = 0; panel < out; panel += PANEL)
@@ -70,7 +70,7 @@ INLINE void put(element *out, const float *sums, const float *bias, int64_t coun
 void linear(const linear_t *map, const element *x, element *y, int64_t rows, element *last_rows, int64_t first, int64_t last) {
     const int64_t in = map->in, out = map->out, whole = rows / LANES * LANES;
     const int64_t full = UP(in, DEEP) / DEEP * 2 * TILE; /* words of a panel, but for the last */
-    memcpy(last_rows, x + whole * in, (rows - whole) * in * sizeof(element)); /* below them is what nobody asks for */
+    memcpy(last_rows, x + whole * in, (rows - whole) * in * sizeof(element)); /* the rows below them are not used */
     begin_tiles();
     for (int64_t panel = first; panel < last; panel++) {
         const int64_t column = panel * PANEL, columns = LEAST(PANEL, out - column);

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16 /* floats side by side; the compiler makes of them what the processor has */
+#define LANES 16 /* floats side by side; the compiler maps them to the processor's vectors */
 
 #if HALF
 typedef uint16_t element;

@@ -86,7 +86,7 @@ INLINE void product(float *out, int64_t out_row, const word *x, int64_t x_row, i
     if (c < columns) piece(out + c, out_row, x, x_row, x_step, y + c, y_step, steps, 1, pairs, fresh);
 }
 
-/* Whether the system lets this process work with tiles: Linux wants to be asked. */
+/* Whether the system lets this process work with tiles: Linux requires a request. */
 int tiles_allowed(void) {
 #if TILES
     return !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* data of tiles */);
@@ -217,7 +217,7 @@ static void transpose(word *restrict out, int64_t out_row, const word *restrict 
         }
 }
 
-/* `count` rows of a head in float32, and zeros below them until `room` and beside them until `wide`. */
+/* `count` rows of a head in float32, and zeros below them up to `room` and to the right up to `wide`. */
 #define ROWS_OF(name, type, get)                                                                                                      \
     INLINE void name(float *restrict out, const type *restrict x, int64_t stride, int64_t count, int64_t room, const int64_t width,  \
                      const int64_t wide, float factor) {                                                                              \

@@ -1,4 +1,4 @@
-/* Rows of logits: the logarithm of each row's sum of exponentials, its probabilities, and what else a loss asks of them.
+/* Rows of logits: the logarithm of each row's sum of exponentials, its probabilities, and other values for a loss.
  *
  *     log_sum = log(sum over i of e^x_i),  p_i = e^(x_i - log_sum)
  *     expected = sum of p_i x_i,  squares = sum of p_i^2,  total = sum of x_i
@@ -15,7 +15,7 @@ int64_t lanes(void) { return LANES; }
 typedef struct {
     int64_t width;
     const element *logits; /* [rows, width] */
-    element *probs;        /* [rows, width], may be the logits themselves; NULL where nobody asks */
+    element *probs;        /* [rows, width], may be the logits themselves; NULL if not requested */
     float *log_sums;       /* [rows] */
     float *expected, *squares, *totals; /* [rows]; NULL likewise */
 } rows_t;

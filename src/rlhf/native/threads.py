@@ -1,4 +1,4 @@
-"""Work of a C function shared among torch's number of threads."""
+"""Runs a C function on torch's number of threads."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _call(call: Callable[..., None], row: Tensor, part: tuple[int, ...], abandon
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads beside the calling one, all of them there: Python 3.12 may start too few for parts that wait for each other."""
+    """Threads in addition to the calling one, all started: Python 3.12 may start too few for parts that wait for each other."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="rlhf-native")
     started = threading.Barrier(threads + 1)
     for _ in range(threads):

@@ -13,7 +13,7 @@
  *   TILES        0 to do without its products of tiles of bfloat16
  *
  * S and its softmax are in float32. Where the processor multiplies bfloat16, the factors of the other products are rounded to it. All sums
- * are in float32, and their order hangs on the lengths alone. Gradients by keys are made in columns.
+ * are in float32, and their order depends only on the lengths. Gradients by keys are computed in columns.
  *
  * NaN comes through. Keys that no query of a piece may see cost nothing.
  */
@@ -75,7 +75,7 @@ INLINE void hide(const batch_t *batch, float *scores, int64_t row, int64_t colum
 
 /* ---- forward */
 
-/* Keys that stand at a position and behind it, and where they were laid. */
+/* Keys at and after a position, and where they were laid out. */
 typedef struct {
     int64_t start, length, at;
 } segment_t;
@@ -89,7 +89,7 @@ typedef struct {
     word *probs;    /* [BAND, room / STEP] */
 } forward_t;
 
-/* Where things of a tree stand in memory to work in; its size, in floats. */
+/* Layout of a tree's scratch memory, and its size in floats. */
 static int64_t lay_forward(const run_t *runs, int64_t count, float *memory, forward_t *at) {
     int64_t longest = 0;
     for (int64_t run = 1; run < count; run++) longest = MOST(longest, runs[run].length);
@@ -184,7 +184,7 @@ static void attend_rows(const batch_t *batch, const forward_t *at, const segment
     }
 }
 
-/* Writes out and log_sums of units first .. last - 1, each a tree and a key head. `memory` holds as much as forward_room says. */
+/* Writes out and log_sums of units first .. last - 1, each a tree and a key head. `memory` has the size given by forward_room. */
 void forward(const batch_t *batch, float *memory, int64_t first, int64_t last) {
     int64_t repeats = batch->heads / batch->kv_heads;
     begin_tiles();
@@ -419,7 +419,7 @@ static void learn_tree(const batch_t *batch, const backward_t *at, const run_t *
             }
 }
 
-/* Writes the gradients of units first .. last - 1, each a tree and a key head. `memory` holds as much as backward_room says. */
+/* Writes the gradients of units first .. last - 1, each a tree and a key head. `memory` has the size given by backward_room. */
 void backward(const batch_t *batch, float *memory, int64_t first, int64_t last) {
     begin_tiles();
     for (int64_t unit = first; unit < last; unit++) {

@@ -2,11 +2,11 @@
 
     types       what a scorer takes and gives
     functions   any Python function with the standard signature, in a process that can be killed
-    process     that process, seen from here: started, killed, replaced
-    worker      that process, seen from inside
+    process     the parent's side of that process: started, killed, replaced
+    worker      the code that runs in that process
     background  coroutines from code that is not async
-    verdicts    what comes from outside is checked, and refused by the sample's name
-    service     a reward server, asked over HTTP
+    verdicts    checks of returned values; errors name the sample
+    service     a reward server, called over HTTP
     service_calls    with timeouts and retries
     service_formats  in the server's own format
     learned     a reward model

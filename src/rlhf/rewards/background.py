@@ -1,6 +1,6 @@
 """Coroutines from code that is not async.
 
-They run on one event loop in a thread of its own, for as long as the process lives: also where the caller is inside a
+They run on one event loop in a separate thread for the life of the process, even if the caller is inside a
 loop already (a notebook), and so that what a coroutine keeps for its next call, such as an HTTP client, still has its
 loop then. Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Several judges as one: a weighted sum."""
+"""Composite rewards: a weighted sum."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class CompositeReward:
         """Combine judges.
 
         Args:
-            components: At least one; two of the same name are told apart by a number.
+            components: At least one; two of the same name are distinguished by a number.
             name: What metrics and errors call the sum.
             on_error: ``report`` puts a sample to which none applies into the result's ``errors`` instead of raising;
-                the components each have a setting of their own.
+                the components each have their own setting.
 
         Raises:
             ConfigError: There is no component, or a weight is not a finite number.
@@ -130,12 +130,12 @@ def standardized(verdicts: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What several judges said."""
+    """The verdicts of several judges."""
 
     verdicts: dict[str, list[float | None]]
     """Name -> [n] raw verdicts, in the order of the judges."""
     parts: dict[str, list[float | None]]
-    """The same, and behind each judge what its own score is made of, where it says that."""
+    """The same, with the components of each judge's score after it, if it reports them."""
     errors: dict[int, str]
     """Place of a completion -> which judge failed on it first, and why."""
 
@@ -157,7 +157,7 @@ def ask_components(
         asked.verdicts[name] = verdicts
         asked.parts[name] = verdicts
         for part, values in parts.items():
-            # Two judges of one kind are told apart by a number, and so are their parts: learned_std, learned_2_std.
+            # Two judges of one kind are distinguished by a number, and so are their parts: learned_std, learned_2_std.
             own = part.replace(component.scorer.name, name, 1) if part.startswith(component.scorer.name) else part
             asked.parts.setdefault(own if own not in names else f"{name}/{own}", values)
         asked.errors.update({p: f"{name}: {why}" for p, why in wrong.items() if p not in asked.errors})
@@ -167,7 +167,7 @@ def ask_components(
 def _verdicts(
     scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
 ) -> tuple[list[float | None], Mapping[str, list[float | None]], Mapping[int, str]]:
-    """A component's raw verdicts, its own parts, and what went wrong; some may say None, which ``score`` would refuse."""
+    """A component's raw verdicts, its own parts, and what went wrong; some may be None, which ``score`` would reject."""
     if isinstance(scorer, Abstaining):
         said, wrong = scorer.checked_verdicts(prompts, completions)
         return said, {}, wrong

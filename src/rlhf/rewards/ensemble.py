@@ -1,4 +1,4 @@
-"""Several judges of the same thing as one: their agreement, or the most careful of them."""
+"""Ensembles: several judges of the same quality combined to one score."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlhf.rewards.types import CompletionLike, Scorer, ScoreResult, sample_name
 from rlhf.rewards.verdicts import OnError
 
 COMBINATIONS: dict[str, str] = {
-    "mean": "what the judges say on average",
-    "min": "what the strictest judge says",
-    "median": "what half of the judges say or more",
-    "mean_minus_std": "the mean, less the deviation between the judges",
+    "mean": "the mean over the judges",
+    "min": "the lowest score of the judges",
+    "median": "the median over the judges",
+    "mean_minus_std": "the mean, minus the deviation between the judges",
 }
 
 
@@ -78,19 +78,21 @@ class EnsembleReward:
         """Combine judges.
 
         Args:
-            scorers: At least two; of the same name they are told apart by a number.
+            scorers: At least two; equal names are distinguished by a number.
             combine: One of ``COMBINATIONS``.
             std_coef: For ``mean_minus_std``: weight of the deviation.
             normalize: Shift and scale each judge's scores to mean 0 and deviation 1 over each call, before.
             name: What metrics and errors call the result; the deviation is ``<name>_std``.
             on_error: ``report`` puts a sample that none judges into the result's ``errors`` instead of raising; the
-                judges each have a setting of their own.
+                judges each have their own setting.
 
         Raises:
             ConfigError: There are fewer than two.
         """
         if len(scorers) < 2:
-            raise ConfigError(f"An ensemble of {len(scorers)} has nobody to disagree; give at least two rewards.")
+            raise ConfigError(
+                f"An ensemble of {len(scorers)} has no disagreement to measure; give at least two rewards."
+            )
         look_up(COMBINATIONS, combine, kind="combination of scores")
         self.components = [Component(scorer=scorer, normalize=normalize) for scorer in scorers]
         self.names = distinct_names([scorer.name for scorer in scorers])

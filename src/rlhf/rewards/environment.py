@@ -1,4 +1,4 @@
-"""What the environment of an episode gave, as a score."""
+"""The reward of an episode's environment as a score."""
 
 from __future__ import annotations
 

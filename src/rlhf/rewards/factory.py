@@ -1,4 +1,4 @@
-"""From a recipe's settings to a scorer.
+"""Builds a scorer from a recipe's settings.
 
 A scorer's module is loaded when one of its kind is built: a settings class names its builder by text (``RewardBase.builds``).
 """

@@ -1,8 +1,8 @@
 """Any Python function as a scorer.
 
-It may be slow or buggy: every verdict is checked, and an error names the function and the sample. A call that fails is
-repeated sample by sample to find that out, and a process that dies or hangs is replaced at the next call: a function
-that remembers things between calls must expect both.
+It may be slow or buggy: every returned value is checked, and an error names the function and the sample. A call that fails is
+repeated sample by sample to find the cause, and a process that dies or hangs is replaced at the next call: a function
+that keeps state between calls must handle both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlhf.rewards.worker import RESERVED, CallError, Failure, Odd, call, find_fu
 
 logger = logging.getLogger(__name__)
 MAX_LOST_WORKERS = 3
-"""Samples that a function may die or hang on, each for the whole timeout, before the others are not tried any more."""
+"""Samples on which a function may die or hang, each for the whole timeout, before the remaining ones are skipped."""
 
 
 MAX_SLOW_AT_FIRST = 2
@@ -69,7 +69,7 @@ class FunctionReward:
         self.timeout_seconds = timeout_seconds
         self.on_error = on_error
         self.notify: Notify = logger.warning
-        """Is told when a call took too long, before its samples are tried alone."""
+        """Called with a message when a call took too long, before its samples are tried one by one."""
         self._function: Callable[..., Any] | None = None
         self._process: FunctionProcess | None = None
         if in_process:
@@ -114,7 +114,7 @@ class FunctionReward:
         return verdicts, {place: failure.reason for place, failure in failures.items()}
 
     def start(self) -> None:
-        """Start the function's process now, so that a function that is not there is told before anything is sampled.
+        """Start the function's process now, so that a missing function is reported before anything is sampled.
 
         Raises:
             RewardError: It can't be found, or its module does not import.
@@ -202,7 +202,7 @@ class FunctionReward:
 
     def _not_asked(self, start: int, lost: int, count: int) -> dict[int, Failure]:
         """The failures of the samples from a place on, after too many that the function died or hung on."""
-        reason = f"it was not asked, after {lost} samples that it died or hung on"
+        reason = f"it was not called, after {lost} samples on which it died or hung"
         if lost == start:
             reason += f" and none that it judged within timeout_seconds ({self.timeout_seconds:g}); raise that"
         return dict.fromkeys(range(start, count), Failure(reason))
@@ -225,8 +225,8 @@ class FunctionReward:
 
     def _too_slow(self, done: int, seconds: float, count: int) -> RewardError:
         return RewardError(
-            f"The reward {self.name} did not judge {count} samples within timeout_seconds ({self.timeout_seconds:g}). It "
-            f"hangs on none of the first {done}: one by one they took {seconds:.3g} seconds. Set timeout_seconds to "
+            f"The reward {self.name} did not judge {count} samples within timeout_seconds ({self.timeout_seconds:g}). None "
+            f"of the first {done} hangs: one by one they took {seconds:.3g} seconds. Set timeout_seconds to "
             f"{math.ceil(2 * seconds / done * count)} or more, or make the function faster."
         )
 

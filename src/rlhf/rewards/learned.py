@@ -1,4 +1,4 @@
-"""A reward model as a scorer: token ids go in as they were sampled."""
+"""A reward model as a scorer: it receives token ids as they were sampled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LearnedReward:
     """Scores completions with a reward model.
 
     Ids are used as they are where policy and reward model share a tokenizer; a prompt that several completions share
-    is computed once. Otherwise the texts are tokenized anew, as the reward model's training pairs were. A completion
+    is computed once. Otherwise the texts are tokenized again, as the reward model's training pairs were. A completion
     that was cut by the length limit is scored as it is, without EOS.
     """
 
@@ -156,7 +156,7 @@ def build_ensemble(spec: EnsembleRewardConfig, at: RewardContext) -> EnsembleRew
 
 
 def model_folder(source: str) -> str:
-    """A reward model's folder or hub name, for anyone who has no recipe.
+    """A reward model's folder or hub name, for use without a recipe.
 
     Raises:
         ConfigError: It names a stage.
@@ -188,7 +188,7 @@ def usable_ids(
         prompts: [S].
         completions: [S].
         same: Whether the policy's tokenizer has the same ids. None where it is not known: then those samples whose ids this tokenizer
-            reads as the texts they stand for, and none where it reads most of them otherwise.
+            decodes to the same texts, and none if it decodes most of them differently.
     """
     known = [bool(completion.tokens) for completion in completions]  # of some only the text is known
     if same is not None:
@@ -199,7 +199,7 @@ def usable_ids(
 
 
 def _reads_the_same(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completion: CompletionLike) -> bool:
-    """Whether a tokenizer reads from the ids the text they stand for, and a special token where they end."""
+    """Whether a tokenizer decodes the ids to the same text, with a special token at the end."""
     decoded = str(tokenizer.decode([*prompt.ids, *completion.tokens], skip_special_tokens=True))
     if not decoded.endswith(completion.text):
         return False
@@ -216,7 +216,7 @@ def groups_of_texts(
     *,
     who: str,
 ) -> list[Group]:
-    """One group each, in order; completions with and without an end of their own are tokenized apart.
+    """One group each, in order; completions with and without an end-of-text token are tokenized separately.
 
     Raises:
         RewardError: A sample can't be read as text by ``who``.
@@ -244,7 +244,7 @@ def groups_of_samples(
     as_ids: Sequence[bool],
     who: str,
 ) -> list[Group]:
-    """Samples in order, each as the ids that were sampled or (``as_ids`` [S] says) as a text that is tokenized by ``tokenizer``."""
+    """Samples in order, each as the ids that were sampled or (depending on ``as_ids`` [S]) as a text that is tokenized by ``tokenizer``."""
     groups: list[Group] = []
     for by_ids, run in groupby(range(len(completions)), key=as_ids.__getitem__):
         places = list(run)

@@ -1,10 +1,10 @@
-"""What becomes of a sample that is longer than the model that judges it was made for.
+"""Handling of samples that are longer than the context of the model that judges them.
 
-In training it is refused by name: the recipe's limits are wrong. Where something is measured, a few such samples must not
-cost the whole measurement: they are cut by one rule, counted, and the result says so.
+In training such a sample is an error that names it: the recipe's limits are wrong. In an evaluation a few such samples must not
+prevent the whole measurement: they are truncated by one rule, counted, and reported with the result.
 
     the prompt loses its beginning (its BOS stays), so that the completion is read whole;
-    a completion that is too long by itself loses its end, and is judged behind the prompt's last token.
+    a completion that alone is too long loses its end, and is scored after the prompt's last token.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def cut_too_long(scorer: Scorer) -> None:
 
 
 def cuts_told(scorer: Scorer, *, whom: str) -> list[str]:
-    """A sentence for each model that read cut samples; ``whom`` is what people call the scorer."""
-    return [told for part in _limited(scorer) if (told := part.lengths.told(whom))]
+    """A sentence for each model that read truncated samples; ``whom`` is the displayed name of the scorer."""
+    return [message for part in _limited(scorer) if (message := part.lengths.told(whom))]
 
 
 def check_lengths(

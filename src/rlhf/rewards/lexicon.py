@@ -1,4 +1,4 @@
-"""How positive a text is, by a lexicon of words that people rated.
+"""Sentiment of a text by a lexicon of human-rated words.
 
 Written for VADER's: 7,520 words and emoticons, each rated from -4 to 4 by ten people. Source: Hutto and Gilbert 2014,
 "VADER: a parsimonious rule-based model for sentiment analysis of social media text", ICWSM. Of its rules, negation and

@@ -1,11 +1,11 @@
-"""A reward function in a process of its own, which can be killed.
+"""A reward function in a separate process, which can be killed.
 
 The process is a fresh interpreter running ``rlhf.rewards.worker``. A forked one would inherit torch's threads and
 locks in whatever state they are; ``multiprocessing``'s spawn and forkserver would import the user's main script again,
 which starts a second training where it has no ``if __name__ == "__main__"``.
 
-It never outlives us. It leads a session, which is killed as a whole: when it hangs, when we close it, when we end; and
-by a guard, a shell that does nothing but wait for our end, when we are killed so that we can do nothing ourselves.
+It never outlives its parent. It leads a session, which is killed as a whole when it hangs, is closed, or the parent ends; if
+the parent itself is killed, a guard (a shell that only waits for the parent's end) kills it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ GUARD = 'read -r _ || kill -s KILL -- "-$1"'
 TICK_SECONDS = 0.1
 """Between two looks at whether the process still lives."""
 DEATH_SECONDS = 5.0
-"""For a process that closed the pipe to end, so that its exit status can be told."""
+"""For a process that closed the pipe to end, so that its exit status can be reported."""
 DEATHS: dict[int, str] = {
-    signal.SIGKILL: "was killed (SIGKILL); where nobody did that, the system did because memory ran out: let the "
-    "function use less of it",
+    signal.SIGKILL: "was killed (SIGKILL), probably by the system because memory ran out: reduce the function's "
+    "memory use",
     signal.SIGSEGV: "crashed (SIGSEGV), which only compiled code does; run the function alone with "
     "`python -X faulthandler` to see where",
     signal.SIGABRT: "aborted (SIGABRT), which only compiled code does; what it printed says why",
@@ -175,7 +175,7 @@ class FunctionProcess:
                 if time.monotonic() >= deadline:
                     raise TimeoutError
                 if _has_exited(self._process) and not pipe.poll(0):
-                    raise EOFError  # a child of its own may hold the pipe open
+                    raise EOFError  # a child process may hold the pipe open
             return pipe.recv()
         except (TimeoutError, BlockingIOError):
             self.close()
@@ -202,7 +202,7 @@ class FunctionProcess:
 
 
 def _has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Without collecting it: until then its number, which is its session's too, can't become somebody else's."""
+    """Without reaping it: until then its id, which is also its session's, can't be reused by another process."""
     if process.returncode is not None:
         return True
     if not hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
@@ -211,7 +211,7 @@ def _has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes], owner: int) -> None:
-    """Kill the whole session, for a function may have started processes of its own; then let the guard go."""
+    """Kill the whole session, because a function may have started processes; then release the guard."""
     if os.getpid() != owner:
         return
     if process.returncode is None:

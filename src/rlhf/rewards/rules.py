@@ -1,4 +1,4 @@
-"""Heuristics of form, as a reward that needs no data: a baseline, and a warning of how easily such things are gamed."""
+"""Formatting heuristics as a reward that needs no data: a baseline, and an example of how easily such rewards are gamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
 
 SENTENCE_ENDS = frozenset(".!?…。！？")  # noqa: RUF001
 CLOSERS = "\"'”’»)]}*_"
-"""Quotes, brackets and Markdown marks that may stand behind a sentence's end."""
+"""Quotes, brackets and Markdown marks that may follow the end of a sentence."""
 
 
 class RuleBasedReward:

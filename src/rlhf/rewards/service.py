@@ -1,4 +1,4 @@
-"""A reward server as a scorer: asked over HTTP in batches, with patience, and never believed without a look."""
+"""A reward server as a scorer: called over HTTP in batches, with retries; every response is checked."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServiceReward:
             url: Where to POST.
             format: What it speaks: a key of ``FORMATS``.
             name: What metrics and errors call it.
-            arguments: Sent with every request beside the rest.
+            arguments: Sent with every request in addition to the rest.
             headers: HTTP headers; ``$NAME`` in a value is the environment variable.
             patience: Timeouts and retries.
             request_size: Completions in one request.
@@ -84,7 +84,7 @@ class ServiceReward:
 
     @property
     def notify(self) -> Notify:
-        """Is told when the service takes longer than usual."""
+        """Called with a message when the service takes longer than usual."""
         return self._caller.notify
 
     @notify.setter
@@ -140,7 +140,7 @@ class ServiceReward:
     def _verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, Failure]]:
-        """All answers are there before the first is looked at: no half of a rollout has scores."""
+        """All responses are received before the first is checked: a rollout is never partly scored."""
         starts = range(0, len(completions), self.request_size)
         parts = [slice(start, start + self.request_size) for start in starts]
         requests = [self._request(prompts[part], completions[part]) for part in parts]
@@ -225,7 +225,7 @@ def filled_header(value: str, header: str) -> str:
         found = os.environ.get(variable)
         if found is None:
             raise ConfigError(
-                f"The header {header!r} of a reward service wants the environment variable {variable}, which is not set; "
+                f"The header {header!r} of a reward service needs the environment variable {variable}, which is not set; "
                 "export it before the run."
             )
         return found

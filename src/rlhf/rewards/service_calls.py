@@ -1,6 +1,6 @@
-"""Requests to a reward server: sent again while there is hope, with growing waits, and given up with the whole story.
+"""Requests to a reward server: retried with growing waits, and given up with a complete error message.
 
-Nothing here knows what is asked; ``rlhf.rewards.service`` does.
+Nothing here depends on the content of requests; see ``rlhf.rewards.service``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlhf.rewards.types import Notify
 from rlhf.seeds import derive_seed
 
 BUSY = (408, 425, 429)
-"""Statuses below 500 that say: later."""
+"""Statuses below 500 that mean: retry later."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 NOTICE_SECONDS = 20.0
 """The shortest wait that is worth a word."""
@@ -51,7 +51,7 @@ class Request:
 
     body: bytes
     about: str
-    """What errors call what it asks: "64 completions from 'p0' on"."""
+    """Its content in error messages: "64 completions from 'p0' on"."""
     read: Callable[[bytes, str], Answer]
     """Makes an answer of bytes and their content type. Raises AnswerError where it can't."""
     answer: Answer | None = None
@@ -61,7 +61,7 @@ class Request:
 
 
 class Later(Exception):
-    """The service may answer another time; it may have said when."""
+    """The request may succeed later; the service may have said when."""
 
     def __init__(self, reason: str, wait_seconds: float | None = None) -> None:
         super().__init__(reason)
@@ -83,7 +83,7 @@ class Caller:
 
     @property
     def who(self) -> str:
-        """The service in messages. What stands behind ? in its address may be a key, which none should repeat."""
+        """The service in messages, without the query of its URL, which may contain a key."""
         name = "" if self.name == "service" else f" {self.name}"
         return f"reward service{name} at {self.url.partition('?')[0]}"
 
@@ -132,12 +132,16 @@ class Caller:
             RewardError: None will.
         """
         try:
-            async with asyncio.timeout(seconds):  # for the whole exchange; the client's own start anew at each byte
+            async with asyncio.timeout(
+                seconds
+            ):  # for the whole exchange; the client's own timeouts restart at each byte
                 response, content = await self._exchange(client, request)
         except TimeoutError:
             raise Later(f"it did not answer within {seconds:.3g} seconds") from None
         except (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.DecodingError) as err:
-            raise self._refusal(request, f"can't be asked or understood: {type(err).__name__}: {err}") from err
+            raise self._refusal(
+                request, f"can't be called, or its response can't be read: {type(err).__name__}: {err}"
+            ) from err
         except httpx2.TransportError as err:
             text = " ".join(str(err).split())
             raise Later(f"the connection failed ({type(err).__name__}{': ' if text else ''}{text})") from err
@@ -145,9 +149,7 @@ class Caller:
         if status in BUSY or status >= 500:
             raise Later(f"it answered with status {status}: {beginning!r}", _retry_after(response.headers))
         if response.has_redirect_location:
-            raise self._refusal(
-                request, f"sends us elsewhere, to {response.headers['location']!r}; write that as its url"
-            )
+            raise self._refusal(request, f"redirects to {response.headers['location']!r}; set url to that")
         if not response.is_success:
             raise self._refusal(request, f"refused with status {status}: {beginning!r}")
         try:
@@ -188,7 +190,7 @@ class Caller:
         return RewardError(
             f"The {self.who} gave no scores for {request.about}: {attempts} in {seconds:.3g} seconds; at the last, "
             f"{request.trouble}.{why if request.attempts <= self.patience.retries else ''} Nothing was trained on them. "
-            "Mend the service or its address; then the same command goes on from the last checkpoint."
+            "Fix the service or its url; then the same command goes on from the last checkpoint."
         )
 
     def _refusal(self, request: Request, reason: str) -> RewardError:
@@ -196,7 +198,7 @@ class Caller:
 
 
 def _retry_after(headers: httpx2.Headers) -> float | None:
-    """Seconds that the service asks us to wait: a number, or a date."""
+    """Seconds to wait according to the service: a number, or a date."""
     text = headers.get("retry-after")
     if text is None:
         return None

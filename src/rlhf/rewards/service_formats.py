@@ -1,4 +1,4 @@
-"""How reward servers are asked and how they answer.
+"""Request and response formats of reward servers.
 
     rlhf       {"prompts": [...], "completions": [...], columns ...} -> {"scores": [...], "errors": {"2": "why"}} or [...]
     openrlhf   {"query": [...], "prompts": [...], "labels": [...]} -> {"rewards": [...]}
@@ -23,12 +23,12 @@ SHOWN = 120
 
 
 class AnswerError(Exception):
-    """The service gave an answer that is none; asking again would not help."""
+    """The service gave an invalid response; a retry would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a service says about the samples of one request."""
+    """A service's response for the samples of one request."""
 
     verdicts: list[float | Odd | None]
     errors: Mapping[int, str]

@@ -1,4 +1,4 @@
-"""Rewards by short names, for anyone who writes Python instead of a recipe."""
+"""Rewards by short names, for Python code without a recipe."""
 
 from __future__ import annotations
 

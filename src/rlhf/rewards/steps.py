@@ -1,4 +1,4 @@
-"""A process reward model as a scorer: completions are cut into steps, and each step is judged where it ends."""
+"""A process reward model as a scorer: completions are split into steps, and each step is scored at its last token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProcessReward:
     """Scores a completion by its steps: the probability that they are right, from 0 to 1.
 
     A completion is cut at the model's separator (see ``rlhf.data.steps.StepCutter``). Ids are used as they were sampled
-    where policy and reward model share a tokenizer. In an episode each turn of the policy is cut by itself; what the
+    where policy and reward model share a tokenizer. In an episode each turn of the policy is split separately; what the
     environment said is read, and is no step. How many steps a completion has is a component of the result: a
     product falls with each, so a policy may learn to make few.
     """
@@ -80,11 +80,11 @@ class ProcessReward:
         own = [getattr(completion, "scored", None) for completion in completions]
         if any(not ids and marks is not None and not all(marks) for ids, marks in zip(as_ids, own, strict=True)):
             raise RewardError(
-                f"{who} reads the texts of these episodes anew, as it has another tokenizer than the policy, and can't tell the policy's "
-                "steps from the environment's words there; train it from a model with the policy's tokenizer."
+                f"{who} has another tokenizer than the policy, so it tokenizes the texts of these episodes again and can't separate "
+                "the policy's steps from the environment's text; train it from a model with the policy's tokenizer."
             )
         groups = groups_of_samples(tokenizer, prompts, completions, as_ids=as_ids, who=who)
-        if self.lengths.cuts:  # before the steps are, which may end with a separator that nobody said
+        if self.lengths.cuts:  # before the split into steps, which may end with a separator that was not sampled
             turns = max((sum(mine for mine, _ in groupby(marks)) for marks in own if marks), default=1)
             room = turns * len(self.model.cutter.separator_ids)
             groups = self.lengths.applied(groups, prompts, completions, who=who, bos=tokenizer.bos_token_id, room=room)
@@ -109,7 +109,7 @@ class ProcessReward:
         return Group(group.prefix, [Branch(solution.tokens) for solution in cut], columns)
 
     def _cut_turns(self, tokens: Sequence[int], own: Sequence[bool] | None) -> CutSolution:
-        """One completion; where marks say which tokens are the policy's own, each run of those by itself."""
+        """One completion; with marks of the policy's own tokens, each run of those separately."""
         if own is None or all(own):
             return self.model.cutter(tokens)
         kept: list[int] = []
@@ -122,7 +122,7 @@ class ProcessReward:
             turn = self.model.cutter(said)
             ends += [len(kept) + end for end in turn.ends]
             kept += turn.tokens
-        if not ends:  # nothing was said: one empty step, as of an empty completion
+        if not ends:  # nothing was sampled: one empty step, as for an empty completion
             kept += self.model.cutter.separator_ids
             ends.append(len(kept) - 1)
         return CutSolution(kept, ends)

@@ -1,4 +1,4 @@
-"""What every judge of completions takes and gives."""
+"""Inputs and outputs of scorers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ScoreResult:
     """Verdicts on n completions."""
 
     scores: list[float]
-    """[n] finite, except where ``errors`` says why not (then NaN)."""
+    """[n] finite, except NaN where ``errors`` has an entry."""
     per_component: Mapping[str, list[float | None]] = field(default_factory=dict)
     """Name -> [n] raw verdicts, before weights and normalization; None where a component does not apply."""
     errors: Mapping[int, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class ScoreResult:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Judges completions; the loops talk to nothing else."""
+    """Scores completions; the only interface used by the training loops."""
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RewardContext:
-    """What a reward is built with, beside its own settings."""
+    """What a reward is built with, in addition to its own settings."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
     """The policy's, where it is known."""
@@ -106,7 +106,7 @@ class RewardContext:
 
 @runtime_checkable
 class Abstaining(Protocol):
-    """A scorer that may say None, "does not apply to this sample", where others judge beside it."""
+    """A scorer that may return None, "does not apply to this sample", if other scorers judge the sample."""
 
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
@@ -120,18 +120,18 @@ class Abstaining(Protocol):
 
 
 Notify = Callable[[str], None]
-"""Takes a sentence for anyone who watches the run."""
+"""Receives a message for the user of the run."""
 
 
 @runtime_checkable
 class Talkative(Protocol):
-    """A scorer with something to say while it works: that it waits for an answer longer than usual."""
+    """A scorer that reports progress, such as an unusually long wait for a response."""
 
     notify: Notify
 
 
 def listen(scorer: Scorer, notify: Notify) -> None:
-    """Send what a scorer, or a part of it, has to say while it works to ``notify``; by default it goes to ``logging``."""
+    """Send the messages of a scorer, or of a part of it, to ``notify``; by default they go to ``logging``."""
     if isinstance(scorer, Talkative):
         scorer.notify = notify
     for component in getattr(scorer, "components", ()):
@@ -139,7 +139,7 @@ def listen(scorer: Scorer, notify: Notify) -> None:
 
 
 def ask_scorer(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-    """Ask a scorer that may be anybody's, and hold it to its contract.
+    """Call any scorer, and check its contract.
 
     Raises:
         RewardError: Its own, or it raised something else, or did not give one score for each completion.

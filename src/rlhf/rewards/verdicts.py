@@ -1,4 +1,4 @@
-"""Verdicts that come from outside, one for each completion: checked, and refused by the sample's name."""
+"""Checks of values returned by user code, one per completion; errors name the sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NONE_ALONE = Failure("it returned None (does not apply), and no other reward jud
 
 
 def checked(verdicts: Sequence[float | Odd | None], count: int) -> tuple[list[float | None], dict[int, Failure]]:
-    """Verdicts [count], None where there is none or a wrong one, and what is wrong where.
+    """Verdicts [count], None for missing or invalid ones, and the errors by position.
 
     Raises:
         CallError: There are more or fewer than ``count``.

@@ -1,4 +1,4 @@
-"""What the process runs that runs a reward function. Standard library only, so that it starts quickly.
+"""The code of the process that runs a reward function. Standard library only, so that it starts quickly.
 
 Messages over the pipe, pickled, both ways: first (sys.path, function spec) -> (None | Failure); then for each call its
 keyword arguments -> (verdicts | None, Failure | None). A verdict is a float, None, or ``Odd`` for anything else.
@@ -27,7 +27,7 @@ PIPE_CLOSED = 113
 RESERVED = ("prompts", "completions", "completion_ids", "ended")
 """Names that a column can't have, because every reward function gets something else under them."""
 OURS = ("truncated",)
-"""Columns that no row of a user has: they say what was done to it."""
+"""Columns that the library adds to a user's rows."""
 LONGEST_TEXT = 400
 """Characters of an exception's text that a message repeats."""
 
@@ -42,11 +42,11 @@ class Failure(NamedTuple):
     """Why there is no verdict: on one sample, or on all of a call."""
 
     reason: str
-    """Completes "The reward f failed on sample 'p1': ..."; says what to do where that is not plain."""
+    """Completes "The reward f failed on sample 'p1': ..."; says what to do unless that is obvious."""
     trace: str = ""
     """The function's own traceback, where it raised."""
     hopeless: bool = False
-    """It would fail on any samples: it is not there, does not import, or wants what the rows don't have."""
+    """It would fail on any samples: it does not exist, can't be imported, or needs columns that the rows don't have."""
     slow: bool = False
     """It took too long."""
     worker_lost: bool = False
@@ -228,7 +228,7 @@ def _source(function: Callable[..., Any]) -> str:
 
 
 def _text(err: BaseException) -> str:
-    """What an exception says, on one line."""
+    """The message of an exception, on one line."""
     text = " ".join(text_of(err).split())
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ..."
 

@@ -67,15 +67,15 @@ class StalenessBuffer:
         groups = [self._groups.popleft() for _ in range(min(len(prompt_ids), len(self._groups)))]
         if [group.prompt_id for group in groups] != list(prompt_ids):
             raise TrainingError(
-                f"The completions that wait to be learned from are of other prompts ({len(groups)}, the first "
-                f"{groups[0].prompt_id if groups else 'missing'!r}) than those that the rollout asks ({len(prompt_ids)}, the first "
+                f"The pending completions are for other prompts ({len(groups)}, the first "
+                f"{groups[0].prompt_id if groups else 'missing'!r}) than those of the rollout ({len(prompt_ids)}, the first "
                 f"{prompt_ids[0]!r}). Was the data changed since the checkpoint?"
             )
         oldest = min((group.weight_version for group in groups), default=weight_version)
         if weight_version - oldest > self.max_staleness:
             raise TrainingError(
-                f"Completions of the weights of version {oldest} wait for a trainer at version {weight_version}, and they may be "
-                f"{self.max_staleness} behind at most."
+                f"The pending completions are from weights of version {oldest}, the trainer is at version {weight_version}, and they "
+                f"may be at most {self.max_staleness} behind."
             )
         return [group.completions for group in groups]
 

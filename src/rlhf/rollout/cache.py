@@ -53,7 +53,7 @@ class LayerCache:
     """[R, kv_heads, C, D]."""
     values: Tensor
     settings: AttentionSettings
-    """What the layer asked for when it read the prompts."""
+    """The layer's attention options when it read the prompts."""
 
 
 class KVCache:
@@ -118,7 +118,7 @@ class KVCache:
 
     def grow(self, rows: int, room: int, *, first: int = 0) -> None:
         """Make room for more sampled tokens of the first ``rows`` rows, which are all that live; what was at the place ``first`` of a
-        ring comes to stand at its beginning."""
+        ring is moved to its beginning."""
         for module in self.layers:
             for name in ("keys", "values"):
                 old, bigger = self._replace(module, name, first=rows, second=room)

@@ -320,7 +320,7 @@ def can_compile(model: PreTrainedModel, settings: Mapping[nn.Module, AttentionSe
 
 
 def _layer(layer: FusedLayer, layout: DecodeLayout) -> _Layer:
-    """Where a layer's tables lie, and what it asks of attention."""
+    """Addresses of a layer's tables, and its attention options."""
     tables = layout.cache.layers[layer.module]
     query_norm, key_norm = layer.head_norms or (None, None)
     return _Layer(

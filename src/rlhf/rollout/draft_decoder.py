@@ -1,10 +1,10 @@
-"""Several tokens of a row in one step: its newest one, and guesses at those that follow. Axes as in ``cache``.
+"""Decoding with drafts: several tokens of a row in one step, its newest one and drafted ones. Axes as in ``cache``.
 
 K is the number of tokens of the row that has most of them, N that of all rows together.
 
-Rows differ in how many of their guesses come true, so here each row has its own tokens at the beginning of its own room, in order, and not
-in a ring that all go round together. The keys of a guess that was wrong stay where they are until the next tokens are written there: no
-token sees a place behind its own.
+Rows differ in how many drafted tokens are accepted, so here each row stores its tokens in order from the beginning of its own room, and
+not in a ring shared by all rows. The keys of a rejected token stay until the next tokens overwrite them: no
+token attends to positions after its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DraftLayout(DecodeLayout):
         self.even = len(rows) == len(counts) * self.deepest
         """Whether all rows have equally many tokens."""
         self._tokens_at = self._to_device(rows * self.deepest + offsets)
-        """int64 [N] where each token stands in a table [R * K]."""
+        """int64 [N] position of each token in a table [R * K]."""
         table = starts[:, None] + np.minimum(np.arange(self.deepest), counts[:, None] - 1)  # the last token fills up
         self._table = self._to_device(table.reshape(-1))
         self._own_places = self._to_device(held[rows] + offsets)
@@ -111,7 +111,7 @@ class DraftLayout(DecodeLayout):
         return self._written[kv_heads]
 
     def _sinks(self, sinks: Tensor, scores: Tensor) -> Tensor:
-        """[heads] as they stand beside scores [R, kv_heads, K, repeats, T]."""
+        """[heads] in the shape that broadcasts with scores [R, kv_heads, K, repeats, T]."""
         return sinks.view(1, scores.shape[1], 1, -1, 1)
 
     def _hidden_prompt(self, kind: MaskKind) -> Tensor | None:

@@ -18,7 +18,7 @@ def build_engine(
     *,
     autocast: Literal["none", "bfloat16", "float16"] = "none",
 ) -> LocalEngine | VLLMEngine:
-    """A sampler of this policy; nothing of it runs before it is asked.
+    """A sampler of this policy; it starts with the first request.
 
     Args:
         policy: Who is sampled.
@@ -55,20 +55,20 @@ def exactly(engine: RolloutEngine) -> AbstractContextManager[None]:
 
 
 def engine_figures(engine: RolloutEngine) -> dict[str, float]:
-    """What an engine has to report of the newest rollout beside its completions, as metrics."""
+    """What an engine reports about the newest rollout in addition to its completions, as metrics."""
     inner = innermost(engine)
     return inner.figures if isinstance(inner, LocalEngine) else {}
 
 
 def listen_to(engine: RolloutEngine, notify: Callable[[str], None]) -> None:
-    """Send what an engine in another process has to say while it works to ``notify``."""
+    """Send the messages of an engine in another process to ``notify``."""
     inner = innermost(engine)
     if isinstance(inner, VLLMEngine):
         inner.notify = notify
 
 
 def close_engine(engine: RolloutEngine) -> None:
-    """End what an engine has started outside this process; asked again, it would start anew."""
+    """Stop what an engine has started outside this process; another request would restart it."""
     inner = innermost(engine)
     if isinstance(inner, VLLMEngine):
         inner.close()

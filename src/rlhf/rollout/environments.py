@@ -1,10 +1,10 @@
-"""What a policy talks with over several turns: tools, games, simulated users.
+"""Environments that a policy interacts with over several turns: tools, games, simulated users.
 
     class Calculator:
         def reset(self, prompt): self.wanted = prompt.columns["answer"]
         def step(self, text): return Turn(observation="42") or Turn(done=True, reward=1.0)
 
-One object for each episode. The prompt is what the policy sees first; an environment speaks only when it was spoken to.
+One object per episode. The prompt is what the policy sees first; an environment responds to each turn.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rlhf.data.contracts import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an environment answers to what the policy said."""
+    """An environment's response to the policy's turn."""
 
     observation: str = ""
-    """What the policy is told; not looked at where the episode is done."""
+    """Text for the policy; ignored if the episode is done."""
     done: bool = False
     """The episode is over."""
     reward: float | None = None
@@ -39,11 +39,11 @@ class Environment(Protocol):
     """One episode's other side."""
 
     def reset(self, prompt: Prompt) -> None:
-        """Begin: what is asked, with the columns of its row."""
+        """Start an episode with a prompt and the columns of its row."""
         ...
 
     def step(self, text: str) -> Turn:
-        """Answer what the policy said in its turn; special tokens are left out of the text."""
+        """Respond to the text of the policy's turn, without special tokens."""
         ...
 
 
@@ -52,7 +52,7 @@ EnvironmentFactory = Callable[[], Environment]
 
 
 class EnvironmentFailedError(Exception):
-    """An environment raised, hung, or answered what is no answer; the text says which. Never leaves this room."""
+    """An environment raised, hung, or gave an invalid response; the text says which. Not raised to callers."""
 
 
 class TimedCalls:
@@ -103,7 +103,7 @@ def _serve(work: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Any]) -> Non
         function, arguments = item
         try:
             answers.put((function(*arguments), None))
-        except BaseException as error:  # whatever it was, the one who waits must hear of it
+        except BaseException as error:  # any error must be passed on to the waiting caller
             answers.put((None, error))
 
 

@@ -1,4 +1,4 @@
-"""Several turns of a policy and an environment as one completion: an engine around an engine."""
+"""Episodes: several turns of a policy and an environment as one completion; an engine that wraps an engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SoFar:
 
 @dataclass(slots=True)
 class Episode:
-    """What was said so far."""
+    """The turns so far."""
 
     prompt: Prompt
     first: Completion
@@ -54,11 +54,11 @@ class Episode:
     info: dict[str, float] = field(default_factory=dict)
     error: str | None = None
     finish_reason: FinishReason | None = None
-    """None while it goes on."""
+    """None while it continues."""
 
     @property
     def context(self) -> list[int]:
-        """All ids that the next turn goes on from."""
+        """All ids before the next turn."""
         return [*self.prompt.ids, *self.tokens]
 
     def say(self, completion: Completion) -> None:
@@ -104,7 +104,7 @@ class EpisodeEngine:
     Every turn of every live episode goes to the engine inside in one call. Turn t of a sample has its own seed, and an
     engine gives the beginning of the same sample under a lower limit, so an episode does not depend on the others.
 
-    An episode ends when the environment says so ("done"); at a limit of tokens or turns ("length"); and, in plain text,
+    An episode ends when the environment ends it ("done"); at a limit of tokens or turns ("length"); and, in plain text,
     when the policy ends its text ("eos"): in a conversation the same token only ends its turn. The environment hears every
     turn, the last one too. Where it fails, the episode ends as it is, without a reward and with the reason.
     """
@@ -223,7 +223,7 @@ class EpisodeEngine:
     def _ask(
         self, live: Sequence[Episode], sampling: SamplingConfig, *, fits: int, seed: int, rollout_index: int
     ) -> list[Completion]:
-        """The next turn of every episode that goes on, each cut to its own limit.
+        """The next turn of every live episode, each cut to its own limit.
 
         They go in one call under the largest limit. Those that would not fit into ``fits`` tokens, the longest prompt with
         its limit, which the engine has accepted, go in a further one under a lower limit.
@@ -270,7 +270,7 @@ class EpisodeEngine:
         )
 
     def _take_turns(self, episode: Episode, said: Completion, calls: TimedCalls, *, limit: int, is_last: bool) -> None:
-        """What the policy said, and what the environment says to that; or the episode's end."""
+        """The policy's turn and the environment's response, or the end of the episode."""
         episode.say(said)
         answer = self._answer(episode, said.text, calls)
         if answer is None:  # nothing is known of how it would have gone on
@@ -293,7 +293,7 @@ class EpisodeEngine:
                 episode.finish_reason = "length"
 
     def _answer(self, episode: Episode, text: str, calls: TimedCalls) -> Turn | None:
-        """None where the environment failed, and the episode says why.
+        """None if the environment failed; the reason is recorded in the episode.
 
         Raises:
             TrainingError: Too many hung.
@@ -311,7 +311,7 @@ class EpisodeEngine:
                 return None
             raise TrainingError(
                 f"{calls.num_hung} environments of one rollout hung; the last, of prompt {episode.prompt.id!r} (completion "
-                f"{episode.first.sample}): {err}. Raise environment.timeout_seconds, or mend the environment."
+                f"{episode.first.sample}): {err}. Raise environment.timeout_seconds, or fix the environment."
             ) from err
 
     def _completions(self, prompt: Prompt, group: Sequence[Episode]) -> list[Completion]:

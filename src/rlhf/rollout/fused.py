@@ -1,8 +1,8 @@
-"""A model of Llama's shape in few kernels: what sampling spends on dispatching small operations is half of a step on a CPU.
+"""A model of Llama's shape with few kernel calls: dispatching small operations is half of a sampling step on a CPU.
 
 Projections that read the same input are one product, weights are cast and laid out for the matrix kernels once for each rollout,
-and the attention scale sits in them. Which models are of this shape is seen in their parts, and ``rlhf.rollout.fused_selection`` compares
-the logits of both with each other before the first sample: a family that adds up its layers in another way keeps its own code.
+and the attention scale is folded into them. Models of this shape are recognized by their parts, and ``rlhf.rollout.fused_selection``
+compares both logits before the first sample: a family that combines its layers differently keeps its own code.
 
 N is the number of tokens in one pass, H the hidden width, D the width of a head.
 """
@@ -28,7 +28,7 @@ HEAD_NORMS = {"q_norm", "k_norm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 BACKBONE_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions whose angles hang on the position alone, not on how long the text has become."""
+"""Kinds of rotary positions whose angles depend only on the position, not on the length of the text."""
 
 
 class RowAttention(Protocol):
@@ -56,7 +56,7 @@ Make = Callable[[Tensor, Tensor | None], Product]
 class Projection:
     """A linear map whose weight was cast and, on a CPU, laid out for the matrix kernels.
 
-    oneDNN otherwise lays a weight out anew in every call, which at few rows is most of the product: [8, 256] by 256 -> 32,000 took
+    oneDNN otherwise reorders a weight in every call, which at few rows is most of the product: [8, 256] by 256 -> 32,000 took
     2.6 ms in bfloat16, and takes 1.1.
     """
 
@@ -75,7 +75,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Root mean square norm without its weight, which stands in the projection behind it."""
+    """Root mean square norm without its weight, which is folded into the following projection."""
 
     eps: Tensor
     """float32 [1]."""
@@ -319,7 +319,7 @@ def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]], norm: Tensor, make: 
 
 
 def _packed(weight: Tensor) -> Tensor | None:
-    """The weight in oneDNN's own layout; None where there is none."""
+    """The weight in oneDNN's own layout; None if there is none."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return None
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

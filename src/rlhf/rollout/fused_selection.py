@@ -1,4 +1,4 @@
-"""Whether a model may be sampled from in few kernels: found by comparing logits, not by a list of names."""
+"""Whether a model can use the fused sampling path: decided by comparing logits, not by a list of names."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ class FusedChoice:
         return _build(model, self._settings, dtype, int8=int8, compiled=self.compiled)
 
     def _note_compiled(self, is_compiled: bool, model: PreTrainedModel) -> None:
-        """Say once, where that was asked for and can't be."""
+        """Warn once if it was requested and is not possible."""
         if self.compiled and not is_compiled and not self._has_told:
             self._has_told = True
             logger.warning(
-                "engine.compiled does nothing for this %s: it decodes models of Llama's shape without adapters, in float32 or "
+                "engine.compiled has no effect for this %s: it decodes models of Llama's shape without adapters, in float32 or "
                 "bfloat16, on a CPU.",
                 type(model).__name__,
             )

@@ -1,10 +1,10 @@
-"""Linear maps whose weights are whole numbers of 8 bits, for sampling alone.
+"""Linear layers with 8-bit integer weights, for sampling only.
 
     w[o, i] = scale[o] * code[o, i],   scale[o] = max |w[o, :]| / 127,   code in -127 .. 127
 
-On a CPU with instructions for it (VNNI), the product is one of whole numbers too: a token's numbers get 8 bits as well, by their
-largest, so that a row's result hangs on no other row. Elsewhere the codes are multiplied as numbers of the input's type, which saves
-memory and no time.
+On a CPU with VNNI instructions, the product is an integer product too: a token's activations are quantized to 8 bits as well, by their
+largest, so that a row's result does not depend on other rows. Elsewhere the codes are multiplied in the input's type, which saves
+memory but no time.
 
 Sources: one scale for each output, and one for each token: Dettmers et al. 2022, section 2.1 ("vector-wise"), arXiv:2208.07339.
 """
@@ -93,7 +93,7 @@ def is_large(weight: Tensor) -> bool:
 def int8_linears(model: PreTrainedModel) -> Iterator[None]:
     """While this lasts, a model's linear maps multiply with the codes of the weights that they have when it begins.
 
-    Their own weights stay untouched. Embeddings, norms, an adapter's maps, small maps and a mixture's experts are computed as ever.
+    Their own weights stay untouched. Embeddings, norms, an adapter's maps, small maps and a mixture's experts are computed as usual.
     """
     lowered: list[tuple[nn.Module, object]] = []
     try:

@@ -1,10 +1,10 @@
-"""Attention while sampling: which rows see which, read from and written to the cache. Axes as in ``cache``.
+"""Attention while sampling: which rows attend to which, and access to the cache. Axes as in ``cache``.
 
 A decoding step multiplies all queries of a group with their prompt in one product, each row's query with the row's own
 tokens in another, and takes one softmax over both.
 
-Rows may have begun at different times. All write their newest token to the same place, which goes round the room for completions as
-in a ring, so none is moved while the oldest row fits into the ring; a row does not see what was there before it began.
+Rows may have started at different times. All write their newest token to the same position of a ring buffer for completions,
+so none is moved while the oldest row fits into the ring; a row does not attend to entries from before its start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PrefillLayout:
     size: tuple[int, int]
     """B, Q."""
     places: Tensor
-    """int64 [N] where each packed row stands among the padded ones."""
+    """int64 [N] position of each packed row among the padded ones."""
     masks: dict[MaskKind, Tensor | None] = field(default_factory=dict)
 
     @classmethod
@@ -141,7 +141,7 @@ class DecodeLayout:
         """What hides the places behind shorter prompts, worked out when it is needed."""
         self._views: dict[nn.Module, _Views] = {}
         self.derived: dict[Any, Any] = {}
-        """What others work out from how rows stand now; forgotten when they stand in another way."""
+        """Values derived from the current arrangement of rows; cleared when it changes."""
         self._arrange(group, prompt_lens)
 
     @property
@@ -182,7 +182,7 @@ class DecodeLayout:
         self._set_born(self.born - oldest)
 
     def join(self, group: np.ndarray, prompt_lens: np.ndarray) -> None:
-        """New rows stand behind the others, and so do their prompts, which are in the cache; both as at the start."""
+        """New rows are appended after the others, and so are their prompts, which are in the cache; both as at the start."""
         former, num_prompts = self.num_rows, len(self.prompt_lens)
         # Places from before a row began are hidden from it, but NaN in memory as it was found would come through.
         self.cache.clear_rows(former, former + len(group), self.filled)
@@ -281,7 +281,7 @@ class DecodeLayout:
         return probs if settings.sinks is None else probs[..., :-1].contiguous()
 
     def _sinks(self, sinks: Tensor, scores: Tensor) -> Tensor:
-        """[heads] as they stand beside scores [R, heads, T]."""
+        """[heads] in the shape that broadcasts with scores [R, heads, T]."""
         return sinks.view(1, -1, 1)
 
     def _hidden(self, settings: AttentionSettings) -> tuple[Tensor | None, Tensor | None]:
@@ -313,7 +313,7 @@ class DecodeLayout:
         return _added(hidden[:, None])
 
     def _arrange(self, group: np.ndarray, prompt_lens: np.ndarray) -> None:
-        """Work out where the rows of each group stand side by side: a grid of P groups by the size of the largest."""
+        """Arrange the rows of each group side by side: a grid of P groups by the size of the largest."""
         self.group, self.prompt_lens = group, prompt_lens
         self.longest = int(prompt_lens.max())
         """L of the prompts that are left."""
@@ -335,7 +335,7 @@ class DecodeLayout:
         self._set_born(self.born)
 
     def _set_born(self, born: np.ndarray) -> None:
-        """Note when each row began; what hangs on it is worked out anew."""
+        """Record when each row began; values that depend on it are recomputed."""
         self.born = born
         self.staggered = bool(born.any())
         self.begins = self._to_device(self.prompt_lens[self.group] - born)

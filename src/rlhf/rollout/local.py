@@ -1,4 +1,4 @@
-"""The rollout engine in this process: it samples from the very module that is trained, so weights are in step."""
+"""The rollout engine in this process: it samples from the module that is being trained, so its weights are current."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rlhf.rollout.speculation import DraftCounts, DraftedRun
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
 
 KEPT_BYTES = 1 << 28
-"""Keys' and values' memory that stays between rollouts: fresh pages are slow, but training wants the memory too."""
+"""Keys' and values' memory that stays between rollouts: fresh pages are slow, but training needs the memory too."""
 
 
 class SamplablePolicy(Protocol):
@@ -86,7 +86,7 @@ class LocalEngine:
             autocast: Type of the matrix products and of the cache.
             fused: Sample in few kernels where the model's shape allows it and a comparison at the start finds equal logits; the
                 weights are cast once for each call then. False for the model's own code.
-            weights: What linear maps multiply with: the policy's own weights, or a copy of a lower precision, which is made anew for each
+            weights: What linear layers multiply with: the policy's own weights, or a copy in a lower precision, which is remade for each
                 call. The log-probabilities that come with completions are the copy's.
             speculate: How to guess tokens, several of which are then checked in one pass; None for a token at a time. Results do
                 not depend on it.
@@ -121,7 +121,7 @@ class LocalEngine:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        """While this lasts, sample with the policy's own weights, whatever the engine was told."""
+        """Context in which the policy's own weights are sampled from, whatever the engine's settings."""
         weights, self.weights = self.weights, "same"
         try:
             yield
@@ -153,7 +153,7 @@ class LocalEngine:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What sampling has shown beside completions since ``load_weights``, as metrics."""
+        """What sampling reports in addition to completions since ``load_weights``, as metrics."""
         return self._drafts.figures()
 
     @torch.no_grad()
@@ -191,7 +191,7 @@ class LocalEngine:
             fused = self._fuse(model, prompts, sampling.max_new_tokens)
             # Both modes cost every small operation time, and a fused model needs neither: its weights have their type, and they
             # are its own.
-            # A way of its own into C is `compiled`; what training was told must not decide what is sampled.
+            # Sampling has its own setting, `compiled`; the one of training must not decide what is sampled.
             stack.enter_context(in_c(False))
             stack.enter_context(torch.inference_mode() if fused is not None else self._precision(device))
             if fused is None and self.weights == "int8":
@@ -240,8 +240,8 @@ class LocalEngine:
             return kind(model, self._cache, max_prefill_tokens=self.max_prefill_tokens, fused=fused)
         if self.speculate is not None:
             raise ModelError(
-                f"engine.speculate wants a model whose attention can be replaced, so that guesses that were wrong can be taken back, and "
-                f"{type(model).__name__} is sampled from through its own cache (path: {self.policy.path}); leave speculate out."
+                f"engine.speculate needs a model whose attention can be replaced, so that rejected drafts can be rolled back, but "
+                f"{type(model).__name__} is sampled through its own cache (path: {self.policy.path}); remove speculate."
             )
         return PaddedDecoder(model)
 

@@ -1,8 +1,8 @@
-"""Guesses at what a completion says next: what followed the same words before, in its prompt, in itself, or in another completion of
-the same prompt.
+"""Prompt lookup: drafts the next tokens of a completion from what followed the same tokens before, in its prompt, in itself, or in
+another completion of the same prompt.
 
 Source: Saxena 2023, "Prompt lookup decoding", github.com/apoorvumang/prompt-lookup-decoding, which looks in the prompt and in the text
-itself. The samples of a group say similar things, so theirs are looked at too.
+itself. The samples of a group are similar, so they are searched too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 class GroupLookup:
     """The words of one prompt and its completions, found by the few before them; of several places the newest counts.
 
-    What it knows is what this group has said in this call of the engine, so that guesses, and with them the shape of every matrix
+    It contains only this group's completions of this call of the engine, so that drafts, and with them the shape of every matrix
     product, are the same when a run is repeated or resumed.
     """
 
@@ -26,7 +26,7 @@ class GroupLookup:
         """
         self.ngram_tokens = ngram_tokens
         self._found: dict[tuple[int, ...], tuple[list[int], int]] = {}
-        """A run of tokens, to the text that it stands in and the place behind it."""
+        """A sequence of tokens -> the text that contains it and the position after it."""
         self._texts: dict[int, list[int]] = {}
         """Of each completion, with as much of the prompt before it as a run of tokens can reach back."""
         self._prompt = list(prompt)

@@ -1,4 +1,4 @@
-"""Decoding on the packed row: prompts once, one token a step for every live row, nothing padded outside attention."""
+"""Decoding with packed rows: each prompt once, one token per step for every live row, no padding outside attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PackedDecoder:
     """For families whose attention goes through ``rlhf.models.attention``."""
 
     layout_type = DecodeLayout
-    """How rows stand in the cache."""
+    """How rows are arranged in the cache."""
 
     def __init__(
         self, model: PreTrainedModel, cache: KVCache, *, max_prefill_tokens: int, fused: FusedModel | None = None
@@ -70,7 +70,7 @@ class PackedDecoder:
         return logits
 
     def join(self, prompts: Sequence[Sequence[int]], group: np.ndarray) -> Tensor:
-        """Read more prompts beside rows that are on their way; ``group`` and what comes back as above, of the new rows alone."""
+        """Prefill more prompts while other rows are being sampled; ``group`` and the result as above, for the new rows only."""
         layout = self.layout
         live = (len(layout.prompt_lens), layout.num_rows)
         lengths, places = _by_length(prompts)
@@ -89,7 +89,7 @@ class PackedDecoder:
         return self._logits(hidden)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
-        """Drop rows; int64 [R'] says which of the former rows each of the remaining ones is."""
+        """Drop rows; int64 [R'] gives the former index of each remaining row."""
         return self.layout.keep(alive)
 
     def _read_all(

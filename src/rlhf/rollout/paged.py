@@ -1,5 +1,5 @@
-"""Keys and values of many sequences in blocks of equal size: memory follows the tokens that live, whatever their order of coming
-and going.
+"""Keys and values of many sequences in blocks of equal size: memory is proportional to the live tokens, in any order of allocation
+and release.
 
 A sequence's tokens lie in the blocks of its table, one after the other; a sequence that is forked from another shares its full
 blocks (Kwon et al. 2023, section 4, arXiv:2309.06180).
@@ -251,7 +251,7 @@ class PagedKVCache:
             raise DataError(f"The cache has no layer {layer}; its {count} are counted from 0 to {count - 1}.")
 
     def _check_shape(self, what: str, given: Tensor) -> None:
-        """Two of the axes could be spread over the cache's without a word."""
+        """Two of the axes could broadcast to the cache's silently."""
         heads, width = self._memory.shape[-2:]
         if given.dim() != 3 or given.shape[1:] != (heads, width):
             raise DataError(

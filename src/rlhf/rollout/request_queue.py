@@ -1,4 +1,4 @@
-"""Completions that wait for a place beside those being sampled."""
+"""Queue of completions to be sampled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part:
 
 
 class Waiting:
-    """A queue of parts; who is next goes in as soon as there is room, nobody overtakes."""
+    """A first-in, first-out queue of parts; the next one starts as soon as there is room."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Waiting:
         """Queue completions up; those of a prompt are parted only where they alone are too many.
 
         Args:
-            places: Of each completion's prompt; equal ones stand together.
+            places: Of each completion's prompt; equal ones are adjacent.
             prompt_lens: Tokens of each prompt.
             max_rows: Completions sampled side by side.
             max_cache_tokens: Tokens whose keys and values are held at once.

@@ -1,4 +1,4 @@
-"""What is asked of an engine: the number of every sample, and prompts that the model can take."""
+"""Requests to an engine: the index of every sample, and checks that the model can process the prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf.rollout.types import PromptLike
 
 
 def number_samples(prompts: Sequence[PromptLike], num_samples: int) -> list[tuple[int, int]]:
-    """(place of the prompt, sample index) of every completion; a prompt that comes again goes on counting."""
+    """(place of the prompt, sample index) of every completion; a repeated prompt continues the count."""
     given: Counter[str] = Counter()
     numbered = []
     for place, prompt in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""Sampling completions side by side: one that has ended makes room for the next that waits."""
+"""Continuous batching: a completion that ends makes room for the next one in the queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EOS, STOP, LENGTH = 1, 2, 3
 
 
 class Decoder(Protocol):
-    """Runs the model over the tokens of many rows; knows nothing of sampling."""
+    """Runs the model over the tokens of many rows; independent of sampling."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:
         """Logits [R, V] of each row's first token; rows that were there before are gone."""
@@ -46,7 +46,7 @@ class RefillingDecoder(Decoder, Protocol):
     """One whose rows may be of different ages."""
 
     def join(self, prompts: Sequence[Sequence[int]], group: np.ndarray) -> Tensor:
-        """Logits [R', V] of the first token of R' new rows, which stand behind the others; ``group`` counts the new prompts."""
+        """Logits [R', V] of the first token of R' new rows, which come after the others; ``group`` counts the new prompts."""
         ...
 
 
@@ -85,7 +85,7 @@ class SamplingRun:
             tokenizer: For stop texts and the completions' texts.
             decoder: Runs the model.
             prompts: All prompts of the request.
-            requests: (place of the prompt, sample index) of each row; rows of one prompt stand together.
+            requests: (place of the prompt, sample index) of each row; rows of one prompt are adjacent.
             sampling: How tokens are drawn.
             seed: The run's.
             rollout_index: Which rollout of the run.
@@ -112,7 +112,7 @@ class SamplingRun:
             self.sampling_logprobs = torch.zeros_like(self.logprobs)
         self.lengths = limits.copy()
         self.ended = np.zeros(size, dtype=np.int8)
-        """0 while a row goes on, then LENGTH, EOS or STOP."""
+        """0 while a row continues, then LENGTH, EOS or STOP."""
         self.held_with = np.zeros(size, dtype=np.int64)
         """[S] tells apart the parts that the rows began in, each of which holds its prompt once."""
         self._hold(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""A sampler in a process of its own: the next rollout is sampled there while this process learns from the last one.
+"""A sampler in a separate process: the next rollout is sampled there while this process trains on the last one.
 
 A process and not a thread: sampling is many small operations, each of which holds Python's lock for a while, so that two threads
 mostly wait for each other; and process-wide things (random generators, the cache of autocast, a signal) stay apart by themselves.
@@ -31,7 +31,7 @@ GOES_ON = "Start the same command again: it goes on from the newest checkpoint."
 
 
 class Sampler(Protocol):
-    """Samples one rollout at a time with the policy's weights as they were when it was told to begin."""
+    """Samples one rollout at a time with the policy's weights as they were at the start of sampling."""
 
     def begin(self, version: int, request: Request, *, wants_fingerprint: bool) -> None:
         """Take the weights as they are now and start; returns as soon as the policy may learn on.
@@ -39,7 +39,7 @@ class Sampler(Protocol):
         Args:
             version: What the weights are called.
             request: What to sample.
-            wants_fingerprint: Hash the weights that sample, so that somebody can compare them.
+            wants_fingerprint: Hash the sampling weights for comparison.
         """
         ...
 
@@ -128,7 +128,7 @@ class SamplerProcess:
             start = pickle.dumps(Start(self.policy, changing, self.autocast, self.threads, self.config))
         except Exception as err:
             raise ModelError(
-                f"`async_rollouts` samples with a copy of the policy in a process of its own, and this policy can't be sent to "
+                f"`async_rollouts` samples with a copy of the policy in a separate process, and this policy can't be sent to "
                 f"one ({type(err).__name__}: {err}). Leave async_rollouts out."
             ) from err
         ours, theirs = multiprocessing.Pipe()
@@ -139,7 +139,7 @@ class SamplerProcess:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # what a library prints there must not mix with what a command prints
-                    start_new_session=True,  # Ctrl-C reaches only us, who may still want to save what it samples
+                    start_new_session=True,  # Ctrl-C reaches only this process, which may still save the pending rollout
                     env=os.environ
                     | {
                         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -148,7 +148,7 @@ class SamplerProcess:
                 )
         except OSError as err:
             ours.close()
-            raise TrainingError(f"No process can be started to sample beside training ({err}).") from err
+            raise TrainingError(f"The sampler process can't be started ({err}).") from err
         self._pipe = ours
         self._end = weakref.finalize(self, _kill, self._process)
         try:
@@ -170,10 +170,10 @@ class SamplerProcess:
         if status is None:
             how = "closed its connection"
         elif status == -signal.SIGKILL:
-            how = "was killed (SIGKILL); where nobody did that, the system did because memory ran out"
+            how = "was killed (SIGKILL), probably by the system because memory ran out"
         elif status < 0:
             how = f"was killed by signal {-status}"
-        return TrainingError(f"The process that samples beside training {how}. {GOES_ON}")
+        return TrainingError(f"The sampler process {how}. {GOES_ON}")
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -22,7 +22,7 @@ MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 BLOCK = 128
 """Tokens in one block of the two-level search: near the square root of common vocabularies."""
 TOP_P_FIRST = 256
-"""Tokens looked at before a nucleus is searched further."""
+"""Tokens examined before a nucleus is searched further."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""A copy of the policy that samples with the weights it was given, and with no others, however the policy goes on learning.
+"""A copy of the policy that samples with exactly the weights it received, independent of further training.
 
-``rlhf.rollout.sampler_process`` runs one in a process of its own. Whatever it samples depends on the weights that were handed over, on the
-request, and on its number of threads: not on when it is asked, nor on what the trainer does meanwhile.
+``rlhf.rollout.sampler_process`` runs one in a separate process. Its samples depend only on the weights received, on the
+request, and on its number of threads: not on timing, nor on what the trainer does meanwhile.
 
 Messages over the pipe, pickled: first ``sys.path``, then ``Start``; then for each rollout a ``Job``, followed by the bytes of
 every weight that training changes, and back ``Sampled`` or ``Refusal``.
@@ -42,7 +42,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that completions depend on beside the weights: the arguments of ``RolloutEngine.generate``."""
+    """All that completions depend on in addition to the weights: the arguments of ``RolloutEngine.generate``."""
 
     prompts: Sequence[PromptLike]
     num_samples: int
@@ -94,7 +94,7 @@ class Sampled:
     fingerprint: str | None
     """Hash of the weights that sampled, where the job wanted it."""
     figures: dict[str, float] = field(default_factory=dict)
-    """What the engine had to report beside."""
+    """The metrics that the engine reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class SnapshotSampler:
     """The copy, in whatever process it is."""
 
     def __init__(self, start: Start) -> None:
-        """Take over a copy of the policy, which nobody else may hold."""
+        """Take ownership of a copy of the policy, which must not be shared."""
         self.policy = start.policy.eval()
         parameters = dict(self.policy.model.named_parameters())
         self._changing = [parameters[name] for name in start.changing]
@@ -186,13 +186,13 @@ def _answer(sampler: SnapshotSampler, job: Job) -> Sampled | Refusal:
     except RLHFError as err:
         return Refusal(type(err).__name__, str(err))
     except MemoryError as err:
-        return Refusal("MemoryLimitError", f"The process that samples beside training ran out of memory ({err}).")
+        return Refusal("MemoryLimitError", f"The sampler process ran out of memory ({err}).")
     except Exception as err:
-        return Refusal("TrainingError", f"Sampling beside training raised {type(err).__name__}: {err}")
+        return Refusal("TrainingError", f"The sampler process raised {type(err).__name__}: {err}")
 
 
 def _end_with(parent: int) -> None:
-    """A process in the middle of a rollout would not see for minutes that nobody waits for it any more."""
+    """A process in the middle of a rollout would not notice for minutes that its parent is gone."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os._exit(1)

@@ -1,9 +1,9 @@
-"""Sampling several tokens of a completion in one pass of the model: guesses are checked side by side, and the right ones kept.
+"""Speculative sampling: several drafted tokens of a completion are checked in one pass of the model, and the right ones kept.
 
-A row's t-th token is drawn with the t-th uniform number of its own stream, whatever came before it. So a guess needs no test of its own,
-such as speculative sampling has (Leviathan et al. 2023, algorithm 1, arXiv:2211.17192): the token that would be drawn anyway is drawn at
-every guessed place, and the first that is not what was guessed ends the run. What is sampled, and its log-probabilities, are those of
-sampling without guesses, up to the rounding of products of another shape.
+A row's t-th token is drawn with the t-th uniform number of its own stream, whatever came before it. So a draft needs no acceptance test,
+as speculative sampling has (Leviathan et al. 2023, algorithm 1, arXiv:2211.17192): the same token is drawn at
+every drafted position, and the first that differs from the draft ends it. The samples and their log-probabilities are those of
+sampling without drafts, up to the rounding of products of another shape.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class DraftedRun(SamplingRun):
             self.seen[rows, tokens[index]] = True
 
     def _seen_behind(self, drafts: list[list[int]], of_row: np.ndarray) -> Tensor:
-        """bool [N, V] tokens that stand before each place, as far as the guesses before it are right."""
+        """bool [N, V] tokens that occur before each position, provided that the drafts before it are right."""
         assert self.seen is not None
         seen = self.seen.index_select(0, self._to_device(of_row))
         place = 0

@@ -1,7 +1,7 @@
-"""Linear maps in tiles of bfloat16 (``rlhf/native/linear.h``), where the processor multiplies these.
+"""Linear layers in tiles of bfloat16 (``rlhf/native/linear.h``), on processors with AMX.
 
-oneDNN's products are as good for many rows. A decoding step has few: there what counts is to read the weight once, as fast as memory
-gives it, and to spend nothing on finding a kernel for each number of live rows.
+oneDNN's products are as fast for many rows. A decoding step has few: there it matters to read the weight once, at memory speed,
+without a new kernel for each number of live rows.
 """
 
 from __future__ import annotations

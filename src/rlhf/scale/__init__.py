@@ -1,6 +1,6 @@
-"""What a run will need before it is run: memory by component, time per step, and how to spread it.
+"""Resource estimates before a run: memory by component, time per step, and a parallelism strategy.
 
-gpus       published figures of GPUs               machine    what this machine can do, measured on the spot
+gpus       published figures of GPUs               machine    what this machine can do, measured now
 shape      a model's sizes, without its weights    samples    how long rows, prompts and completions are
 work       what a step of each kind of stage does  costs      seconds and bytes of a pass, from figures alone
 probe      the same, measured on a thin copy       memory     bytes by component

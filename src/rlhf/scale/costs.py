@@ -1,6 +1,6 @@
-"""Seconds and bytes of what a model does: the contract, and the estimate from published figures alone.
+"""Seconds and bytes of a model's work: the contract, and the estimate from published figures.
 
-``rlhf.scale.probe`` measures the same on this machine. A machine that is not here is estimated by a roofline (Williams, Waterman &
+``rlhf.scale.probe`` measures the same on this machine. Another machine is estimated by a roofline (Williams, Waterman &
 Patterson 2009, doi:10.1145/1498765.1498785): work takes as long as its arithmetic or its memory traffic, whichever is longer, plus a
 launch for each kernel. How near a run comes to the published figures is assumed, by the shares below; nothing was measured.
 """
@@ -90,7 +90,7 @@ class SamplingCosts(Protocol):
         ...
 
     def sampling_bytes(self, prompts: Sequence[int], rows: int) -> float:
-        """What reading prompts of these lengths and drawing for so many rows takes beside keys and values."""
+        """Memory for prefilling prompts of these lengths and sampling this many rows, in addition to keys and values."""
         ...
 
     def kernel_bytes(self, lengths: Sequence[int], rollouts: int) -> float:
@@ -143,7 +143,7 @@ class Roofline:
         return self._longer(self._arithmetic(tokens), self._traffic(tokens), 1)
 
     def reading_bytes(self, tokens: float) -> float:
-        """See ``Costs``: what one layer makes of its tokens, and the logits of a tile."""
+        """See ``Costs``: the activations of one layer, and the logits of a tile."""
         return self._saved_bytes(tokens) / self.shape.num_layers + self._tile_bytes(tokens)
 
     def optimize(self) -> float:

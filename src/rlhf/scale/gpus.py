@@ -1,4 +1,4 @@
-"""GPUs by name: throughput and memory bandwidth as their maker published them, and the memory that torch finds."""
+"""GPUs by name: published throughput and memory bandwidth, and the memory that torch reports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TABLE: Mapping[str, Published] = {
 """None of it was measured here.
 
 bf16 with sparsity is twice as much on paper, and training has no sparse weights. float32 is the data sheets' FP32 outside the
-tensor cores: torch multiplies so unless it is told to take TF32, and this library does not tell it.
+tensor cores: torch's default unless TF32 is enabled, which this library does not do.
 
 Memory is no data sheet's: a card of 80 GB says 79.1 to 79.6 GiB, by driver and form, one of 24 GB with error correction 22.0 to
 22.5. These are the lowest that are known to us, or lower where we know few reports (B200, H200, A10, MI300X), so that a plan that
@@ -106,7 +106,7 @@ def this_gpu(device: torch.device) -> Machine:
 
 
 def _plain(name: str) -> str:
-    """Letters and digits, without the maker and words that say nothing more."""
+    """Letters and digits, without the vendor and uninformative words."""
     text = re.sub(r"nvidia|amd|geforce|tensor core|sxm\d?|instinct|hbm\d\w?", "", name.lower())
     text = re.sub(r"[^a-z0-9]", "", text)
     text = text.replace("pcie", "") if text.startswith("a100") else text  # the table tells A100s apart by memory alone

@@ -1,4 +1,4 @@
-"""What work takes of this process's memory, and what it leaves behind."""
+"""Memory that a piece of work takes in this process, and memory that it leaves behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def used_bytes() -> int:
-    """Bytes that are in use of those that the C library has given out; 0 where it does not say.
+    """Bytes in use that the C library has allocated; 0 if it does not report them.
 
     Other than the resident size, it does not depend on what was freed before: the difference around work that returns nothing is what
     libraries keep for the next time.
@@ -47,7 +47,7 @@ def resident_growth(work: Callable[[], object]) -> int:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # else what was freed before is used again, and nothing grows
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM begins anew
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
         before = resident_bytes()
         work()
         return max(0, resident_bytes("VmHWM") - before)

@@ -1,4 +1,4 @@
-"""A machine in three figures: how fast it multiplies matrices, how fast it copies, how much it holds."""
+"""A machine in three figures: matrix throughput, memory bandwidth and memory size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def this_machine(*dtypes: DType, threads: int | None = None) -> Machine:
     """This machine's CPU, measured now: about a second. Nothing is kept anywhere.
 
     Args:
-        dtypes: Types of matrix products to measure beside float32.
+        dtypes: Types of matrix products to measure in addition to float32.
         threads: That a run would use; torch's own number by default.
     """
     if threads is not None:
@@ -76,7 +76,7 @@ def memory_bytes() -> int:
 
 
 def resident_bytes(key: str = "VmRSS") -> int:
-    """This process's resident memory now, or with ``VmHWM`` at its highest; 0 where the system does not say."""
+    """This process's resident memory now, or with ``VmHWM`` at its highest; 0 if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:

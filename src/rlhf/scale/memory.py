@@ -1,7 +1,7 @@
-"""Bytes of a training stage, by component, at its highest moment.
+"""Peak memory of a training stage in bytes, by component.
 
-On a CPU the parts add up even where they are not needed at the same time: the C library keeps what was freed, in pieces that what comes
-next seldom fits into. Measured on the quickstart's ``ppo``: sampling left 92 MB behind, judging 30, learning 90 more.
+On a CPU the parts add up even if they are not needed at the same time: the C library keeps freed memory in pieces that later
+allocations seldom fit into. Measured on the quickstart's ``ppo``: sampling left 92 MB behind, judging 30, training 90 more.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def extra_copies(stage: Any, shape: ModelShape) -> float:
 
 
 def checkpoint_bytes(trained: Sequence[ModelShape], stage: Any, *, copies: int, steps: int | None) -> float:
-    """The copy that is written while training goes on: weights and averages; none in a run too short to be saved."""
+    """The copy that is written while training continues: weights and averages; none in a run too short for checkpoints."""
     if not stage.save_in_background or (steps is not None and steps < 2):
         return 0.0
     return float(sum(shape.num_trainable * shape.trained_width for shape in trained) * (1 + AVERAGES) * copies)

@@ -31,7 +31,7 @@ from rlhf.scale.warm import warm_up
 from rlhf.scale.work import Pass, Work, not_foreseen, offline_work, online_work, steps_of_run
 
 DEFAULT_VOCABULARY = 32_000
-"""Of a new model whose tokenizer is still to be made, where no setting says how many tokens it will have."""
+"""Of a new model whose tokenizer does not exist yet, if no setting gives its number of tokens."""
 MAX_ROWS, MAX_CACHE_TOKENS = 1024, 131_072
 """What the rollout engine samples at once, see ``rlhf.rollout.local.LocalEngine``."""
 
@@ -244,7 +244,7 @@ class _Planner:
     def _remember(
         self, work: Work, parts: dict[str, float], scored_share: float, steps: int | None, groups: Sequence[Group]
     ) -> None:
-        """Weights, averages, and what learning takes, of the policy and of a critic beside it."""
+        """Weights, averages, and the memory of training, of the policy and of a separate critic."""
         stage, shape = self.stage, self.shapes["policy"]
         copies = int(getattr(stage, "num_models", 1))
         own = memory.model_bytes(shape, copies=copies)
@@ -261,11 +261,11 @@ class _Planner:
         for one in work.learned[1:]:
             critic = self.shapes[one.whose]
             trained.append(critic)
-            beside = self._cost(one, groups).learn(one.largest)
+            learned_critic = self._cost(one, groups).learn(one.largest)
             held = memory.model_bytes(critic)
-            parts["critic"] = held["weights"] + held["optimizer"] + beside.peak_bytes
+            parts["critic"] = held["weights"] + held["optimizer"] + learned_critic.peak_bytes
         reading = self._reading_bytes(work, groups)
-        if self.machine.is_gpu:  # its allocator gives what was freed to anyone who comes next
+        if self.machine.is_gpu:  # its allocator reuses freed memory
             reading = max(0.0, reading - parts["activations"] - parts["gradients"])
         parts["passes without gradient"] = reading
         parts["copies of weights"] = memory.extra_copies(stage, shape)

@@ -1,4 +1,4 @@
-"""What a model takes on this machine, measured on a thin copy of it: the same widths with random weights, and all of its layers where
+"""Costs of a model on this machine, measured on a thin copy: the same widths with random weights, and all of its layers if
 these are few.
 
 Of a deeper model, four points, few and more layers by few and more tokens, are enough for what is linear in both: a call's fixed
@@ -84,7 +84,7 @@ def fits_a_probe(shape: ModelShape, machine: Machine) -> bool:
 
 
 class Probe:
-    """See ``rlhf.scale.costs.Costs``; measures what it is asked, once.
+    """See ``rlhf.scale.costs.Costs``; measures each requested value once.
 
     Args:
         shape: Of the model.
@@ -233,7 +233,7 @@ class Probe:
         return found
 
     def thin_copy(self, layers: int) -> Any:
-        """A thin copy, made anew each time it is needed: it is quick, and two at once would take more memory."""
+        """A thin copy, remade each time it is needed: this is quick, and two at once would take more memory."""
         settings = self.shape.settings
         with torch.random.fork_rng():
             model = AutoModelForCausalLM.from_config(self.shape.cut(layers), dtype=DTYPES[settings.dtype])

@@ -1,4 +1,4 @@
-"""How long the rows of a stage are: a sample of its data as the stage will tokenize it, or its limits where there is no data yet."""
+"""Lengths of a stage's rows: from a sample of its data, tokenized as in the stage, or from its limits if there is no data yet."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SAMPLE = 512
 MOST_READ = 50_000
 """Rows that are read; a longer file is judged by its beginning."""
 SYNTHETIC = 64
-"""Rows that are made up where there are none."""
+"""Number of synthetic rows if there are no real ones."""
 NO_LIMIT = 512
-"""Tokens of a row where neither data nor settings say how long it is."""
+"""Tokens of a row if neither data nor settings give its length."""
 NO_PROMPT_LIMIT = 256
 BRANCHES = {"preference": 2, "comparison": 2, "ranking": 4}
 """Completions of a made-up row; other kinds have one."""
@@ -46,7 +46,7 @@ class Sample:
     said: str
     """Where the lengths come from."""
     num_eval: int | None = None
-    """Rows that are held out in files of their own; None where there are none, or nobody knows."""
+    """Rows that are held out in separate files; None if there are none, or it is unknown."""
 
     @property
     def tokens_per_row(self) -> float:
@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a policy is asked, and how long it is expected to answer."""
+    """A policy's prompts, and the expected lengths of its completions."""
 
     prompts: list[Prompt]
     num_prompts: int | None
@@ -99,7 +99,7 @@ def prompts_of(stage: Any, shape: ModelShape, sources: Sources) -> Asked:
     if lengths:
         sources.assume(f"completions are as long as those that {shown_by} learns from, {longest} tokens at most")
         return Asked(prompts, total, [min(length, longest) for length in lengths], f"{said}; completions of {shown_by}")
-    sources.assume(f"every completion has max_new_tokens ({longest}): nothing says how soon it ends")
+    sources.assume(f"every completion has max_new_tokens ({longest}): it is unknown how soon it ends")
     return Asked(prompts, total, [longest], f"{said}; completions of {longest} tokens")
 
 

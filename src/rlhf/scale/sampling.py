@@ -1,7 +1,7 @@
-"""What sampling takes on this machine, measured with the rollout engine on thin copies: whole rollouts whose completions end where
+"""Costs of sampling on this machine, measured with the rollout engine on thin copies: whole rollouts whose completions end where
 those of the real policy are expected to.
 
-A rollout has a shape of its own in every step: completions end, and what is left goes on in smaller matrices. oneDNN makes a kernel for
+A rollout has a different shape in every step: completions end, and the rest continues in smaller matrices. oneDNN makes a kernel for
 each shape that it meets for the first time (about a millisecond) and keeps the last ones (``rlhf.allocator``). So both time and memory
 depend on how many different numbers of rows a run meets, and a probe must end its completions like the run.
 """
@@ -33,7 +33,7 @@ from rlhf.seeds import derive_seed
 from rlhf.training.profile import Profile
 
 SECONDS_PER_STEP = 1e-3
-"""About, of a step of decoding in one layer, beside its arithmetic: only to judge how much of a rollout can be tried."""
+"""Approximate overhead of a decoding step in one layer, only to estimate how much of a rollout can be measured."""
 MOST_ROLLOUTS = 64
 """That are drawn to count how many different numbers of rows a run meets; after these there are hardly new ones."""
 
@@ -210,7 +210,7 @@ class ForcedEngine(LocalEngine):
 
 
 class ThinPolicy:
-    """A thin copy as an engine takes it; nothing it says ends before its time, and nobody reads it."""
+    """A thin copy for an engine; no completion ends early, and the samples are discarded."""
 
     def __init__(self, model: Any, path: ScorePath) -> None:
         self.model = model.eval()
@@ -226,7 +226,7 @@ class ThinPolicy:
         return self.path
 
     def fingerprint(self) -> str:
-        """Nobody asks."""
+        """Not used."""
         return ""
 
 

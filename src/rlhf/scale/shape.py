@@ -1,4 +1,4 @@
-"""The sizes of a model, from its config alone: it is built on torch's meta device, where tensors have shapes and no numbers."""
+"""The sizes of a model from its config: it is built on torch's meta device, where tensors have no data."""
 
 from __future__ import annotations
 

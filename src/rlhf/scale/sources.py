@@ -1,4 +1,4 @@
-"""What a stage's inputs are before it runs: real files where they are there, the nearest thing that is known where not."""
+"""A stage's inputs before it runs: real files if they exist, otherwise the closest known substitute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sources:
 
     recipe: RecipeConfig
     assumed: list[str] = field(default_factory=list)
-    """Sentences; of the stage that is looked at."""
+    """Sentences about the current stage."""
 
     @property
     def run_dir(self) -> Path:
@@ -67,7 +67,7 @@ class Sources:
         return config
 
     def vocabulary(self, config: ModelConfig) -> int | None:
-        """Tokens that a stage's tokenizer will have, where its settings say so."""
+        """Number of tokens of a stage's tokenizer, if its settings give it."""
         match = STAGE.match(config.tokenizer or "")
         made_by = self.recipe.stages.get(match["name"]) if match else None
         return getattr(made_by, "vocab_size", None)
@@ -84,7 +84,7 @@ class Sources:
             config = parent.model
 
     def _start_of(self, parent: Any, config: ModelConfig) -> ModelConfig:
-        """What a stage starts from, loaded as the one that reads its model asks."""
+        """The model that a stage starts from, with the settings of the stage that reads it."""
         changes: Mapping[str, Any] = {
             "path": parent.model.path,
             "init": parent.model.init,

@@ -1,4 +1,4 @@
-"""What to do with a stage that fits a machine well, barely, or not at all."""
+"""Recommendation for a stage that fits a machine well, barely, or not at all."""
 
 from __future__ import annotations
 
@@ -86,17 +86,17 @@ def _sharded(parts: dict[str, float], room: float) -> Strategy | None:
 def _adapters(stage: Any, shape: ModelShape, parts: dict[str, float], room: float) -> Strategy:
     weights = shape.num_parameters
     adapter = shape.num_parameters * LORA_SHARE * 4 * WIDTH["float32"]
-    beside = total(
+    others = total(
         {
             k: v
             for k, v in parts.items()
             if k not in ("weights", "gradients", "optimizer", "reference", "checkpoint copy")
         }
     )
-    if stage.model.lora is None and weights * WIDTH["bfloat16"] + adapter + beside <= room:
+    if stage.model.lora is None and weights * WIDTH["bfloat16"] + adapter + others <= room:
         why = "all weights with gradients and averages do not fit; frozen weights in bfloat16 with trained adapters do"
         return Strategy("lora", why, ("model.dtype=bfloat16", "model.lora={rank: 16}"))
-    if weights * FOUR_BIT_BYTES + adapter + beside <= room:
+    if weights * FOUR_BIT_BYTES + adapter + others <= room:
         why = "only with frozen weights in 4 bits does it fit; that needs a GPU and rlhf[quant]"
         return Strategy("qlora", why, ("model.lora={rank: 16, quantize_4bit: true}",))
     return Strategy(

@@ -1,4 +1,4 @@
-"""What is in memory before a model is: Python, its libraries, and the code in them that is read when it is first used."""
+"""Memory in use before a model is loaded: Python, its libraries, and the code in them that is loaded on first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf.training.optim import Optimizer, TrainedModule
 def warm_up(*, samples: bool = False) -> None:
     """Learn one step with next to nothing: what torch loads when it is first used is in memory from then on.
 
-    Freed memory is kept and kernels are forgotten from here on, as in a run: pages that every pass gets anew cost it a third of its time.
+    From here on freed memory is kept and fewer kernels are cached, as in a run: new pages for every pass would cost a third of its time.
 
     Args:
         samples: Whether a stage samples, too.

@@ -1,4 +1,4 @@
-"""What one optimizer step of each kind of stage does, in passes over tokens: the arithmetic of its loop, without its numbers."""
+"""The work of one optimizer step of each kind of stage, in passes over tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pass:
     """A model over tokens."""
 
     activity: Activity
-    """``forward`` stands for forward and backward together."""
+    """``forward`` is forward and backward together."""
     whose: Whose
     tokens: float
     """Distinct ones, in all."""
@@ -71,7 +71,7 @@ def offline_work(
         stage: Its settings.
         tokens_per_row: Distinct ones, the mean.
         num_rows: Of the data; None where that is not known.
-        eval_rows: Held out in files of their own; None where there are none, or they are not there yet.
+        eval_rows: Held out in separate files; None if there are none, or they do not exist yet.
     """
     rows = stage.batch_size if stage.batch_tokens is None else max(1.0, stage.batch_tokens / tokens_per_row)
     if num_rows is not None:
@@ -129,7 +129,7 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
         if stage.kl.measure_every
         else []
     )
-    # the first rollout asks everybody: that sampler, trainer and reference are one model is checked there
+    # the first rollout uses all models: it checks that sampler, trainer and reference are the same
     once = [Pass("scoring", "policy", tokens, limit)]
     if not read:
         once.append(Pass("reference", "reference", tokens, limit))
@@ -177,17 +177,17 @@ def not_foreseen(stage: Any) -> Iterator[str]:
     Args:
         stage: Its settings.
     """
-    yield "answers stay as long as they are assumed to be: how training changes their lengths can't be foreseen"
+    yield "completions keep their assumed lengths: how training changes them can't be predicted"
     if stage.async_rollouts is not None:
-        yield "sampling in a process of its own (async_rollouts) is counted as if this one did it; its process, beside this one's memory"
+        yield "sampling in a separate process (async_rollouts) is counted as if this process did it, plus the memory of that process"
     if stage.engine.kind != "local":
-        yield f"the engine {stage.engine.kind} takes what sampling in this process would; neither its time nor its memory is known"
+        yield f"the engine {stage.engine.kind} is assumed to cost what sampling in this process does; its time and memory are unknown"
     if getattr(stage.engine, "speculate", None) is not None:
-        yield "guesses (engine.speculate) come true as often as they do for weights that were never trained"
+        yield "drafts (engine.speculate) are accepted as often as with untrained weights"
     if stage.kl.estimator == "exact" and stage.kl.where != "none":
         yield "comparing two whole distributions (kl.estimator exact) takes no longer than the passes that they come from"
     if getattr(stage, "dynamic_sampling", False):
-        yield "every group teaches something: dynamic sampling asks no second time"
+        yield "every group is informative: dynamic sampling needs no second round"
     if getattr(stage, "environment", None) is not None:
         yield "an episode is one turn, and the environment takes no time"
     if any(not spec.models_asked() for spec in getattr(stage, "reward", [])):
@@ -195,7 +195,7 @@ def not_foreseen(stage: Any) -> Iterator[str]:
 
 
 def _exact_kl(stage: Any, *, tokens: float, in_step: float) -> Iterator[Pass]:
-    """A KL over the whole vocabulary asks the reference while the policy learns, or both of them before."""
+    """A KL over the whole vocabulary evaluates the reference while the policy trains, or both of them before."""
     limit = stage.microbatch_tokens
     if stage.kl.estimator != "exact":
         return
@@ -206,7 +206,7 @@ def _exact_kl(stage: Any, *, tokens: float, in_step: float) -> Iterator[Pass]:
 
 
 def _looked_at(stage: OfflineStage, num_rows: int | None, eval_rows: int | None) -> Iterator[float]:
-    """Rows of each look at data beside training."""
+    """Rows of each pass over data outside of training."""
     if eval_rows is not None:
         yield eval_rows
     elif num_rows is not None and stage.eval_frac:

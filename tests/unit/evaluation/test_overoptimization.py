@@ -197,7 +197,7 @@ def test_no_sign_is_only_said_where_the_loss_of_half_the_gain_would_have_been_se
     """At this noise a fall as large as the whole gain could hide."""
     small = overoptimization(curve(noisy(0.25 * SATURATING, 5), noisy(X, 6)))
     assert small.verdict is HackingVerdict.UNDECIDED
-    assert "could not be told" in small.sentence
+    assert "could not be determined" in small.sentence
     large = overoptimization(curve(noisy(2 * SATURATING, 5), noisy(X, 6)))
     assert large.verdict is HackingVerdict.NONE
     for found in (small, large):

@@ -200,7 +200,7 @@ def test_what_is_not_known_of_a_learned_judge_is_said():
 
 def test_rollouts_that_nobody_judged_are_told():
     found = verdict(replace(healthy(), hacking={}, training=(Training(stage="ppo", rollouts=60),)))
-    assert any("not looked at" in sentence for sentence in found.sentences)
+    assert any("not checked" in sentence for sentence in found.sentences)
 
 
 def test_training_and_verdict_go_through_json_unchanged():

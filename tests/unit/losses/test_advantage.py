@@ -252,7 +252,7 @@ def test_reinforce_plus_plus_by_hand():
 
 
 def test_its_baseline_form_by_hand():
-    # groups (3, 1) and (10, 10): centerd 1, -1, 0, 0 over 1, 1, 1 and 1 tokens; variance 2 / 3
+    # groups (3, 1) and (10, 10): centered 1, -1, 0, 0 over 1, 1, 1 and 1 tokens; variance 2 / 3
     advantages = reinforce_plus_plus_advantages(
         double(0, 0, 0, 0), double(3, 1, 10, 10), torch.arange(4), group=torch.tensor([7, 7, 4, 4])
     )
@@ -316,7 +316,7 @@ def test_a_score_without_a_token_is_refused():
 
 
 def test_the_deviation_of_the_batch_by_hand():
-    # centerd 1, -1, 3, -3: squares sum to 20, over 3; a group of its own deviation would give all four the same size
+    # centered 1, -1, 3, -3: squares sum to 20, over 3; a group of its own deviation would give all four the same size
     scores, group = double(5, 3, 13, 7), torch.tensor([0, 0, 1, 1])
     expected = double(1, -1, 3, -3) / (20 / 3) ** 0.5
     torch.testing.assert_close(batch_std_advantages(scores, group, eps=0.0), expected)

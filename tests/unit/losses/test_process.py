@@ -198,9 +198,9 @@ def test_a_misspelled_aggregation_is_refused_with_the_known_ones():
 
 
 def test_steps_out_of_order_are_refused_where_order_matters():
-    with pytest.raises(ConfigError, match="must stand side by side"):
+    with pytest.raises(ConfigError, match="must be contiguous"):
         aggregate_steps(double(1, 2, 3), torch.tensor([0, 1, 0]), 2, how="last")
-    with pytest.raises(ConfigError, match="must stand side by side"):
+    with pytest.raises(ConfigError, match="must be contiguous"):
         steps_until_first_error(double(1, 0, 1), torch.tensor([0, 1, 0]))
 
 

@@ -43,7 +43,7 @@ def test_the_order_of_rows_does_not_matter_to_the_last_bit(values, data):
 def test_a_value_that_is_not_finite_is_refused_by_row_and_not_kept(bad):
     mean = RunningMean(0.5)
     mean.update(double(4))
-    with pytest.raises(TrainingError, match=rf"given {bad} \(row 1 of 3\) and wants finite numbers only; lower"):
+    with pytest.raises(TrainingError, match=rf"given {bad} \(row 1 of 3\) and needs finite"):
         mean.update(double(1, bad, 2))
     assert mean.mean == 4
 

@@ -168,7 +168,7 @@ def test_llama_4_is_not_packed_even_where_a_short_check_could_not_tell():
     model = build(type(kind)(kind.name, {**kind.settings, "floor_scale": 8192}))
     choice = choose_path(model, some_groups())
     assert choice.path == "padded"
-    assert "the row they stand in" in choice.reason
+    assert "queries by their row" in choice.reason
 
 
 @pytest.mark.parametrize("path", ["packed", "padded"])
@@ -412,7 +412,7 @@ def test_a_model_that_no_path_scores_rightly_is_refused(monkeypatch):
         return type(scores)(scores.logprobs + 0.01)
 
     monkeypatch.setattr(paths, "score", wrong)
-    with pytest.raises(ModelError, match=r"LlamaForCausalLM gives other numbers .* differs by 1.0e-02"):
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM gives different numbers .* differs by 1.0e-02"):
         choose_path(build(family("llama")), some_groups())
 
 

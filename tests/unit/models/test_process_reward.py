@@ -122,7 +122,7 @@ def test_it_is_told_from_other_models(policy, model, tmp_path):
     other = RewardModel.from_policy(policy).save_pretrained(tmp_path / "rm")
     with pytest.raises(ModelError, match="is no process reward model: it has no"):
         ProcessRewardModel.from_pretrained(str(other))
-    with pytest.raises(ModelError, match="gives scores, not words"):
+    with pytest.raises(ModelError, match="scores, not text"):
         PolicyModel.from_pretrained(str(judge))
 
 

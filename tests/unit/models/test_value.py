@@ -99,7 +99,7 @@ def test_a_shared_critic_needs_the_policys_hidden_states(policy):
     critic = ValueModel.shared(policy)
     with pytest.raises(ModelError, match="with_hidden=True"):
         critic.values(BATCH)
-    with pytest.raises(ModelError, match="has no path of its own"):
+    with pytest.raises(ModelError, match="no separate path"):
         critic.choose_path(GROUPS)
 
 

@@ -109,14 +109,19 @@ def test_a_compiler_that_is_not_there_is_no_compiler(monkeypatch):
     assert compiler() is None
     with pytest.raises(
         ConfigError,
-        match=r"want a C compiler, and \$CC is 'no-such-compiler': 'no-such-compiler' is no program.* unset it to have cc, gcc, clang",
+        match=r"need a C compiler, but \$CC is 'no-such-compiler': 'no-such-compiler' is not an executable.*cc, gcc, clang",
     ):
         load("decode", **MACROS)
 
 
 @pytest.mark.parametrize(
     ("asked", "fault"),
-    [("'gcc", "does not end"), (" ", "names nothing"), ("''", "'' is no program"), ("/tmp -x", "'/tmp' is no program")],
+    [
+        ("'gcc", "not closed"),
+        (" ", "names nothing"),
+        ("''", "'' is not an executable"),
+        ("/tmp -x", "'/tmp' is not an executable"),
+    ],
 )
 def test_what_names_no_program_is_no_compiler(asked, fault, monkeypatch):
     monkeypatch.setenv("CC", asked)

@@ -31,7 +31,7 @@ GOOD_GPU = {"driver_seen": True, "torch_build": "12.8", "bf16": True}
         (findings.judge_memory(limit=None, available=None), "ok", ""),
         (findings.judge_disk("disk", **{**GOOD_DISK, "free": 100 * MIB}), "unsafe", "have at least 2.0 GiB free"),
         (findings.judge_disk("disk", **{**GOOD_DISK, "writable": False}), "unsafe", "set output_dir"),
-        (findings.judge_disk("disk", **{**GOOD_DISK, "lockable": False}), "unsafe", "two runs out of one folder"),
+        (findings.judge_disk("disk", **{**GOOD_DISK, "lockable": False}), "unsafe", "File locks"),
         (findings.judge_disk("disk", **{**GOOD_DISK, "file_system": "nfs4"}), "slow", "local disk"),
         (findings.judge_disk("disk", **{**GOOD_DISK, "free": 5 * GIB}), "ok", "Enough for small models"),
         (findings.judge_disk("disk", **GOOD_DISK), "ok", ""),
@@ -192,7 +192,7 @@ def test_one_unsafe_finding_makes_the_examination_unsafe():
     lines = found.to_text().splitlines()
     assert lines[0].split() == ["ok", "a", "1"]
     assert lines[2].strip() == "Do this."
-    assert lines[-1] == "1 unsafe, 1 slow: 3 things looked at."
+    assert lines[-1] == "1 unsafe, 1 slow: 3 checks."
     assert Examination(found.findings[:2]).is_safe
     assert json.loads(json.dumps(found.to_dict()))["findings"][2]["advice"] == "Do that."
 

@@ -158,7 +158,7 @@ def test_a_rate_far_from_usual_that_nobody_set_is_called_the_default(tree, rate,
     labels = {"kind": "kto", "model": "stage:sft", "data": "pairs.jsonl", **rate}
     problem = only({**tree, "stages": {**tree["stages"], "kto": labels}})
     assert (problem.stage, problem.key, problem.level) == ("kto", "learning_rate", "warning")
-    assert ("sets no other rate than the default of kto" in problem.message) is is_default
+    assert ("the default rate of kto" in problem.message) is is_default
     assert "0.0002" in problem.message
 
 
@@ -210,9 +210,9 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         0,
         ("25 times", "learning-rates.md", "diverge", "lr_find"),
     ),
-    ("dpo", {**DPO, "beta": 300.0}, "beta", "warning", 0, ("300 is 3,000 times the usual 0.1", "hardly leave")),
+    ("dpo", {**DPO, "beta": 300.0}, "beta", "warning", 0, ("300 is 3,000 times the usual 0.1", "hardly change")),
     ("dpo", {**DPO, "beta": 300.0, "length_normalized": True}, "beta", "warning", 0, ("300 times the usual 1",)),
-    ("dpo", {**DPO, "beta": 1e-5}, "beta", "warning", 0, ("1e-05 is 1/10,000 of the usual 0.1", "nothing will hold")),
+    ("dpo", {**DPO, "beta": 1e-5}, "beta", "warning", 0, ("1e-05 is 1/10,000 of the usual 0.1",)),
     ("sft", {"eval_every": 5}, "eval_every", "warning", 0, ("does nothing", "eval_data or eval_frac")),
     ("sft", {"early_stopping": {}}, "early_stopping", "error", 2, ("this stage has none", "eval_data")),
     (
@@ -241,7 +241,14 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
     ),
     ("sft", {"streaming": True}, "streaming", "error", 2, ("give max_steps",)),
     ("sft", {"shuffle_buffer": 5}, "shuffle_buffer", "warning", 0, ("does nothing without streaming",)),
-    ("sft", {"eval_frac": 0.1, "eval_data": "pairs.jsonl"}, "eval_frac", "warning", 0, ("nothing beside eval_data",)),
+    (
+        "sft",
+        {"eval_frac": 0.1, "eval_data": "pairs.jsonl"},
+        "eval_frac",
+        "warning",
+        0,
+        ("nothing together with eval_data",),
+    ),
     ("sft", {"epochs": 2, "max_steps": 9}, "epochs", "warning", 0, ("does nothing: max_steps (9)",)),
     ("sft", {"batch_tokens": 99}, "batch_size", "warning", 0, ("does nothing: batch_tokens (99)",)),
     (
@@ -250,7 +257,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         "engine.python",
         "error",
         2,
-        ("There is no interpreter /opt/nowhere/python; name that of the environment with vLLM.",),
+        ("/opt/nowhere/python",),
     ),
     (
         "grpo",
@@ -260,8 +267,8 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         8,
         (
             "There is no vLLM in this environment.",
-            "best put into one of its own, as docs/vllm.md describes",
-            "engine.python=/opt/vllm/bin/python. To have it in this one: pip install -e '",
+            "docs/vllm.md",
+            "pip install -e '",
             "[vllm]'",
         ),
     ),
@@ -282,7 +289,7 @@ QUICK: list[tuple[str, Tree, str, str, int, tuple[str, ...]]] = [
         4,
         ("stage:sft is a sft stage", "such as stage:reward"),
     ),
-    ("grpo", {"reward": "model/"}, "reward", "error", 4, ("LlamaForCausalLM", "no scores")),
+    ("grpo", {"reward": "model/"}, "reward", "error", 4, ("LlamaForCausalLM", "reward model")),
     (
         "grpo",
         {"reward": "function.py:polite"},
@@ -427,7 +434,7 @@ WORLD = {"kind": "world"}
         ("stage:world/pretrain.jsonl", "sft", 2, ("set its num_documents",)),
         ("stage:world/prompts.jsonl", "reward", 3, ("holds rows of kind prompt", "wants pairs")),
         ("stage:world/world.json", "sft", 3, ("holds no rows", "stage:world/sft.jsonl")),
-        ("stage:base", "sft", 2, ("stage:base is a model; rows are wanted",)),
+        ("stage:base", "sft", 2, ("stage:base is a model",)),
     ],
 )
 def test_a_file_of_a_stage_is_one_that_it_writes_and_of_the_right_kind(tree, data, kind, code, says):
@@ -640,7 +647,7 @@ def test_rows_longer_than_the_context_are_told(tree, tmp_path):
 def test_a_row_larger_than_a_microbatch_is_told(tree):
     problem = only(changed(tree, "sft", microbatch_tokens=4), deep=True)
     assert (problem.key, problem.level) == ("microbatch_tokens", "warning")
-    assert "alone" in problem.message
+    assert "23 tokens, more than the 4" in problem.message
 
 
 def test_prompt_and_completion_must_fit_into_the_context(tree, tmp_path):
@@ -659,7 +666,7 @@ def test_few_rows_and_few_prompts_are_told(tree):
     assert "A step takes 64 rows, more than the 40 here" in problem.message
     problem = only(changed(tree, "grpo", prompts_per_rollout=64), deep=True)
     assert (problem.key, problem.level) == ("prompts_per_rollout", "warning")
-    assert "The 12 prompts here must do for the 64 of a rollout" in problem.message
+    assert "12 prompts, fewer than the 64 of a rollout" in problem.message
 
 
 def test_hundreds_of_passes_are_asked_about(tree):
@@ -926,7 +933,7 @@ def test_what_a_wrong_setting_hides_is_said_and_what_a_key_too_many_does_not_hid
     assert keys == {
         ("sft", "learning_rate"), ("grpo", "packing"), ("grpo", "kl.coff"), ("grpo", "prompts"), ("grpo", "reward"),
     }  # fmt: skip
-    assert "files, models and rewards of sft (fix the settings first, then look again)" in review.to_text()
+    assert "files, models and rewards of sft (fix the settings first" in review.to_text()
 
 
 def test_a_complaint_about_an_override_names_it(tree, tmp_path):
@@ -1133,7 +1140,7 @@ def test_a_judge_of_steps_is_told_from_one_of_completions(tree, tmp_path):
         ({"kind": "ensemble", "sources": ["stage:reward", "stage:prm"]}, "trains a process reward model"),
     ):
         assert any(said in problem.message for problem in found(changed(tree, "grpo", reward=reward))), said
-    assert any("gives scores and no words" in p.message for p in found(changed(tree, "grpo", model="stage:prm")))
+    assert any("scores, not text" in p.message for p in found(changed(tree, "grpo", model="stage:prm")))
 
 
 @pytest.mark.parametrize(
@@ -1159,4 +1166,4 @@ def test_what_is_asked_for_in_c_wants_a_compiler_and_a_type(tree, key, monkeypat
     monkeypatch.setattr("rlhf.pipeline.validate.settings.compiler", lambda: None)
     problem = only(changed(tree, "grpo", **settings))
     assert (problem.key, problem.level) == (key, "error"), "better now than at this stage"
-    assert "It wants a C compiler" in problem.message
+    assert "needs a C compiler" in problem.message

@@ -91,7 +91,7 @@ def test_a_judge_that_abstains_is_left_out_and_somebody_must_judge():
 
 
 def test_an_ensemble_of_one_is_refused():
-    with pytest.raises(ConfigError, match="nobody to disagree"):
+    with pytest.raises(ConfigError, match="at least two"):
         EnsembleReward([Says("a", 1.0)])
 
 

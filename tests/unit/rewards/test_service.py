@@ -143,9 +143,9 @@ def test_a_score_that_is_no_number_is_an_error_of_its_sample(answer, message):
             says(b"<html>Log in</html>", Content_Type="text/html"),
             r"is not JSON \(its content type is text/html\): '<html>Log in</html>'",
         ),
-        ("rlhf", says(b"", 302, Location="/elsewhere"), r"sends us elsewhere, to '/elsewhere'; write that as its url"),
+        ("rlhf", says(b"", 302, Location="/elsewhere"), r"redirects to '/elsewhere'"),
         ("rlhf", says({"detail": "no such model"}, 404), r'refused with status 404: \'{"detail": "no such model"}\''),
-        ("rlhf", says(b"no gzip at all", Content_Encoding="gzip"), r"can't be asked or understood: DecodingError"),
+        ("rlhf", says(b"no gzip at all", Content_Encoding="gzip"), r"can't be called.*: DecodingError"),
     ],
 )
 def test_an_answer_that_is_none_is_told_at_once(format, act, message):
@@ -190,7 +190,7 @@ def test_headers_take_secrets_from_the_environment(monkeypatch):
 def test_a_header_that_cannot_be_sent_is_refused_at_the_door(monkeypatch):
     monkeypatch.delenv("REWARD_TOKEN", raising=False)
     with pytest.raises(
-        ConfigError, match=r"'Authorization' .* wants the environment variable REWARD_TOKEN, which is not"
+        ConfigError, match=r"'Authorization' .* needs the environment variable REWARD_TOKEN, which is not"
     ):
         ServiceReward("http://h/", headers={"Authorization": "Bearer ${REWARD_TOKEN}"})
     monkeypatch.setenv("REWARD_TOKEN", "hunter2\n")

@@ -139,5 +139,5 @@ def test_a_model_with_another_tokenizer_can_not_tell_whose_words_an_episode_has(
     reward = ProcessReward(model)
     reward._same_ids = False
     prompts, _ = asked(tiny_tokenizer, "Question: 1+2*3\n", "")
-    with pytest.raises(RewardError, match="can't tell the policy's steps from the environment's words"):
+    with pytest.raises(RewardError, match="another tokenizer than the policy"):
         reward.score(prompts, [episode(tiny_tokenizer, ("2*3\n", True), ("6\n", False))])

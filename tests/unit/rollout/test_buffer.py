@@ -41,7 +41,7 @@ def test_nothing_older_than_allowed_is_given_out():
     buffer = StalenessBuffer(max_staleness=1)
     buffer.add([group(0, version=3), group(1, version=4)])
     assert buffer.take(["p0"], weight_version=4), "one version behind"
-    with pytest.raises(TrainingError, match=r"version 4 wait for a trainer at version 6.*1 behind"):
+    with pytest.raises(TrainingError, match=r"version 4.* version 6.*1 behind"):
         buffer.take(["p1"], weight_version=6)
 
 

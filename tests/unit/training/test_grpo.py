@@ -129,9 +129,9 @@ def test_leave_one_out_is_the_mean_of_the_others_and_a_multiple_of_the_groups_me
 
 def test_one_deviation_for_the_whole_rollout_keeps_easy_groups_small():
     found = credit(advantage="batch_std")
-    centerd = credit(advantage="group_mean")
-    # squares of the centerd scores: 4 + 1 + 9 + 1 + 1 + 4 + 0 + 4/9 + 1/9 + 1/9 = 20.6667, over 12 - 1
-    torch.testing.assert_close(found, centerd / (math.sqrt(20.6666667 / 11) + 1e-4))
+    centered = credit(advantage="group_mean")
+    # squares of the centered scores: 4 + 1 + 9 + 1 + 1 + 4 + 0 + 4/9 + 1/9 + 1/9 = 20.6667, over 12 - 1
+    torch.testing.assert_close(found, centered / (math.sqrt(20.6666667 / 11) + 1e-4))
 
 
 def test_the_whole_rollout_whitens_returns_over_all_its_tokens():
@@ -148,8 +148,8 @@ def test_the_whole_rollout_against_siblings_takes_the_groups_mean_first():
     experience = toy.build_trainer("grpo", scorer=Given(SCORES), advantage="batch", baseline="group").collect(
         0, Metrics()
     )
-    centerd = [-2.0, -1.0, 3.0, -1.0, -1.0, 2.0, 0.0, 0.0, 0.0, 2 / 3, -1 / 3, -1 / 3]
-    returns = [centerd[sequence] for sequence in experience.score_seq.tolist()]
+    centered = [-2.0, -1.0, 3.0, -1.0, -1.0, 2.0, 0.0, 0.0, 0.0, 2 / 3, -1 / 3, -1 / 3]
+    returns = [centered[sequence] for sequence in experience.score_seq.tolist()]
     mean, deviation = statistics.mean(returns), statistics.stdev(returns)
     expected = [(value - mean) / deviation for value in returns]
     assert experience.token_columns["advantages"].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)

@@ -1,10 +1,10 @@
-"""What would be slow or unsafe on this machine: ``rlhf doctor``.
+"""Finds what would be slow or unsafe on this machine: ``rlhf doctor``.
 
-probes       what the machine says about itself; imports no torch
-findings     a number, and what to do about it: pure judgments, so that tests can feed them bad machines
+probes       facts about the machine; imports no torch
+findings     advice for each measured number: pure functions, so that tests can give them bad machines
 trials       the embedded model scored both ways, a step taken twice, a matrix product, a reward worker that hangs
-answers      the functions that the worker is tried with
-examine      all of it in order
+answers      the functions that the worker is tested with
+examine      runs all of it
 """
 
 from __future__ import annotations

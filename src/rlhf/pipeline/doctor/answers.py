@@ -1,4 +1,4 @@
-"""Reward functions that the doctor tries the worker process with."""
+"""Reward functions for the doctor's test of the worker process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examination: probe, judge, and say what is slow or unsafe."""
+"""The examination: probe, judge, and report what is slow or unsafe."""
 
 from __future__ import annotations
 
@@ -72,24 +72,22 @@ class Examination:
         return {"safe": self.is_safe, "findings": [finding.to_dict() for finding in self.findings]}
 
     def to_text(self) -> str:
-        """One line a finding, advice under it, and a last line that sums up."""
+        """One line per finding with its advice below, and a summary as the last line."""
         lines = []
         for finding in self.findings:
             lines.append(f"{finding.level:<8}{finding.name:<{WIDTH}}{finding.value}")
             lines += [f"{'':<{8 + WIDTH}}{finding.advice}"] if finding.advice else []
         counts = {level: sum(f.level == level for f in self.findings) for level in ("unsafe", "slow")}
         said = [f"{count} {level}" for level, count in counts.items() if count]
-        return "\n".join(
-            [*lines, f"{', '.join(said) or 'Nothing slow or unsafe'}: {len(self.findings)} things looked at."]
-        )
+        return "\n".join([*lines, f"{', '.join(said) or 'Nothing slow or unsafe'}: {len(self.findings)} checks."])
 
 
 def examine(run_dir: Path | str = "runs", *, trials: bool = True) -> Examination:
-    """Look at the machine, the installation and the folder that runs are written to.
+    """Check the machine, the installation and the folder that runs are written to.
 
     Args:
         run_dir: Where runs go; need not exist.
-        trials: Also score, train and start processes, about ten seconds; without it nothing is tried.
+        trials: Also score, train and start processes, which takes about ten seconds.
     """
     findings = [*_machine(), *_storage(Path(run_dir)), *_installation()]
     return Examination([*findings, *_torch(), *(_trials() if trials else ())])

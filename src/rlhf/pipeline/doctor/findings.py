@@ -1,4 +1,4 @@
-"""From a number to a verdict and advice. Nothing here looks at the machine: what was measured comes in as arguments."""
+"""Levels and advice for measured numbers. Nothing here accesses the machine: measurements are arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW_FSYNC_SECONDS = 0.05
 LEAST_OPEN_FILES = 256
 ENOUGH_OPEN_FILES = 1024
 LEAST_SHM = GIB
-"""vllm and ray pass tensors through /dev/shm; docker gives 64 MB unless asked."""
+"""vllm and ray pass tensors through /dev/shm; docker gives 64 MB by default."""
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "9p", "lustre", "afs", "ceph")
 SCORING_TOLERANCE = 1e-4
 """Nats; as ``rlhf.models.paths.TOLERANCE`` for float32."""
@@ -62,7 +62,7 @@ def judge_cpu(name: str, features: Sequence[str]) -> Finding:
     value = f"{name} ({', '.join(features) or 'no vector units that torch makes use of'})"
     if not {"avx2", "asimd"} & set(features):
         return Finding(
-            "cpu", value, "slow", "torch's kernels want AVX2 or NEON; training here takes many times as long."
+            "cpu", value, "slow", "torch's kernels need AVX2 or NEON; training here takes many times as long."
         )
     return Finding("cpu", value)
 
@@ -76,7 +76,7 @@ def judge_compiler(name: str | None, *, why: str = "", asked: bool = False) -> F
         asked: Whether $CC names one.
     """
     if name is None:
-        said = "none; `compiled` and `engine.compiled` want one"
+        said = "none; `compiled` and `engine.compiled` need one"
         return Finding("c compiler", said, "slow" if asked else "ok", f"{why[:1].upper()}{why[1:]}.")
     return Finding("c compiler", name)
 
@@ -157,7 +157,7 @@ def judge_disk(name: str, *, free: int, file_system: str | None, writable: bool,
             name,
             f"{value}, no file locks",
             "unsafe",
-            "Nothing keeps two runs out of one folder; put output_dir on a local disk.",
+            "File locks have no effect here, so two runs could use one folder; put output_dir on a local disk.",
         )
     if file_system is not None and file_system.startswith(NETWORK_FILE_SYSTEMS):
         return Finding(
@@ -236,7 +236,7 @@ def judge_hub(*, cache: str, writable: bool, offline: bool, is_cached: bool) -> 
     value = f"{cache}{', offline' if offline else ''}"
     if not writable and not offline:
         return Finding(
-            "hub cache", f"{value}, not writable", "slow", "Models are downloaded anew each time; set HF_HOME."
+            "hub cache", f"{value}, not writable", "slow", "Models are downloaded again each time; set HF_HOME."
         )
     if offline and not is_cached:
         return Finding("hub cache", value, "ok", "Empty and HF_HUB_OFFLINE is set: only local folders can be used.")
@@ -273,7 +273,7 @@ def judge_gpus(names: Sequence[str], *, driver_seen: bool, torch_build: str | No
 
 
 def judge_device(chosen: str, *, gpus: int) -> Finding:
-    """Where models go that nobody says a device for.
+    """The default device of models.
 
     Args:
         chosen: What ``device: auto`` is here.
@@ -292,7 +292,7 @@ def judge_scoring(difference: float, *, half: bool = False) -> Finding:
     if not difference <= allowed:  # NaN too
         return Finding(
             name, value, "unsafe",
-            "The same text gives other numbers in another batch. Another torch or "
+            "The same text gives different numbers in another batch. Another torch or "
             "transformers version, or another CPU's kernels? Runs will take the padded path, or refuse to start.",
         )  # fmt: skip
     return Finding(name, value)
@@ -310,11 +310,11 @@ def judge_compiled(difference: float, *, half: bool = False, sampled: bool = Fal
 
 
 def judge_repeat(same: bool, *, on_gpu: bool = False) -> Finding:
-    """A training step taken twice; on a GPU equal bits are promised by nobody, because some sums have no fixed order there."""
+    """A training step repeated; on a GPU equal bits are not guaranteed, because some sums have no fixed order there."""
     if same:
         return Finding("same step twice", "same bits")
     if on_gpu:
-        advice = "A resumed run ends near an uninterrupted one, not at its bits; `device: cpu` gives those."
+        advice = "A resumed run ends near an uninterrupted one, but not with the same bits; `device: cpu` gives the same bits."
         return Finding("same step twice", "other bits: on a GPU some sums have no fixed order", "ok", advice)
     return Finding(
         "same step twice", "other bits", "unsafe",
@@ -348,5 +348,5 @@ def judge_worker(*, answered: bool, killed: bool, seconds: float, reason: str) -
 
 
 def size(number: float) -> str:
-    """Bytes for people."""
+    """Bytes as readable text."""
     return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / MIB:,.0f} MiB"

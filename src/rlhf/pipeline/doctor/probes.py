@@ -1,6 +1,6 @@
-"""What the machine says about itself: files of /proc and /sys, environment variables, system calls, what a compiler says of itself. No torch.
+"""Facts about the machine: files of /proc and /sys, environment variables, system calls, the compiler's version. No torch.
 
-A number that can't be had is None, never 0.
+A number that is not available is None, never 0.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def c_compiler() -> str | None:
-    """How it is called, and the first line of what it says of itself; None where there is none."""
+    """Its command, and the first line of its version text; None if there is none."""
     found = compiler()
     if found is None:
         return None
     said: list[str] = []
-    with contextlib.suppress(ConfigError):  # which the trial says
+    with contextlib.suppress(ConfigError):  # reported by the trial
         said = compiler_version(found).splitlines()
     return shlex.join(found) + (f" ({said[0]})" if said else "")
 
@@ -95,7 +95,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def file_system(path: Path, mounts: Iterable[str] | None = None) -> str | None:
-    """Type of the file system where a path lies: ext4, nfs4, tmpfs ...; None where nobody says."""
+    """Type of the file system of a path: ext4, nfs4, tmpfs ...; None if unknown."""
     where = nearest_folder(path)
     best, found = -1, None
     for line in _lines(Path("/proc/mounts")) if mounts is None else mounts:

@@ -1,4 +1,4 @@
-"""What only doing tells: the embedded model scored both ways, a step taken twice, a matrix product, a worker that hangs."""
+"""Tests that run something: the embedded model scored both ways, a step repeated, a matrix product, a worker that hangs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def compiled_difference(policy: PolicyModel, *, half: bool) -> float:
 
 
 def sampled_difference(policy: PolicyModel) -> float:
-    """Largest difference, in nats, of what an engine that decodes in C says of its tokens from what scoring them says.
+    """Largest difference, in nats, between the log-probabilities of an engine that decodes in C and those of scoring.
 
     Raises:
         ConfigError: The compiler failed.

@@ -1,6 +1,6 @@
-"""The report of a run: one page that says what became better, how sure that is, and shows everything behind it.
+"""The report of a run: one page with what improved, how certain that is, and the evidence.
 
-It reads a run folder and nothing else, needs no network and no scripts, and says of everything missing that it is.
+It reads only a run folder, needs no network and no scripts, and lists everything that is missing.
 
 page         the page, section by section
 data         the run folder as a record, with what could not be read and why

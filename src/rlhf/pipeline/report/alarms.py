@@ -1,4 +1,4 @@
-"""The report's alarms: what each guard said, what was done about it, and the samples that raised it."""
+"""The report's alarms: the message of each guard, the action taken, and the samples that raised it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ GUARDS = {
     "off_policy": "steps of a rollout",
     "one_step": "steps of a solution",
 }
-"""What people call those that raise alarms: the guards, and what the loop watches by itself."""
+"""Display names of the guards, and of the checks in the loop itself."""
 TONES = {"stop": "bad", "restore": "mixed", "warn": "mixed"}
 MAX_SAMPLES, MAX_CHARACTERS, SHORT = 10, 1500, 500
-"""Samples of one alarm, characters of one text, and characters of all its samples up to which they are not folded."""
+"""Samples per alarm, characters per text, and total characters of its samples up to which they are not collapsed."""
 SHOWN = 12
-"""Alarms after which the rest is folded."""
+"""Number of alarms after which the rest is collapsed."""
 
 
 TEXTS = ("prompt", "completion", "ended", "step")
-"""Keys of a sample that are no facts beside it."""
+"""Keys of a sample that are not shown as facts."""
 NUMBERS: dict[str, Callable[[float], str]] = {
     "score": lambda value: f"score {signed_number(value)}",
     "kl": lambda value: f"KL {plain_number(value)} nats",
@@ -43,7 +43,7 @@ NUMBERS: dict[str, Callable[[float], str]] = {
     "repetition": lambda value: f"{100 * value:.0f}\u202f% repeated",
     "ratio": lambda value: f"ratio {plain_number(value)}",
 }
-"""Numbers of a sample -> how people write them."""
+"""Numbers of a sample -> how they are displayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,22 @@ class Witness:
     prompt: str
     completion: str
     facts: list[str]
-    """Its numbers, in words."""
+    """Its numbers, formatted."""
     ended: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmView:
-    """One alarm as the page shows it."""
+    """One alarm, as shown on the page."""
 
     stage: str
     step: int | None
     time: Any
     guard: str
-    """In words; empty where no guard spoke."""
+    """Its display name; empty if no guard raised it."""
     message: str
     done: str
-    """What was done about it; empty where nobody says."""
+    """The action taken; empty if not recorded."""
     tone: str
     witnesses: list[Witness]
     folded: bool
@@ -76,7 +76,7 @@ class AlarmView:
 
 
 def alarm_views(run: RunRecord) -> list[AlarmView]:
-    """All alarms, stage after stage, in the order in which they were raised."""
+    """All alarms by stage, in the order in which they were raised."""
     return [_view(stage, alarm) for stage in run.stages.values() for alarm in stage.alarms]
 
 
@@ -87,7 +87,7 @@ def alarm_steps(stage: StageRecord, metrics: Sequence[str]) -> list[int]:
 
 
 def alarm_kinds(run: RunRecord) -> str:
-    """Which guards spoke, for a line of text; empty where none did."""
+    """Names of the guards that raised alarms, for a line of text; empty if none did."""
     spoke = [str(alarm.get("guard")) for stage in run.stages.values() for alarm in stage.alarms if alarm.get("guard")]
     return ", ".join(map(_called, dict.fromkeys(spoke)))
 
@@ -115,7 +115,7 @@ def _called(guard: str) -> str:
 
 
 def _step(alarm: Mapping[str, Any]) -> int | None:
-    """Where it was raised; an alarm that made the run go back stands in the log at the step where it went on."""
+    """The step at which it was raised; an alarm that restored a checkpoint is logged at the step from which it continued."""
     found = number(alarm.get("raised_at"), number(alarm.get("step")))
     return None if found is None else int(found)
 
@@ -123,7 +123,7 @@ def _step(alarm: Mapping[str, Any]) -> int | None:
 def _done(alarm: Mapping[str, Any]) -> str:
     match alarm.get("action"):
         case "warn":
-            return "went on"
+            return "continued"
         case "stop":
             return "stopped"
         case "restore":
@@ -145,7 +145,7 @@ def _witness(sample: Mapping[str, Any]) -> Witness:
 
 
 def _fact(name: str, value: Any) -> str:
-    """A number in words, or whatever else stands beside a sample; empty where it says nothing."""
+    """A formatted number, or another fact about a sample; empty if there is nothing to show."""
     found = number(value)
     if name in NUMBERS:
         return f"{name}: not a number" if found is None else NUMBERS[name](found)

@@ -1,7 +1,7 @@
-"""Reads a run folder for the report: whatever is there, and why the rest is not.
+"""Reads a run folder for the report: whatever exists, and why the rest is missing.
 
-Nothing here computes results. A part that is absent or unreadable becomes a line under ``missing``, so that the report
-can say so; no part of a run folder can make the report fail.
+Nothing here computes results. An absent or unreadable part becomes a line under ``missing``, which the report
+shows; no part of a run folder can make the report fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORD = "artifact.json"
 
 @dataclass(slots=True)
 class StageRecord:
-    """What is known of one stage, from whatever file."""
+    """What is known about one stage, from any file."""
 
     name: str
     kind: str = ""
@@ -46,7 +46,7 @@ class StageRecord:
     evaluation: Mapping[str, Any] | None = None
     """Its evaluation.json."""
     seen: Leakage | None = None
-    """What training saw of what it measures with; None where nobody says."""
+    """What training saw of the data and models that it is measured with; None if not recorded."""
     profile: Mapping[str, Any] | None = None
     """Its profile.json: where its time went."""
 
@@ -57,7 +57,7 @@ class StageRecord:
 
     @property
     def state(self) -> str:
-        """Its status; while it runs, also how far it is (``running, step 120``)."""
+        """Its status; while it runs, with its progress (``running, step 120``)."""
         steps = [max(curve) for curve in self.curves.values() if curve] if self.status == "running" else []
         return f"{self.status}, step {max(steps):,}" if steps else self.status
 
@@ -78,7 +78,7 @@ class RunRecord:
     missing: dict[str, str] = field(default_factory=dict)
     """File -> why it could not be used."""
     running: bool = False
-    """Whether another process works on it at this moment."""
+    """Whether another process is currently running it."""
 
     @property
     def evaluations(self) -> list[tuple[StageRecord, Mapping[str, Any]]]:
@@ -87,14 +87,14 @@ class RunRecord:
 
     @property
     def compares(self) -> bool:
-        """Whether policies were compared, or were to be: a run whose recipe asks for none of that misses nothing."""
+        """Whether policies were compared, or should have been: if the recipe has no such stage, nothing is missing."""
         return not (self.recipe and self.stages) or any(
             s.evaluation or s.kind == EVALUATION for s in self.stages.values()
         )
 
     @property
     def reward_models(self) -> list[tuple[list[StageRecord], Mapping[str, Any]]]:
-        """Every measurement of a reward model, with the stages that made it; one that several made alike stands once."""
+        """Every measurement of a reward model, with the stages that made it; equal ones of several stages are listed once."""
         found: list[tuple[list[StageRecord], Mapping[str, Any]]] = []
         for stage, evaluation in self._parted("reward_model"):
             same = next((stages for stages, quality in found if quality == evaluation["reward_model"]), None)
@@ -136,7 +136,7 @@ def read_run(folder: Path | str) -> RunRecord:
     folder = Path(folder)
     run = RunRecord(folder=folder, name=folder.resolve().name)
     recipe = _read_recipe(run)
-    run.manifest = _read_object(run, "manifest.json", "lineage, versions and machine are not known")
+    run.manifest = _read_object(run, "manifest.json", "lineage, versions and machine are unknown")
     run.summary = _read_object(run, "summary.json", "the outcome of stages is taken from the log")
     if isinstance(name := run.manifest.get("run") or recipe.get("name"), str):
         run.name = name
@@ -174,7 +174,7 @@ def read_run(folder: Path | str) -> RunRecord:
 def _leakage_by_names(recipe: Mapping[str, Any], name: str) -> Leakage | None:
     from rlhf.pipeline.validate.independence import (
         leakage_in_recipe,
-    )  # here: the settings of all stages take a second to load
+    )  # imported here: the settings of all stages take a second to load
 
     return leakage_in_recipe(recipe, name)
 
@@ -186,7 +186,7 @@ def _read_recipe(run: RunRecord) -> Mapping[str, Any]:
         if isinstance(found, Mapping):
             run.recipe = text
             return found
-        run.missing["recipe.yaml"] = "it holds no recipe"
+        run.missing["recipe.yaml"] = "it does not contain a recipe"
     except FileNotFoundError:
         run.missing["recipe.yaml"] = "there is no such file, so what was asked for is not known"
     except (OSError, UnicodeDecodeError, ConfigError) as err:
@@ -214,7 +214,7 @@ def _read_events(run: RunRecord) -> None:
         # Not splitlines(): texts may hold line separators of Unicode that are no ends of JSON lines.
         lines = (run.folder / "events.jsonl").read_bytes().split(b"\n")
     except OSError:
-        run.missing["events.jsonl"] = "there is no such file: curves, alarms and timings are not known"
+        run.missing["events.jsonl"] = "there is no such file: curves, alarms and timings are unknown"
         return
     bad = 0
     keys: dict[str, Any] = {}
@@ -227,7 +227,7 @@ def _read_events(run: RunRecord) -> None:
         except (ValueError, KeyError, TypeError, AttributeError):
             bad += 1
     if bad:
-        run.missing[f"{bad} line{'s' * (bad > 1)} of events.jsonl"] = "not readable, as after a crash; left out"
+        run.missing[f"{bad} line{'s' * (bad > 1)} of events.jsonl"] = "not readable, as after a crash; skipped"
     if "" in run.stages and not run.stages[""].curves:
         general = run.stages.pop("")
         if general.alarms or general.notes:
@@ -237,7 +237,7 @@ def _read_events(run: RunRecord) -> None:
 def _take_event(stage: StageRecord, event: Mapping[str, Any], keys: dict[str, Any]) -> None:
     kind = event.get("event")
     if kind == "stage_start":
-        # The same key again is a resumed attempt, which goes on; another key (or none) starts from nothing.
+        # The same key is a resumed attempt, which continues; another key (or none) starts from scratch.
         if event.get("key") is None or keys.get(stage.name) != event["key"]:
             stage.curves, stage.alarms, stage.notes = {}, [], []
         keys[stage.name] = event.get("key")
@@ -276,7 +276,7 @@ def has(document: Mapping[str, Any] | None, name: str) -> bool:
 
 
 def sorted_points(curve: Mapping[int, float], *, limit: int = 300) -> tuple[list[int], list[float]]:
-    """Steps and values in order; more than ``limit`` points are averaged in neighbors, so that a file stays small."""
+    """Steps and values in order; more than ``limit`` points are averaged over neighbors, so that a file stays small."""
     steps = sorted(curve)
     if len(steps) <= limit:
         return steps, [curve[step] for step in steps]

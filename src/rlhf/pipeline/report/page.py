@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "report.html"
 INTERNAL_NOTES = ("Scoring path: ", "Self-checks at ")
-"""How notes begin that stay in events.jsonl: self-checks that passed. Those that fail raise an alarm, which the page shows."""
+"""Prefixes of notes that are not shown: self-checks that passed. Failed ones raise an alarm, which is shown."""
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page; ``templates/<name>.jinja`` shows what ``view`` gives, or nothing where there is nothing."""
+    """A part of the page; ``templates/<name>.jinja`` renders what ``view`` returns, or nothing if that is empty."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class Section:
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Write ``report.html`` into a run folder, from what lies in it.
+    """Write ``report.html`` into a run folder, from the files in it.
 
     Returns:
         Its path.
@@ -69,8 +69,8 @@ def render(run: RunRecord, *, strict: bool = False) -> str:
 
     Args:
         run: What was found in the folder.
-        strict: Raise where a section can't be shown or its template asks for what nobody gave. Otherwise the section
-            says so: a report comes at the end of hours of work, and an odd file must not cost the rest of it.
+        strict: Raise if a section can't be shown or its template uses an undefined variable. Otherwise the section
+            shows the error: a report is written after hours of work, and one unexpected file must not prevent the rest.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -203,5 +203,5 @@ SECTIONS: tuple[Section, ...] = (
             "empty_hash": hashlib.sha256().hexdigest(),
         },
     ),
-    Section("recipe", "How to do it again", lambda run: {}),
+    Section("recipe", "How to reproduce this run", lambda run: {}),
 )

@@ -100,7 +100,7 @@ def line_panel(
     alarms: Sequence[float] = (),
     note: str = "",
 ) -> Panel:
-    """Lines over steps: what was measured faint, a running mean strong where it helps.
+    """Lines over steps: measured values faint, a running mean strong if it helps.
 
     Args:
         title: Of the panel.
@@ -140,7 +140,7 @@ def line_panel(
 
 
 def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
-    """How often the reward model is right against how sure it is."""
+    """Accuracy of the reward model by confidence."""
     sure = [float(each["confidence"]) for each in bins]
     right = [float(each["accuracy"]["value"]) for each in bins]
     low = [max(0.0, r - float(each["accuracy"]["low"])) for r, each in zip(right, bins, strict=True)]
@@ -151,17 +151,17 @@ def calibration_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
         axes.errorbar(sure, right, yerr=[low, high], fmt="o", color=ONE, markersize=4.5, elinewidth=1.1, capsize=0)
         axes.set_xlim(0.485, 1.015)
         axes.set_ylim(min(0.45, *(r - e for r, e in zip(right, low, strict=True))) - 0.02, 1.02)
-        axes.set_xlabel("how sure the model is")
+        axes.set_xlabel("confidence of the model")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: percentage(value, 0))
 
     alt = "Calibration. " + " ".join(
-        f"Where it is {percentage(s, 0)} sure it is right in {percentage(r, 0)} of {each['count']} pairs."
+        f"At {percentage(s, 0)} confidence it is right in {percentage(r, 0)} of {each['count']} pairs."
         for s, r, each in zip(sure, right, bins, strict=True)
     )
-    note = "On the dashed line the probabilities are true; below it the model is too sure. Bars are 95 % intervals."
+    note = "The dashed line is perfect calibration; below it the model is overconfident. Bars are 95 % intervals."
     svg = _svg(draw, alt, sure, right, low, high)
-    return Panel("Is it as often right as it is sure?", svg, "share right", note=note)
+    return Panel("Calibration", svg, "share correct", note=note)
 
 
 def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
@@ -177,14 +177,14 @@ def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
         for x, w, c in zip(left, width, count, strict=True):
             axes.annotate(str(c), (x + w * 0.45, c), ha="center", va="bottom", fontsize=9, color=MUTED)
         axes.set_xlim(0.485, 1.015)
-        axes.set_xlabel("how sure the model is")
+        axes.set_xlabel("confidence of the model")
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.xaxis.set_major_formatter(lambda value, _: percentage(value, 0))
 
-    alt = "Number of pairs by how sure the model is. " + " ".join(
+    alt = "Number of pairs by confidence. " + " ".join(
         f"{percentage(each['low'], 0)} to {percentage(each['high'], 0)}: {each['count']}." for each in bins
     )
-    return Panel("How sure is it?", _svg(draw, alt, left, width, count), "pairs")
+    return Panel("Confidence", _svg(draw, alt, left, width, count), "pairs")
 
 
 _plots: ContextVar[Mapping[str, str]] = ContextVar("plots of an earlier page", default=MappingProxyType({}))
@@ -192,7 +192,7 @@ _plots: ContextVar[Mapping[str, str]] = ContextVar("plots of an earlier page", d
 
 @contextmanager
 def reuse_plots(page: Path) -> Iterator[None]:
-    """Within this, a plot that an earlier page shows with the same data, code and matplotlib is taken from there."""
+    """Context in which plots are reused from an earlier page made with the same data, code and matplotlib version."""
     text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
     token = _plots.set(
         {found[1]: found[0] for found in re.finditer(r'<svg data-plot="(\w+)" .*?</svg>', text, re.DOTALL)}
@@ -204,7 +204,7 @@ def reuse_plots(page: Path) -> Iterator[None]:
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Centerd mean over up to ``window`` values; shorter at the ends."""
+    """Centered mean over up to ``window`` values; shorter at the ends."""
     import numpy as np  # here and below: a page whose plots are all there already does without
 
     half = window // 2
@@ -239,7 +239,7 @@ def _draw(axes: Axes, series: Series) -> None:
 
 
 def _is_noisy(values: Sequence[float]) -> bool:
-    """Whether neighbors differ so much that a mean shows more; a schedule is drawn as it is.
+    """Whether neighbors differ so much that a mean shows more; a schedule is drawn unchanged.
 
     By the median of second differences, in which neither slope nor curve nor a single kink counts: there white noise
     has 6 times its variance, and half of a normal variable lies within 0.6745 deviations.
@@ -283,12 +283,12 @@ def _alarms_in_words(alarms: Sequence[float], x_label: str) -> str:
 
 @functools.cache
 def _code() -> str:
-    """Changes where a plot may look otherwise."""
+    """Changes whenever a plot may look different."""
     return Path(__file__).read_text(encoding="utf-8") + importlib.metadata.version("matplotlib")
 
 
 def _svg(draw: Callable[[Axes], None], alt: str, *data: Any) -> Markup:
-    """What ``draw`` draws of ``data``, as an element of the page: no ids that clash, no addresses, no fixed colors or fonts."""
+    """What ``draw`` draws of ``data``, as an element of the page: no clashing ids, no addresses, no fixed colors or fonts."""
     key = hashlib.sha256(pickle.dumps((_code(), draw.__qualname__, alt, data))).hexdigest()[:20]
     if (drawn := _plots.get().get(key)) is not None:
         return Markup(drawn)

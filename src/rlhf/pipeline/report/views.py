@@ -1,4 +1,4 @@
-"""What the report's sections show: rows and plots, taken from a run's record."""
+"""The content of the report's sections: rows and plots, taken from a run's record."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rlhf.pipeline.report.plots import ONE, THREE, TWO, Panel, Series, calibrati
 
 @dataclass(frozen=True, slots=True)
 class PanelSpec:
-    """Which metrics share a panel. ``*`` stands for the algorithm."""
+    """Which metrics share a panel. ``*`` matches the algorithm."""
 
     title: str
     unit: str
     lines: Mapping[str, str]
-    """Label -> metric; at most two. Where ``*`` stands for several, as for `grpo` and `importance`, a line bears its own's name too."""
+    """Label -> metric; at most two. If ``*`` matches several, such as `grpo` and `importance`, each label includes its name."""
 
 
 PANELS: tuple[PanelSpec, ...] = (
     PanelSpec("Loss", "", {"training": "loss/train", "held out": "eval/loss"}),
     PanelSpec("Perplexity", "held out", {"held out": "eval/perplexity"}),
-    PanelSpec("Accuracy", "share that is right", {"training": "*/accuracy", "held out": "eval/accuracy"}),
+    PanelSpec("Accuracy", "share correct", {"training": "*/accuracy", "held out": "eval/accuracy"}),
     PanelSpec("Margin", "chosen minus rejected", {"training": "*/margin", "held out": "eval/margin"}),
     PanelSpec(
         "Reward margin", "chosen minus rejected", {"training": "*/reward_margin", "held out": "eval/reward_margin"}
@@ -42,13 +42,13 @@ PANELS: tuple[PanelSpec, ...] = (
     PanelSpec("Completions that ended", "share", {"ended": "*/eos_frac"}),
     PanelSpec("Policy loss", "", {"loss": "loss/policy"}),
     PanelSpec("Value loss", "", {"loss": "loss/value"}),
-    PanelSpec("Explained by the critic", "share of variance", {"explained": "*/value_explained"}),
+    PanelSpec("Explained variance of the critic", "share", {"explained": "*/value_explained"}),
     PanelSpec("Step away from the sampling policy", "KL, nats per token", {"KL": "*/kl_mean"}),
     PanelSpec("Clipped tokens", "share", {"clipped": "*/clip_frac"}),
     PanelSpec("Probability ratio", "mean", {"ratio": "*/ratio_mean"}),
     PanelSpec("Largest probability ratio", "of a token", {"ratio": "*/ratio_max"}),
     PanelSpec("Spread within groups", "standard deviation", {"spread": "*/reward_std"}),
-    PanelSpec("Groups that teach nothing", "share", {"equal": "*/equal_groups_frac"}),
+    PanelSpec("Groups with equal rewards", "share", {"equal": "*/equal_groups_frac"}),
     PanelSpec("KL coefficient", "", {"coefficient": "*/kl_coef"}),
     PanelSpec("Gradient norm", "before clipping", {"norm": "grad_norm"}),
     PanelSpec("Learning rate", "", {"rate": "learning_rate"}),
@@ -105,7 +105,7 @@ def changes(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def stage_curves(stage: StageRecord) -> StageCurves:
-    """Every metric of a stage: in a panel where it has one, else in a list."""
+    """Every metric of a stage: in its panel if it has one, otherwise in a list."""
     panels, used = [], {name for names in BANDS.values() for name in names}
     for spec in PANELS:
         series: list[Series] = []
@@ -133,7 +133,7 @@ def stage_curves(stage: StageRecord) -> StageCurves:
 
 
 def outcome_view(stage: StageRecord, verdict: Verdict) -> dict[str, Any]:
-    """What one evaluation came to: its verdict, and the numbers that the first lines of a report show."""
+    """The result of one evaluation: its verdict, and the numbers at the top of a report."""
     evaluation = mapping(stage.evaluation)
     rate = mapping(evaluation.get("win_rate"))
     counts = [int(number(rate.get(name)) or 0) for name in ("wins", "ties", "losses")]
@@ -177,7 +177,7 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
     note = f" by {mapping(evaluation.get('settings')).get('judge') or 'a judge'}"
     if stage.seen is not None:
         note += f", {stage.seen.about_judge}"
-        note += ": it can't tell gaming from getting better" if stage.seen.judge else ""
+        note += ": it can't distinguish gaming from improvement" if stage.seen.judge else ""
     points = [mapping(point) for point in evaluation["curve"]]
     found = mapping(evaluation.get("hacking"))
     gold = _series(points, "step", "gold", "judge (the truth)", TWO, band=True)
@@ -290,7 +290,7 @@ def _series(
 
 
 def _block_size(num_points: int) -> int:
-    """Of six blocks or seven."""
+    """Size of a block if there are six or seven."""
     return max(1, num_points // 6)
 
 

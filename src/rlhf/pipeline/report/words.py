@@ -1,4 +1,4 @@
-"""What the report says in words: its headline, times, and the filters of its templates."""
+"""The report's texts: its headline, times, and the filters of its templates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf.evaluation.numbers import formatted, interval, mapping, number, percen
 from rlhf.evaluation.verdict import Tone, Verdict
 from rlhf.pipeline.report.data import RunRecord, StageRecord
 
-STATUS_WORDS = {"failed": "failed", "broken off": "started and never finished", "stopped": "was stopped"}
+STATUS_WORDS = {"failed": "failed", "broken off": "started but did not finish", "stopped": "was stopped"}
 
 
 @dataclass(slots=True)
@@ -25,11 +25,11 @@ class Headline:
     title: str
     sentences: list[str] = field(default_factory=list)
     verdicts: list[tuple[StageRecord, Verdict]] = field(default_factory=list)
-    """On each evaluation. What one by itself says is among the sentences; of several each speaks for itself."""
+    """Of each evaluation. A single one's sentences are among `sentences`; several are shown separately."""
 
 
 def headline(run: RunRecord) -> Headline:
-    """What a reader should take away: the verdict on each evaluation, and what went wrong."""
+    """The main result: the verdict on each evaluation, and which stages failed."""
     if run.running:
         return _while_running(run)
     failed = [stage for stage in run.stages.values() if stage.status in STATUS_WORDS]
@@ -60,41 +60,39 @@ def _title_of_all(verdicts: Sequence[tuple[StageRecord, Verdict]]) -> str:
     by_title: dict[str, list[str]] = {}
     for stage, verdict in verdicts:
         by_title.setdefault(verdict.title, []).append(stage.name)
-    told = "; ".join(f"{title[0].lower()}{title[1:]} ({', '.join(names)})" for title, names in by_title.items())
-    return f"{told[0].upper()}{told[1:]}"
+    joined = "; ".join(f"{title[0].lower()}{title[1:]} ({', '.join(names)})" for title, names in by_title.items())
+    return f"{joined[0].upper()}{joined[1:]}"
 
 
 def _while_running(run: RunRecord) -> Headline:
-    """How far it is; what an earlier result says is no outcome of what runs now."""
+    """The progress; earlier results are not the outcome of the current run."""
     now = [f"The stage {stage.name} is {stage.state}." for stage in run.stages.values() if stage.status == "running"]
     done = [f"{s.name}: {s.headline}." for s in run.stages.values() if s.status in ("done", "kept") and s.headline]
     return Headline(Tone.UNKNOWN, "This run is still running", [*now, *done])
 
 
 def _without_evaluation(run: RunRecord, trouble: list[str]) -> Headline:
-    """What was done, where no policy was compared with what it began as: often because none was trained."""
-    told = [
+    """What was done if no policy was compared with its baseline, often because none was trained."""
+    done = [
         f"{stage.name}: {stage.headline}."
         for stage in run.stages.values()
         if stage.status in ("done", "kept") and stage.headline
     ]
     what = (
-        "No policy was compared with what it began as, so that win rate, judge's score and distance were not measured; "
-        "that takes a stage of kind `evaluate`."
+        "No policy was compared with a baseline, so win rate, judge's score and distance were not measured; "
+        "add a stage of kind `evaluate` to measure them."
     )
     if trouble:
-        return Headline(Tone.BAD, "This run did not finish", [*trouble, *told, what])
-    title = (
-        "Done, without a comparison of policies" if told else "Nobody measured whether this run made the model better"
-    )
-    return Headline(Tone.UNKNOWN, title, [*told, what])
+        return Headline(Tone.BAD, "This run did not finish", [*trouble, *done, what])
+    title = "Done, without a comparison of policies" if done else "Whether this run improved the model was not measured"
+    return Headline(Tone.UNKNOWN, title, [*done, what])
 
 
 def duration(value: Any) -> str:
     """Seconds."""
     found = number(value)
     if found is None:
-        return "not known"
+        return "unknown"
     if found < 60:
         return f"{found:.1f} s" if found < 10 else f"{found:.0f} s"
     minutes, seconds = divmod(round(found), 60)
@@ -113,7 +111,7 @@ def moment(value: Any) -> str:
 
 
 def codes(sentence: Any) -> Markup:
-    """A sentence whose words in backticks are set as code; whatever else it holds stays text."""
+    """A sentence with words in backticks formatted as code; everything else stays text."""
     return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(sentence))))
 
 
@@ -128,4 +126,4 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "mapping": mapping,
 }
-"""What templates call them."""
+"""By their name in templates."""

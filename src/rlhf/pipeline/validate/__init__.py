@@ -1,6 +1,6 @@
-"""Everything that can be known about a recipe before it trains, all complaints together: ``rlhf validate recipe.yaml``.
+"""Checks a recipe before training and reports all problems together: ``rlhf validate recipe.yaml``.
 
-problems      a complaint, and the review that collects them
+problems      a problem, and the review that collects them
 inputs        what a stage reads: rows, models, rewards, functions; what each kind of stage writes
 references    stage:NAME and stage:NAME/FILE: is that stage of the right kind, does it write that file
 input_paths   files, folders, functions' files and hub names: are they there
@@ -10,7 +10,7 @@ independence  whether an evaluation's judge and prompts are new to the policy
 settings      settings that contradict each other, do nothing, or are far from what is usual
 resources     packages, run folder, disk, memory, GPU
 row_cache     the beginning of every file of rows
-first_rows    its layout and columns compared with what the stage wants, bad rows
+first_rows    its layout and columns compared with what the stage expects, bad rows
 row_checks    (deep) how many there are, steps, prompts that leak
 splits        (deep) what a stage does with its rows before the first step: the held-out share, KTO's reference point
 lengths       (deep) rows tokenized: what is cut, left out, or longer than the model was made for; tokenizers

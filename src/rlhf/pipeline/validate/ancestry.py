@@ -1,7 +1,7 @@
-"""What a model was made from: through the stages of a recipe, and through the records of other runs where it is a folder.
+"""Ancestry of a model: through the stages of a recipe, and through the records of other runs if it is a folder.
 
-A policy or a judge may be ``stage:NAME`` or the folder of a model. Beside a folder that a run made lies the record that
-``rlhf lineage`` reads; of a copy without one, the record is found by its weights in the runs at hand.
+A policy or a judge may be ``stage:NAME`` or the folder of a model. A folder that a run made has the record that
+``rlhf lineage`` reads next to it; for a copy without one, the record is found by its weights in the available runs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Root:
     name: str
     """As people wrote it."""
     is_known: bool = False
-    """This package's own, or new: it was trained on no rows of anybody."""
+    """This package's own, or new: it was not trained on any user's rows."""
     weights: Weights = Weights()
 
     def is_same(self, other: Made | Root) -> bool:
@@ -232,7 +232,7 @@ class Surroundings:
         return made or Root(f"stage {name} of {self.run}")
 
     def _record(self, folder: Path) -> Made | None:
-        """What a stage's folder says of itself; None where it says too little, or the record is of another version."""
+        """The record in a stage's folder; None if it is incomplete or of another version."""
         from rlhf.pipeline.artifacts import Artifact
         from rlhf.pipeline.lineage import run_of
 
@@ -264,7 +264,7 @@ def ancestors(model: Made | Root) -> Iterator[Made | Root]:
 
 
 def models_of(spec: RewardBase, place: str, owner: Made) -> list[Made | Root]:
-    """The models that a reward or a judge asks."""
+    """The models that a reward or a judge uses."""
     return [owner.behind(source, f"{place}.{inner}") for inner, source in spec.models_asked()]
 
 

@@ -1,4 +1,4 @@
-"""Files of the shared assets that are not there: one cause and one answer, however many stages name one of them."""
+"""Missing files of the shared assets: reported once with one fix, however many stages use them."""
 
 from __future__ import annotations
 

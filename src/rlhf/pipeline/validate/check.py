@@ -1,4 +1,4 @@
-"""All checks in order, on a recipe or on the file of one."""
+"""Runs all checks in order, on a recipe or a recipe file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from rlhf.pipeline.validate.settings import check_settings
 
 IN_STAGE = re.compile(r"stages\.(?P<stage>[\w-]+)(?:\.(?P<key>[^\s:]+))?:? (?P<message>.+)")
 IN_RECIPE = re.compile(r"(?P<key>[\w.]+): (?P<message>.+)")
-"""How ``rlhf.config`` says where something is wrong."""
-FIX = "fix the settings first, then look again"
+"""How ``rlhf.config`` reports the position of an error."""
+FIX = "fix the settings first, then validate again"
 
 
 def find_problems(recipe: RecipeConfig, *, deep: bool = True) -> list[Problem]:
@@ -70,7 +70,7 @@ def check_quickly(recipe: RecipeConfig, *, until: str | None = None) -> list[Pro
 
 
 def validate_recipe(recipe: RecipeConfig, *, deep: bool = True, source: str | None = None) -> Validation:
-    """``find_problems`` with what else there is to say: numbers, and what was not checked."""
+    """``find_problems`` with additional information: numbers, and what was not checked."""
     review = Review(recipe, deep=deep)
     _look(review)
     return _validation(review, source or recipe.name)
@@ -110,7 +110,7 @@ def validate_file(path: Path | str, overrides: Sequence[str] = (), *, deep: bool
 
 
 def _stage_names(tree: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:
-    """The stages of a recipe; a section that only an override made, without a kind, is none."""
+    """The stages of a recipe; a section that only an override made, without a kind, is not a stage."""
     stages, in_file = tree.get("stages"), written.get("stages")
     if not isinstance(stages, Mapping):
         return []

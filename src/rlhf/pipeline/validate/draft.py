@@ -1,4 +1,4 @@
-"""What is left of a recipe that is not valid: enough of it to look for what else is wrong."""
+"""The valid part of an invalid recipe: enough to find further problems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Draft(RecipeConfig):
 
 
 def draft_of(tree: Mapping[str, Any]) -> Draft | None:
-    """The stages that are valid by themselves, but for keys that there are none of, and the settings that are.
+    """The stages that are valid except for unknown keys, and the valid settings.
 
     Args:
         tree: A recipe as it was written, with its variables filled in.

@@ -1,4 +1,4 @@
-"""The first rows of every file compared with what its stage wants: layout, columns, bad rows. Imports no torch."""
+"""The first rows of every file compared with what its stage expects: layout, columns, bad rows. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANY = 0.1
 
 
 def check_first_rows(review: Review) -> None:
-    """Read the beginning of what every stage will read, as far as it exists already; how much, ``read_once`` says."""
+    """Read the first rows of every stage's existing inputs, as many as ``read_once`` reads."""
     for _, stage in review.each_stage():
         for rows in rows_inputs(stage):
             found = read_once(review, rows)
@@ -58,7 +58,7 @@ def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
 
 
 def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, found: RowsFound) -> None:
-    """What the loss needs of each judgment beside the texts."""
+    """What the loss needs of each judgment in addition to the texts."""
     if stage.use_margin:
         _check_margins(review, rows, found)
     judged = [row for row in found.rows if getattr(row, "preference", None) is not Preference.TIE]

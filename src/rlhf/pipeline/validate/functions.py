@@ -59,7 +59,7 @@ class Parameters:
     """Names without a default."""
     names: frozenset[str]
     takes_any: bool
-    """It has ``**``, or nobody knows."""
+    """It has ``**``, or its signature is unknown."""
     lacks: tuple[str, ...] = ()
     """Of what an environment has, the methods that a class does not have."""
 
@@ -78,7 +78,7 @@ def check_functions(review: Review) -> None:
         specs = {f"{key}.function": spec for key, spec in rewards_of(stage) if isinstance(spec, FunctionRewardConfig)}
         for key, name in functions(stage):
             if review.is_wrong(key):
-                continue  # its file told already
+                continue  # reported with its file
             with review.at(key, otherwise=ConfigError):
                 found = _look_once(review, name)
                 if isinstance(stage, PreferencesStage):
@@ -154,7 +154,8 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
     taken = sorted(spec.arguments.keys() & {*RESERVED})
     if taken:
         review.error(
-            f"{place}.arguments", f"{taken[0]!r} is a name that every reward function gets something else under."
+            f"{place}.arguments",
+            f"{taken[0]!r} is reserved: every reward function gets something else under this name.",
         )
     unknown = sorted(spec.arguments.keys() - found.names)
     if unknown and not found.takes_any:
@@ -190,7 +191,7 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
 
 
 def _check_environment(review: Review, settings: EnvironmentConfig, found: Parameters) -> None:
-    """It is made with its arguments and nothing else, and can be begun and spoken to."""
+    """It accepts exactly its arguments, and has the methods ``reset`` and ``step``."""
     if found.lacks:
         review.error(
             ENVIRONMENT,

@@ -1,7 +1,7 @@
-"""Whether an evaluation measures with something that training has not seen: its judge, and its prompts.
+"""Whether the judge and the prompts of an evaluation are independent of training.
 
-Read off the recipe, and off the records of other runs where it names their folders. ``rlhf validate`` says it before a run; the run
-says it on the console and keeps it beside the evaluation's result, where the report finds it.
+Derived from the recipe, and from the records of other runs whose folders it names. ``rlhf validate`` reports it before a run; the run
+prints it on the console and stores it with the evaluation's result, where the report finds it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SeenPrompts:
     stages: tuple[str, ...] = ()
     """Behind the policy."""
     total: int | None = None
-    """None where nobody counted."""
+    """None if not counted."""
     trained: int = 0
     repeated: int = 0
     baseline_stages: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ Count = Callable[[Made, Sequence[Made | Root], Sequence[Made | Root]], SeenPromp
 
 
 def sources_behind(made: Made) -> Iterator[Source]:
-    """What a stage learned from, and what was asked for rows that are yet to be made."""
+    """A stage's training data, and the prompts of rows that do not exist yet."""
     for rows in made.rows():
         yield from made.files(rows)
         for name, asked in prompts_behind(made.surroundings.stages or {}, rows):
@@ -123,14 +123,14 @@ def find_leakage(
 
 
 def leakage_in_recipe(recipe: Mapping[str, Any], name: str) -> Leakage | None:
-    """The same from a recipe as it was written, by names alone; None where it does not say enough."""
+    """The same from a recipe as written, by names only; None if it is incomplete."""
     written = recipe.get("stages")
     stages = {}
     for other, settings in written.items() if isinstance(written, Mapping) else ():
         try:
             stages[str(other)] = stage_adapter().validate_python({"seed": 0, **settings})
         except (ValidationError, TypeError):
-            continue  # of another version; what it would have said is not known
+            continue  # of another version; its content is unknown
     found = stages.get(name)
     if not isinstance(found, EvaluateStage) or len(stages) != len(written or {}):
         return None
@@ -176,7 +176,7 @@ def _shares(made: Made, learned: list[Source]) -> bool:
 
 
 def _shared_origin(judges: list[Made | Root], others: list[Made | Root]) -> str:
-    """The newest model that is behind both, in words; empty where there is none."""
+    """The newest common ancestor of both, in words; empty if there is none."""
     for judge in judges:
         for model in islice(ancestors(judge), 1, None):
             if any(model.is_same(other) for other in others):

@@ -1,4 +1,4 @@
-"""Files, folders, functions' files and hub names: are they there, and can they be read? Nothing is run, no weight loaded."""
+"""Files, folders, functions' files and hub names: do they exist, and can they be read? No code is run, no weights are loaded."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def facts_of(review: Review, config: ModelConfig) -> ModelFacts | None:
     try:
         folder = model_folder(root) if root is not None else None
     except ModelError:
-        return None  # no name at all; anyone who names it complains
+        return None  # not a valid name; reported with the key that uses it
     return _read_once(review, folder) if folder is not None else None
 
 
@@ -69,7 +69,7 @@ def model_folder(config: ModelConfig) -> Path | None:
 
 
 def local_folder(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
-    """The folder that a name stands for: a path, ``embedded``, or the hub's cache; None where it is none of them."""
+    """The folder of a model name: a path, ``embedded``, or the hub's cache; None if it is none of them."""
     if name == EMBEDDED:
         return embedded_model()
     if not is_hub_name(name):
@@ -88,7 +88,7 @@ def find_in_source(function: str) -> None:
     """Look for ``package.module:function`` or ``path/to/file.py:function`` by reading the file, without running it.
 
     Raises:
-        ConfigError: There is no such file or module, it is not Python, or nothing of that name stands at its top level.
+        ConfigError: There is no such file or module, it is not Python, or it has nothing of that name at its top level.
     """
     module, _, name = function.rpartition(":")
     path = Path(module).expanduser() if module.endswith(".py") else _module_file(module)
@@ -165,14 +165,14 @@ def _check_reward_model(review: Review, stage: Stage, key: str, source: str) -> 
         f"{name}.source" == key for name, spec in rewards_of(stage) if isinstance(spec, ProcessRewardConfig)
     )
     if facts is not None and (facts.folder / PROCESS_SETTINGS).is_file() != wants_steps:
-        what = "judges whole completions or nothing: it has no" if wants_steps else "judges steps: it has an"
-        other = "`rlhf prm` trains a judge of steps" if wants_steps else f"write {{kind: process, source: {source}}}"
+        what = "is not a process reward model: it has no" if wants_steps else "is a process reward model: it has an"
+        other = "train one with `rlhf prm`" if wants_steps else f"write {{kind: process, source: {source}}}"
         review.error(key, f"{source} {what} {PROCESS_SETTINGS}; {other}.", ModelError)
         return
     if facts is not None and not facts.is_reward and not _classifies(facts):
         review.error(
             key,
-            f"{source} is a language model ({', '.join(facts.architectures) or facts.family}), which gives words and no "
+            f"{source} is a language model ({', '.join(facts.architectures) or facts.family}), which returns text, not "
             "scores; give the folder of a reward model, or train one in a stage before.",
             ModelError,
         )
@@ -260,7 +260,7 @@ def _check_other_files(review: Review, stage: Stage) -> None:
 
 
 def _read_once(review: Review, folder: Path) -> ModelFacts | None:
-    """The facts of a folder; None where it can't be used (anyone who names it complains, once for each key)."""
+    """The facts of a folder; None if it can't be used (reported once for each key that uses it)."""
     place = ("model", folder)
     if place not in review.shared:
         try:
@@ -279,8 +279,8 @@ def _not_cached(review: Review, key: str, name: str, what: str) -> None:
     if is_hub_offline():
         review.error(
             key,
-            f"There is no folder {name} here, the hub's cache has no such {what}, and HF_HUB_OFFLINE forbids to ask for "
-            f"it; give a local folder, or download it first.{near}",
+            f"There is no folder {name} here, the hub's cache has no such {what}, and HF_HUB_OFFLINE disables "
+            f"downloads; give a local folder, or download it first.{near}",
             ModelError,
         )
     else:
@@ -318,7 +318,7 @@ def _module_file(module: str) -> Path | None:
 def _top_level_names(tree: ast.Module) -> tuple[set[str], set[str], bool]:
     """Functions and classes of a module, everything that it binds, and whether that is all.
 
-    What stands under an ``if`` or a ``try`` counts; ``import *`` and a module's ``__getattr__`` may bring more.
+    Definitions under an ``if`` or a ``try`` count; ``import *`` and a module's ``__getattr__`` may bring more.
     """
     made: set[str] = set()
     bound: set[str] = set()

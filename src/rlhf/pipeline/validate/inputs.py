@@ -1,4 +1,4 @@
-"""What a stage reads, by what it is for; and what each kind of stage writes."""
+"""The inputs of a stage by purpose, and the outputs of each kind of stage."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def root_model(stages: Mapping[str, Stage], config: ModelConfig) -> ModelConfig 
 
 
 def prompts_behind(stages: Mapping[str, Stage], rows: RowsInput) -> Iterator[tuple[str, RowsInput]]:
-    """What the stages were asked that make these rows, with their names; held-out pairs are of other prompts."""
+    """The prompts of the stages that make these rows, with their names; held-out pairs have other prompts."""
     for source in rows.sources:
         match = STAGE.match(source)
         parent = stages.get(match["name"]) if match else None

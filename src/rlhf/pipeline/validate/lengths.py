@@ -1,4 +1,4 @@
-"""Rows tokenized, a sample of each source: what will be cut or left out, and whether it fits the model. Loads no weights."""
+"""Tokenizes a sample of each source: what will be truncated or dropped, and whether it fits the model. Loads no weights."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def check_lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFoun
         if largest > budget:
             review.warn(
                 "microbatch_tokens",
-                f"{rows.key} has a row of {largest:,} tokens, more than the {budget:,} of a micro-batch; it will be one alone, "
-                "and take more memory than asked for.",
+                f"{rows.key} has a row of {largest:,} tokens, more than the {budget:,} of a micro-batch; it will be a micro-batch on its own, "
+                "and take more memory than configured.",
             )
 
 
@@ -229,7 +229,7 @@ def _is_dialogue(row: Row) -> bool:
 
 
 def tokenizer_of(review: Review, key: str, config: ModelConfig) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model as its stage will have it; None where it is not there yet, or can't be loaded (which is said)."""
+    """The tokenizer of a model as in its stage; None if it does not exist yet, or can't be loaded (which is reported)."""
     root = root_model(review.recipe.stages, config)
     if root is None:
         return None
@@ -244,7 +244,7 @@ def tokenizer_of(review: Review, key: str, config: ModelConfig) -> PreTrainedTok
         with review.at(key, otherwise=ModelError):
             folder = local_folder(source, root.revision, "tokenizer_config.json")
             if folder is None or not folder.is_dir():
-                return None  # said already, of the place
+                return None  # reported already, for the folder
             from rlhf.models.tokens import load_tokenizer
 
             loaded = load_tokenizer(ModelConfig(path=str(folder), chat_template=template))

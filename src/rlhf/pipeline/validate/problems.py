@@ -1,4 +1,4 @@
-"""A complaint about a recipe, and what collects them."""
+"""A problem of a recipe, and the review that collects them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Validation:
 
     @property
     def exit_code(self) -> int:
-        """That of the first error; 0 where there is none."""
+        """That of the first error; 0 if there is none."""
         return self.errors[0].exit_code if self.errors else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Review:
         self._add(Problem(self.stage, self._written(key), "warning", message, kind))
 
     def note(self, text: str) -> None:
-        """Say a number that the owner of the recipe may want to know."""
+        """Report a number that is useful to the user."""
         self.notes.append(f"{self.stage}: {text}" if self.stage else text)
 
     def is_wrong(self, key: str) -> bool:
@@ -185,7 +185,7 @@ class Review:
             self.error(key, "The text holds a null character, which no file's name can.", otherwise)
 
     def sorted_problems(self) -> list[Problem]:
-        """In order of stages; within one, errors first. What is true of several stages is said once, of the first."""
+        """In order of stages; within one, errors first. A problem of several stages is reported once, for the first."""
         order = {name: place for place, name in enumerate(self.order or self.recipe.stages)}
         found: dict[Problem, Problem] = {}
         for problem in sorted(self.problems, key=lambda p: (-1 if p.stage is None else order[p.stage], p.level)):

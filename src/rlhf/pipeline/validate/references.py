@@ -30,7 +30,7 @@ def check_references(review: Review) -> None:
 
 
 def _check_combinations(review: Review, stage: Stage) -> None:
-    """Whether there are several scores where a reward says how to bring them together."""
+    """Whether there are several scores if a reward sets how to combine them."""
     for key, spec in rewards_of(stage):
         if isinstance(spec, LearnedRewardConfig):
             judge = review.recipe.stages.get(_parent(review, spec.source) or "")
@@ -45,7 +45,7 @@ def _check_combinations(review: Review, stage: Stage) -> None:
                     f"It does nothing: {spec.source} trains one model with one head; give it num_models or num_heads above 1.",
                 )
         elif isinstance(spec, EnsembleRewardConfig) and len(set(spec.sources)) < len(spec.sources):
-            review.warn(f"{key}.sources", "One is named twice: it counts double, and with itself it never disagrees.")
+            review.warn(f"{key}.sources", "One is listed twice: it would count double and never disagree with itself.")
 
 
 def _check_file(review: Review, place: str, parent: str, file: str) -> None:
@@ -70,7 +70,7 @@ def _check_models(review: Review, stage: Stage) -> None:
             what = "a process reward model" if stages[parent].judges == "steps" else "a reward model"
             review.error(
                 key,
-                f"stage:{parent} trains {what}, which gives scores and no words; a policy is wanted here "
+                f"stage:{parent} trains {what}, which returns scores, not text; a policy is required here "
                 f"({_of_kind(review, POLICY_KINDS)}).",
                 ModelError,
             )
@@ -115,7 +115,7 @@ def _check_rows(review: Review, stage: Stage) -> None:
                 continue
             if match["file"] is None:
                 review.error(
-                    rows.key, f"{source} is a model; rows are wanted here: a file of a stage, as in {source}/FILE."
+                    rows.key, f"{source} is a model; rows are required here: a file of a stage, as in {source}/FILE."
                 )
                 continue
             written = review.recipe.stages[parent].files_written()

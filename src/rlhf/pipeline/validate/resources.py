@@ -1,4 +1,4 @@
-"""What a recipe needs of the machine: packages, a run folder, disk, memory, a GPU."""
+"""Resources that a recipe needs: packages, a run folder, disk, memory, a GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_resources(review: Review) -> None:
 
 
 def memory_needed(review: Review, stage: Stage) -> int | None:
-    """Bytes that a stage takes at least: weights, gradients, AdamW's averages and the models beside; no activations."""
+    """Least bytes that a stage takes: weights, gradients, AdamW's averages and the other models, without activations."""
     if not stage.trains:
         return None
     model: ModelConfig = stage.model
@@ -91,7 +91,7 @@ def _has_critic(stage: Stage) -> bool:
 
 
 def disk_needed(review: Review, stage: Stage) -> tuple[int, int] | None:
-    """Bytes of the model that a stage leaves, and of the checkpoints that it has beside while it runs."""
+    """Bytes of the model that a stage saves, and of the checkpoints that it keeps while it runs."""
     if not stage.trains:
         return None
     model: ModelConfig = stage.model
@@ -114,7 +114,7 @@ def _check_run_folder(review: Review, run_dir: Path) -> None:
     try:
         nearest = probes.nearest_folder(run_dir)
     except PermissionError:
-        review.error("output_dir", f"{run_dir} can't be looked at: this process has no permission to.", StorageError)
+        review.error("output_dir", f"{run_dir} can't be read: this process has no permission.", StorageError)
         return
     if not nearest.is_dir():
         review.error(
@@ -126,12 +126,12 @@ def _check_run_folder(review: Review, run_dir: Path) -> None:
             f"{nearest} can't be written to, and {run_dir} is to be there; give another output_dir or change its mode.",
             StorageError,
         )
-    elif review.deep and is_locked(run_dir):  # a run asks for the lock itself, and a dry run needs none
+    elif review.deep and is_locked(run_dir):  # a run takes the lock itself, and a dry run needs none
         review.error("name", busy(run_dir), RunBusyError)
 
 
 def _check_device(review: Review) -> None:
-    """A GPU that is named must be there. Only torch knows which are; a run asks it before it writes anything."""
+    """A GPU that is named must be there. Only torch knows the available ones; a run checks before it writes anything."""
     name = review.recipe.device
     if name in (AUTO, "cpu"):
         return
@@ -170,15 +170,15 @@ def _check_engine(review: Review, stage: Stage) -> None:
     if engine.python is None and importlib.util.find_spec("vllm") is None:
         review.error(
             "engine.python",
-            "There is no vLLM in this environment. It pins its own torch and is best put into one of its own, as docs/vllm.md "
-            "describes, whose interpreter is then named: engine.python=/opt/vllm/bin/python. To have it in this one: "
+            "There is no vLLM in this environment. It pins its own torch, so install it in a separate environment (docs/vllm.md) "
+            "and set engine.python to its interpreter, such as /opt/vllm/bin/python. To install it in this one: "
             f"{pip_line('vllm')}",
             MissingExtraError,
         )
     if engine.python is not None and shutil.which(engine.python) is None:
         review.error(
             "engine.python",
-            f"There is no interpreter {engine.python}; name that of the environment with vLLM.",
+            f"There is no interpreter {engine.python}; set it to that of the environment with vLLM.",
             ConfigError,
         )
 
@@ -207,7 +207,7 @@ def _check_sizes(review: Review) -> None:
                 MemoryLimitError,
             )
         if (run_dir / name / RECORD).exists():
-            continue  # made already, or made anew in the place of what is there
+            continue  # exists already, or replaces what exists
         models += disk[0]
         if disk[1] > checkpoints:
             checkpoints, largest = disk[1], name
@@ -223,7 +223,7 @@ def _check_disk(review: Review, models: int, checkpoints: int, largest: str) -> 
     try:
         free = probes.free_bytes(Path(review.recipe.output_dir))
     except OSError:
-        return  # said already, of the folder
+        return  # reported already, for the folder
     if needed > free:
         review.error(
             "output_dir",
@@ -246,7 +246,7 @@ def _memory(review: Review) -> int | None:
     try:
         total: int = torch.cuda.get_device_properties(resolve_device(review.recipe.device)).total_memory
     except ConfigError:
-        return None  # told already: there is no such GPU
+        return None  # reported already: there is no such GPU
     return total
 
 

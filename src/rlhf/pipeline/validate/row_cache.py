@@ -1,4 +1,4 @@
-"""The beginning of every file of rows, read once however many stages and checks want it."""
+"""The first rows of every file, read once for all stages and checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf.pipeline.validate.inputs import is_hub_name, is_of_stage
 from rlhf.pipeline.validate.problems import Review
 
 MAX_ROWS = 20_000
-"""Rows read of each source; of a larger one the first so many, and the review says so."""
+"""Most rows read per source; of a larger one only the first rows are read, which the review reports."""
 QUICK_ROWS = 100
 """The same where a run begins, which should not wait."""
 
@@ -35,7 +35,7 @@ class RowsFound:
 
     @property
     def among(self) -> str:
-        """How many rows were looked at, for people."""
+        """The number of rows checked, in words."""
         count = len(self.rows) + len(self.bad_rows)
         return counted(count, "row") if self.complete else f"the first {counted(count, 'row')}"
 

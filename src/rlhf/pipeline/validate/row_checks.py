@@ -1,4 +1,4 @@
-"""Rows read as the stages will: how many there are, steps, prompts that leak."""
+"""Checks of rows read as in the stages: their number, steps, leaked prompts."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def _note_rollouts(review: Review, stage: PolicyStage) -> None:
 
 
 def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
-    """Whether there are rows enough for a step or a rollout, and how many steps there will be."""
+    """Whether there are enough rows for a step or a rollout, and how many steps there will be."""
     count = len(found.rows)
     if isinstance(stage, PolicyStage) and found.complete and count < stage.prompts_per_rollout:
         review.warn(
             "prompts_per_rollout",
-            f"The {counted(count, 'prompt')} here must do for the {stage.prompts_per_rollout:,} of a rollout: some will be asked more "
-            "than once in each.",
+            f"There are {counted(count, 'prompt')}, fewer than the {stage.prompts_per_rollout:,} of a rollout: some will be repeated "
+            "in each.",
         )
     if not isinstance(stage, OfflineStage) or not found.complete or stage.streaming:
         return
@@ -69,38 +69,40 @@ def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
     if count < stage.batch_size and stage.differs("batch_size"):
         review.warn(
             "batch_size",
-            f"A step takes {counted(stage.batch_size, 'row')}, more than the {count:,} here; every step is smaller than asked for.",
+            f"A step takes {counted(stage.batch_size, 'row')}, more than the {count:,} here; every step is smaller than configured.",
         )
     if passes > MANY_PASSES:
         review.warn(
             "max_steps",
-            f"{counted(steps, 'step')} are {passes:,.0f} passes over {counted(count, 'row')}; is that meant?",
+            f"{counted(steps, 'step')} are {passes:,.0f} passes over {counted(count, 'row')}; is that intended?",
         )
 
 
 def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> None:
-    """Rows that all say the same, of which a loss learns nothing or the wrong thing."""
+    """Rows with identical labels, from which a loss learns nothing or the wrong thing."""
     rows, wanted = found.rows, stage.rows_wanted
-    told = ""
+    fault = ""
     if wanted == "kto":
         labels = {row.label if isinstance(row, UnpairedRow) else None for row in rows}
         if len(labels) == 1 and None not in labels:
-            told = f"every completion is {'good' if labels == {True} else 'bad'}; there is nothing to tell it from"
+            fault = (
+                f"every completion is {'good' if labels == {True} else 'bad'}; there is nothing to distinguish it from"
+            )
     elif wanted == "stepwise":
         if all(all(row.labels) for row in rows if isinstance(row, StepwiseRow)):
-            told = "every step is right; the model will call all steps right"
+            fault = "every step is right; the model will call all steps right"
     elif getattr(stage, "loss", None) in ("davidson", "rao_kupper"):
         ties = [_has_tie(row) for row in rows]
         if not any(ties):
-            told = "there is no tie, so the number that says how often things tie runs away; take `loss: bradley_terry`"
+            fault = "there is no tie, so the learned tie parameter would diverge; use `loss: bradley_terry`"
         elif all(getattr(row, "preference", None) is Preference.TIE for row in rows):
-            told = "every row is a tie; nothing says which of two completions is better"
-    if told and rows:
-        review.warn("data", f"Of {found.among}, {told}.", DataError)
+            fault = "every row is a tie; no row prefers one of its completions"
+    if fault and rows:
+        review.warn("data", f"Of {found.among}, {fault}.", DataError)
 
 
 def _has_tie(row: Row) -> bool:
-    """Whether a judgment says of two completions that they are alike."""
+    """Whether a judgment contains a tie of two completions."""
     if isinstance(row, RankingSample):
         judged = row.ranks if row.ranks is not None else row.ratings or []
         return len(set(judged)) < len(judged)
@@ -131,7 +133,7 @@ def _check_leak(review: Review, held_out: RowsInput, trained: RowsInput, where: 
     if shared and any(is_of_stage(source) for source in shared):
         review.warn(
             held_out.key,
-            f"{shared[0]} is also what {where} learns from; hold rows out that no stage has seen.",
+            f"{shared[0]} is also training data of {where}; hold out rows that no stage trains on.",
             DataError,
         )
         return
@@ -145,7 +147,7 @@ def _check_leak(review: Review, held_out: RowsInput, trained: RowsInput, where: 
     if leaked:
         review.warn(
             held_out.key,
-            f"{leaked:,} of {ours.among} have a prompt that {where} learns from, word for word; what is measured on them says "
+            f"{leaked:,} of {ours.among} have exactly the same prompt as a training row of {where}; results on them say "
             "nothing about new prompts.",
             DataError,
         )

@@ -1,4 +1,4 @@
-"""How many of an evaluation's prompts were trained on, by their texts, however files are called and copied."""
+"""How many of an evaluation's prompts were trained on, by their texts, independent of file names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that contradict each other, do nothing where they stand, or are far from what is usual. Nothing is read."""
+"""Settings that contradict each other, have no effect, or are far from typical values. Reads no files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LOWER_IS_BETTER = frozenset({"eval/loss", "eval/error", "eval/perplexity", "eval
 
 
 def check_settings(review: Review) -> None:
-    """Look at every stage's own settings and at what they say about each other."""
+    """Check every stage's settings, alone and together."""
     for _, stage in review.each_stage():
         if stage.trains:
             _check_evaluation(review, stage)
@@ -100,7 +100,7 @@ def _check_evaluation(review: Review, stage: Stage) -> None:
     give = "eval_prompts" if isinstance(stage, RLConfig) else "eval_data or eval_frac"
     if not stage.has_held_out:
         if stage.early_stopping is not None:
-            review.error("early_stopping", f"It watches held-out rows, and this stage has none; give {give}.")
+            review.error("early_stopping", f"It needs held-out rows, but this stage has none; give {give}.")
         if stage.eval_every is not None:
             review.warn("eval_every", f"It does nothing: this stage has nothing to evaluate on; give {give}.")
         return
@@ -138,7 +138,7 @@ def usual_learning_rate(recipe: RecipeConfig, name: str) -> tuple[float, str] | 
     if facts is None:
         return stage.learning_rate, (
             f"the default of {stage.kind}, because the size of {model.path or 'the new model'} could not be read before it is loaded; "
-            "docs/learning-rates.md says what is usual for each size"
+            "docs/learning-rates.md lists typical rates by size"
         )
     rates = usual_rates(stage.kind, facts.num_parameters, is_lora=model.lora is not None)
     return rates.usual, f"usual for {method_and_size(stage.kind, facts.num_parameters)}"
@@ -152,13 +152,13 @@ def _check_learning_rate(review: Review, stage: TrainConfig) -> None:
         return
     far = far_from_usual(stage.learning_rate, kind, facts.num_parameters, is_lora=model.lora is not None)
     if far is not None:
-        usual, told = far
+        usual, reason = far
         likely = "it will probably diverge" if stage.learning_rate > usual else "it will hardly learn"
         if not stage.differs("learning_rate"):
-            told = f"The recipe sets no other rate than the default of {kind}, which is from large models: {told}"
+            reason = f"The recipe uses the default rate of {kind}, which is from large models: {reason}"
         review.warn(
             "learning_rate",
-            f"{told}; {likely}. Set learning_rate to {usual:g}, or let `lr_find: suggest` measure this model's own.",
+            f"{reason}; {likely}. Set learning_rate to {usual:g}, or let `lr_find: suggest` measure this model's own.",
         )
 
 
@@ -171,12 +171,12 @@ def _check_beta(review: Review, stage: TrainConfig) -> None:
         review.warn(
             "beta",
             f"{beta:g} is {beta / usual:,.0f} times the usual {usual:g}: pairs that differ by a fraction of a nat count as learned, "
-            "so the policy will hardly leave where it started.",
+            "so the policy will hardly change.",
         )
     elif beta < usual / SMALL_BETA:
         review.warn(
             "beta",
-            f"{beta:g} is 1/{usual / beta:,.0f} of the usual {usual:g}: nothing will hold the policy to where it started.",
+            f"{beta:g} is 1/{usual / beta:,.0f} of the usual {usual:g}: nothing will keep the policy near its start.",
         )
 
 
@@ -195,7 +195,7 @@ def _check_rows(review: Review, stage: DataInputs) -> None:
     elif stage.differs("shuffle_buffer"):
         review.warn("shuffle_buffer", "It does nothing without streaming: true; all rows are shuffled anyway.")
     if stage.eval_data is not None and stage.eval_frac:
-        review.warn("eval_frac", "It does nothing beside eval_data.")
+        review.warn("eval_frac", "It does nothing together with eval_data.")
     if stage.differs("eval_split") and (stage.eval_data is not None or not stage.eval_frac):
         review.warn("eval_split", "It does nothing without eval_frac, whose share of the rows it chooses.")
     if stage.max_steps is not None and stage.differs("epochs") and stage.epochs is not None:
@@ -235,7 +235,7 @@ def _check_policy_stage(review: Review, stage: Any) -> None:
     if stage.async_rollouts is not None and isinstance(stage, PolicyStage) and stage.environment is not None:
         review.error(
             "async_rollouts",
-            "It samples with a copy of the policy in a process of its own, and episodes are played in this one; leave it out.",
+            "It samples with a copy of the policy in a separate process, but episodes run in this one; leave it out.",
         )
     if stage.kl.where == "none" and stage.kl.target is not None:
         review.warn("kl.target", "It does nothing where kl.where is `none`: there is no penalty to adapt.")
@@ -264,7 +264,7 @@ def _check_compiled(review: Review, stage: TrainConfig | EvaluateStage) -> None:
         asked["engine.compiled"] = stage.engine.compiled
     for key in (key for key, on in asked.items() if on):
         if compiler() is None:
-            review.error(key, f"It wants a C compiler, and {why_no_compiler()}; or leave it out.")
+            review.error(key, f"It needs a C compiler, but {why_no_compiler()}; or leave it out.")
         if isinstance(stage, TrainConfig) and stage.autocast == "float16":
             review.warn(key, "It does nothing: C computes in float32 or bfloat16, and autocast is float16.")
 
@@ -300,11 +300,11 @@ def _check_critic(review: Review, stage: Any) -> None:
 
 
 def _why_constant(stage: PolicyStage) -> str | None:
-    """Why all completions of a prompt will get one score; None where nothing says so."""
+    """Why all completions of a prompt will get the same score; None if no reason is known."""
     if stage.sampling.top_k == 1:
         return "sampling.top_k is 1, so all completions of a prompt are the same" if stage.group_size > 1 else None
     if stage.environment is not None:
-        return None  # it may give rewards of its own
+        return None  # it may give its own rewards
     reasons = [_why_worthless(key, spec) for key, spec in rewards_of(stage)]
     return " and ".join(reason for reason in reasons if reason) if all(reasons) else None
 

@@ -1,4 +1,4 @@
-"""What a stage makes of its rows before the first step: the share that is held out, whom KTO compares a completion with, and
+"""Splits of a stage's rows before the first step: the held-out share, KTO's mismatched completions, and
 the demonstrations that a student does not complete itself."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Model folders by what stands at the beginning of their files: no weight is loaded, no torch imported.
+"""Checks of model folders by the headers of their files: no weights are loaded, torch is not imported.
 
-A safetensors file begins with its header's length (8 bytes, little endian) and the header, JSON that says of every tensor
-its type, its shape and where it lies; so a file that was cut short shows by its size.
+A safetensors file begins with its header's length (8 bytes, little endian) and the header, JSON with every tensor's
+type, shape and position; so a truncated file is detected by its size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a folder says of its model."""
+    """The facts about a folder's model."""
 
     folder: Path
     family: str
@@ -58,7 +58,7 @@ class ModelFacts:
     end_tokens: tuple[int, ...] = ()
     """Numbers that end a text, by the model's own settings."""
     names_end: bool = True
-    """Whether these settings say what ends a text, if only that nothing does; else transformers has a number for the family."""
+    """Whether these settings define the end-of-text token, even as null; otherwise transformers has a default for the family."""
     architectures: tuple[str, ...] = field(default_factory=tuple)
     layers: frozenset[str] = frozenset()
     """Names of what has a matrix of weights, as files have them."""

@@ -1,8 +1,8 @@
-"""Programs that a policy wrote, run against tests with as little power as the machine can take from them.
+"""Programs that a policy wrote, run against tests with as few privileges as the machine allows.
 
     scorer    a share of tests passed, as a reward
     cases     a row's tests, taken apart so that the expected values never enter the sandbox
-    sandbox   from out here: one run of one program, with every limit, in a folder of its own
+    sandbox   the outside: one run of one program, with every limit, in its own folder
     scratch   that folder, and what killed processes left of theirs
     jail      from inside: namespaces, one process for each test, what came out of it
     kernel    the system calls for that, through ctypes

@@ -1,4 +1,4 @@
-"""A row's tests, taken apart: what a program is asked, and what it should say, which never enters the sandbox."""
+"""Splits a row's tests into a program's input and its expected output, which never enters the sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Case:
     """One test."""
 
     asked: Mapping[str, str]
-    """What the sandbox is told: ``setup`` and ``value``, an expression; or ``stdin``."""
+    """The input of the sandbox: ``setup`` and ``value``, an expression; or ``stdin``."""
     wanted: Any
     """The value, or what standard output should hold."""
 
@@ -92,7 +92,7 @@ def _cases(part: Any) -> list[Case]:
 def _question(test: ast.expr) -> tuple[str, Any]:
     """An expression to evaluate inside, and the value that it should have.
 
-    ``f(2) == 4`` asks for ``f(2)`` and wants 4. What has no literal on one side is asked as a whole and should be true.
+    ``f(2) == 4`` evaluates ``f(2)`` and expects 4. A test without a literal on one side is evaluated as a whole and should be true.
     """
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.Is):
         left, right = test.left, test.comparators[0]

@@ -1,8 +1,8 @@
-"""What the sandbox's interpreter runs. Standard library only.
+"""The code that the sandbox's interpreter runs. Standard library only.
 
-The launcher gives up root, enters namespaces of its own and starts the supervisor, which is the first process of a PID
+The launcher drops root, enters new namespaces and starts the supervisor, which is the first process of a PID
 namespace: when it ends, the kernel kills whatever a program has started. For each test the supervisor forks a process,
-mounts an empty folder for it, and waits; that process gives up the rest, runs the program, and then the test. The
+mounts an empty folder for it, and waits; that process drops its remaining privileges, runs the program, and then the test. The
 supervisor itself never runs a line of a program.
 
 Request on standard input, as JSON: ``{"program", "tests", "limits", "scratch", "readable", "isolate"}``. On standard output
@@ -81,7 +81,7 @@ def _enter(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _leave_root(needed: list[str]) -> None:
-    """Become nobody, for whom the interpreter's own folders are made reachable where root keeps them in a closed home."""
+    """Switch to the user ``nobody``, and make the interpreter's folders reachable if they are in root's private home."""
     closed = {path: folder for path in needed if (folder := _closed_folder(path))}
     if closed:
         kernel.unshare(kernel.NEW_MOUNTS)
@@ -115,7 +115,7 @@ def _show_only(folder: str, paths: list[str]) -> None:
 
 
 def _outcome(request: Mapping[str, Any], test: Mapping[str, Any], missing: Mapping[str, str]) -> dict[str, str]:
-    """Run one test in a process of its own; how it ended and what it said."""
+    """Run one test in a separate process; return how it ended and its output."""
     limits, scratch = request["limits"], request["scratch"]
     mounted = False
     if request["isolate"] and not missing["processes"]:
@@ -154,7 +154,7 @@ def _read(source: int, process: int, limits: Mapping[str, Any]) -> tuple[bytes, 
             if len(data) > most:
                 return bytes(data[:most]), "output"
         elif os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return bytes(data), ""  # a child of its own holds the pipe open
+            return bytes(data), ""  # a child process holds the pipe open
     else:
         return bytes(data), "timeout"
     while deadline > time.monotonic():  # it closed the pipe; give it the time to end
@@ -236,7 +236,7 @@ def _limit(limits: Mapping[str, Any]) -> None:
         (resource.RLIMIT_NPROC, limits["processes"] + 1),  # the supervisor counts too
     ):
         resource.setrlimit(kind, (value, value))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error that can be told, not a death
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error that can be reported instead of a signal
 
 
 def _run(program: str, test: Mapping[str, Any]) -> int:

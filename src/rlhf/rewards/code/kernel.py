@@ -1,4 +1,4 @@
-"""What Linux offers to take power away from a process, called through ctypes. Standard library only.
+"""Linux system calls that restrict a process, called through ctypes. Standard library only.
 
 Everything here works without privileges; a kernel or a container may refuse any of it, which is an ``OSError``.
 

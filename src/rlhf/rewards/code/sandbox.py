@@ -1,4 +1,4 @@
-"""One run of one program, seen from outside: a fresh interpreter that starts ``jail``, a scratch folder, a deadline."""
+"""The outside of one program run: a new interpreter that starts ``jail``, a scratch folder, a deadline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlhf.rewards.code.scratch import remove_abandoned, scratch_folder
 
 Isolation = Literal["full", "available"]
 START_SECONDS = 30.0
-"""For the interpreter, beside the tests' own time."""
+"""For the interpreter, in addition to the tests' own time."""
 START = "import sys; sys.path.insert(0, sys.argv[1]); from rlhf.rewards.code.jail import main; main()"
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime")
 """Libraries and programs that an interpreter may need."""
@@ -45,7 +45,7 @@ class Limits:
     memory_mb: int = 512
     """Address space of each process."""
     file_mb: int = 16
-    """Of one file; where the scratch folder is a file system of its own, of all."""
+    """Per file; of all files together if the scratch folder is a separate file system."""
     processes: int = 1
     """And threads, the program itself included."""
     output_kb: int = 256
@@ -58,7 +58,7 @@ class Outcome:
     end: str
     """``done``, ``failed``, ``timeout``, ``output`` (too much of it), ``lost``, or the signal that killed it."""
     text: str = ""
-    """What it said: a value as a literal, or standard output."""
+    """Its output: a value as a literal, or standard output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class Run:
 
 
 class Sandbox:
-    """Runs programs, each in a process tree and a folder of its own; safe to use from several threads."""
+    """Runs programs, each in its own process tree and folder; safe to use from several threads."""
 
     def __init__(self, limits: Limits, *, isolation: Isolation = "full") -> None:
         """Set the limits; nothing is started yet.
 
         Args:
             limits: Of each test.
-            isolation: ``full`` refuses to run anything where a part can't be had; ``available`` takes what there is.
+            isolation: ``full`` refuses to run if a part is not available; ``available`` uses what there is.
         """
         self.limits = limits
         self.isolation = isolation
@@ -119,7 +119,7 @@ class Sandbox:
         try:
             with scratch_folder() as scratch:
                 if os.geteuid() == 0:
-                    os.chown(scratch, 65534, 65534)  # whom the jail becomes
+                    os.chown(scratch, 65534, 65534)  # the user of the jail
                 request = self._request(program, tests, os.path.realpath(scratch))
                 said, error, status = _talk(request, self._seconds(len(tests)), scratch)
         except OSError as err:

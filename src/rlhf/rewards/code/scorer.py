@@ -24,7 +24,7 @@ _FENCED = re.compile(
 class CodeReward:
     """Runs each completion's last block of Python against the tests of its prompt's row.
 
-    What a program does to its own process costs it its score and nobody else anything: it can't tell what a test wants, and
+    What a program does to its own process affects only its own score: it can't see what a test expects, and
     only a test that has answered counts. What can't be done is in ``docs/rewards.md``.
     """
 
@@ -86,7 +86,7 @@ class CodeReward:
     def _judged(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, Failure], dict[str, list[float | None]]]:
-        """Scores, None where there is none; why not; and the parts: had a program, passed all, ran out of time."""
+        """Scores, None if there is none; the reasons; and the parts: had a program, passed all, ran out of time."""
         cases: dict[int, list[Case]] = {}
         failures: dict[int, Failure] = {}
         for place, prompt in enumerate(prompts):
@@ -147,7 +147,7 @@ def build_code(spec: CodeRewardConfig, at: RewardContext) -> CodeReward:
 
 
 def program_of(text: str, *, unfenced: bool) -> str | None:
-    """The last fenced block that is Python or says no language; None where there is none."""
+    """The last fenced block that is Python or has no language; None if there is none."""
     blocks: list[str] = _FENCED.findall(text)
     if blocks:
         return blocks[-1]

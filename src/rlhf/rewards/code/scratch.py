@@ -1,4 +1,4 @@
-"""The folders that programs run in: locked for as long as their process lives, so that those of a killed one can be told."""
+"""The folders that programs run in: locked while their process lives, so that those of a killed process can be identified."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def scratch_folder() -> Iterator[str]:
 
 
 def remove_abandoned() -> None:
-    """Remove the folders whose process is gone: nobody holds their lock."""
+    """Remove the folders whose process is gone: their lock is free."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), _opened(path) as folder:  # held, somebody else's, or no folder
+        with contextlib.suppress(OSError), _opened(path) as folder:  # locked, another user's, or not a folder
             if folder is not None:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Rewards that can be checked: a completion's answer against the reference in a column of its prompt's row.
+"""Verifiable rewards: a completion's answer is compared with the reference in a column of its prompt's row.
 
     judging     from verdicts to a scorer's result; references, and what is wrong with them
     scorer      the verifiers of this folder as scorers
     isolated    what may hang, in a process that can be killed
-    answers     where a completion says its answer
+    answers     extracts the answer of a completion
     exact, numeric, math_answer, pattern, json_answer
                 ``verify(text, reference, **options) -> Verdict``, pure functions
 

@@ -1,4 +1,4 @@
-"""Where a completion says its answer. Standard library only; time linear in the text."""
+"""Extracts the answer of a completion. Standard library only; time linear in the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """What a verifier says about one completion."""
+    """A verifier's result for one completion."""
 
     score: float
     formatted: bool

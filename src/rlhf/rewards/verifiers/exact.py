@@ -1,4 +1,4 @@
-"""The answer is the reference, word for word."""
+"""The answer equals the reference exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may hang or eat the memory, in a process that can be killed; light, for that process starts through it."""
+"""Verifiers that may hang or use too much memory, in a process that can be killed; a light module, because that process imports it."""
 
 from __future__ import annotations
 

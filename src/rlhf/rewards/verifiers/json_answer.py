@@ -17,7 +17,7 @@ _FENCED = re.compile(r"^[ \t]*```(?:json)?[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE
 
 
 def check_reference(reference: Any) -> None:
-    """Refuse a schema that is none.
+    """Reject an invalid schema.
 
     Raises:
         BadReferenceError: Says what is wrong with it.

@@ -23,7 +23,7 @@ class Judged(Protocol):
 
 
 def reference_of(prompt: Prompt, column: str) -> tuple[Any, Failure | None]:
-    """A row's reference, or why it has none; null is a reference and says that the reward does not apply."""
+    """A row's reference, or why it has none; null is a reference and means that the reward does not apply."""
     if column in prompt.columns:
         return prompt.columns[column], None
     own = [name for name in sorted(prompt.columns) if name not in OURS]

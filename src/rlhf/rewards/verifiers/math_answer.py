@@ -1,4 +1,4 @@
-"""The answer is the right expression, as math-verify judges; sympy may compute for ever, so this runs in a worker."""
+"""The answer is the right expression, according to math-verify; sympy may not terminate, so this runs in a worker."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 r"""The answer is the right number.
 
-What counts as a number is strict, for what is half understood would be scored at random: "1,5" and "1.234,56" are no
-numbers here, nor are ranges of digits such as 3:30 or 1.2.3. A percent sign, a currency or a word beside it is a unit and
-is left out: 50% is 50.
+Number formats are strict, because ambiguous ones would be scored at random: "1,5" and "1.234,56" are not
+numbers here, nor are ranges of digits such as 3:30 or 1.2.3. A percent sign, a currency or a word next to it is a unit and
+is ignored: 50% is 50.
 """
 
 from __future__ import annotations

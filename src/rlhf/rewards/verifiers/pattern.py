@@ -1,4 +1,4 @@
-"""The completion has a form, as a regular expression says; it may backtrack for ever, so this runs in a worker."""
+"""The completion matches a regular expression; it may backtrack endlessly, so this runs in a worker."""
 
 from __future__ import annotations
 

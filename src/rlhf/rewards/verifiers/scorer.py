@@ -35,7 +35,7 @@ class VerifierReward:
     """Judges each completion by the reference in a column of its prompt's row.
 
     A completion on which the verifier takes too long, runs out of memory or dies gets 0, for the completion is what made it
-    so; how many did is the component ``NAME/gave_up``, and is told. Whatever is wrong with a reference is an error.
+    so; how many did is the component ``NAME/gave_up``, and is reported. An invalid reference is an error.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class VerifierReward:
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """See ``Abstaining``; a reference that is null says that it does not apply.
+        """See ``Abstaining``; a reference that is null means that it does not apply.
 
         Raises:
             RewardError: As ``score``.
@@ -124,7 +124,7 @@ class VerifierReward:
     def _verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[Verdict | None], dict[int, Failure], list[float | None]]:
-        """Verdicts, None where there is none; why not; and 1 where the verifier gave up."""
+        """Verdicts, None if there is none; the reasons; and 1 where the verifier gave up."""
         verdicts: list[Verdict | None] = [None] * len(completions)
         failures: dict[int, Failure] = {}
         gave_up: list[float | None] = [0.0] * len(completions)
@@ -186,7 +186,7 @@ class VerifierReward:
 
 
 def build_comparison(spec: ExactRewardConfig | NumericRewardConfig, at: RewardContext) -> VerifierReward:
-    """A verifier that needs no process of its own."""
+    """A verifier that needs no separate process."""
     options = spec.model_dump(exclude={"kind", "name", "weight", "normalize", "column"})
     return VerifierReward(spec.kind, column=spec.column, options=options, name=spec.name, on_error=at.on_error)
 

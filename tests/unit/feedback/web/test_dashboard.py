@@ -73,7 +73,7 @@ def test_a_leaning_to_a_position_is_shown_where_it_was_measured_and_not_as_a_mis
     judged(store, 60)
     html = signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).text
     (row,) = (part for part in html.split("<tr>") if 'scope="row">lazy<' in part)
-    assert row.count("leans to a position") == 1
+    assert row.count("position bias") == 1
     assert "leans" not in row.partition('class="reasons"')[2], "a leaning is no rule of qualification"
     assert "leans" not in next(part for part in html.split("<tr>") if 'scope="row">good<' in part)
 
@@ -141,7 +141,7 @@ def test_the_owner_sees_what_was_skipped_and_what_nobody_is_asked_any_more(store
     store.skip("bob", held.number)
     assert skipped_of(store) == (1, 0, 1, ())
     html = boss.get("/dashboard", headers=PAGE).text
-    assert "1 skipped by somebody and still waiting, 1 of them by everybody who works here" in html
+    assert "1 skipped and still open, 1 of them skipped by all" in html
     told = boss.get("/api/report").json()["skipped"]
     assert told == {"num_waiting": 1, "num_left_to_newcomers": 0, "num_left_to_nobody": 1, "newcomers": []}
 
@@ -167,7 +167,7 @@ def test_while_somebody_who_was_invited_has_not_begun_a_skipped_task_waits_for_t
     assert (
         "Left to those who were invited and have not begun (&#39;bob&#39;, &#39;cem&#39;): 1 task, skipped or" in html
     )
-    assert "1 skipped by somebody and still waiting, 1 of them for those who were invited and have not begun" in html
+    assert "1 skipped and still open, 1 of them left to invited members" in html
     assert "Skipped and still wanting judgments: 1, of which 1 by everybody who has begun." in report_text(store)
     held = store.next_task("bob")
     assert held.task.id == first.task.id
@@ -196,7 +196,7 @@ def test_who_is_invited_changes_what_the_page_says_though_nobody_judged(store):
 def test_an_empty_store_has_a_page(store):
     html = signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).text
     assert "Nothing was judged yet." in html
-    assert "Nobody judged anything yet." in html
+    assert "No judgments yet." in html
 
 
 def test_what_was_not_measured_is_a_dash_and_its_reason(store):

@@ -180,7 +180,7 @@ def test_no_number_that_an_annotator_sees_tells_a_gold_item_from_another_task(tm
         store.add_tasks([pair(f"g{n}", gold={"preference": "a"}) for n in range(6)])
         ann = Person(store, "ann")
         seen = [{"num_mine": 0, "num_done": 0, "num_wanted": 18}]  # 12 wanted, and the 6 gold items once
-        assert "0 by you · 0 of 18 in all" in ann.page
+        assert "0 by you · 0 of 18 total" in ann.page
         while task := ann.post("next")["task"]:
             seen.append(ann.judge(task["assignment"], {"preference": "a"})["progress"])
         kinds = [judgment.task.gold is not None for judgment in store.judgments()]

@@ -66,7 +66,7 @@ def test_a_link_is_shown_once_works_once_and_is_kept_by_no_browser(site):
     assert link.startswith("http://127.0.0.1/join?token=")
     assert answer.headers["cache-control"] == "no-store"
     assert "token=" not in olga.get("/people", headers=PERSON).text
-    assert ">never came<" in olga.get("/people", headers=PERSON).text
+    assert ">not joined yet<" in olga.get("/people", headers=PERSON).text
     assert come_in(site, link).status_code == 303
     assert come_in(site, link).status_code == 403
     assert access.person(site.store.engine, "dora").role == "annotator"
@@ -96,7 +96,7 @@ def test_who_is_shut_out_is_gone_at_once_and_can_come_again(site):
     assert ann.get("/", headers=PERSON).headers["location"] == "/signin"
     assert come_in(site, link).status_code == 403
     shown = olga.get("/people", headers=PERSON).text
-    assert "shut out" in shown
+    assert "access removed" in shown
     assert "Restore access: ann" in shown
     refused = invite(olga, "ann")
     assert refused.status_code == 400
@@ -122,7 +122,7 @@ def test_what_can_not_be_done_is_said_on_the_page(path, data, message, site):
     answer = site.client("olga").post(path, data=data, headers=PERSON)
     assert answer.status_code == 400
     assert message in html.unescape(answer.text)
-    assert "<h1>People</h1>" in answer.text
+    assert "<h1>Members</h1>" in answer.text
     assert "<script" not in answer.text
     assert link_on(answer) is None
 

@@ -59,13 +59,13 @@ def test_what_a_guard_writes_is_what_the_page_shows(tmp_path):
     ):
         assert part in text
     assert "12 tokens" in text
-    assert re.search(r"Alarms</dt><dd>1<small>KL: <a href=\"#alarms\">read it</a>", html)
+    assert re.search(r"Alarms</dt><dd>1<small>KL: <a href=\"#alarms\">show it</a>", html)
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"action": "warn"}, "went on"),
+        ({"action": "warn"}, "continued"),
         ({"action": "stop"}, "stopped"),
         (
             {"action": "restore", "restored_to": 40, "learning_rate_scale": 0.25, "raised_at": 57},
@@ -150,7 +150,7 @@ def test_a_number_that_was_none_is_said_to_be_none(tmp_path):
         "m", step=1, samples=[{"prompt": "p", "completion": "", "score": float("nan"), "id": "a.jsonl:7"}]
     )
     text = words(alarms_of(page(tmp_path)))
-    for part in ("score: not a number", "(nothing)", "id: a.jsonl:7"):
+    for part in ("score: not a number", "(empty)", "id: a.jsonl:7"):
         assert part in text
 
 

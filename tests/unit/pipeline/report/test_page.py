@@ -204,7 +204,7 @@ def test_what_a_completion_says_can_not_become_part_of_the_page(plain, tmp_path)
         ("manifest.json", "lineage: there is no such file"),
         ("summary.json", "summary.json: there is no such file"),
         ("events.jsonl", "events.jsonl: there is no such file"),
-        ("evaluation/evaluation.json", "no stage of this run left an evaluation"),
+        ("evaluation/evaluation.json", "no stage of this run wrote an evaluation"),
     ],
 )
 def test_a_missing_file_is_said_to_be_missing(plain, tmp_path, file, says):
@@ -243,7 +243,7 @@ def test_a_part_of_another_shape_costs_its_own_section_and_no_more(plain, tmp_pa
 
 def test_an_empty_folder_gives_a_report_that_says_so(tmp_path):
     text = text_of(report_of(tmp_path))
-    assert "Nobody measured whether this run made the model better" in text
+    assert "Whether this run improved the model was not measured" in text
     assert text.count("Missing:") >= 8
 
 
@@ -259,7 +259,7 @@ def test_a_run_without_an_evaluation_says_what_it_did(tmp_path):
     assert "judge: 300 pairs, 4 steps, held-out accuracy 0.812 [0.760, 0.860]." in text
     assert re.search(r"Reward model's accuracy\s*81\.2\s%\s*on held-out rows, at the end of judge", text)
     assert re.search(r"Right in 81\.2\s% of its held-out rows when the training of judge ended", text)
-    assert "Nobody measured" not in text
+    assert "was not measured" not in text
 
 
 def test_a_run_that_asks_for_no_comparison_misses_none_and_says_so_in_one_sentence(tmp_path):
@@ -270,8 +270,8 @@ def test_a_run_that_asks_for_no_comparison_misses_none_and_says_so_in_one_senten
     (tmp_path / "manifest.json").write_text(json.dumps({"artifacts": {}}))
     html = report_of(tmp_path)
     text = text_of(html)
-    assert text.count("so that win rate, judge's score and distance were not measured") == 1
-    assert "a stage of kind <code>evaluate</code>." in html
+    assert text.count("so win rate, judge's score and distance were not measured") == 1
+    assert "a stage of kind <code>evaluate</code>" in html
     for tile in (
         "Win rate over the baseline",
         "Judge's score",
@@ -298,7 +298,7 @@ def test_the_table_of_times_says_that_a_sampler_beside_is_in_no_line(tmp_path):
     spent = {"cpu_seconds": 0.02, "wall_seconds": 7.1, "share": 0.02, "count": 4, "tokens_per_second": None}
     profile = {"steps": 4, "threads": 1, "activities": {"forward": spent}}
     (tmp_path / "grpo").mkdir()
-    remark = "Sampled beside this process, by one whose processor seconds are in no line."
+    remark = "CPU seconds are not included."
     (tmp_path / "grpo" / "profile.json").write_text(json.dumps(profile))
     assert remark not in text_of(report_of(tmp_path))
     profile["activities"]["sampler wait"] = spent
@@ -334,7 +334,7 @@ def test_the_accuracy_of_a_preference_stage_is_not_called_a_reward_models(tmp_pa
     assert read_run(tmp_path).stages["kto"].curves["eval/accuracy"] == {2: 0.7, 4: 0.8125}
     assert "Reward model's accuracy" not in text_of(html)
     assert "share of pairs" not in html, "kto learns from single completions"
-    assert "share that is right" in html
+    assert "share correct" in html
 
 
 def test_a_half_written_log_line_is_left_out_and_counted(plain, tmp_path):
@@ -560,7 +560,7 @@ def test_a_plot_is_drawn_again_only_where_its_data_changed(healthy, tmp_path, mo
         (
             {"kind": "learned", "source": "stage:reward"}, "stage:world/test_prompts.jsonl",
             "Better by the reward it was trained against",
-            ["The judge is the reward that stage ppo trained against", "which is what stage ppo trained against. Small print"],
+            ["The judge is the reward that stage ppo trained against", "which is what stage ppo trained against. The 95"],
         ),
         (
             "rlhf.evaluation.judges:world_judge", "stage:world/prompts.jsonl",
@@ -587,7 +587,7 @@ def test_a_success_measured_with_what_training_saw_is_told_as_that(plain, tmp_pa
 def test_an_independent_evaluation_is_told_as_that(plain):
     text = text_of(report_of(plain))
     assert "120 prompts of a file that no stage learned from" in text
-    assert "which no policy was trained against. Small print" in text
+    assert "which no policy was trained against. The 95" in text
 
 
 def test_without_a_recipe_nothing_is_claimed_of_judge_and_prompts(plain, tmp_path):
@@ -646,7 +646,7 @@ def test_a_run_that_runs_is_said_to_run_and_how_far_it_is(plain, tmp_path):
     assert "still running" in text
     assert "The stage ppo is running, step 33." in text
     assert "never finished" not in text
-    assert "started and never finished" in text_of(report_of(folder)), "nobody works there any more"
+    assert "did not finish" in text_of(report_of(folder)), "nobody works there any more"
     with locked(folder):
         assert not read_run(folder).running, "whoever writes the page at the end of a run has the lock itself"
 
@@ -668,5 +668,5 @@ def test_a_new_attempt_clears_what_the_one_before_failed_with(plain, tmp_path):
 
 def test_the_hacking_section_names_the_judge_and_not_the_note_of_its_first_plot(page):
     text = Page(page).text
-    assert re.search(r"judged after the fact\s+by ", text)
+    assert re.search(r"scored afterwards\s+by ", text)
     assert text.count("different scales") == 1

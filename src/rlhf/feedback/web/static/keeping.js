@@ -1,6 +1,6 @@
-// What must survive a reload, a dead server or a closed lid: drafts, and answers that are not on the server's disk yet.
+// Drafts, and answers that are not on the server's disk yet: they survive a reload, a dead server and a closed laptop.
 
-/** Named values in localStorage; where a browser refuses that, in memory, and `isSafe` is false. */
+/** Named values in localStorage; if the browser refuses that, in memory, and `isSafe` is false. */
 export class Drawer {
   constructor(prefix) {
     this.prefix = prefix;
@@ -37,7 +37,7 @@ export class Drawer {
     }
   }
 
-  /** Names that begin so, in the order of the alphabet. */
+  /** Names with this prefix, sorted. */
   names(start) {
     const found = new Set(this.memory.keys());
     try {
@@ -59,7 +59,7 @@ export const LATER = "later";
 const LONGEST_WAIT_MS = 15_000;
 const TIMEOUT_MS = 20_000;
 
-/** Text without halves of characters, which a keyboard or a paste can leave and no server takes: `toWellFormed`, for older browsers. */
+/** Text without lone surrogates, which a keyboard or a paste can leave and servers reject: `toWellFormed`, for older browsers. */
 function whole(text) {
   return text.replace(/\p{Surrogate}/gu, "\uFFFD");
 }
@@ -72,7 +72,7 @@ function posted(csrfToken, body) {
   };
 }
 
-/** POST what may outlive the page and needs no answer; a beacon, but with the header that every POST of ours carries. */
+/** POST that may outlive the page and needs no response; a beacon with our CSRF header. */
 export function sendLast(root, path, csrfToken, body) {
   return fetch(root + path, { ...posted(csrfToken, body), keepalive: true }).catch(() => {});
 }
@@ -95,7 +95,7 @@ export async function post(root, path, csrfToken, body, leaving) {
   }
   if (answer.ok) return isOurs(data) ? { outcome: DONE, data } : { outcome: LATER };
   const error = data?.error;
-  // without a sentence of ours it is not our server that speaks: a proxy, a hotel's sign-in page, or another program on the port
+  // without our error message the response is not from our server: a proxy, a captive portal, or another program on the port
   if (typeof error !== "string") return { outcome: LATER };
   if (answer.status === 401 || answer.status === 403) return { outcome: SIGNED_OUT, error };
   if (answer.status === 408 || answer.status === 429 || answer.status >= 500) {
@@ -109,7 +109,7 @@ function isOurs(data) {
   return data !== null && (typeof data.progress === "object" || Array.isArray(data.html));
 }
 
-/** Answers on their way. Each stays in the drawer under a key of its own until the server says that it has it. */
+/** Answers to be sent. Each stays in the drawer under its own key until the server confirms it. */
 export class Outbox {
   /**
    * @param {Drawer} drawer
@@ -135,7 +135,7 @@ export class Outbox {
     return this.names.some((name) => this.drawer.get(name)?.body.assignment === assignment);
   }
 
-  /** @param {string} about - what an answer that is refused is known again by */
+  /** @param {string} about - identifies a rejected answer to the annotator */
   add(path, body, about) {
     const order = `${String(Date.now()).padStart(15, "0")}-${String(this.count++).padStart(6, "0")}`;
     this.drawer.set(`out:${order}`, { path, body, about });
@@ -175,14 +175,14 @@ export class Outbox {
     this.trouble = result;
     this.tries += 1;
     const growing = Math.min(LONGEST_WAIT_MS, 500 * 2 ** this.tries);
-    // a little apart from others, so that a server that comes back is not run over
+    // with jitter, so that a restarted server is not overloaded
     const waitMs = (result.waitMs ?? growing) * (0.8 + 0.4 * Math.random());
     this.timer = setTimeout(() => this.tell.retry(), waitMs);
     this.tell.changed();
   }
 }
 
-/** A name that nobody else makes; crypto.randomUUID is missing where a page came by plain http from another machine. */
+/** A unique name; crypto.randomUUID is missing if the page was loaded by plain http from another machine. */
 export function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -1,4 +1,4 @@
-// The labeling page: shows a task, hands the answer to the outbox and goes on with the next task, which is there already.
+// The labeling page: shows a task, passes the answer to the outbox and continues with the next task, which is already loaded.
 
 import { DONE, Drawer, LATER, Outbox, SIGNED_OUT, newKey, post, sendLast } from "./keeping.js";
 import { Notices } from "./notices.js";
@@ -9,7 +9,7 @@ import { TaskView } from "./task.js";
 const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
 const byId = (id) => document.getElementById(id);
 const root = meta("root");
-const drawer = new Drawer(`rlhf:${meta("store")}:${meta("annotator")}:`); // another store or person must not send what is kept here
+const drawer = new Drawer(`rlhf:${meta("store")}:${meta("annotator")}:`); // another store or annotator must not send what is stored here
 const settings = new Drawer("rlhf:settings:");
 const call = (path, body) => post(root, path, meta("csrf-token"), body);
 const askForTask = (body) => post(root, "/api/next", meta("csrf-token"), body, leaving.signal);
@@ -17,18 +17,18 @@ const KEPT_ACTIONS = 20;
 const RENEW_MS = 5 * 60_000;
 const LONGEST_LEAVE_MS = 2000;
 const LONGEST_DRAFT_MS = 30 * 86_400_000;
-const NOT_REACHED = "Undo needs the server, and it can't be reached.";
+const NOT_REACHED = "Undo needs the server, which can't be reached.";
 
 const stage = byId("task");
 let current = null; // the TaskView on the screen
-let following = null; // {assignment, until, fresh, html}, here before it is needed
-let leaving = new AbortController(); // what was asked for must not come after the page has left
+let following = null; // {assignment, until, fresh, html}, prefetched
+let leaving = new AbortController(); // responses must not arrive after the page was left
 let isGoingOn = false;
 let isAtWork = false;
 let isUndoing = false;
-let isPainted = false; // whether the task in `current` has been on the screen: no key acts on one that nobody could see
+let isPainted = false; // whether the task in `current` has been on the screen: keys must not act on a task that was not visible
 let kind = ""; // of the newest task
-const answered = new Set(); // left behind on this page: the server may not know yet
+const answered = new Set(); // on this page: the server may not know yet
 
 // ---------------------------------------------------------------------------------------------------------------- sending
 
@@ -40,7 +40,7 @@ const outbox = new Outbox(drawer, call, {
   done: (_body, data) => showProgress(data.progress),
   refused: (answer, error) => {
     refused.keep(answer);
-    notices.keep(`One answer was not taken: ${error}`);
+    notices.keep(`One answer was rejected: ${error}`);
     answered.delete(answer.body.assignment);
   },
   retry: goOn,
@@ -64,15 +64,15 @@ function tellOutbox() {
   byId("outbox").hidden = !trouble;
   if (!trouble) return;
   const kept = waiting === 1 ? "1 answer is" : `${waiting} answers are`;
-  const where = drawer.isSafe ? "kept in this browser" : "kept only as long as this page is open";
+  const where = drawer.isSafe ? "stored in this browser" : "stored only while this page is open";
   const signedOut = trouble.outcome === SIGNED_OUT;
   byId("outbox-text").textContent = signedOut
-    ? `${trouble.error} ${kept} ${where}; sign in again and they are sent.`
-    : `The server can't be reached${trouble.error ? ` (${trouble.error})` : ""}. ${kept} ${where} and sent when it is back.`;
+    ? `${trouble.error} ${kept} ${where} and sent after you sign in again.`
+    : `The server can't be reached${trouble.error ? ` (${trouble.error})` : ""}. ${kept} ${where} and sent when it is available again.`;
   byId("outbox-now").textContent = signedOut ? "Sign in" : "Try now";
 }
 
-/** Send what waits, then have the next task ready; safe to call at any time. */
+/** Send queued answers, then prefetch the next task; safe to call at any time. */
 async function goOn() {
   if (isGoingOn) return;
   isGoingOn = true;
@@ -105,8 +105,8 @@ async function preload() {
   const task = result.outcome === DONE ? result.data.task : null;
   const isAnother = task && ![current?.assignment, following?.assignment].includes(task.assignment) && !answered.has(task.assignment);
   if (isAnother && following === null) following = task;
-  else if (isAnother) giveBack([task]); // an undo put another one in its place while we asked
-  if (current === null) advance(); // answered while we asked
+  else if (isAnother) giveBack([task]); // an undo replaced it during the request
+  if (current === null) advance(); // answered during the request
 }
 
 function advance() {
@@ -124,7 +124,7 @@ function advance() {
 function leave(path, body, what) {
   answered.add(body.assignment);
   outbox.add(path, body, current.about);
-  drawer.remove("undo"); // the next undo is of this one
+  drawer.remove("undo"); // the next undo applies to this one
   const all = [...actions(), { what, assignment: body.assignment }];
   const kept = all.slice(-KEPT_ACTIONS);
   drawer.set("actions", kept);
@@ -138,7 +138,7 @@ function actions() {
   return drawer.get("actions") ?? [];
 }
 
-/** Say that somebody still works on this task, so that its time does not run out under their hands. */
+/** Renew the assignment of a task in progress, so that it does not expire. */
 async function renew() {
   const task = current;
   const isNeeded = isAtWork && task && document.visibilityState === "visible";
@@ -146,7 +146,7 @@ async function renew() {
   if (!isNeeded) return;
   const result = await askForTask({ beside: following?.assignment ?? null });
   const held = result.outcome === DONE ? result.data.task : null;
-  // not fresh any more: another page may have shown it since, and what is done there must not be given away from here
+  // no longer fresh: another page may have shown it since, and this page must not release work done there
   if (held?.assignment === task.assignment) Object.assign(task, { until: held.until, fresh: held.fresh });
   else giveBack([held]);
 }
@@ -154,24 +154,24 @@ async function renew() {
 const isBegun = ({ assignment }) => drawer.get(`draft:${assignment}`) !== null;
 
 /**
- * Let others have at once what was handed to this page first and what nobody began. What was in hand before it came may be
- * begun on another device, and is not this page's to give.
+ * Release immediately the tasks that were assigned to this page and not started. Tasks assigned earlier may have been
+ * started on another device, so this page does not release them.
  */
 function giveBack(tasks) {
   const held = tasks.filter((each) => each?.fresh && !isBegun(each)).map(({ assignment, until }) => ({ assignment, until }));
-  // a reload leaves, too: the server keeps what it has handed out again by the time this arrives
+  // a reload leaves, too: the server ignores this for tasks that it has reassigned in the meantime
   return held.length > 0 ? sendLast(root, "/api/leave", meta("csrf-token"), { held }) : Promise.resolve();
 }
 
-/** Anyone who leaves holds up no task that they did not begin; what they began waits for them, with its draft. */
+/** Leaving the page releases tasks that were not started; started ones stay reserved, with their drafts. */
 function leavePage() {
   leaving.abort();
-  leaving = new AbortController(); // who stays after all, to send what waits, asks anew
+  leaving = new AbortController(); // if the page stays open to send queued answers, it requests tasks again
   if (current && isBegun(current)) keepDraft();
   return giveBack([current, following]);
 }
 
-/** First give back, while the server still knows us; but nobody is kept from leaving. */
+/** Release tasks first, while still signed in; but never prevent signing out. */
 async function signOut(event) {
   event.preventDefault();
   await Promise.race([leavePage(), new Promise((done) => setTimeout(done, LONGEST_LEAVE_MS))]);
@@ -179,7 +179,7 @@ async function signOut(event) {
   event.target.submit();
 }
 
-/** Others may use this browser: of what was written here stays what is not on the server's disk yet, and what was begun and waits. */
+/** Others may use this browser: keep only answers that are not on the server yet, and drafts of started tasks. */
 function forgetSent() {
   const held = [current, following].filter(Boolean).map(({ assignment }) => `draft:${assignment}`);
   for (const name of drawer.names("draft:")) if (!held.includes(name)) drawer.remove(name);
@@ -188,20 +188,20 @@ function forgetSent() {
 
 // ---------------------------------------------------------------------------------------------------------------- showing
 
-/** @param {{assignment: number, until: string, html: string} | null} task - from our server, where every text in it was made safe */
+/** @param {{assignment: number, until: string, html: string} | null} task - from the server, which sanitized all text in it */
 function show(task) {
   byId("waiting").hidden = true;
   byId("nothing-left").hidden = task !== null;
   if (task === null) {
     current = null;
     stage.replaceChildren();
-    queued.drop("nothing is left for you");
-    say("Nothing is left for you.");
+    queued.drop("no tasks are left");
+    say("No tasks left for you.");
     return;
   }
   stage.innerHTML = task.html;
   setUp(task.html);
-  Object.assign(current, { until: task.until, fresh: task.fresh }); // newer than the page's words, if it was shown before
+  Object.assign(current, { until: task.until, fresh: task.fresh }); // newer than the page's values, if it was shown before
   window.scrollTo(0, 0);
   stage.focus({ preventScroll: true });
   say(`Next task. ${byId("count").textContent}`);
@@ -235,7 +235,7 @@ function keepDraft() {
 function showProgress({ num_mine: mine, num_done: done, num_wanted: wanted }) {
   byId("bar").max = Math.max(wanted, 1);
   byId("bar").value = done;
-  byId("count").textContent = `${mine} by you · ${done} of ${wanted} in all`;
+  byId("count").textContent = `${mine} by you · ${done} of ${wanted} total`;
 }
 
 function say(text) {
@@ -250,10 +250,10 @@ function submit() {
   notice(missing);
   if (missing) {
     current.goToMissing();
-    queued.drop("the answer before them could not be sent");
+    queued.drop("the previous answer could not be sent");
     return;
   }
-  keepDraft(); // an undo brings it back
+  keepDraft(); // for undo
   leave("/api/judgments", { key: newKey(), ...current.submission }, "judged");
 }
 
@@ -271,18 +271,18 @@ async function undo() {
   try {
     const problem = (await outbox.flush()) ? await takeBack() : NOT_REACHED;
     notice(problem);
-    if (problem) queued.drop("nothing was taken back");
+    if (problem) queued.drop("nothing was undone");
   } finally {
     isUndoing = false;
   }
   queued.press();
 }
 
-/** Returns what is in the way, or "". */
+/** Returns the problem, or "". */
 async function takeBack() {
   const last = actions().at(-1);
   const isSkip = last?.what === "skipped";
-  // the same key until the server has answered: an undo whose answer was lost must not take back a second judgment
+  // the same key until the server has responded: an undo whose response was lost must not undo a second judgment
   const key = drawer.get("undo") ?? newKey();
   drawer.set("undo", key);
   const result = await call("/api/undo", { key, skipped: isSkip ? last.assignment : null });
@@ -291,14 +291,14 @@ async function takeBack() {
     if (isSkip && result.outcome !== LATER) drawer.set("actions", actions().slice(0, -1)); // gone for good: the next undo goes further back
     return result.error ?? NOT_REACHED;
   }
-  if (result.data.task === null) return "There is nothing to take back.";
+  if (result.data.task === null) return "There is nothing to undo.";
   drawer.set("actions", actions().slice(0, -1));
   const displaced = following;
   following = current && { assignment: current.assignment, until: current.until, fresh: current.fresh, html: current.html };
   giveBack([displaced]); // a page holds two
   showProgress(result.data.progress);
   show(result.data.task);
-  say("Your last answer is taken back; change it and send it again.");
+  say("Your last answer was undone; change it and send it again.");
   return "";
 }
 
@@ -316,7 +316,7 @@ function clicked(event) {
   const button = event.target.closest("[data-do]");
   if (button && isByPointer) stage.focus({ preventScroll: true }); // Enter is for sending, not for pressing this again
   if (button) DO[button.dataset.do]();
-  // arrow keys walk through radio buttons and click each they pass: that must not send
+  // arrow keys click each radio button that they pass: that must not send
   if (event.target.name === "choice" && isByPointer) sendIfAtOnce();
 }
 
@@ -357,7 +357,7 @@ function keyed(event) {
   if (!queued.takes(event) && !event.repeat) doIt();
 }
 
-/** What a key does; undefined where it is none of ours. */
+/** The action of a key; undefined for other keys. */
 function actionOf({ target, key, ctrlKey, metaKey, altKey }, isWriting) {
   if (key === "Enter") {
     const isOwn = target.closest("button:not(.chip), a, summary, textarea[readonly]");
@@ -387,7 +387,7 @@ function switchTheme() {
   nameTheme();
 }
 
-/** Drafts of tasks that were begun here and that nobody came back to. */
+/** Old drafts of tasks that were started here and never resumed. */
 function forgetOldDrafts() {
   const oldest = Date.now() - LONGEST_DRAFT_MS;
   for (const name of drawer.names("draft:")) if (drawer.get(name).at < oldest) drawer.remove(name);
@@ -412,7 +412,7 @@ function listen() {
   window.addEventListener("pagehide", leavePage);
   byId("sign-out").addEventListener("submit", signOut);
   window.addEventListener("pageshow", (event) => {
-    if (event.persisted) location.reload(); // back to a page that was left: what it held went back
+    if (event.persisted) location.reload(); // restored from the back/forward cache: its tasks were released
   });
   window.addEventListener("online", goOn);
   window.addEventListener("beforeunload", (event) => {

@@ -1,4 +1,4 @@
-// The line over the page that says what went wrong.
+// The line at the top of the page that shows errors.
 
 const MOST_KEPT = 3;
 const byId = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ export class Notices {
     byId("notice").hidden = !shown;
   }
 
-  /** Until somebody closes it, whatever comes meanwhile. */
+  /** Until it is closed, whatever comes meanwhile. */
   keep(text) {
     this.kept = [...this.kept, text].slice(-MOST_KEPT);
     this.show("");

@@ -1,11 +1,11 @@
-// Keys that are pressed before the next task is on the screen: they wait for it and act on it in order. Where it could be
-// another task than they were meant for, they are not used, and the page says so.
+// Keys pressed before the next task is on the screen: they are queued and applied to it in order. If it may be a different
+// task than intended, they are dropped, and the page says so.
 
-const LONGEST_MS = 20_000; // older ones nobody remembers
+const LONGEST_MS = 20_000; // older keys are dropped
 const MOST = 100;
-const PAUSE_MS = 1000; // after keys were thrown away: anyone who types on has not seen it yet
-const QUEUED = new Set([..."01234567abtsuxknpd=", "Enter"]); // none that leads to a text field or a dialog
-const ANYTIME = new Set(["g", "?"]); // they ask for no task
+const PAUSE_MS = 1000; // after keys were dropped: further keys were typed before the notice was seen
+const QUEUED = new Set([..."01234567abtsuxknpd=", "Enter"]); // no key that opens a text field or a dialog
+const ANYTIME = new Set(["g", "?"]); // they need no task
 const MOVES = new Set(["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"]); // of a ranking
 
 export class QueuedKeys {
@@ -19,7 +19,7 @@ export class QueuedKeys {
     this.why = "";
   }
 
-  /** Whether a key that does nothing on this page otherwise is one that may wait. */
+  /** Whether a key that does nothing on this page otherwise may be queued. */
   wants(key) {
     return MOVES.has(key) && this.page.kind() === "ranking" && !this.page.isReady();
   }
@@ -35,18 +35,18 @@ export class QueuedKeys {
     if (ANYTIME.has(key) || (this.keys.length === 0 && this.page.isReady())) return false;
     if (repeat) return true;
     this.keys.push({ key, kind: this.page.kind(), at: performance.now() });
-    if (!QUEUED.has(key) && !MOVES.has(key)) this.drop(`${key} works on a task that is on the screen`);
-    else if (this.keys.length > MOST) this.drop("they are too many");
+    if (!QUEUED.has(key) && !MOVES.has(key)) this.drop(`${key} needs a task on the screen`);
+    else if (this.keys.length > MOST) this.drop("there were too many");
     this.page.changed();
     return true;
   }
 
-  /** Press what waits, as far as the page is ready for it. */
+  /** Apply queued keys while the page is ready for them. */
   press() {
     while (this.keys.length > 0 && this.page.isReady()) {
       const { key, kind, at } = this.keys[0];
       if (performance.now() - at > LONGEST_MS) this.drop("the task came too late");
-      else if (this.page.kind() !== kind) this.drop("the next task asks something else");
+      else if (this.page.kind() !== kind) this.drop("the next task is of another kind");
       else this.#pressOne(key);
     }
     this.page.changed();
@@ -62,7 +62,7 @@ export class QueuedKeys {
     }
   }
 
-  /** Throw away what waits, and what is typed on before a pause: it was meant for something else. */
+  /** Drop queued keys, and further keys until a pause: they were meant for another task. */
   drop(why) {
     if (this.keys.length === 0) return;
     this.lost = this.keys.length;
@@ -74,7 +74,7 @@ export class QueuedKeys {
 
   #stop() {
     this.deafUntil = performance.now() + PAUSE_MS;
-    const keys = this.lost === 1 ? "1 key that was pressed ahead was" : `${this.lost} keys that were pressed ahead were`;
+    const keys = this.lost === 1 ? "1 queued key was" : `${this.lost} queued keys were`;
     this.page.notice(`${keys} not used: ${this.why}.`);
   }
 }

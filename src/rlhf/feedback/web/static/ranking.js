@@ -1,4 +1,4 @@
-// A line of chips, best first: dragged with a pointer, or taken and moved by keys. ">" and "=" between them say whether they tie.
+// A line of chips, best first: dragged with a pointer, or selected and moved by keys. ">" and "=" between them show ties.
 
 export class Ranking {
   /** @param {HTMLElement} list - the <ol>; @param {() => void} changed */
@@ -65,7 +65,7 @@ export class Ranking {
     const others = this.items.filter((each) => each !== item);
     const to = Math.max(0, Math.min(others.length, index));
     if (this.items.indexOf(item) === to) return;
-    // ties belong to neighbors: who leaves them or comes between them ends them
+    // ties are between neighbors: moving a chip away or between them ends the tie
     const after = item.nextElementSibling;
     if (after) setTied(after, false);
     setTied(item, false);
@@ -142,7 +142,7 @@ export class Ranking {
       item.classList.remove("dragged");
       this.take(item);
     };
-    // on the document: an element that is moved in the tree loses its hold of the pointer
+    // on the document: an element that is moved in the tree loses pointer capture
     document.addEventListener("pointermove", follow, leave);
     document.addEventListener("pointerup", drop, leave);
     document.addEventListener("pointercancel", drop, leave);
@@ -158,7 +158,7 @@ function setTied(item, tied) {
   item.querySelector(".tie").dataset.tied = String(Boolean(tied));
 }
 
-/** Whether a chip stands before the pointer: in a line above it, or in its line and left of it. */
+/** Whether a chip is before the pointer: in a line above it, or in its line and left of it. */
 function isBefore(item, pointer) {
   const box = item.querySelector(".chip").getBoundingClientRect();
   if (pointer.clientY > box.bottom + 4 && !hasOneLine(item.parentElement, box)) return true;

@@ -1,9 +1,9 @@
-// What somebody wrote in answers that were refused: it stays in sight until they throw it away.
+// Text written in rejected answers: it stays visible until the annotator discards it.
 
 const byId = (id) => document.getElementById(id);
 
 export class Refused {
-  /** @param {Drawer} drawer - where it outlives the page */
+  /** @param {Drawer} drawer - where it is stored beyond the page */
   constructor(drawer) {
     this.drawer = drawer;
     byId("refused-discard").addEventListener("click", () => this.#discard());

@@ -1,4 +1,4 @@
-// One task on the screen: what was answered so far, what is missing, and the ways to look at its completions.
+// One task on the screen: the answer so far, what is missing, and the views of its completions.
 
 import { DONE } from "./keeping.js";
 import { Ranking } from "./ranking.js";
@@ -7,12 +7,12 @@ const byId = (id) => document.getElementById(id);
 const now = () => (document.visibilityState === "visible" ? performance.now() : null);
 const OPPOSITE = { all_good: "all_bad", all_bad: "all_good" };
 const ABOUT_LENGTH = 80;
-const MOST_SECONDS = 7 * 86_400; // more the server does not take
-const NOT_REACHED = "The server can't be reached; the differences are made there.";
+const MOST_SECONDS = 7 * 86_400; // the server's limit
+const NOT_REACHED = "The server, which computes the differences, can't be reached.";
 
 export class TaskView {
   /**
-   * @param {HTMLElement} stage - where it stands
+   * @param {HTMLElement} stage - its container
    * @param {string} html - from our server, where every text in it was made safe
    * @param {object | null} draft - what was answered before, as `draft` gave it
    * @param {{changed: Function, say: Function, notice: Function, call: Function}} tell
@@ -28,7 +28,7 @@ export class TaskView {
     this.ms = 0;
     this.since = now();
     this.spans = [];
-    this.diffViewed = false; // whether the differences were ever marked before the answer
+    this.diffViewed = false; // whether the differences were shown before the answer
     const list = this.element.querySelector("#ranks");
     this.ranking = list && new Ranking(list, () => this.changed());
     if (draft) this.#restore(draft);
@@ -105,16 +105,16 @@ export class TaskView {
     this.#showSpans();
   }
 
-  /** What has to be done before this can be sent; "" for nothing. */
+  /** What is missing before this can be sent; "" for nothing. */
   get missing() {
-    if (this.kind === "ranking") return this.ranking.isTouched ? "" : "Nothing was moved. If the order is right as it is, send again.";
+    if (this.kind === "ranking") return this.ranking.isTouched ? "" : "You did not change the order. If it is right, send again.";
     if (this.kind !== "rating") return this.#choice === null ? "Choose an answer first." : "";
     const open = this.#unrated.length;
     return open ? `${open === 1 ? "1 rating is" : `${open} ratings are`} missing.` : "";
   }
 
   goToMissing() {
-    if (this.ranking) this.ranking.isTouched = true; // said once: the next time it is meant
+    if (this.ranking) this.ranking.isTouched = true; // asked once: the second time it is intended
     else (this.#unrated[0] ?? this.element).querySelector(".rating input, .choice input, input")?.focus();
     this.changed();
   }
@@ -138,13 +138,13 @@ export class TaskView {
     }
   }
 
-  /** How the prompt begins, to know this task again by. */
+  /** The beginning of the prompt, to identify this task. */
   get about() {
     const text = this.element.querySelector(".prompt .prose")?.textContent.trim() ?? "";
     return text.length > ABOUT_LENGTH ? `${text.slice(0, ABOUT_LENGTH)}…` : text;
   }
 
-  /** What the server is told. */
+  /** The request body for the server. */
   get submission() {
     const { comment, confidence, flags, spans, ms } = this.draft;
     return {
@@ -209,17 +209,17 @@ export class TaskView {
     const steps = this.#all('input[name="confidence"]');
     const next = steps[steps.findIndex((each) => each.checked) + 1]; // after the last one: none
     for (const each of steps) each.checked = each === next;
-    this.tell.say(`How sure: ${next?.parentElement.textContent.trim() ?? "not said"}`);
+    this.tell.say(`Confidence: ${next?.parentElement.textContent.trim() ?? "not set"}`);
     this.changed();
   }
 
-  /** All bad, all good, not said. */
+  /** All bad, all good, not set. */
   nextQuality() {
     const [good, bad] = ["all_good", "all_bad"].map((value) => this.element.querySelector(`input[name="flag"][value="${value}"]`));
     if (!good) return;
     [bad.checked, good.checked] = [!bad.checked && !good.checked, bad.checked];
     const said = [bad, good].find((each) => each.checked);
-    this.tell.say(`Flag: ${said?.parentElement.textContent.trim() ?? "none of the two"}`);
+    this.tell.say(`Flag: ${said?.parentElement.textContent.trim() ?? "neither"}`);
     this.changed();
   }
 
@@ -285,7 +285,7 @@ export class TaskView {
       return false;
     }
     places.forEach((each, place) => {
-      each.innerHTML = result.data.html[place]; // made safe by the server, as the task itself
+      each.innerHTML = result.data.html[place]; // sanitized by the server, like the task itself
     });
     this.element.dataset.compared = "yes";
     return true;
