@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic
 
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.errors import ConfigError
@@ -162,6 +163,7 @@ class OfflinePolicyTrainer(OfflineTrainer[PolicyModel, OfflineConfigT]):
         """What is trained."""
         return self.model
 
+    @override
     def modules(self) -> Sequence[TrainedModule]:
         """The policy."""
         return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]
