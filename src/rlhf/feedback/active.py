@@ -24,8 +24,8 @@ from rlhf.data.pack import pack, split_by_tokens
 from rlhf.errors import ConfigError, RewardError
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model, context_length, evaluating
-from rlhf.rewards.learned import groups_of_texts
 from rlhf.rewards.lengths import check_lengths
+from rlhf.rewards.model_reward import groups_of_texts
 from rlhf.rewards.types import TextCompletion
 
 if TYPE_CHECKING:

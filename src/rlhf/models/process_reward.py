@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel, TaskType
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import override
 
 from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
@@ -30,18 +31,18 @@ from rlhf.models.folders import (
     write_folder_aside,
     write_settings,
 )
-from rlhf.models.load import check_start, load_base
-from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
+from rlhf.models.load import load_base
+from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel, merged
-from rlhf.models.reward import PROCESS_SETTINGS_FILE, load_member, saveable
-from rlhf.models.scalar import HeadSettings, build_scalar_model, head_outputs, scalar_backbone
-from rlhf.models.score import OutputHead, ScorePath, base_model, evaluating, hidden_at, split_head
+from rlhf.models.scalar import HeadSettings, build_scalar_model, head_outputs
+from rlhf.models.scalar_model import PROCESS_SETTINGS_FILE, ScalarModel, load_member, saveable, started_from
+from rlhf.models.score import OutputHead, base_model, evaluating, split_head
 from rlhf.models.sources import model_source, source_name
 from rlhf.models.tokens import load_tokenizer
 from rlhf.seeds import derive_seed
 
 
-class ProcessRewardModel(nn.Module):
+class ProcessRewardModel(ScalarModel):
     """A backbone with a head that gives the log-odds that a step is right.
 
     Axes as in ``rlhf.data.pack``, and [K] steps of all solutions of a batch, in order.
@@ -68,7 +69,7 @@ class ProcessRewardModel(nn.Module):
                 steps; it is not saved.
             choice: The path it takes, where that is known; else the first batch decides.
         """
-        super().__init__()
+        super().__init__(choice=choice)
         if aggregate not in STEP_AGGREGATIONS:
             raise ConfigError(f"aggregate is {aggregate!r}; wanted one of {', '.join(STEP_AGGREGATIONS)}.")
         self.members = nn.ModuleList([member])
@@ -77,7 +78,6 @@ class ProcessRewardModel(nn.Module):
         self.aggregate = aggregate
         self.language_head = language_head
         self.language_projection = language_head.module if language_head is not None else None  # so that it moves along
-        self.choice = choice
 
     @classmethod
     def from_policy(
@@ -107,20 +107,16 @@ class ProcessRewardModel(nn.Module):
         Raises:
             ConfigError: Layers and an adapter were both asked for: an adapter leaves every layer frozen.
         """
+        config, tokenizer = started_from(source, lora)
         causal: PreTrainedModel
         if isinstance(source, PolicyModel):
-            config, tokenizer = ModelConfig.of({"path": "in memory"}), source.tokenizer
             causal = merged(source.model) if isinstance(source.model, PeftModel) else copy.deepcopy(source.model)
             forget_source(causal)
             for parameter in causal.parameters():
                 parameter.requires_grad_(parameter.is_floating_point())
         else:
-            config = ModelConfig.of({"path": source}) if isinstance(source, str) else source
-            check_start(config)
-            tokenizer = load_tokenizer(config)
             loaded = load_base(config, tokenizer, seed=seed)
             causal = merged(loaded) if isinstance(loaded, PeftModel) else loaded
-        config = config.updated(lora=lora) if lora is not None else config
         if extra_layers and config.lora is not None:
             raise ConfigError(
                 "extra_layers are trained as a whole, and lora freezes every layer; leave one of them out."
@@ -173,24 +169,14 @@ class ProcessRewardModel(nn.Module):
         return self.members[0]  # type: ignore[return-value]
 
     @property
-    def path(self) -> ScorePath | None:
-        """How batches are scored; None before the first one."""
-        return self.choice.path if self.choice else None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.members.parameters()).device
+    @override
+    def networks(self) -> Sequence[Any]:
+        return list(self.members)
 
     @cached_property
     def cutter(self) -> StepCutter:
         """Cuts sampled completions into steps."""
         return StepCutter(self.tokenizer, self.step_separator)
-
-    def choose_path(self, groups: Sequence[Group]) -> PathChoice:
-        """Compare the paths on a few rows of the real data and keep the right one."""
-        self.choice = choose_hidden_path(self.member, groups)
-        return self.choice
 
     def step_scores(self, batch: PackedBatch) -> Tensor:
         """[K] log-odds that each step is right, float32 at least; differentiable.
@@ -199,7 +185,7 @@ class ProcessRewardModel(nn.Module):
             batch: As ``pack_steps`` makes it.
         """
         batch = batch.to(self.device)
-        return head_outputs(self.member, self._hidden(batch, *step_rows(batch))).squeeze(1)
+        return head_outputs(self.member, self.hidden(batch, *step_rows(batch))[0]).squeeze(1)
 
     forward = step_scores  # wrappers such as DDP and FSDP only see calls of the module itself
 
@@ -214,7 +200,7 @@ class ProcessRewardModel(nn.Module):
         batch = batch.to(self.device)
         rows, sequences = step_rows(batch)
         count = len(rows)
-        hidden = self._hidden(batch, torch.cat([rows, batch.score_at]), torch.cat([sequences, batch.score_seq]))
+        (hidden,) = self.hidden(batch, torch.cat([rows, batch.score_at]), torch.cat([sequences, batch.score_seq]))
         found = self.language_head.logprobs(hidden[count:], batch.score_token, temperature=1.0)
         return head_outputs(self.member, hidden[:count]).squeeze(1), found.logprobs
 
@@ -240,6 +226,7 @@ class ProcessRewardModel(nn.Module):
                     at += count
         return found
 
+    @override
     def fingerprint(self) -> str:
         """Hex sha256 of all weights that are saved."""
         return module_fingerprint(self.members)
@@ -269,10 +256,6 @@ class ProcessRewardModel(nn.Module):
             write_settings(aside, PROCESS_SETTINGS_FILE, settings)
             write_text(aside / "README.md", model_card({**facts, **(card or {})}))
         return folder
-
-    def _hidden(self, batch: PackedBatch, rows: Tensor, sequences: Tensor) -> Tensor:
-        choice = self.choice or self.choose_path(groups_of(batch, limit=3))
-        return hidden_at(scalar_backbone(self.member), batch, rows, sequences, path=choice.path)
 
 
 def pack_steps(groups: Sequence[Group]) -> PackedBatch:

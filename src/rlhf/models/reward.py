@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -10,26 +9,25 @@ from typing import Any, Self
 import torch
 from peft import PeftModel, TaskType
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import override
 
 from rlhf.config.model import LoRAConfig, ModelConfig
-from rlhf.data.pack import Group, PackedBatch
+from rlhf.data.pack import PackedBatch
 from rlhf.errors import ModelError
 from rlhf.files import write_text
-from rlhf.models.adapter_base import adapter_base
-from rlhf.models.adapters import adapt, attach_adapter, forget_source
+from rlhf.models.adapters import adapt
 from rlhf.models.card import model_card
 from rlhf.models.folders import (
     described_by,
-    module_fingerprint,
     read_settings,
     save_weights,
     write_folder_aside,
     write_settings,
 )
 from rlhf.models.learned import LearnedScalars
-from rlhf.models.load import check_source, check_start, load_base, load_weights
-from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
+from rlhf.models.load import load_base
+from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel, merged
 from rlhf.models.scalar import (
     HeadKind,
@@ -38,20 +36,24 @@ from rlhf.models.scalar import (
     head_outputs,
     num_outputs,
     read_head,
-    scalar_backbone,
-    scalar_class,
 )
-from rlhf.models.score import ScorePath, backbone_of, base_model, hidden_at
-from rlhf.models.sources import hub_options, is_adapter, model_source, plain_errors, source_name
+from rlhf.models.scalar_model import (
+    PROCESS_SETTINGS_FILE,
+    ScalarModel,
+    copied_backbone,
+    load_member,
+    saveable,
+    started_from,
+)
+from rlhf.models.score import backbone_of, base_model
+from rlhf.models.sources import model_source, source_name
 from rlhf.models.tokens import load_tokenizer
 from rlhf.seeds import derive_seed
 
 SETTINGS_FILE = "rlhf_reward.json"
-PROCESS_SETTINGS_FILE = "rlhf_process.json"
-"""What a process reward model has in its place."""
 
 
-class RewardModel(nn.Module):
+class RewardModel(ScalarModel):
     """One or several backbones, each with one or several heads; K scores in all, averaged.
 
     Axes as in ``rlhf.data.pack``, and [K] scores: members times heads.
@@ -78,11 +80,10 @@ class RewardModel(nn.Module):
             head_dropout: Dropout before a linear head, in training.
             choice: The path they take, where that is known; else the first batch decides.
         """
-        super().__init__()
+        super().__init__(choice=choice)
         self.members = nn.ModuleList(members)
         self.tokenizer = tokenizer
         self.head_dropout = head_dropout
-        self.choice = choice
         self.learned: LearnedScalars | None = None
         """Parameters that the loss learned with the scores, if any."""
         total, device = sum(num_outputs(member) for member in members), next(members[0].parameters()).device
@@ -113,13 +114,7 @@ class RewardModel(nn.Module):
             seed: Seeds heads and adapters; member i draws from its own.
         """
         settings = HeadSettings(kind=head, num_outputs=num_heads, dropout=head_dropout if head == "mlp" else 0.0)
-        if isinstance(source, PolicyModel):
-            config, tokenizer = ModelConfig.of({"path": "in memory"}), source.tokenizer
-        else:
-            config = ModelConfig.of({"path": source}) if isinstance(source, str) else source
-            check_start(config)
-            tokenizer = load_tokenizer(config)
-        config = config.updated(lora=lora) if lora is not None else config
+        config, tokenizer = started_from(source, lora)
         members = []
         for number in range(num_models):
             own = derive_seed(seed, "reward", number)
@@ -176,11 +171,12 @@ class RewardModel(nn.Module):
         return model.eval()
 
     @property
-    def path(self) -> ScorePath | None:
-        """How batches are scored; None before the first one."""
-        return self.choice.path if self.choice else None
+    @override
+    def networks(self) -> Sequence[Any]:
+        return list(self.members)
 
     @property
+    @override
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.mean.device
@@ -195,24 +191,14 @@ class RewardModel(nn.Module):
         """All weights of all members."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def choose_path(self, groups: Sequence[Group]) -> PathChoice:
-        """Compare the paths on a few rows of the real data and keep the right one."""
-        choices = [choose_hidden_path(member, groups) for member in self.members]  # type: ignore[arg-type]
-        self.choice = max(choices, key=lambda choice: (choice.path != "packed", choice.max_difference))
-        return self.choice
-
     def raw_scores(self, batch: PackedBatch) -> Tensor:
         """[K, S] as the heads give them: what the training loss is made of. Differentiable."""
         batch = batch.to(self.device)
-        choice = self.choice or self.choose_path(groups_of(batch, limit=3))
         # The last token's own row, known from the layout: where a padding token equals EOS, looking for the last token that
         # is no padding would read the row before it.
         sequences = torch.arange(batch.num_sequences, device=batch.tokens.device)
-        parts = []
-        for member in self.members:
-            hidden = hidden_at(scalar_backbone(member), batch, batch.last, sequences, path=choice.path)  # type: ignore[arg-type]
-            parts.append(head_outputs(member, hidden, dropout=self.head_dropout).T)  # type: ignore[arg-type]
-        return torch.cat(parts)
+        states = zip(self.networks, self.hidden(batch, batch.last, sequences), strict=True)
+        return torch.cat([head_outputs(member, hidden, dropout=self.head_dropout).T for member, hidden in states])
 
     forward = raw_scores  # wrappers such as DDP and FSDP only see calls of the module itself
 
@@ -278,10 +264,6 @@ class RewardModel(nn.Module):
         )
         self.set_normalization(mean.to(self.mean), (std * together).to(self.std))
 
-    def fingerprint(self) -> str:
-        """Hex sha256 of all weights."""
-        return module_fingerprint(self)
-
     def save_pretrained(self, folder: Path | str, *, card: Mapping[str, Any] | None = None) -> Path:
         """Write a folder that ``from_pretrained`` gives back bit for bit.
 
@@ -343,24 +325,6 @@ class RewardModel(nn.Module):
         return {**kind, "base_model": source_name(base_model(first)), "notes": notes, "tags": ["reward-model"]}
 
 
-def copied_backbone(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The backbone of a model in memory, adapters merged in; the original stays as it is."""
-    if isinstance(model, PeftModel):
-        backbone = backbone_of(merged(model))
-    else:
-        backbone = copy.deepcopy(backbone_of(model))
-    forget_source(backbone)
-    for parameter in backbone.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
-    return backbone
-
-
-def saveable(member: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftModel:
-    if isinstance(member, PeftModel) and not base_model(member).name_or_path:
-        return merged(member)
-    return member
-
-
 def _member_folders(source: str, count: int) -> list[str]:
     """The folders of an ensemble, all there."""
     folders = [Path(source) / f"member-{number}" for number in range(count)]
@@ -370,27 +334,3 @@ def _member_folders(source: str, count: int) -> list[str]:
                 f"{source} is an ensemble of {count} reward models, but {folder.name} is missing. Copy the folder again."
             )
     return [str(folder) for folder in folders]
-
-
-def load_member(
-    source: str, config: ModelConfig, head: HeadSettings | None, *, seed: int
-) -> PreTrainedModel | PeftModel:
-    """Backbone and head from a folder or the hub, with or without an adapter."""
-    if is_adapter(source):
-        base_config = config.updated(path=adapter_base(source), lora=None, revision=None)
-        backbone = load_weights(AutoModel, str(base_config.path), base_config)
-        model = build_scalar_model(backbone, head or HeadSettings(), seed=seed)
-        return adapt(attach_adapter(model, source, config), config, task=TaskType.SEQ_CLS, seed=seed)
-    check_source(source, config, language_model=False)
-    with plain_errors(f"the reward model {source!r}"):
-        settings = AutoConfig.from_pretrained(
-            source, trust_remote_code=config.trust_remote_code, **hub_options(source, config.revision)
-        )
-    if head is None and settings.num_labels != 1:
-        kind = ", ".join(settings.architectures or ()) or settings.model_type
-        raise ModelError(
-            f"{source!r} is no reward model: it is a {kind} and has {settings.num_labels} outputs where a reward model has one score. "
-            f"Train one from it with `rlhf reward`, or give the folder of one."
-        )
-    model = load_weights(scalar_class(settings), source, config, config=settings)
-    return adapt(model, config, task=TaskType.SEQ_CLS, seed=seed)

@@ -10,32 +10,31 @@ import torch
 from peft import PeftModel, TaskType
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
+from typing_extensions import override
 
 from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch
 from rlhf.errors import ModelError, check_type
 from rlhf.files import write_text
-from rlhf.models.adapter_base import adapter_base
-from rlhf.models.adapters import adapt, attach_adapter
+from rlhf.models.adapters import adapt
 from rlhf.models.card import model_card
 from rlhf.models.checks import safetensors_names
 from rlhf.models.device import placed
 from rlhf.models.folders import (
     described_by,
-    module_fingerprint,
     read_settings,
     save_weights,
     write_folder_aside,
     write_settings,
 )
-from rlhf.models.load import check_source, load_weights
-from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
+from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reward import RewardModel, copied_backbone, saveable
-from rlhf.models.scalar import HeadSettings, ScalarHead, build_scalar_model, head_outputs, scalar_backbone, scalar_class
-from rlhf.models.score import ScorePath, active_module, backbone_of, base_model, hidden_at
-from rlhf.models.sources import is_adapter, model_source, plain_errors
+from rlhf.models.reward import RewardModel
+from rlhf.models.scalar import HeadSettings, ScalarHead, build_scalar_model, head_outputs
+from rlhf.models.scalar_model import ScalarModel, copied_backbone, load_member, saveable
+from rlhf.models.score import active_module, backbone_of, base_model
+from rlhf.models.sources import model_source, plain_errors
 from rlhf.models.weights import check_finite, seeded
 
 SETTINGS_FILE = "rlhf_value.json"
@@ -44,7 +43,7 @@ HEAD = HeadSettings(kind="linear", bias=True)
 HeadInit = Literal["zero", "random", "reward"]
 
 
-class ValueModel(nn.Module):
+class ValueModel(ScalarModel):
     """A critic with its own backbone, or only a head on the policy's hidden states.
 
     The value of a scored token belongs to the state *before* it: it is read where the token is predicted, so it can't know which
@@ -65,11 +64,10 @@ class ValueModel(nn.Module):
             head: The head alone, for a shared backbone.
             choice: The path it takes, where that is known; else the first batch decides.
         """
-        super().__init__()
+        super().__init__(choice=choice)
         assert (model is None) != (head is None)
         self.model = model
         self.head = head
-        self.choice = choice
 
     @classmethod
     def from_policy(
@@ -154,17 +152,7 @@ class ValueModel(nn.Module):
             shared, width = bool(settings["shared"]), int(settings["hidden_size"])
         if shared:
             return cls(None, placed(_load_head(Path(source) / HEAD_FILE, width))).eval()
-        model: PreTrainedModel | PeftModel
-        if is_adapter(source):
-            base_config = config.updated(path=adapter_base(source), lora=None)
-            backbone = load_weights(AutoModel, str(base_config.path), base_config)
-            model = attach_adapter(build_scalar_model(backbone, HEAD, seed=0), source, config)
-        else:
-            check_source(source, config, language_model=False)
-            with plain_errors(f"the value model {source!r}"):
-                own = AutoConfig.from_pretrained(source)
-            model = load_weights(scalar_class(own), source, config, config=own)
-        return cls(adapt(model, config, task=TaskType.SEQ_CLS, seed=0)).eval()
+        return cls(load_member(source, config, HEAD, seed=0, what="value model")).eval()
 
     @property
     def is_shared(self) -> bool:
@@ -172,21 +160,17 @@ class ValueModel(nn.Module):
         return self.model is None
 
     @property
-    def path(self) -> ScorePath | None:
-        """How batches are scored; None before the first one, and for a shared backbone."""
-        return self.choice.path if self.choice else None
+    @override
+    def networks(self) -> Sequence[Any]:
+        """None where the backbone is the policy's."""
+        return [] if self.model is None else [self.model]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
-
+    @override
     def choose_path(self, groups: Sequence[Group]) -> PathChoice:
         """Compare the paths on a few rows of the real data and keep the right one."""
         if self.model is None:
             raise ModelError("A value head on the policy's backbone has no separate path; use the policy's.")
-        self.choice = choose_hidden_path(self.model, groups)
-        return self.choice
+        return super().choose_path(groups)
 
     def values(self, batch: PackedBatch, hidden: Tensor | None = None) -> Tensor:
         """Expected return before each scored token, [M], float32 at least; differentiable.
@@ -205,8 +189,7 @@ class ValueModel(nn.Module):
                 values: Tensor = self.head(hidden.to(torch.promote_types(hidden.dtype, torch.float32))).squeeze(1)
             return values
         batch = batch.to(self.device)
-        choice = self.choice or self.choose_path(groups_of(batch, limit=3))
-        own = hidden_at(scalar_backbone(self.model), batch, batch.score_at, batch.score_seq, path=choice.path)
+        (own,) = self.hidden(batch, batch.score_at, batch.score_seq)
         return head_outputs(self.model, own).squeeze(1)
 
     forward = values  # wrappers such as DDP and FSDP only see calls of the module itself
@@ -214,10 +197,6 @@ class ValueModel(nn.Module):
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """By name: everything, or adapter and head."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
-
-    def fingerprint(self) -> str:
-        """Hex sha256 of all weights."""
-        return module_fingerprint(self)
 
     def save_pretrained(self, folder: Path | str, *, card: Mapping[str, Any] | None = None) -> Path:
         """Write a folder that ``from_pretrained`` gives back; aside and renamed."""

@@ -23,7 +23,7 @@ from rlhf.config.model import AUTO
 from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS
 from rlhf.errors import ConfigError
 from rlhf.models.reference import ReferenceModel
-from rlhf.models.reward import PROCESS_SETTINGS_FILE
+from rlhf.models.scalar_model import PROCESS_SETTINGS_FILE
 from rlhf.pipeline.staged_run import FinishedStage, StagedRun, copy_model
 
 HANDED_OVER = "handed_over"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,17 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf.config.rewards import Combine, EnsembleRewardConfig, LearnedRewardConfig
 from rlhf.data.contracts import Prompt
-from rlhf.data.datasets import SFTDataset
-from rlhf.data.pack import Branch, Group, pack, split_by_tokens
-from rlhf.errors import ConfigError, RewardError, RLHFError, check_type, look_up
+from rlhf.data.pack import Group, pack, split_by_tokens
+from rlhf.errors import check_type, look_up
 from rlhf.models.reward import RewardModel
-from rlhf.models.score import base_model, context_length, evaluating
+from rlhf.models.score import evaluating
 from rlhf.rewards.ensemble import COMBINATIONS, EnsembleReward, combine_scores
-from rlhf.rewards.lengths import LengthRule
+from rlhf.rewards.model_reward import ModelReward, groups_of_samples, groups_of_texts, model_folder, usable_ids
 from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult, TextCompletion
 from rlhf.rewards.verdicts import OnError, result_of_model
 
 
-class LearnedReward:
+class LearnedReward(ModelReward[RewardModel]):
     """Scores completions with a reward model.
 
     Ids are used as they are where policy and reward model share a tokenizer; a prompt that several completions share
@@ -61,20 +59,9 @@ class LearnedReward:
         if isinstance(model, str | Path):
             model = RewardModel.from_pretrained(str(model))
         check_type(model, RewardModel, name="model", expected="a RewardModel, or the folder or hub name of one")
-        self.model = model
-        self.tokenizer = tokenizer
+        super().__init__(model, tokenizer=tokenizer, name=name, max_tokens=max_tokens, on_error=on_error)
         self.combine: Combine = combine
         self.std_coef = std_coef
-        self.max_tokens = max_tokens
-        self.on_error = on_error
-        self.lengths = LengthRule(context_length(base_model(model.members[0])))  # type: ignore[arg-type]
-        self._name = name
-        self._same_ids = same_ids(tokenizer, model.tokenizer) if tokenizer is not None else None
-
-    @property
-    def name(self) -> str:
-        """What metrics and errors call it."""
-        return self._name
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
@@ -153,119 +140,3 @@ def build_ensemble(spec: EnsembleRewardConfig, at: RewardContext) -> EnsembleRew
         name=spec.name or "ensemble",
         on_error=at.on_error,
     )
-
-
-def model_folder(source: str) -> str:
-    """A reward model's folder or hub name, for use without a recipe.
-
-    Raises:
-        ConfigError: It names a stage.
-    """
-    if source.startswith("stage:"):
-        raise ConfigError(f"The reward {source!r} names a stage; outside a recipe give the folder of its model.")
-    return source
-
-
-def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether an id means the same to both, the ids that begin and end a text included."""
-    if one is other:
-        return True
-    specials = [(t.bos_token_id, t.eos_token_id) for t in (one, other)]
-    return specials[0] == specials[1] and one.get_vocab() == other.get_vocab()
-
-
-def usable_ids(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    completions: Sequence[CompletionLike],
-    *,
-    same: bool | None = None,
-) -> list[bool]:
-    """[S] whether a model can take the ids that were sampled as they are.
-
-    Args:
-        tokenizer: The model's.
-        prompts: [S].
-        completions: [S].
-        same: Whether the policy's tokenizer has the same ids. None where it is not known: then those samples whose ids this tokenizer
-            decodes to the same texts, and none if it decodes most of them differently.
-    """
-    known = [bool(completion.tokens) for completion in completions]  # of some only the text is known
-    if same is not None:
-        return [same and there for there in known]
-    asked = zip(known, prompts, completions, strict=True)
-    read = [there and _reads_the_same(tokenizer, prompt, completion) for there, prompt, completion in asked]
-    return read if 2 * sum(read) > sum(known) else [False] * len(read)
-
-
-def _reads_the_same(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completion: CompletionLike) -> bool:
-    """Whether a tokenizer decodes the ids to the same text, with a special token at the end."""
-    decoded = str(tokenizer.decode([*prompt.ids, *completion.tokens], skip_special_tokens=True))
-    if not decoded.endswith(completion.text):
-        return False
-    if not completion.text and str(tokenizer.decode(completion.tokens, skip_special_tokens=True)).strip():
-        return False
-    ended_in_text = tokenizer.decode(completion.tokens[-1:], skip_special_tokens=True) != ""
-    return completion.truncated or ended_in_text or completion.tokens[-1] in tokenizer.all_special_ids
-
-
-def groups_of_texts(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    completions: Sequence[CompletionLike],
-    *,
-    who: str,
-) -> list[Group]:
-    """One group each, in order; completions with and without an end-of-text token are tokenized separately.
-
-    Raises:
-        RewardError: A sample can't be read as text by ``who``.
-    """
-    groups: dict[int, Group] = {}
-    for add_eos in (True, False):
-        # An empty completion without EOS would leave no token to read a score at.
-        places = [i for i, c in enumerate(completions) if (not c.truncated or not c.text) == add_eos]
-        rows = [_row(prompts[i], completions[i]) for i in places]
-        if not rows:
-            continue
-        try:
-            data = SFTDataset(rows, tokenizer, add_eos=add_eos)
-        except RLHFError as err:
-            raise RewardError(f"{who} can't read the samples as text: {err}") from err
-        groups.update(zip(places, data, strict=True))
-    return [groups[i] for i in range(len(completions))]
-
-
-def groups_of_samples(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    completions: Sequence[CompletionLike],
-    *,
-    as_ids: Sequence[bool],
-    who: str,
-) -> list[Group]:
-    """Samples in order, each as the ids that were sampled or (depending on ``as_ids`` [S]) as a text that is tokenized by ``tokenizer``."""
-    groups: list[Group] = []
-    for by_ids, run in groupby(range(len(completions)), key=as_ids.__getitem__):
-        places = list(run)
-        asked, said = [prompts[i] for i in places], [completions[i] for i in places]
-        groups += groups_of_ids(asked, said) if by_ids else groups_of_texts(tokenizer, asked, said, who=who)
-    return groups
-
-
-def groups_of_ids(prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
-    """Neighbors with the same prompt share it; the order of completions stays."""
-    groups: list[Group] = []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        branch = Branch(completion.tokens)
-        if groups and groups[-1].prefix == prompt.ids:
-            groups[-1] = Group(prompt.ids, [*groups[-1].branches, branch], groups[-1].columns)
-        else:
-            groups.append(Group(prompt.ids, [branch], {"id": prompt.id}))
-    return groups
-
-
-def _row(prompt: Prompt, completion: CompletionLike) -> dict[str, object]:
-    if prompt.messages is None:
-        return {"prompt": prompt.text, "completion": completion.text}
-    return {"prompt": prompt.messages, "completion": [{"role": "assistant", "content": completion.text}]}

@@ -17,14 +17,13 @@ from rlhf.data.steps import CutSolution
 from rlhf.errors import RewardError, look_up
 from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps
 from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
-from rlhf.models.score import base_model, context_length, evaluating
-from rlhf.rewards.learned import groups_of_samples, model_folder, same_ids, usable_ids
-from rlhf.rewards.lengths import LengthRule
+from rlhf.models.score import evaluating
+from rlhf.rewards.model_reward import ModelReward, groups_of_samples, model_folder, usable_ids
 from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
 from rlhf.rewards.verdicts import OnError, result_of_model
 
 
-class ProcessReward:
+class ProcessReward(ModelReward[ProcessRewardModel]):
     """Scores a completion by its steps: the probability that they are right, from 0 to 1.
 
     A completion is cut at the model's separator (see ``rlhf.data.steps.StepCutter``). Ids are used as they were sampled
@@ -54,19 +53,9 @@ class ProcessReward:
             max_tokens: Distinct tokens in one forward pass; memory only.
             on_error: ``report`` puts samples whose score is not finite into the result's ``errors`` instead of raising.
         """
-        self.model = model
+        super().__init__(model, tokenizer=tokenizer, name=name, max_tokens=max_tokens, on_error=on_error)
         self.aggregate = aggregate or model.aggregate
         look_up(dict.fromkeys(STEP_AGGREGATIONS), self.aggregate, kind="aggregation of steps")
-        self.max_tokens = max_tokens
-        self.on_error = on_error
-        self.lengths = LengthRule(context_length(base_model(model.member)))
-        self._name = name
-        self._same_ids = same_ids(tokenizer, model.tokenizer) if tokenizer is not None else None
-
-    @property
-    def name(self) -> str:
-        """What metrics and errors call it."""
-        return self._name
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.on_policy import DistillConfig
 from rlhf.data.contracts import Prompt
@@ -38,6 +39,7 @@ class DistillTrainer(RLTrainer[DistillConfig]):
 
     needs_scorer = False
 
+    @override
     def prepare(self) -> None:
         """A teacher with the same token ids, and demonstrations of the prompts where the config wants any."""
         config, demonstrations = self.config, self.inputs.demonstrations
@@ -52,6 +54,7 @@ class DistillTrainer(RLTrainer[DistillConfig]):
                 f"{len(demonstrations)} demonstrations; give demonstrations of the same prompts, or on_policy_frac: 1."
             )
 
+    @override
     def gather(self, rollout_index: int, metrics: Metrics) -> Gathered:
         """The next prompts, each completed by the student, or by a demonstration where its lot falls so."""
         count = self.config.prompts_per_rollout
@@ -68,18 +71,21 @@ class DistillTrainer(RLTrainer[DistillConfig]):
         judged = Judged.without_scores(Rollout.joined(parts))
         return Gathered(judged.rollout, judged.scores, judged.scores)
 
+    @override
     def first_prompts(self, rollout_index: int) -> list[Prompt]:
-        """See ``RLTrainer``: those for which no demonstration stands."""
+        """Those for which no demonstration stands."""
         return [
             prompt
             for prompt in super().first_prompts(rollout_index)
             if self._demonstration(prompt, rollout_index) is None
         ]
 
+    @override
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """None: the teacher says what it thinks of every token. The scores that nobody gave are forgotten."""
         del experience.columns["scores"]
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Divergence from the teacher + KL to the start - entropy bonus, brought to one number as ``aggregation`` says."""
         batch = batch.to(self.policy.device)
@@ -87,6 +93,7 @@ class DistillTrainer(RLTrainer[DistillConfig]):
         metrics.total("loss/train", loss)
         return loss
 
+    @override
     def policy_losses(self, scores: TokenScores, batch: PackedBatch, metrics: Metrics) -> Tensor:
         """[M] divergence from the teacher, in the place of what advantages teach."""
         config = self.config
@@ -98,6 +105,7 @@ class DistillTrainer(RLTrainer[DistillConfig]):
         self.measure_ratios(scores.logprobs, batch, metrics)
         return losses
 
+    @override
     def measure_held_out(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """The exact KL(student || teacher) and the divergence that is learned, nats per token of the student's own texts."""
         temperature = self.config.sampling.temperature
@@ -111,6 +119,7 @@ class DistillTrainer(RLTrainer[DistillConfig]):
                 )
             metrics.mean(f"eval/{name}", found)
 
+    @override
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Divergence from the teacher."""
         return describe(metrics, {f"{self.name}/divergence": "divergence"})

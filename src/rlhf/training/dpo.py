@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.formulas import argument_values
 from rlhf.config.preference import DPOConfig
@@ -55,6 +56,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
     name = "dpo"
     config_class = DPOConfig
 
+    @override
     def prepare(self) -> None:
         """The rows get the reference's log-probabilities as a column, unless nothing asks for them."""
         config = self.config
@@ -73,10 +75,12 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
         self.pair_loss = length_normalized_dpo_loss if config.length_normalized else formula
         self._whole: WholeStep | None = None
 
+    @override
     def collecting_takes_long(self, phase: int) -> bool:
         """Where the reference is still to be asked."""
         return self.scored is not None and not self.scored.are_there
 
+    @override
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next pairs; before the first, the reference's scores of all of them."""
         if self.scored is not None and self.reference is not None:
@@ -84,6 +88,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
         self.reference = None
         return super().collect(phase, metrics)
 
+    @override
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Pairs with the reference's log-probabilities as a column."""
         batch = super().pack(groups)
@@ -91,6 +96,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
             return batch
         return batch.with_columns(ref_logprobs=torch.cat([group.columns["ref_logprobs"] for group in groups]))
 
+    @override
     def batches(self, groups: Iterable[Group]) -> list[PackedBatch]:
         """Micro-batches; for losses that compare all pairs of a step, each completion knows its place in it."""
         found = super().batches(groups)
@@ -99,6 +105,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
         places = torch.arange(sum(b.num_sequences for b in found)).split([b.num_sequences for b in found])
         return [batch.with_columns(place=place) for batch, place in zip(found, places, strict=True)]
 
+    @override
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Losses that compare all pairs of a step are told what the policy says of them: one more forward."""
         if not self.config.pair_formula.compares_pairs:
@@ -109,14 +116,17 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
             parts.append((batch.columns["place"], sums, batch.columns["ref_logprobs"].to(sums.dtype)))
         self._whole = WholeStep(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
+    @override
     def before_evaluation(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Held-out pairs are compared as one step would be."""
         self.before_step(batches, metrics)
 
+    @override
     def score(self, batch: PackedBatch) -> TokenScores:
         """Log-probabilities; to weigh pairs, also how likely two samples of each distribution agree."""
         return self.policy.score(batch, with_collision=self.config.weight_by_policy)
 
+    @override
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
         """[P] losses of the chosen form, and [S] implicit rewards in the unit that it compares."""
         config = self.config
@@ -161,11 +171,13 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
             return completion_sums(logprobs, batch)
         return length_desensitized_logprobs(logprobs, batch.score_seq, batch.num_sequences, alpha=alpha)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and what the reference said."""
         said = {} if self.scored is None else {"ref_logprobs": self.scored.state_dict()}
         return {**super().state_dict(), **said}
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         super().load_state_dict(state)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.data.contracts import Prompt
@@ -47,13 +48,15 @@ class GRPOTrainer(RLTrainer[GRPOConfig]):
     name = "grpo"
     config_class = GRPOConfig
 
+    @override
     def prepare(self) -> None:
         """The cursor of dynamic sampling."""
         self.asked_again = 0
         """Prompts that dynamic sampling has asked beyond those planned, over the whole run: the cursor moves on by them."""
 
+    @override
     def gather(self, rollout_index: int, metrics: Metrics) -> Gathered:
-        """See ``RLTrainer``; with groups that teach and greedy completions, where the settings ask for them."""
+        """The next prompts; also groups that teach, and greedy completions, where the config asks for them."""
         config = self.config
         prompts = self.first_prompts(rollout_index)
         judged = self.first_round(rollout_index, metrics)
@@ -63,13 +66,15 @@ class GRPOTrainer(RLTrainer[GRPOConfig]):
             return self._with_greedy_baseline(prompts, judged, rollout_index, metrics)
         return Gathered(judged.rollout, judged.scores, judged.scores)
 
+    @override
     def first_prompts(self, rollout_index: int) -> list[Prompt]:
-        """See ``RLTrainer``; behind those that dynamic sampling has asked."""
+        """The next ones behind those that dynamic sampling has asked."""
         count = self.config.prompts_per_rollout
         return self.next_prompts(rollout_index * count + self.asked_again, count)
 
+    @override
     def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
-        """See ``RLTrainer``: siblings, the whole rollout, or each completion and its prompt's greedy one."""
+        """Siblings, the whole rollout, or each completion and its prompt's greedy one."""
         config, scores = self.config, gathered.scores
         if config.advantage == "greedy":
             greedy = gathered.columns["greedy_scores"]
@@ -79,6 +84,7 @@ class GRPOTrainer(RLTrainer[GRPOConfig]):
             return scores.view(1, -1), "of the rollout"
         return scores.view(-1, config.group_size), "in every group"
 
+    @override
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """How much better was each completion than what it is compared with?"""
         config = self.config
@@ -99,6 +105,7 @@ class GRPOTrainer(RLTrainer[GRPOConfig]):
         metrics.mean(f"{self.name}/advantage_mean", advantages)
         experience.token_columns["advantages"] = token_advantages
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """The policy's term is all there is."""
         batch = batch.to(self.policy.device)
@@ -106,10 +113,12 @@ class GRPOTrainer(RLTrainer[GRPOConfig]):
         metrics.total("loss/train", loss)
         return loss
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """See ``RLTrainer``, and how far dynamic sampling has moved the cursor."""
+        """Also how far dynamic sampling has moved the cursor."""
         return {**super().state_dict(), "asked_again": self.asked_again}
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         super().load_state_dict(state)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.preference import KTOConfig
 from rlhf.data.message_text import counted
@@ -48,6 +49,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
     name = "kto"
     config_class = KTOConfig
 
+    @override
     def prepare(self) -> None:
         """The rows get the reference's log-probabilities as a column."""
         config = self.config
@@ -78,10 +80,12 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
         """Log-probabilities of policy and reference, and labels, of the step's rows so far."""
 
+    @override
     def collecting_takes_long(self, phase: int) -> bool:
         """Where the reference is still to be asked."""
         return not self.scored.are_there
 
+    @override
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next rows; before the first, the reference's scores of all of them."""
         if self.reference is not None:
@@ -92,6 +96,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         self._groups, self._step = rows.groups, phase
         return rows
 
+    @override
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Completions with the reference's log-probability and the verdict as columns."""
         return pack(groups).with_columns(
@@ -99,6 +104,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
             desirable=torch.tensor([_label(group) for group in groups]),
         )
 
+    @override
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """The reference point of the whole step."""
         self._seen = []
@@ -110,6 +116,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
             self.point = self._measured_point(self._groups, "step", self._step) if whole else 0.0
         metrics.mean("kto/reference_point", torch.tensor(self.point, dtype=torch.float64))
 
+    @override
     def before_evaluation(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """The reference point of all held-out rows, as if they were one step; a running average stays as it is."""
         if self.running is not None:
@@ -119,6 +126,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
             self.point = self._measured_point([self.eval_data[i] for i in range(len(self.eval_data))], "eval")
         metrics.mean("eval/reference_point", torch.tensor(self.point, dtype=torch.float64))
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over the step's rows, of both kinds together."""
         losses, seen = self._losses(batch, metrics, of="kto")
@@ -129,6 +137,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         metrics.total("kto/num_undesirable", (1 - desirable).sum())
         return losses.sum() / totals.num_groups
 
+    @override
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """AdamW's; a running average takes in what the policy said before it, unless the step was left out."""
         taken = super().take_step(optimizer, step, batches)
@@ -141,19 +150,23 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         self._seen = []
         return taken
 
+    @override
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
         """Loss, rewards of each kind, and how many rows lie on the right side of the reference point."""
         metrics.mean("eval/loss", self._losses(batch, metrics, of="eval")[0])
 
+    @override
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Loss, accuracy and reference point."""
         return describe(metrics, {"loss/train": "loss", "kto/accuracy": "accuracy", "kto/reference_point": "z0"})
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """The cursor, what the reference said, and the running average."""
         running = None if self.running is None else self.running.state_dict()
         return {**super().state_dict(), "ref_logprobs": self.scored.state_dict(), "running": running}
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         super().load_state_dict(state)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.base import BaseConfig
 from rlhf.config.training import OfflineConfig
@@ -169,6 +170,7 @@ class OfflinePolicyTrainer(OfflineTrainer[PolicyModel, OfflineConfigT]):
         """What is trained."""
         return self.model
 
+    @override
     def modules(self) -> Sequence[TrainedModule]:
         """The policy."""
         return [TrainedModule("policy", self.policy.model, self.config.learning_rate)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.formulas import argument_values
 from rlhf.config.on_policy import OnlineDPOConfig
@@ -28,10 +29,12 @@ class OnlineDPOTrainer(RLTrainer[OnlineDPOConfig]):
     name = "online_dpo"
     config_class = OnlineDPOConfig
 
+    @override
     def collect(self, rollout_index: int, metrics: Metrics) -> RolloutExperience:
         """One rollout, of which pairs are left."""
         return best_and_worst(super().collect(rollout_index, metrics))
 
+    @override
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """How far apart a prompt's best and worst completion are."""
         by_group = experience.columns["scores"].view(-1, self.config.group_size)
@@ -39,6 +42,7 @@ class OnlineDPOTrainer(RLTrainer[OnlineDPOConfig]):
         metrics.mean(f"{self.name}/score_gap", gap)
         metrics.mean(f"{self.name}/equal_groups_frac", gap == 0)
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over pairs of the chosen form."""
         config = self.config

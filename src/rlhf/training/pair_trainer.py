@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.preference import PairsConfig
 from rlhf.data.message_text import counted
@@ -41,6 +42,7 @@ class PairsTrainer(OfflinePolicyTrainer[ConfigT]):
             [P] losses without a likelihood term, and [S] implicit rewards: what the losses compare.
         """
 
+    @override
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Pairs; methods that need columns add them."""
         for group in groups:
@@ -51,16 +53,19 @@ class PairsTrainer(OfflinePolicyTrainer[ConfigT]):
         """What the policy says; methods that need more than log-probabilities ask for it here."""
         return self.policy.score(batch)
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over the step's pairs."""
         losses = self._losses(batch, metrics, of=self.name, sft="loss/sft")
         metrics.mean("loss/train", losses)
         return losses.sum() / totals.num_groups
 
+    @override
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
         """Loss, accuracy of the implicit reward (a tie counts half) and margin."""
         metrics.mean("eval/loss", self._losses(batch, metrics, of="eval", sft="eval/sft_loss"))
 
+    @override
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Loss, accuracy and margin."""
         named = {f"{self.name}/accuracy": "accuracy", f"{self.name}/reward_margin": "margin"}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.activity import doing
 from rlhf.config.policy import PPOConfig
@@ -45,6 +46,7 @@ class PPOTrainer(RLTrainer[PPOConfig]):
     name = "ppo"
     config_class = PPOConfig
 
+    @override
     def prepare(self) -> None:
         """A critic of the kind that the config names."""
         given = self.inputs.value_model
@@ -58,6 +60,7 @@ class PPOTrainer(RLTrainer[PPOConfig]):
         self.positive_tokens = 0
         """Tokens of good completions in the present step, all its micro-batches together."""
 
+    @override
     def modules(self) -> Sequence[TrainedModule]:
         """Policy and critic."""
         config = self.config
@@ -66,27 +69,31 @@ class PPOTrainer(RLTrainer[PPOConfig]):
             TrainedModule("value", self.value_model, config.value_learning_rate or config.learning_rate),
         ]
 
+    @override
     def collect(self, rollout_index: int, metrics: Metrics) -> RolloutExperience:
-        """See ``RLTrainer``; a KL that the policy had no chance to change moves no weight."""
+        """A KL that the policy had no chance to change moves no weight."""
         experience = super().collect(rollout_index, metrics)
         if rollout_index < self.config.value_warmup_rollouts:
             self.kl_measured = None
         return experience
 
     @property
+    @override
     def first_step_of_policy(self) -> int:
-        """See ``RLTrainer``: behind the critic's warm-up."""
+        """The first one behind the critic's warm-up."""
         return self.config.value_warmup_rollouts * self.steps_per_phase + 1
 
+    @override
     def steps(self, rollout_index: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
-        """See ``RLTrainer``."""
         self.policy_learns = rollout_index >= self.config.value_warmup_rollouts
         yield from super().steps(rollout_index, experience)
 
+    @override
     def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
-        """See ``RLTrainer``: the critic is every completion's measure, so those of one prompt may all score alike."""
+        """The critic is every completion's measure, so those of one prompt may all score alike."""
         return gathered.scores.view(1, -1), "of the rollout"
 
+    @override
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """Rewards, values, advantages and returns of every token."""
         config, score_seq = self.config, experience.score_seq
@@ -119,11 +126,13 @@ class PPOTrainer(RLTrainer[PPOConfig]):
             advantages = whiten(advantages)
         experience.token_columns.update(values=values, advantages=advantages, returns=returns)
 
+    @override
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Count the tokens of good completions: the mean over them is one of the whole step."""
         if self.config.positive_nll_coef:
             self.positive_tokens = sum(int(self._of_good_completions(batch).sum()) for batch in batches)
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """What the policy learns from, and the value loss; of these only the latter while the critic is warmed up."""
         batch = batch.to(self.policy.device)
@@ -138,8 +147,9 @@ class PPOTrainer(RLTrainer[PPOConfig]):
         metrics.total("loss/train", loss)
         return loss
 
+    @override
     def policy_term(self, scores: TokenScores, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
-        """See ``RLTrainer``; and a share of the likelihood of good completions, a mean over all their tokens of the step."""
+        """Also a share of the likelihood of good completions, a mean over all their tokens of the step."""
         loss = super().policy_term(scores, batch, totals, metrics)
         if not self.positive_tokens:
             return loss
@@ -166,6 +176,7 @@ class PPOTrainer(RLTrainer[PPOConfig]):
         metrics.mean("loss/value", losses)
         return config.value_coef * token_mean(losses, num_tokens=totals.num_tokens)
 
+    @override
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """AdamW's; where only the critic learns, whatever else has a gradient for the policy is forgotten."""
         if not self.policy_learns:
@@ -173,8 +184,9 @@ class PPOTrainer(RLTrainer[PPOConfig]):
                 parameter.grad = None  # None, not 0: AdamW passes over it, weight decay and all
         return optimizer.step(step)
 
+    @override
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
-        """See ``RLTrainer``; steps of the critic alone move no policy."""
+        """Steps of the critic alone move no policy."""
         return self.policy_learns and super().ends_phase_early(metrics)
 
     def _of_good_completions(self, batch: PackedBatch) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.reward_model import ProcessRewardModelConfig
 from rlhf.data.message_text import counted
@@ -43,6 +44,7 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
     config_class = ProcessRewardModelConfig
     model_kind = "process_reward_model"
 
+    @override
     def prepare(self) -> None:
         """A model with a language head where its loss is wanted."""
         if self.config.lm_coef and self.model.language_head is None:
@@ -53,10 +55,12 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
         self._steps_in_step = 0
         self._right_tokens_in_step = 0
 
+    @override
     def modules(self) -> Sequence[TrainedModule]:
         """Backbone, layers and head."""
         return [TrainedModule("prm", self.model.member, self.config.learning_rate)]
 
+    @override
     def collect(self, phase: int, metrics: Metrics) -> RowsOfStep:
         """The next rows; before the first, a look at whether pairs have steps at all."""
         if phase == 0 and self.config.loss == "pairs" and isinstance(self.train_data, MapData):
@@ -74,15 +78,18 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
                 step=1, guard="one_step", metric="steps of a completion", value=1, limit=1, action="warn",
             )  # fmt: skip
 
+    @override
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Solutions with their steps marked."""
         return pack_steps([self._cut(group) for group in groups] if self.config.loss == "pairs" else groups)
 
+    @override
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """Count what the means of this step are over."""
         self._steps_in_step = sum(int(self._counted(*_labels(batch)).sum()) for batch in batches)
         self._right_tokens_in_step = sum(int(batch.token_columns["in_right_step"].sum()) for batch in batches)
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over the step's steps, or its pairs; the language model's loss beside it where asked."""
         config = self.config
@@ -106,6 +113,7 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
             loss = loss + config.lm_coef * nll.sum() / max(1, self._right_tokens_in_step)
         return loss
 
+    @override
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
         """Loss and accuracy; of labeled steps also whether the first wrong one is found."""
         batch = batch.to(self.model.device)
@@ -121,6 +129,7 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
             found = first_wrong_step((scores[own] >= 0).tolist())
             metrics.mean("eval/sound" if true is None else "eval/first_wrong", torch.tensor(float(found == true)))
 
+    @override
     def evaluate(self) -> dict[str, float]:
         """What ``measure`` adds up, and the harmonic mean of finding errors and leaving sound solutions alone."""
         found = super().evaluate()
@@ -129,6 +138,7 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
             found["eval/f1"] = 2 * first * sound / (first + sound) if first + sound else 0.0
         return found
 
+    @override
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Loss and accuracy."""
         return describe(metrics, {"loss/train": "loss", "prm/accuracy": "accuracy"})

@@ -6,6 +6,7 @@ A likelihood term is there where ``sft_coef`` says so, and nowhere else: CPO and
 from __future__ import annotations
 
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.preference import CPOConfig, ORPOConfig, SimPOConfig
 from rlhf.data.pack import PackedBatch
@@ -19,6 +20,7 @@ class SimPOTrainer(PairsTrainer[SimPOConfig]):
 
     name = "simpo"
 
+    @override
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
         """SimPO's loss; rewards are the policy's own mean log-probabilities."""
         config = self.config
@@ -37,6 +39,7 @@ class CPOTrainer(PairsTrainer[CPOConfig]):
 
     name = "cpo"
 
+    @override
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
         """CPO's preference part; rewards are summed log-probabilities."""
         config = self.config
@@ -53,6 +56,7 @@ class ORPOTrainer(PairsTrainer[ORPOConfig]):
 
     name = "orpo"
 
+    @override
     def compare(self, batch: PackedBatch, scores: TokenScores) -> tuple[Tensor, Tensor]:
         """ORPO's odds-ratio part; rewards are log-odds of a token, as the loss compares them."""
         means = segment_mean(scores.logprobs, batch.score_seq, batch.num_sequences)

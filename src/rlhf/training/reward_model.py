@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.reward_model import ROWS_OF_LOSS, RewardModelConfig
 from rlhf.data.pack import Group, PackedBatch, pack
@@ -65,6 +66,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
     config_class = RewardModelConfig
     model_kind = "reward_model"
 
+    @override
     def prepare(self) -> None:
         """The rows are checked, and the model gets what its loss learns beside the scores."""
         config = self.config
@@ -80,6 +82,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
                 dtype = torch.promote_types(model.mean.dtype, torch.float32)
                 model.learned = LearnedScalars(kind, start, num_scores=model.num_scores).to(model.device, dtype)
 
+    @override
     def train(self) -> TrainResult:
         """Train, then set the scale of the scores."""
         result = super().train()
@@ -91,6 +94,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
                 self.model.set_normalization(-offsets.to(self.model.mean), torch.ones_like(self.model.std))
         return result
 
+    @override
     def modules(self) -> Sequence[TrainedModule]:
         """The members, each with its own gradient norm, and beside each what its loss learns."""
         members = list(self.model.members)
@@ -105,6 +109,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
                 found.append(TrainedModule(f"{name}-{part.kind}", part, self.config.scalar_learning_rate))
         return found
 
+    @override
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """Completions, with what was said of them."""
         for group in groups:
@@ -112,6 +117,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
         columns = judgment_columns(groups, self.config)
         return pack(groups).with_columns(**columns)
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over rows, summed over members: each learns as it would alone."""
         config = self.config
@@ -124,6 +130,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
             losses = losses + config.center_coef * centring_penalty(*map(Tensor.flatten, _sides(scores)))
         return losses.sum() / totals.num_groups
 
+    @override
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
         """Loss of the members, and what ``loss`` watches: accuracy is that of their mean (a tie counts half)."""
         batch = batch.to(self.model.device)
@@ -131,6 +138,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
         metrics.mean("eval/loss", self._losses(scores, batch, training=False))
         self._watch(scores, batch, metrics, "eval")
 
+    @override
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Loss and accuracy."""
         return describe(metrics, {"loss/train": "loss", "reward/accuracy": "accuracy", "reward/error": "error"})

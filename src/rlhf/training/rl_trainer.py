@@ -238,7 +238,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         return gathered.scores.view(1, -1), "of the rollout"
 
     def restore(self, state: Mapping[str, Any]) -> RolloutExperience:
-        """See ``Algorithm``."""
+        """The rollout that ``state_dict`` described."""
         return RolloutExperience.from_state(state)
 
     def steps(self, rollout_index: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.sft import SFTConfig
 from rlhf.data.pack import PackedBatch
@@ -27,12 +28,14 @@ class SFTTrainer(OfflinePolicyTrainer[SFTConfig]):
     name = "sft"
     config_class = SFTConfig
 
+    @override
     def steps(self, phase: int, experience: RowsOfStep) -> Iterator[list[PackedBatch]]:
         """One step, in micro-batches; each row knows the seed of its noise, whatever lies beside it."""
         for batches in super().steps(phase, experience):
             noisy = self.config.neftune_alpha is not None
             yield [with_noise_seeds(batch, self.config.seed, phase) for batch in batches] if noisy else batches
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Token mean of the configured loss."""
         config, batch = self.config, batch.to(self.policy.device)
@@ -48,10 +51,12 @@ class SFTTrainer(OfflinePolicyTrainer[SFTConfig]):
             metrics.mean("loss/nll", nll)
         return token_mean(losses, num_tokens=totals.num_tokens)
 
+    @override
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:
         """Loss in nats per token."""
         metrics.mean("eval/loss", nll_loss(self.policy.score(batch.to(self.policy.device)).logprobs))
 
+    @override
     def evaluate(self) -> dict[str, float]:
         """Loss, and perplexity."""
         found = super().evaluate()
@@ -59,6 +64,7 @@ class SFTTrainer(OfflinePolicyTrainer[SFTConfig]):
             found["eval/perplexity"] = math.exp(min(found["eval/loss"], 700.0))
         return found
 
+    @override
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Loss, per token what other losses can be compared with."""
         return describe(metrics, {"loss/nll" if "loss/nll" in metrics else "loss/train": "loss"})

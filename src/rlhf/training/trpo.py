@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rlhf.config.policy import TRPOConfig
 from rlhf.data.pack import PackedBatch
@@ -48,17 +49,20 @@ class TRPOTrainer(PPOTrainer):
 
     config: TRPOConfig
 
+    @override
     def prepare(self) -> None:
         """The policy's own step comes before the critic's."""
         super().prepare()
         disable_dropout(self.policy.model)
         self.steps_per_phase += 1
 
+    @override
     def modules(self) -> Sequence[TrainedModule]:
         """Critic and policy: the learning rate that is reported is the first one's, and the policy has none."""
         policy, critic = super().modules()
         return [critic, policy]
 
+    @override
     def steps(self, rollout_index: int, experience: RolloutExperience) -> Iterator[list[PackedBatch]]:
         """The whole rollout for the policy, then the critic's passes over it."""
         config = self.config
@@ -73,6 +77,7 @@ class TRPOTrainer(PPOTrainer):
                 order, groups_per_step=self.groups_per_step, max_tokens=config.microbatch_tokens
             )
 
+    @override
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """The policy's surrogate in its step, the value loss in the critic's."""
         if not self.policy_learns:
@@ -82,9 +87,11 @@ class TRPOTrainer(PPOTrainer):
         metrics.total("loss/train", loss)
         return loss
 
+    @override
     def measure_ratios(self, logprobs: Tensor, batch: PackedBatch, metrics: Metrics) -> None:
         """Nothing: a rollout's only step is taken where all ratios are 1; how far it went is ``trpo/kl``."""
 
+    @override
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """The natural-gradient step, or AdamW's of the critic."""
         if not self.policy_learns:

@@ -14,7 +14,8 @@ from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, DataError, ModelError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
-from rlhf.models.reward import PROCESS_SETTINGS_FILE, RewardModel
+from rlhf.models.reward import RewardModel
+from rlhf.models.scalar_model import PROCESS_SETTINGS_FILE
 from rlhf.models.score import evaluating
 from tests.fixtures import tiny, toy
 

@@ -65,9 +65,9 @@ def test_the_engine_of_the_settings_samples_both_policies_and_is_closed(folder, 
     asked, closed = [], []
     build = evaluate.build_engine
 
-    def spied(policy, settings):
-        asked.append(settings.speculate.kind)
-        return build(policy, settings)
+    def spied(policy, config):
+        asked.append(config.speculate.kind)
+        return build(policy, config)
 
     monkeypatch.setattr(evaluate, "build_engine", spied)
     monkeypatch.setattr("rlhf.evaluation.evaluator.close_engine", closed.append)

@@ -13,8 +13,9 @@ from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import RewardError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
-from rlhf.rewards.learned import LearnedReward, same_ids, usable_ids
+from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.lengths import LengthRule, cuts_told
+from rlhf.rewards.model_reward import same_ids, usable_ids
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.stopping import completion_texts
 from tests.fixtures import tiny
