@@ -107,7 +107,8 @@ def compare_export(
 @app.command("import")
 def compare_import(
     file: Annotated[
-        Path, typer.Argument(help="JSONL that came back: id, annotator, value; also comment, seconds, confidence.")
+        Path,
+        typer.Argument(help="JSONL that came back: id, annotator, value; also comment, seconds, label_probability."),
     ],
     store: StoreOption = STORE,
     name: NameOption = None,

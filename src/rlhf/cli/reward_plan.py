@@ -172,7 +172,7 @@ def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> 
             ),
             "  The same STEPS and RATE at every size, or the curve is one of the length of training: take a RATE at which 1000 pairs "
             "are learned (the default is 1e-5; the quickstart's small models take 1e-3). limit takes the first "
-            "rows; held_out.jsonl shares none with pairs.jsonl. With `confidence` in the rows of both, add use_confidence=true.",
+            "rows; held_out.jsonl shares none with pairs.jsonl. With `label_probability` in the rows of both, add use_label_probability=true.",
             "  rlhf feedback sample-size --measured 250:ACCURACY --measured 500:ACCURACY --measured 1000:ACCURACY --held-out 400 "
             "--reward-accuracy 0.75",
         ]

@@ -115,7 +115,7 @@ METHODS: dict[str, Method] = {
     "reward": Method(
         "Reward model (Bradley-Terry)",
         "Score completions so that the difference of two scores, times the model's std, is the log-odds of preferring one.",
-        "reward", "reward", {}, ("label_smoothing", "use_confidence", "use_margin", "center_coef", "head", "normalize"),
+        "reward", "reward", {}, ("label_smoothing", "use_label_probability", "use_margin", "center_coef", "head", "normalize"),
         "losses.reward:bradley_terry_loss", "Ouyang et al.", 2022, "2203.02155",
     ),
     "reward_hinge": Method(

@@ -6,8 +6,8 @@
 Both take any number of values. Dawid-Skene's probabilities hold if annotators err independently; where they do not,
 ``rlhf.feedback.tempering`` measures it on held-out judgments and corrects them.
 
-From the probability p of the winner comes the reward model's soft label: ``use_confidence`` takes 2p - 1 in the column
-``confidence``, 0 for a coin's throw and 1 for certainty.
+The probability of the winner is the reward model's soft label: the column ``label_probability``, which
+``use_label_probability`` reads; 0.5 for a coin's throw and 1 for certainty.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Consensus:
         return found
 
     @property
-    def confidences(self) -> list[float]:
+    def label_probabilities(self) -> list[float]:
         """Probability of the likeliest value of each item."""
         return [float(row.max()) for row in self.probabilities]
 

@@ -1,10 +1,8 @@
 """From the judgments of many to rows for training: one for each item, with how likely its label is to be right.
 
 Whatever compares (pairs, grades, rankings, ratings of several completions) is taken apart into pairs with a winner or a
-tie; each pair becomes one preference row. With p the probability that the label is right, ties counted as half a win,
-
-    probability = p                 for people
-    confidence  = 2p - 1            for `use_confidence` of the reward stage, whose soft label is (1 + confidence) / 2 = p
+tie; each pair becomes one preference row. ``label_probability`` is the probability that its label is right, ties counted as
+half a win: the soft label of the reward stage with `use_label_probability`.
 
 Labels of several classes become one row for each item, with the probability of every class. Dawid-Skene's probabilities are
 tempered on held-out judgments (``rlhf.feedback.tempering``).
@@ -59,16 +57,16 @@ class Odds:
     second: float
 
     @property
-    def lead(self) -> float:
-        """Probability that the first is better, ties counted half, less that of the second: 2p - 1 towards the winner."""
-        return self.first - self.second
-
-    @property
     def winner(self) -> int | None:
         """0, 1, or None where a tie is likeliest or both are equal."""
-        if self.tie > max(self.first, self.second) or abs(self.lead) < 1e-9:
+        if self.tie > max(self.first, self.second) or abs(self.first - self.second) < 1e-9:
             return None
-        return 0 if self.lead > 0 else 1
+        return 0 if self.first > self.second else 1
+
+    @property
+    def label_probability(self) -> float:
+        """That the winner is the better one, ties counted as half a win; without a winner, that it is a tie."""
+        return self.tie if self.winner is None else max(self.first, self.second) + self.tie / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,9 +298,7 @@ def _pair_rows(
         votes_for = {"a": counts["a"], "tie": counts["tie"], "b": counts["b"]}
         beside = _beside(item, notes.aggregate, f"#{i}-{j}" if len(texts) > 2 else "")
         beside |= notes.beside("pairs", counts.total())
-        beside["probability"] = round((1 + abs(found.lead)) / 2 if found.winner is not None else found.tie, 6)
-        if found.winner is not None:
-            beside["confidence"] = round(abs(found.lead), 6)
+        beside["label_probability"] = round(found.label_probability, 6)
         if ties == "keep":
             side = "tie" if found.winner is None else "a" if found.winner == 0 else "b"
             own = {"prompt": task.prompt, "completion_a": texts[i], "completion_b": texts[j], "preference": side}
@@ -332,7 +328,7 @@ def _label_row(item: Item, good: float, notes: _Notes) -> dict[str, Any]:
         own
         | _beside(item, notes.aggregate, "")
         | notes.beside("labels", len(item.said))
-        | {"probability": round(right, 6), "confidence": round(2 * right - 1, 6)}
+        | {"label_probability": round(right, 6)}
         | named
     )
 
@@ -347,7 +343,7 @@ def _class_row(item: Item, odds: Mapping[str, float], notes: _Notes, ties: str) 
     votes = Counter(said.value["class"] for said in item.said)
     yield {
         **labeled_text(item.task), "label": winners[0] if len(winners) == 1 else None,
-        **_beside(item, notes.aggregate, ""), **notes.beside("classes", len(item.said)), "probability": round(best, 6),
+        **_beside(item, notes.aggregate, ""), **notes.beside("classes", len(item.said)), "label_probability": round(best, 6),
         "probabilities": {name: round(probability, 6) for name, probability in odds.items()},
         "votes": {name: votes[name] for name in odds}, **_named({"model": item.task.responses[0].model}),
     }  # fmt: skip

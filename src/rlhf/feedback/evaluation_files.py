@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.data.contracts import CompletionRow, RowError, Text
+from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, CompletionRow, RowError, Text
 from rlhf.data.expand import prompt_names, text_key
 from rlhf.data.json_rows import read_jsonl
 from rlhf.data.message_text import counted, describe
@@ -20,7 +20,7 @@ from rlhf.feedback.store.record import Recorded, record_judgments
 from rlhf.feedback.store.store import PreferenceStore
 from rlhf.feedback.store.values import SHAPES, Task, TaskKind, check_value
 
-EXTRAS: Mapping[str, tuple[type, ...]] = {"comment": (str,), "seconds": (int, float), "confidence": (int, float)}
+EXTRAS: Mapping[str, tuple[type, ...]] = {"comment": (str,), "seconds": (int, float), "label_probability": (int, float)}
 """What a row that comes back may say beside its value."""
 
 
@@ -87,6 +87,8 @@ def record_returned(
         value = check_value(
             task.kind, row["value"], num_responses=len(task.responses), dimensions=dimensions, where=where
         )
+        if OLD_LABEL_PROBABILITY in row:
+            raise RowError(where, f"{RENAMED_LABEL_PROBABILITY}.")
         extras = {name: row[name] for name in EXTRAS if row.get(name) is not None}
         for name, given in extras.items():
             if isinstance(given, bool) or not isinstance(given, EXTRAS[name]):

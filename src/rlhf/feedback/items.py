@@ -30,7 +30,7 @@ class Said:
     comment: str = ""
     flags: Sequence[str] = ()
     spans: Sequence[Mapping[str, Any]] = ()
-    confidence: float | None = None
+    label_probability: float | None = None
     seconds: float | None = None
     made_at: datetime | None = None
     diff_viewed: bool | None = None
@@ -98,7 +98,7 @@ def checked_extras(said: Said, where: str) -> dict[str, Any]:
         return extras_of(
             Submission(
                 assignment=0, key="", value=said.value, comment=said.comment, flags=list(said.flags), spans=list(said.spans),
-                confidence=said.confidence, seconds=said.seconds, diff_viewed=said.diff_viewed,
+                label_probability=said.label_probability, seconds=said.seconds, diff_viewed=said.diff_viewed,
             )
         )  # fmt: skip
     except DataError as err:
@@ -136,7 +136,7 @@ def said_of(judgment: Judgment) -> Said:
     return Said(
         annotator=judgment.annotator, value=judgment.value, comment=judgment.comment,
         order=None if judgment.order is None else tuple(judgment.order),
-        flags=tuple(judgment.flags), spans=tuple(judgment.spans), confidence=judgment.confidence,
+        flags=tuple(judgment.flags), spans=tuple(judgment.spans), label_probability=judgment.label_probability,
         seconds=judgment.seconds, made_at=judgment.made_at, diff_viewed=judgment.diff_viewed,
     )  # fmt: skip
 

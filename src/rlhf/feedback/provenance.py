@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf.data.contracts import Judgment, Row, RowError, Text
+from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Judgment, Row, RowError, Text
 from rlhf.data.formats import ALIASES, COLUMNS
 from rlhf.data.message_text import describe
 from rlhf.feedback.items import Said
@@ -27,7 +27,7 @@ OF_MODELS = ("model", "models", "model_a", "model_b", "chosen_model", "rejected_
 LINEAGE = ("model", "sampling", "stage", "run", "seed", "sample", "finish_reason", "logprob", "weight_version")
 """Columns of a sampled row that belong to the completion, though all of a prompt's may have the same."""
 RESERVED = frozenset({
-    "id", "annotator_id", "confidence", "strength", FEEDBACK, *OF_JUDGMENTS, *OF_TASKS, *OF_MODELS, *COLUMNS,
+    "id", "annotator_id", "label_probability", "strength", FEEDBACK, *OF_JUDGMENTS, *OF_TASKS, *OF_MODELS, *COLUMNS,
     *ALIASES, *(other for others in ALIASES.values() for other in others),
 })  # fmt: skip
 """A task's own columns of these names would be taken for something else; they travel inside ``feedback``."""
@@ -42,7 +42,7 @@ class Cargo:
     """The task's own; anyone who builds the task takes the models out of them."""
     feedback: dict[str, Any] = field(default_factory=dict)
     annotator: str | None = None
-    confidence: float | None = None
+    label_probability: float | None = None
     seconds: float | None = None
     shown_first: str | None = None
     comment: str = ""
@@ -165,17 +165,19 @@ class Cargo:
 
     def _take_annotator(self, row: Row) -> None:
         if isinstance(row, Judgment):
-            self.annotator, self.confidence = row.annotator_id, row.confidence
+            self.annotator, self.label_probability = row.annotator_id, row.label_probability
             if row.metadata:
                 self.columns["metadata"] = dict(row.metadata)
-            if self.annotator is None and self.confidence is not None and not self.feedback:
-                self.columns["confidence"] = self.confidence
+            if self.annotator is None and self.label_probability is not None and not self.feedback:
+                self.columns["label_probability"] = self.label_probability
         else:
             self.annotator = self.take("annotator_id")
             if self.annotator is not None:
-                self.confidence = self._number("confidence")
-        if self.confidence is not None and not 0 <= self.confidence <= 1:
-            raise self._bad("confidence", f"is {self.confidence}; wanted a number from 0 to 1")
+                self.label_probability = self._number("label_probability")
+        if self.annotator is not None and OLD_LABEL_PROBABILITY in self.columns:
+            raise RowError(self.where, f"{RENAMED_LABEL_PROBABILITY}.")
+        if self.label_probability is not None and not 0 <= self.label_probability <= 1:
+            raise self._bad("label_probability", f"is {self.label_probability}; wanted a number from 0 to 1")
 
     def _take_judgment(self) -> None:
         self.seconds = self._number("seconds")
@@ -223,7 +225,7 @@ def provenance_of(task: Task, said: Said | None, *, guideline_version: str = "",
     feedback: dict[str, Any] = {"kind": str(task.kind)}
     row: dict[str, Any] = {"id": task.id if said is None else f"{task.id}#{said.annotator}", "task_id": task.id}
     if said is not None:
-        row |= {"annotator_id": said.annotator, "confidence": said.confidence, "seconds": said.seconds}
+        row |= {"annotator_id": said.annotator, "label_probability": said.label_probability, "seconds": said.seconds}
         if said.order is not None:
             feedback["order"] = list(said.order)
             if len(task.responses) == 2:

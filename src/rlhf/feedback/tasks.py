@@ -211,7 +211,7 @@ def said_in(cargo: Cargo, value: Mapping[str, Any], where: str, num_responses: i
     assert cargo.annotator is not None
     return Said(
         annotator=cargo.annotator, value=value, order=order, comment=cargo.comment, flags=cargo.flags,
-        spans=cargo.spans, confidence=cargo.confidence, seconds=cargo.seconds, made_at=moment_of(cargo.made_at, where),
+        spans=cargo.spans, label_probability=cargo.label_probability, seconds=cargo.seconds, made_at=moment_of(cargo.made_at, where),
         diff_viewed=cargo.diff_viewed,
     )  # fmt: skip
 

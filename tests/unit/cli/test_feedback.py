@@ -50,7 +50,9 @@ def test_from_samples_in_a_pipe_to_soft_labels_that_the_reward_stage_reads(call,
     assert said.endswith("6 rows written to pairs.jsonl.\n")
     rows = list(read_rows("pairs.jsonl"))
     assert {row.kind for row in rows} == {"preference"}
-    assert all(0.5 < row.columns["confidence"] < 1 and row.columns["chosen_model"] in ("one", "two") for row in rows)
+    assert all(
+        0.5 < row.columns["label_probability"] < 1 and row.columns["chosen_model"] in ("one", "two") for row in rows
+    )
 
 
 def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
@@ -329,13 +331,13 @@ def test_a_plan_counts_what_it_says(call):
     )
     # three at 80 %: 0.8^3 + 3 * 0.8^2 * 0.2 = 0.896; pairs times three judgments times 2
     assert (plan["judgments_per_pair"], round(plan["majority_accuracy"], 3)) == (3, 0.896)
-    assert plan["judgements"] == 3 * plan["pairs"]
-    assert plan["cost"] == 2 * plan["judgements"]
+    assert plan["judgments"] == 3 * plan["pairs"]
+    assert plan["cost"] == 2 * plan["judgments"]
     assert plan["detectable_difference"] == pytest.approx(0.1, abs=0.001)
     # a true difference of .1 is seen as (2 * .896 - 1) .1 = .0792: ((1.95996 * .5 + .84162 * .49369) / .0792)^2 = 310.9
     assert plan["pairs"] == 311
     assert plan["overlaps"][1] == {
-        "judgments_per_pair": 3, "majority_accuracy": plan["majority_accuracy"], "pairs": 311, "judgements": 933, "cost": 1866.0,
+        "judgments_per_pair": 3, "majority_accuracy": plan["majority_accuracy"], "pairs": 311, "judgments": 933, "cost": 1866.0,
     }  # fmt: skip
     assert plan["reward_accuracy"] is None
 

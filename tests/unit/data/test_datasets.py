@@ -49,14 +49,14 @@ def test_comparisons_and_rankings_become_pairs_and_ties_are_counted(tokenizer):
             "completion_a": " x",
             "completion_b": " y",
             "preference": "b-is-slightly-better",
-            "confidence": 0.9,
+            "label_probability": 0.9,
         },
         {"prompt": "p", "completion_a": " x", "completion_b": " y", "preference": "tie"},
     ]
     data = PreferenceDataset(rows, tokenizer)
     assert (len(data), data.report.ties, data.report.num_rows) == (1, 1, 2)
     assert data[0].columns["strength"] == "slightly"
-    assert data[0].columns["confidence"] == 0.9
+    assert data[0].columns["label_probability"] == 0.9
     ranked = PreferenceDataset([{"prompt": "p", "completions": [" x", " y", " z"], "ranks": [1, 2, 3]}], tokenizer)
     assert [group.columns["id"] for group in ranked] == ["row 1#0-1", "row 1#0-2", "row 1#1-2"]
 

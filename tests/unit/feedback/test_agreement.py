@@ -200,7 +200,7 @@ def test_a_judgment_that_was_not_made_is_left_out_whatever_says_so(missing):
 
 
 @pytest.mark.parametrize(
-    ("judgements", "words"),
+    ("judgments", "words"),
     [
         ([], "There is no judgment"),
         ([(1, "ann", "a"), (1, "ann", "b")], "'ann' judged item 1 twice"),

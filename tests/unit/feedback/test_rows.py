@@ -29,11 +29,13 @@ def pair(value, kind=TaskKind.PAIRWISE, **said):
 
 
 def test_a_judgment_becomes_a_comparison_with_where_it_came_from():
-    item = pair({"preference": "a"}, order=(1, 0), seconds=4.5, confidence=0.0, comment="carried", flags=("unclear",))
+    item = pair(
+        {"preference": "a"}, order=(1, 0), seconds=4.5, label_probability=0.0, comment="carried", flags=("unclear",)
+    )
     (row,) = rows_of([item])
     assert row == {
         "prompt": "2+2?", "completion_a": "4", "completion_b": "5", "preference": "a", "topic": "sums",
-        "id": "t1#ann", "task_id": "t1", "annotator_id": "ann", "confidence": 0.0, "seconds": 4.5, "shown_first": "b",
+        "id": "t1#ann", "task_id": "t1", "annotator_id": "ann", "label_probability": 0.0, "seconds": 4.5, "shown_first": "b",
         "comment": "carried", "flags": ["unclear"], "guideline_version": row["guideline_version"], "batch": "first",
         "model_a": "new", "model_b": "old", "feedback": {"kind": "pairwise", "order": [1, 0]},
     }  # fmt: skip
@@ -146,7 +148,7 @@ def plain_said(said):
         said.comment,
         list(said.flags),
         list(said.spans),
-        said.confidence,
+        said.label_probability,
         said.seconds,
         said.made_at,
         said.diff_viewed,

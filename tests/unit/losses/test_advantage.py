@@ -209,7 +209,9 @@ def test_one_lambda_for_each_sequence_is_one_lambda_where_they_are_equal(
 ):
     score_seq = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     rewards, values = torch.randn(2, len(score_seq), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    each = gae(rewards, values, score_seq, gamma=0.99, gae_lambda=torch.full((len(lengths),), gae_lambda, dtype=torch.float64))
+    each = gae(
+        rewards, values, score_seq, gamma=0.99, gae_lambda=torch.full((len(lengths),), gae_lambda, dtype=torch.float64)
+    )
     one = gae(rewards, values, score_seq, gamma=0.99, gae_lambda=gae_lambda)
     torch.testing.assert_close(each, one, rtol=1e-10, atol=1e-12)
 

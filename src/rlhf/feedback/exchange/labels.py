@@ -6,7 +6,7 @@
     text | prompt, completion       what was shown, if the file tells
     gold                            true where the label is known to be right; then the annotator may be missing
 
-Columns of a judgment (``confidence``, ``seconds``, ``comment``, ``flags``) are taken as in rows of ours; others stay with the item.
+Columns of a judgment (``label_probability``, ``seconds``, ``comment``, ``flags``) are taken as in rows of ours; others stay with the item.
 """
 
 from __future__ import annotations

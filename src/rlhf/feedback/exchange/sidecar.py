@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf.data.contracts import Text
+from rlhf.data.contracts import OLD_LABEL_PROBABILITY, Text
 from rlhf.errors import DataError
 from rlhf.feedback.items import Said, moment_of
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.feedback.store.values import Response, Task, TaskKind, label_probability_of
 
 NAME = "rlhf"
 """The key it travels under."""
@@ -83,7 +83,7 @@ def said_to_dict(said: Said) -> dict[str, Any]:
     return {
         "annotator": said.annotator, "value": dict(said.value), "order": None if said.order is None else list(said.order),
         "comment": said.comment, "flags": list(said.flags), "spans": [dict(span) for span in said.spans],
-        "confidence": said.confidence, "seconds": said.seconds, "diff_viewed": said.diff_viewed,
+        "label_probability": said.label_probability, "seconds": said.seconds, "diff_viewed": said.diff_viewed,
         "made_at": None if said.made_at is None else said.made_at.isoformat(),
     }  # fmt: skip
 
@@ -101,9 +101,15 @@ def said_from_dict(
     return Said(
         annotator=str(kept.get("annotator") or annotator), value=value, comment=comment,
         order=None if order is None else tuple(order), flags=tuple(kept.get("flags") or ()),
-        spans=tuple(kept.get("spans") or ()), confidence=kept.get("confidence"), seconds=kept.get("seconds"),
+        spans=tuple(kept.get("spans") or ()), label_probability=_label_probability(kept), seconds=kept.get("seconds"),
         made_at=moment_of(kept.get("made_at"), where), diff_viewed=kept.get("diff_viewed"),
     )  # fmt: skip
+
+
+def _label_probability(kept: Mapping[str, Any]) -> float | None:
+    """As kept today, or as files kept it that went out before it was a probability."""
+    old = kept.get(OLD_LABEL_PROBABILITY)
+    return kept.get("label_probability") if old is None else label_probability_of(old)
 
 
 def strict_order(ranks: Sequence[int]) -> list[int]:

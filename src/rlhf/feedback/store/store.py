@@ -391,7 +391,7 @@ class PreferenceStore:
             return [
                 Judgment(
                     number=row.number, task=tasks[row.task], annotator=row.name, value=row.value or {}, order=row.order,
-                    comment=row.comment, flags=row.flags, spans=row.spans, confidence=row.confidence,
+                    comment=row.comment, flags=row.flags, spans=row.spans, label_probability=row.label_probability,
                     seconds=row.seconds, made_at=row.made_at, diff_viewed=row.diff_viewed,
                 )
                 for row in session.execute(query).all()

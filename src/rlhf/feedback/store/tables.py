@@ -89,7 +89,7 @@ class AnnotatorRow(Base):
     role: Mapped[str] = mapped_column(String(16), default="annotator")
     secret_hash: Mapped[str | None] = mapped_column(String(255))
     """Of a password or token; None for somebody who comes by link or file only."""
-    max_judgments: Mapped[int | None]
+    max_judgments: Mapped[int | None] = mapped_column("max_judgements")  # the column keeps the name that stores have
     active: Mapped[bool] = mapped_column(default=True)
     added_at: Mapped[datetime] = mapped_column(Moment)
     invitations: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -138,7 +138,7 @@ class JudgmentRow(Base):
     comment: Mapped[str] = mapped_column(Text, default="")
     flags: Mapped[Any] = mapped_column(JSON, default=list)
     spans: Mapped[Any] = mapped_column(JSON, default=list)
-    confidence: Mapped[float | None]
+    label_probability: Mapped[float | None]
     seconds: Mapped[float | None]
     diff_viewed: Mapped[bool | None]
     """Whether the view with the differences marked was open before; None where that is not known."""

@@ -90,6 +90,15 @@ def test_what_was_changed_or_added_there_counts(tmp_path):
     assert item.task.responses[0].model == "m"
 
 
+def test_a_file_that_went_out_before_the_update_comes_back_with_how_sure_people_were(tmp_path):
+    said = Said(annotator="ann", value={"preference": "b"}, label_probability=0.75)
+    (task,) = written(Item(task=PAIR, said=[said]), tmp_path)
+    before = json.dumps([task]).replace('"label_probability": 0.75', '"confidence": 0.5')
+    assert "confidence" in before
+    (tmp_path / "ls.json").write_text(before)
+    assert read_as("label-studio", tmp_path / "ls.json").items[0].said[0].label_probability == 0.75
+
+
 def test_a_ranking_keeps_its_ties_until_somebody_reorders_it(tmp_path):
     task = Task(id="r", kind=TaskKind.RANKING, prompt="q", responses=[Response(text=t) for t in "xyz"])
     (row,) = written(Item(task=task, said=[Said(annotator="ann", value={"ranks": [2, 1, 2]})]), tmp_path)

@@ -17,7 +17,7 @@ from rlhf.feedback.store.record import Recorded, record_judgments
 
 TASK = Task(id="t", kind=TaskKind.PAIRWISE, prompt="q", responses=[Response(text="x"), Response(text="y")])
 SAID = Said(
-    annotator="ann", value={"preference": "b"}, order=(1, 0), comment="c", flags=("unsafe",), spans=({"start": 1},), confidence=0.5,
+    annotator="ann", value={"preference": "b"}, order=(1, 0), comment="c", flags=("unsafe",), spans=({"start": 1},), label_probability=0.5,
     seconds=2.5, made_at=datetime(2026, 1, 2, tzinfo=UTC),
 )  # fmt: skip
 

@@ -36,7 +36,7 @@ class Person:
         return answer.json()
 
     def judge(self, assignment: int, answer: Any, **how: Any) -> Any:
-        return self.post("judgements", **{"assignment": assignment, "key": next(KEYS), "answer": answer, **how})
+        return self.post("judgments", **{"assignment": assignment, "key": next(KEYS), "answer": answer, **how})
 
     def judge_refused(self, assignment: int, answer: Any) -> str:
         return self.judge(assignment, answer, status=400)["error"]
@@ -95,6 +95,14 @@ def test_the_owners_own_dimensions_are_the_ones_that_can_be_rated(store):
     ann.judge(number, {"ratings": {"tone": [3, 3]}})
 
 
+def test_a_page_from_before_the_update_loses_no_judgment(store, ann):
+    number = ann.post("next")["task"]["assignment"]
+    body = {"assignment": number, "key": next(KEYS), "answer": {"preference": "a"}}
+    first = ann.post("judgments", **body, confidence=0.5)
+    assert ann.post("judgments", **body, label_probability=0.75)["judgment"] == first["judgment"], "the same"
+    assert [judgment.label_probability for judgment in store.judgments()] == [0.75]
+
+
 def test_an_answer_is_put_into_the_tasks_order():
     assert in_task_order(TaskKind.PAIRWISE, {"preference": "a"}, [0, 1]) == {"preference": "a"}
     assert in_task_order(TaskKind.PAIRWISE, {"preference": "a"}, [1, 0]) == {"preference": "b"}
@@ -111,7 +119,7 @@ def test_whether_all_are_bad_is_asked_beside_which_is_better(store, ann):
     assert "Both bad" in ann.page
     first = ann.post("next")["task"]["assignment"]
     refused = ann.post(
-        "judgements",
+        "judgments",
         status=400,
         assignment=first,
         key=next(KEYS),
@@ -152,7 +160,7 @@ def test_the_same_submission_sent_twice_is_kept_once(store, ann):
 @pytest.mark.parametrize(
     "other",
     [
-        {"answer": {"preference": "b"}}, {"comment": "because"}, {"flags": ["unsafe"]}, {"confidence": 1}, {"seconds": 9},
+        {"answer": {"preference": "b"}}, {"comment": "because"}, {"flags": ["unsafe"]}, {"label_probability": 1}, {"seconds": 9},
         {"diff_viewed": False}, {"spans": [{"completion": 0, "start": 0, "end": 1, "text": "t"}]}, {"assignment": "another"},
     ],
     ids=lambda other: next(iter(other)),
@@ -162,15 +170,15 @@ def test_another_judgment_under_the_key_of_one_is_refused_as_a_conflict_and_not_
     first = {
         "assignment": number, "key": next(KEYS), "answer": {"preference": "a"}, "seconds": 2.5, "diff_viewed": True
     }  # fmt: skip
-    kept = ann.post("judgements", **first)["judgment"]
+    kept = ann.post("judgments", **first)["judgment"]
     if other.get("assignment"):
         other = {"assignment": ann.post("next")["task"]["assignment"]}
-    error = ann.post("judgements", status=409, **{**first, **other})["error"]
+    error = ann.post("judgments", status=409, **{**first, **other})["error"]
     wanted = {"answer": "value"}
     assert f"({wanted.get(next(iter(other)), next(iter(other)))} differs)" in error
     (judgment,) = store.judgments()
     assert (judgment.number, judgment.comment, judgment.flags, judgment.diff_viewed) == (kept, "", [], True)
-    assert ann.post("judgements", **first)["judgment"] == kept, "the same one still has its answer"
+    assert ann.post("judgments", **first)["judgment"] == kept, "the same one still has its answer"
 
 
 def test_no_number_that_an_annotator_sees_tells_a_gold_item_from_another_task(tmp_path):
@@ -207,7 +215,7 @@ def test_a_wrong_answer_is_refused_in_words_and_nothing_is_kept(store, ann, how,
         "answer": {"preference": "a"},
         **how,
     }
-    assert said in ann.post("judgements", status=400, **body)["error"]
+    assert said in ann.post("judgments", status=400, **body)["error"]
     assert store.judgments() == []
 
 
@@ -215,7 +223,8 @@ def test_a_wrong_answer_is_refused_in_words_and_nothing_is_kept(store, ann, how,
     "how",
     [
         {"key": "short"},
-        {"confidence": 2},
+        {"label_probability": 2},
+        {"label_probability": "0.7?"},
         {"seconds": -1},
         {"seconds": 1e308},
         {"seconds": 604801},
@@ -225,14 +234,14 @@ def test_a_wrong_answer_is_refused_in_words_and_nothing_is_kept(store, ann, how,
 )
 def test_a_body_that_is_none_is_refused_and_says_where(ann, how):
     body = {"assignment": 1, "key": next(KEYS), "answer": {"preference": "a"}, **how}
-    assert next(iter(how)) in ann.post("judgements", status=422, **body)["error"]
+    assert next(iter(how)) in ann.post("judgments", status=422, **body)["error"]
 
 
 def test_nobody_sees_or_touches_what_is_somebody_elses(store, ann):
     mine = ann.post("next")["task"]["assignment"]
     bob = Person(store, "bob")
     body = {"assignment": mine, "key": next(KEYS), "answer": {"preference": "a"}}
-    assert "no assignment" in bob.post("judgements", status=400, **body)["error"]
+    assert "no assignment" in bob.post("judgments", status=400, **body)["error"]
     assert "does not belong" in bob.post("skip", status=400, assignment=mine)["error"]
     assert "does not belong" in bob.post("undo", status=400, key=next(KEYS), skipped=mine)["error"]
     refused = bob.post("diff", status=400, assignment=mine)["error"]
