@@ -7,6 +7,7 @@ import pytest
 from rlhf.data.datasets import GRPODataset, KTODataset, PreferenceDataset, SFTDataset
 from rlhf.data.pack import pack
 from rlhf.data.read import read_rows
+from rlhf.data.streaming import StreamingPreferenceDataset
 from rlhf.errors import ConfigError, DataError
 
 SFT = [{"prompt": f"Where does the fox {n} live?", "completion": f" in a den {n}"} for n in range(20)]
@@ -127,6 +128,13 @@ def test_bad_rows_are_in_the_report(tokenizer, tmp_path):
 def test_a_misspelled_option_is_an_error(tokenizer):
     with pytest.raises(TypeError, match="on_bad_rows"):
         SFTDataset(SFT, tokenizer, on_bad_rows="skip")
+
+
+@pytest.mark.parametrize("option", ["train_on", "step_separator", "max_len"])
+@pytest.mark.parametrize("kind", [PreferenceDataset, StreamingPreferenceDataset])
+def test_an_option_of_another_kind_is_an_error(tokenizer, kind, option):
+    with pytest.raises(TypeError, match=rf"{kind.__name__}\(\).*'{option}'"):
+        kind(SFT, tokenizer, **{option: "all"})
 
 
 # -- parts of data
