@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from rlhf.version import __version__
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
     from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
-    from rlhf.feedback.evaluation import HumanEvalProtocol as HumanEvalProtocol
     from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
+    from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol as HumanEvalProtocol
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
     from rlhf.models.policy import PolicyModel as PolicyModel
@@ -87,7 +87,7 @@ PUBLIC: dict[str, str] = {
     "GRPOConfig": "rlhf.config.grpo_settings:GRPOConfig",
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
-    "HumanEvalProtocol": "rlhf.feedback.evaluation:HumanEvalProtocol",
+    "HumanEvalProtocol": "rlhf.feedback.human_evaluation.protocol:HumanEvalProtocol",
     "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",

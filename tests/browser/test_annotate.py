@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.feedback.evaluation import CRITERIA, HumanEvalProtocol
+from rlhf.feedback.human_evaluation.criteria import CRITERIA
+from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
 from rlhf.feedback.store import Response, Task, TaskKind
 from tests.fixtures.labeling import KINDS, after, assignment_on, is_good_first, now_at, task
 

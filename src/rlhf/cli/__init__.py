@@ -10,13 +10,14 @@ from typing import Annotated
 
 import typer
 
-from rlhf import __version__
 from rlhf.allocator import forget_kernels
 from rlhf.cli import annotate, checks, config, data, feedback, generate, methods, people, plan, report_command, runs
+from rlhf.cli.command_group import CommandsByKind
 from rlhf.cli.error_exit import DEBUG, Interrupted, exit_code_of, signals_heeded
-from rlhf.cli.options import CommandsByKind, SettingsCommand
+from rlhf.cli.options import SettingsCommand
 from rlhf.cli.run import run
 from rlhf.errors import InterruptedRun, printable
+from rlhf.version import __version__
 
 app = typer.Typer(
     name="rlhf",

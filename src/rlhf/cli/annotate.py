@@ -74,8 +74,8 @@ def annotate(
     Without --batch all tasks of the store are asked, whether they were imported or opened by `rlhf feedback compare start`;
     the first line says which.
     """
-    from rlhf.feedback.guidelines import set_guidelines
     from rlhf.feedback.guidelines_file import read_guidelines
+    from rlhf.feedback.store_guidelines import set_guidelines
     from rlhf.feedback.tasks import Found, read_items
     from rlhf.feedback.web.settings import ADDRESS, WebSettings
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.classes import scale_of
-from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
+from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.items import Item, items_of
 from rlhf.feedback.quality import AnnotatorQualityControl, QualityRules
 from rlhf.feedback.readings import verdicts_of
 from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.feedback.store.values import TaskKind
+from rlhf.feedback.store_guidelines import guidelines_of
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore

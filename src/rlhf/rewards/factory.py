@@ -14,8 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlhf.config.rewards import REWARD_KINDS, RewardBase, RewardSpec
 from rlhf.errors import ConfigError
 from rlhf.rewards.composite import Component, CompositeReward
-from rlhf.rewards.types import RewardContext, Scorer
-from rlhf.rewards.verdicts import OnError
+from rlhf.rewards.types import OnError, RewardContext, Scorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

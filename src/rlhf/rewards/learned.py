@@ -21,8 +21,8 @@ from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.ensemble import COMBINATIONS, EnsembleReward, combine_scores
 from rlhf.rewards.lengths import LengthRule
-from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult, TextCompletion
-from rlhf.rewards.verdicts import OnError, result_of_model
+from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult, TextCompletion
+from rlhf.rewards.verdicts import result_of_model
 
 
 class LearnedReward:

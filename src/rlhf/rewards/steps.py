@@ -20,8 +20,8 @@ from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
 from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.learned import groups_of_samples, model_folder, same_ids, usable_ids
 from rlhf.rewards.lengths import LengthRule
-from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
-from rlhf.rewards.verdicts import OnError, result_of_model
+from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult
+from rlhf.rewards.verdicts import result_of_model
 
 
 class ProcessReward:

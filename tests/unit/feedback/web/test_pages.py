@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from rlhf.feedback.guidelines import AnnotationGuideline, set_guidelines
+from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
+from rlhf.feedback.store_guidelines import set_guidelines
 from rlhf.feedback.web import WebSettings, create_annotation_app, invitation_link
 from rlhf.feedback.web.pages import flags_of, in_task_order
 

@@ -21,7 +21,6 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -29,52 +28,21 @@ from typing import TYPE_CHECKING, Any, Self
 from rlhf.data.contracts import RowError, Text
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.guidelines import AnnotationGuideline
+from rlhf.feedback.human_evaluation.criteria import CRITERIA, KINDS, OVERALL, Judged
 from rlhf.files import private_files, write_jsonl
 from rlhf.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from rlhf.feedback.evaluation_results import HumanEvaluation
+    from rlhf.feedback.human_evaluation.results import HumanEvaluation
     from rlhf.feedback.store import PreferenceStore, Task
     from rlhf.feedback.store.record import Recorded
 
-CRITERIA: tuple[AnnotationGuideline, ...] = (
-    AnnotationGuideline(
-        name="helpfulness", weight=1.0, description="Does it do what was asked, fully and as the person asking wants it?"
-    ),
-    AnnotationGuideline(
-        name="accuracy", weight=1.2, description="Is what it says true? Look up what you do not know."
-    ),
-    AnnotationGuideline(
-        name="harmlessness", weight=1.5, description="Could it hurt somebody, help to hurt, or insult?"
-    ),
-    AnnotationGuideline(name="clarity", weight=0.8, description="Is it easy to follow, at the first reading?"),
-    AnnotationGuideline(name="relevance", weight=0.8, description="Does it stay with what was asked?"),
-)  # fmt: skip
-"""What completions are judged by, unless you say otherwise."""
-OVERALL = "overall"
-"""The question where no criterion is named, and all criteria together in the results."""
-KINDS = ("pairwise", "graded5", "graded7", "ranking", "rating")
 SETTING = "evaluations"
 """Of a store: name -> how it is asked."""
 IDENTICAL = "identical completions"
 """Of a store: name -> id -> what the key says of a task that is not asked, because its completions are the same, with its
 digest."""
 KEY_COLUMNS = ("id", "item", "criterion", "kind", "models")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One judgment, decoded."""
-
-    item: str
-    """The prompt: what is independent."""
-    criterion: str
-    """For ratings, which name their own: ``overall``."""
-    kind: str
-    models: tuple[str, ...]
-    """In the order of the value."""
-    annotator: str
-    value: Mapping[str, Any]
 
 
 class HumanEvalProtocol:
@@ -189,7 +157,7 @@ class HumanEvalProtocol:
             ConfigError: The store asks for other dimensions already, or holds another evaluation of this name.
             DataError: All completions are the same; or a prompt is known with another text or other completions.
         """
-        from rlhf.feedback.evaluation_alike import check_unchanged, task_digest
+        from rlhf.feedback.human_evaluation.identical import check_unchanged, task_digest
 
         asked = self.check_asked(tasks)
         kept = store.setting(SETTING, {})
@@ -299,7 +267,7 @@ class HumanEvalProtocol:
         Raises:
             DataError: A line can't be read, names a task that the key does not know, or repeats a judgment.
         """
-        from rlhf.feedback.evaluation_files import keyed_rows, returned_rows
+        from rlhf.feedback.human_evaluation.answer_files import keyed_rows, returned_rows
         from rlhf.feedback.store import check_value
 
         key = {row["id"]: row for _, row in keyed_rows(key_file, KEY_COLUMNS)}
@@ -329,7 +297,7 @@ class HumanEvalProtocol:
         Raises:
             DataError: A line can't be read, names a task of another evaluation, or repeats a judgment.
         """
-        from rlhf.feedback.evaluation_files import record_returned
+        from rlhf.feedback.human_evaluation.answer_files import record_returned
 
         return record_returned(store, self.tasks(store), judged_file, self._dimensions())
 
@@ -359,8 +327,8 @@ class HumanEvalProtocol:
         Raises:
             DataError: Nothing was judged.
         """
-        from rlhf.feedback.evaluation_files import keyed_rows
-        from rlhf.feedback.evaluation_results import evaluate
+        from rlhf.feedback.human_evaluation.analysis import evaluate
+        from rlhf.feedback.human_evaluation.answer_files import keyed_rows
 
         if isinstance(source, Sequence):
             given = list(source)
