@@ -164,7 +164,7 @@ def add_tasks(store: PreferenceStore, found: Found) -> None:
     if found.left_out:
         first = found.left_out[0]
         print(f"{counted(len(found.left_out), 'row')} left out (the first: {first.where}: {first.reason})")
-    if number := sum(len(item.said) for item in found.items):
+    if number := sum(len(item.judgments) for item in found.items):
         print(f"! {counted(number, 'judgment')} in the file not taken; `rlhf feedback import` takes them.")
 
 

@@ -89,7 +89,7 @@ def check_classes(found: Found, classes: Sequence[str], on_bad_row: OnBadRow) ->
 
     kept = []
     for item in found.items:
-        said = tuple(one for one in item.said if is_known(one.value, one.where))
-        if is_known(item.task.gold, item.where) and len(said) >= min(len(item.said), 1):
-            kept.append(replace(item, said=said))
+        judgments = tuple(one for one in item.judgments if is_known(one.value, one.where))
+        if is_known(item.task.gold, item.where) and len(judgments) >= min(len(item.judgments), 1):
+            kept.append(replace(item, judgments=judgments))
     found.items = kept

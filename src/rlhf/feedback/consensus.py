@@ -133,7 +133,7 @@ def consensus_rows(
         raise ConfigError(
             f"min_judgments is {min_judgments}; an item without a judgment has no label, so wanted at least 1."
         )
-    judged = [item for item in items if item.task.gold is None and len(item.said) >= min_judgments]
+    judged = [item for item in items if item.task.gold is None and len(item.judgments) >= min_judgments]
     if not judged:
         raise DataError(
             f"No item apart from gold ones has {min_judgments} judgment(s) or more, so there is nothing to export; "
@@ -167,7 +167,7 @@ def dawid_skene_of(
     belief: Belief | None = None,
 ) -> Sequence[Learned]:
     """What Dawid-Skene learns of pairs, labels and classes, gold items apart; see ``consensus_rows``."""
-    judged = [item for item in items if item.task.gold is None and item.said]
+    judged = [item for item in items if item.task.gold is None and item.judgments]
     notes = _Notes("dawid-skene", belief or Belief())
     _odds_of_pairs([vote for item in judged for vote in _votes(item, guidelines)], notes)
     _odds_of(judged, TaskKind.BINARY, (False, True), notes)
@@ -209,11 +209,11 @@ def _votes(item: Item, guidelines: Sequence[AnnotationGuideline]) -> Iterator[tu
     task = item.task
     if len(task.responses) == 1:
         return
-    for said in item.said:
-        worth = _worth(task, said.value, guidelines)
+    for judgment in item.judgments:
+        worth = _worth(task, judgment.value, guidelines)
         for i, j in combinations(range(len(worth)), 2):
             side = "a" if worth[i] > worth[j] else "b" if worth[i] < worth[j] else "tie"
-            yield (task.id, i, j), said.annotator, side
+            yield (task.id, i, j), judgment.annotator, side
 
 
 def _worth(task: Task, value: Mapping[str, Any], guidelines: Sequence[AnnotationGuideline]) -> list[float]:
@@ -266,13 +266,13 @@ def _odds_of(
 ) -> dict[str, dict[Any, float]]:
     """Probability of each value, of items that have one by themselves. Strengths need comparisons, so Bradley-Terry is
     Dawid-Skene there."""
-    said = [
-        (item.task.id, said.annotator, next(iter(said.value.values())))
-        for item in judged if item.task.kind is kind for said in item.said
+    judgments = [
+        (item.task.id, judgment.annotator, next(iter(judgment.value.values())))
+        for item in judged if item.task.kind is kind for judgment in item.judgments
     ]  # fmt: skip
-    if not said:
+    if not judgments:
         return {}
-    found = notes.consensus("labels" if kind is TaskKind.BINARY else "classes", Labels.of(said, scale=scale))
+    found = notes.consensus("labels" if kind is TaskKind.BINARY else "classes", Labels.of(judgments, scale=scale))
     return {
         str(name): dict(zip(found.scale, row, strict=True))
         for name, row in zip(found.items, found.probabilities.tolist(), strict=True)
@@ -316,7 +316,7 @@ def _mean_grade(item: Item, sign: int) -> dict[str, float]:
     """Towards the chosen one; it may be negative where few strong grades stand against many weak ones."""
     if item.task.kind not in (TaskKind.GRADED5, TaskKind.GRADED7):
         return {}
-    return {"mean_grade": round(sign * mean(said.value["grade"] for said in item.said), 6)}
+    return {"mean_grade": round(sign * mean(judgment.value["grade"] for judgment in item.judgments), 6)}
 
 
 def _label_row(item: Item, good: float, notes: _Notes) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def _label_row(item: Item, good: float, notes: _Notes) -> dict[str, Any]:
     return (
         own
         | _beside(item, notes.aggregate, "")
-        | notes.beside("labels", len(item.said))
+        | notes.beside("labels", len(item.judgments))
         | {"label_probability": round(right, 6)}
         | named
     )
@@ -340,10 +340,10 @@ def _class_row(item: Item, odds: Mapping[str, float], notes: _Notes, ties: str) 
     if len(winners) > 1 and ties == "drop":
         notes.num_undecided += 1
         return
-    votes = Counter(said.value["class"] for said in item.said)
+    votes = Counter(judgment.value["class"] for judgment in item.judgments)
     yield {
         **labeled_text(item.task), "label": winners[0] if len(winners) == 1 else None,
-        **_beside(item, notes.aggregate, ""), **notes.beside("classes", len(item.said)), "label_probability": round(best, 6),
+        **_beside(item, notes.aggregate, ""), **notes.beside("classes", len(item.judgments)), "label_probability": round(best, 6),
         "probabilities": {name: round(probability, 6) for name, probability in odds.items()},
         "votes": {name: votes[name] for name in odds}, **_named({"model": item.task.responses[0].model}),
     }  # fmt: skip
@@ -351,7 +351,7 @@ def _class_row(item: Item, odds: Mapping[str, float], notes: _Notes, ties: str) 
 
 def _rating_row(item: Item, guidelines: Sequence[AnnotationGuideline]) -> dict[str, Any]:
     task = item.task
-    ratings = [overall_ratings(said.value["ratings"], guidelines)[0] for said in item.said]
+    ratings = [overall_ratings(judgment.value["ratings"], guidelines)[0] for judgment in item.judgments]
     own = {"prompt": task.prompt, "completion": task.responses[0].text, "rating": round(mean(ratings), 6)}
     return own | _beside(item, "mean", "") | _named({"model": task.responses[0].model})
 
@@ -360,7 +360,7 @@ def _beside(item: Item, aggregate: str, part: str) -> dict[str, Any]:
     """Columns that every aggregated row has, and the task's own."""
     task = item.task
     kept = {name: value for name, value in task.columns.items() if name not in RESERVED and value is not None}
-    ours = {"id": f"{task.id}{part}", "task_id": task.id, "num_judgments": len(item.said), "aggregate": aggregate}
+    ours = {"id": f"{task.id}{part}", "task_id": task.id, "num_judgments": len(item.judgments), "aggregate": aggregate}
     return {**kept, **ours, **({"batch": task.batch} if task.batch else {})}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Judgment, Row, RowError, Text
 from rlhf.data.formats import ALIASES, COLUMNS
 from rlhf.data.message_text import describe
-from rlhf.feedback.items import Said
+from rlhf.feedback.items import ItemJudgment
 from rlhf.feedback.store.values import Task, TaskKind
 
 FEEDBACK = "feedback"
@@ -34,7 +34,7 @@ RESERVED = frozenset({
 
 
 @dataclass(slots=True)
-class Cargo:
+class RowOrigin:
     """What a row carries besides its texts and its verdict, sorted by whom it belongs to."""
 
     where: str
@@ -55,7 +55,7 @@ class Cargo:
     is_gold: bool = False
 
     @classmethod
-    def of(cls, row: Row, *, is_gold: bool = False) -> Cargo:
+    def of(cls, row: Row, *, is_gold: bool = False) -> RowOrigin:
         """Sort a row's columns.
 
         Args:
@@ -66,23 +66,23 @@ class Cargo:
             RowError: One of ours holds what it can't.
         """
         columns = dict(row.columns)
-        cargo = cls(where=row.where, columns=columns)
-        cargo._take_feedback()
-        cargo._take_annotator(row)
+        origin = cls(where=row.where, columns=columns)
+        origin._take_feedback()
+        origin._take_annotator(row)
         gold = columns.pop("gold", None)
         if gold not in (None, "", True, False, 0, 1, "true", "false"):
             raise RowError(row.where, f"column 'gold' is {describe(gold)}; wanted true or false.")
-        cargo.is_gold = is_gold or gold in (True, 1, "true")
-        is_ours = cargo.annotator is not None or bool(cargo.feedback)
+        origin.is_gold = is_gold or gold in (True, 1, "true")
+        is_ours = origin.annotator is not None or bool(origin.feedback)
         if is_ours:
-            cargo._take_judgment()
-        if is_ours or cargo.is_gold:
-            cargo._take_verdict()
+            origin._take_judgment()
+        if is_ours or origin.is_gold:
+            origin._take_verdict()
         own_id = columns.pop("id", None)
-        cargo.task_id = str(columns.pop("task_id", None) or own_id or "")
-        cargo.batch = str(columns.pop("batch", None) or "")
-        cargo.priority = cargo._number("priority") or cargo.feedback.get("priority", 0.0)
-        return cargo
+        origin.task_id = str(columns.pop("task_id", None) or own_id or "")
+        origin.batch = str(columns.pop("batch", None) or "")
+        origin.priority = origin._number("priority") or origin.feedback.get("priority", 0.0)
+        return origin
 
     @property
     def all_columns(self) -> dict[str, Any]:
@@ -213,26 +213,35 @@ class Cargo:
         return RowError(self.where, f"column {column!r} {reason}.")
 
 
-def provenance_of(task: Task, said: Said | None, *, guideline_version: str = "", flat: bool = False) -> dict[str, Any]:
+def provenance_of(
+    task: Task, judgment: ItemJudgment | None, *, guideline_version: str = "", flat: bool = False
+) -> dict[str, Any]:
     """The columns beside an exported judgment, or beside a task that nobody has judged.
 
     Args:
         task: What was asked.
-        said: What somebody said of it; None for nothing.
+        judgment: What an annotator answered; None for none.
         guideline_version: Of the guidelines that are in force.
         flat: For tables; see above.
     """
     feedback: dict[str, Any] = {"kind": str(task.kind)}
-    row: dict[str, Any] = {"id": task.id if said is None else f"{task.id}#{said.annotator}", "task_id": task.id}
-    if said is not None:
-        row |= {"annotator_id": said.annotator, "label_probability": said.label_probability, "seconds": said.seconds}
-        if said.order is not None:
-            feedback["order"] = list(said.order)
+    row: dict[str, Any] = {"id": task.id if judgment is None else f"{task.id}#{judgment.annotator}", "task_id": task.id}
+    if judgment is not None:
+        row |= {
+            "annotator_id": judgment.annotator,
+            "label_probability": judgment.label_probability,
+            "seconds": judgment.seconds,
+        }
+        if judgment.order is not None:
+            feedback["order"] = list(judgment.order)
             if len(task.responses) == 2:
-                row["shown_first"] = "ab"[said.order[0]]
-        row |= {"comment": said.comment, "flags": list(said.flags), "guideline_version": guideline_version}
-        feedback |= {"spans": list(said.spans), "made_at": None if said.made_at is None else said.made_at.isoformat()}
-        feedback["diff_viewed"] = said.diff_viewed
+                row["shown_first"] = "ab"[judgment.order[0]]
+        row |= {"comment": judgment.comment, "flags": list(judgment.flags), "guideline_version": guideline_version}
+        feedback |= {
+            "spans": list(judgment.spans),
+            "made_at": None if judgment.made_at is None else judgment.made_at.isoformat(),
+        }
+        feedback["diff_viewed"] = judgment.diff_viewed
     row["batch"] = task.batch
     row |= _models_of(task)
     feedback |= {

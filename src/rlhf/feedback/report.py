@@ -51,7 +51,9 @@ def report_json(
 
 def _learned(store: PreferenceStore, classes: Sequence[str] | None, belief: Belief | None) -> Sequence[Learned]:
     items = items_of(store)
-    labels = (said.value["class"] for item in items if item.task.kind == "multiclass" for said in item.said)
+    labels = (
+        judgment.value["class"] for item in items if item.task.kind == "multiclass" for judgment in item.judgments
+    )
     known = scale_of(store, labels, classes)
     return dawid_skene_of(items, guidelines=guidelines_of(store), classes=known, belief=belief)
 

@@ -49,8 +49,8 @@ from rlhf.data.sources import Part, Source
 from rlhf.data.strict_json import RefusedJsonError, decode
 from rlhf.errors import DataError, look_up
 from rlhf.feedback.identity import content_id, merged, sampled_id
-from rlhf.feedback.items import Item, Said, check_item, laid_out_as, moment_of
-from rlhf.feedback.provenance import LINEAGE, Cargo
+from rlhf.feedback.items import Item, ItemJudgment, check_item, laid_out_as, moment_of
+from rlhf.feedback.provenance import LINEAGE, RowOrigin
 from rlhf.feedback.store.values import MAX_RANKED, Response, Task, TaskKind
 
 STDIN = "-"
@@ -172,30 +172,30 @@ def _keep(
 
 
 def _items_of_row(row: Row, asking: Asking) -> list[Item]:
-    cargo = Cargo.of(row, is_gold=asking.all_gold)
-    prompt, texts, models, own_kind, value = _parts_of(row, asking, cargo)
-    sampling, columns = cargo.of_responses(len(texts))
+    origin = RowOrigin.of(row, is_gold=asking.all_gold)
+    prompt, texts, models, own_kind, value = _parts_of(row, asking, origin)
+    sampling, columns = origin.of_responses(len(texts))
     responses = [
         Response(text=text, model=model, sampling=sampling[place], columns=columns[place])
         for place, (text, model) in enumerate(zip(texts, models, strict=True))
     ]
-    gold, kept = cargo.gold, cargo.all_columns
-    if not math.isfinite(cargo.priority):
-        raise RowError(row.where, f"column 'priority' is {cargo.priority}; wanted a finite number.")
-    said: list[Said] = []
-    if cargo.annotator is not None:
-        said.append(said_in(cargo, _answer(value, own_kind, row, "its judgment"), row.where, len(texts)))
-    if cargo.is_gold and gold is None:
+    gold, kept = origin.gold, origin.all_columns
+    if not math.isfinite(origin.priority):
+        raise RowError(row.where, f"column 'priority' is {origin.priority}; wanted a finite number.")
+    judgments: list[ItemJudgment] = []
+    if origin.annotator is not None:
+        judgments.append(judgment_in(origin, _answer(value, own_kind, row, "its judgment"), row.where, len(texts)))
+    if origin.is_gold and gold is None:
         gold = _answer(value, own_kind, row, "its gold value")
-    elif value is not None and cargo.annotator is None:
+    elif value is not None and origin.annotator is None:
         kept.setdefault("known", dict(value))
-    if not said and not cargo.feedback and _are_equal(texts):
+    if not judgments and not origin.feedback and _are_equal(texts):
         raise NothingToJudgeError(row.where, len(texts))
     task = Task(
-        id=cargo.task_id or content_id(own_kind, prompt, texts), kind=own_kind, prompt=prompt, responses=responses,
-        gold=gold, priority=cargo.priority, batch=cargo.batch or asking.batch, columns=kept,
+        id=origin.task_id or content_id(own_kind, prompt, texts), kind=own_kind, prompt=prompt, responses=responses,
+        gold=gold, priority=origin.priority, batch=origin.batch or asking.batch, columns=kept,
     )  # fmt: skip
-    return [Item(task=task, said=said)]
+    return [Item(task=task, judgments=judgments)]
 
 
 def _are_equal(texts: Sequence[Text]) -> bool:
@@ -203,16 +203,16 @@ def _are_equal(texts: Sequence[Text]) -> bool:
     return len(texts) > 1 and len({text_key(text) for text in texts}) == 1
 
 
-def said_in(cargo: Cargo, value: Mapping[str, Any], where: str, num_responses: int) -> Said:
+def judgment_in(origin: RowOrigin, value: Mapping[str, Any], where: str, num_responses: int) -> ItemJudgment:
     """The judgment that a row with an annotator holds."""
-    order = cargo.order
-    if order is None and cargo.shown_first in ("a", "b") and num_responses == 2:
-        order = (0, 1) if cargo.shown_first == "a" else (1, 0)
-    assert cargo.annotator is not None
-    return Said(
-        annotator=cargo.annotator, value=value, order=order, comment=cargo.comment, flags=cargo.flags,
-        spans=cargo.spans, label_probability=cargo.label_probability, seconds=cargo.seconds, made_at=moment_of(cargo.made_at, where),
-        diff_viewed=cargo.diff_viewed,
+    order = origin.order
+    if order is None and origin.shown_first in ("a", "b") and num_responses == 2:
+        order = (0, 1) if origin.shown_first == "a" else (1, 0)
+    assert origin.annotator is not None
+    return ItemJudgment(
+        annotator=origin.annotator, value=value, order=order, comment=origin.comment, flags=origin.flags,
+        spans=origin.spans, label_probability=origin.label_probability, seconds=origin.seconds, made_at=moment_of(origin.made_at, where),
+        diff_viewed=origin.diff_viewed,
     )  # fmt: skip
 
 
@@ -237,25 +237,25 @@ Parts = tuple[Text, Sequence[Text], Sequence[str | None], TaskKind, Mapping[str,
 """Prompt, completions, their models, how it is asked, and what the row says."""
 
 
-def _parts_of(row: Row, asking: Asking, cargo: Cargo) -> Parts:
+def _parts_of(row: Row, asking: Asking, origin: RowOrigin) -> Parts:
     """What to ask of a row, and what it answers itself."""
-    kind = asking.kind or cargo.kind
+    kind = asking.kind or origin.kind
     if isinstance(row, PreferenceRow):
         models = [
-            cargo.take("chosen_model") or cargo.take("model_a"),
-            cargo.take("rejected_model") or cargo.take("model_b"),
+            origin.take("chosen_model") or origin.take("model_a"),
+            origin.take("rejected_model") or origin.take("model_b"),
         ]
-        strength = cargo.columns.get("strength")
+        strength = origin.columns.get("strength")
         known = Strength(strength) if isinstance(strength, str) and strength in set(Strength) else None
-        return _pair(row.prompt, [row.chosen, row.rejected], models, kind, cargo.grade, Preference.A, known, row)
+        return _pair(row.prompt, [row.chosen, row.rejected], models, kind, origin.grade, Preference.A, known, row)
     if isinstance(row, PreferenceSample):
-        models = [cargo.take("model_a"), cargo.take("model_b")]
+        models = [origin.take("model_a"), origin.take("model_b")]
         texts = [row.completion_a, row.completion_b]
         if kind is None and asking.graded and row.preference is Preference.TIE:
             kind = TaskKind.GRADED5
-        return _pair(row.prompt, texts, models, kind, cargo.grade, row.preference, row.strength, row)
+        return _pair(row.prompt, texts, models, kind, origin.grade, row.preference, row.strength, row)
     if isinstance(row, RankingSample):
-        models = _models(cargo, len(row.completions), row)
+        models = _models(origin, len(row.completions), row)
         if row.ranks is not None:
             return (
                 row.prompt,
@@ -264,17 +264,17 @@ def _parts_of(row: Row, asking: Asking, cargo: Cargo) -> Parts:
                 _of(kind, (TaskKind.RANKING,), row),
                 {"ranks": _ranks(row.ranks)},
             )
-        value = cargo.ratings or _rated(row.ratings or ())
+        value = origin.ratings or _rated(row.ratings or ())
         return row.prompt, row.completions, models, _of(kind, (TaskKind.RATING,), row), value
     if isinstance(row, RatingSample):
-        value = cargo.ratings or _rated([row.rating])
-        return row.prompt, [row.completion], [cargo.take("model")], _of(kind, (TaskKind.RATING,), row), value
+        value = origin.ratings or _rated([row.rating])
+        return row.prompt, [row.completion], [origin.take("model")], _of(kind, (TaskKind.RATING,), row), value
     if isinstance(row, UnpairedRow):
         own = _of(kind, (TaskKind.BINARY, TaskKind.RATING), row)
-        return row.prompt, [row.completion], [cargo.take("model")], own, {"label": row.label}
-    if isinstance(row, PromptRow) and (texts := cargo.take_completions()):
+        return row.prompt, [row.completion], [origin.take("model")], own, {"label": row.label}
+    if isinstance(row, PromptRow) and (texts := origin.take_completions()):
         natural = TaskKind.BINARY if len(texts) == 1 else TaskKind.PAIRWISE if len(texts) == 2 else TaskKind.RANKING
-        models = [cargo.take("model")] if len(texts) == 1 else _models(cargo, len(texts), row)
+        models = [origin.take("model")] if len(texts) == 1 else _models(origin, len(texts), row)
         return row.prompt, texts, models, kind or natural, None
     if isinstance(row, MessagesRow):
         if len(row.messages) < 2 or row.messages[-1]["role"] != "assistant":
@@ -282,7 +282,7 @@ def _parts_of(row: Row, asking: Asking, cargo: Cargo) -> Parts:
                 row.where, "the dialogue does not end with an assistant's turn, so there is nothing to judge."
             )
         own = _of(kind, (TaskKind.BINARY, TaskKind.RATING), row)
-        return row.messages[:-1], [row.messages[-1:]], [cargo.take("model")], own, None
+        return row.messages[:-1], [row.messages[-1:]], [origin.take("model")], own, None
     raise RowError(
         row.where,
         f"a row of kind {row.kind} holds no completion to judge; sample some first: rlhf generate MODEL FILE --samples 2",
@@ -333,10 +333,10 @@ def _rated(ratings: Sequence[float]) -> dict[str, Any]:
     return {"mean_ratings": list(ratings)}
 
 
-def _models(cargo: Cargo, count: int, row: Row) -> list[str | None]:
-    models = cargo.columns.pop("models", None)
+def _models(origin: RowOrigin, count: int, row: Row) -> list[str | None]:
+    models = origin.columns.pop("models", None)
     if models is None and count == 2:
-        models = [cargo.take("model_a"), cargo.take("model_b")]
+        models = [origin.take("model_a"), origin.take("model_b")]
     if models is None:
         return [None] * count
     if not isinstance(models, list) or len(models) != count:

@@ -9,7 +9,7 @@ import torch
 from rlhf.errors import ConfigError, DataError, UnknownNameError
 from rlhf.feedback import consensus
 from rlhf.feedback.consensus import METHODS
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.simulate import crowd
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.losses.reward import bradley_terry_loss, label_noise
@@ -19,7 +19,7 @@ def item(name, answers, kind=TaskKind.PAIRWISE, texts=("x", "y"), **how):
     task = Task(
         id=name, kind=kind, prompt=f"{name}?", responses=[Response(text=t, model=f"m{t}") for t in texts], **how
     )
-    return Item(task=task, said=[Said(annotator=who, value=value) for who, value in answers.items()])
+    return Item(task=task, judgments=[ItemJudgment(annotator=who, value=value) for who, value in answers.items()])
 
 
 def consensus_rows(items, **how):

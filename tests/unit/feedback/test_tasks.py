@@ -28,16 +28,16 @@ SAID = {"annotator_id": "ann"}
 )  # fmt: skip
 def test_each_kind_of_row_is_asked_and_says_what_it_says(row, kind, value):
     (item,) = read_items([row | SAID]).items
-    assert (item.task.kind, item.task.gold, [(s.annotator, s.value) for s in item.said]) == (
+    assert (item.task.kind, item.task.gold, [(s.annotator, s.value) for s in item.judgments]) == (
         kind,
         None,
         [("ann", value)],
     )
     (gold,) = read_items([row | {"gold": True}]).items
-    assert (gold.task.gold, gold.said, "known" in gold.task.columns) == (value, (), False)
+    assert (gold.task.gold, gold.judgments, "known" in gold.task.columns) == (value, (), False)
     (known,) = read_items([row]).items  # nobody said it, and nobody vouches for it
     assert known.task.gold is None
-    assert known.said == ()
+    assert known.judgments == ()
     assert isinstance(known.task.columns["known"], dict)
 
 

@@ -15,7 +15,7 @@ from rlhf.data.message_text import counted, describe
 from rlhf.data.raw import Unreadable
 from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.items import Said
+from rlhf.feedback.items import ItemJudgment
 from rlhf.feedback.store.record import Recorded, record_judgments
 from rlhf.feedback.store.store import PreferenceStore
 from rlhf.feedback.store.values import SHAPES, Task, TaskKind, check_value
@@ -95,7 +95,7 @@ def record_returned(
                 raise RowError(
                     where, f"{name} is {describe(given)}; wanted {'a text' if name == 'comment' else 'a number'}."
                 )
-        made.append((task.id, Said(annotator=str(row["annotator"]), value=value, where=where, **extras)))
+        made.append((task.id, ItemJudgment(annotator=str(row["annotator"]), value=value, where=where, **extras)))
     return record_judgments(store, made)
 
 
