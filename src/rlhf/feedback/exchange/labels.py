@@ -21,8 +21,8 @@ from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item
 from rlhf.feedback.provenance import FEEDBACK, RowOrigin
+from rlhf.feedback.row_tasks import judgment_in
 from rlhf.feedback.store.values import Response, Task, TaskKind
-from rlhf.feedback.tasks import judgment_in
 
 ITEM = ("task_id", "item", "item_id", "id")
 ANNOTATOR = ("annotator", "annotator_id", "worker", "worker_id", "rater", "rater_id")
