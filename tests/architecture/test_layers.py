@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.source import FILES, SOURCE, imported_modules, module_of, name_of, room_of
 
 FLOORS = [
-    ["errors", "seeds", "activity", "allocator", "version"],
+    ["errors", "seeds", "activity", "allocator", "formatting", "version"],
     ["files"],
     ["config"],
     ["data", "losses", "native"],
@@ -25,7 +25,7 @@ FLOORS = [
     ["__main__"],
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-LIGHT_ROOMS = {"errors", "seeds", "activity", "allocator", "version", "files", "config"}
+LIGHT_ROOMS = {"errors", "seeds", "activity", "allocator", "formatting", "version", "files", "config"}
 HEAVY = {"torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "scipy", "pandas", "pyarrow", "matplotlib"}
 
 

@@ -16,6 +16,7 @@ from rlhf.feedback.items import items_of
 from rlhf.feedback.quality import AnnotatorQuality, QualityRules
 from rlhf.feedback.statistics import MIN_SHARED, Coverage, DividedItem, Findings, QuestionAgreement, findings_of
 from rlhf.feedback.store_guidelines import guidelines_of
+from rlhf.formatting import percentage
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore
@@ -243,7 +244,7 @@ def _annotator_cells(found: AnnotatorQuality) -> list[str]:
         estimate_words(found.agreement),
         estimate_words(found.gold_accuracy),
         f"{found.seconds:.0f}" if math.isfinite(found.seconds) else "-",
-        f"{found.too_quick_frac:.0%}" if math.isfinite(found.too_quick_frac) else "-",
+        f"{percentage(found.too_quick_frac, 0)}" if math.isfinite(found.too_quick_frac) else "-",
         estimate_words(found.first_frac),
         estimate_words(found.longer_frac),
         estimate_words(found.drift),

@@ -23,6 +23,7 @@ from rlhf.feedback.human_evaluation.results import SMALL_DIFFERENCE, Difference,
 from rlhf.feedback.planning import detectable_difference, pairs_for_win_rate
 from rlhf.feedback.readings import values_of
 from rlhf.feedback.strengths import Comparison, Strengths, crowd_bradley_terry
+from rlhf.formatting import percentage
 from rlhf.seeds import derive_seed
 
 MIN_RATED = 10
@@ -257,7 +258,7 @@ def _strengths(
             drawn[str(model)].append(strength)
     if num_boundless > MAX_VOID_FRAC * resamples:
         reason = (
-            f"no interval: in {num_boundless / resamples:.0%} of draws of the prompts some models won every comparison with the "
+            f"no interval: in {percentage(num_boundless / resamples, 0)} of draws of the prompts some models won every comparison with the "
             "others, or had none"
         )
     return {

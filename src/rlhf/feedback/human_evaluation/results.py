@@ -12,6 +12,7 @@ from rlhf.data.message_text import counted, printable
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.evaluation.winrate import WinRate
 from rlhf.feedback.human_evaluation.identical import Alike
+from rlhf.formatting import percentage
 
 SMALL_DIFFERENCE = 0.05
 """Of a win rate from one half: what ``Power`` says the price of."""
@@ -183,7 +184,7 @@ def _power_words(power: Power) -> str:
     else:
         least = "find no win rate with any certainty"
     more = "" if power.prompts_for_small is None else f"; for {SMALL_DIFFERENCE:g} it takes {power.prompts_for_small:,}"
-    ties = f" with {power.tie_frac:.0%} ties" if power.tie_frac else ""
+    ties = f" with {percentage(power.tie_frac, 0)} ties" if power.tie_frac else ""
     return f"  {counted(power.num_prompts, 'prompt')}{ties} can {least}{more}. No difference seen is not no difference."
 
 

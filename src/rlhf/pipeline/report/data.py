@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.verdict import Verdict, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
+from rlhf.formatting import mapping, number
 from rlhf.pipeline.leakage import Leakage, recorded_leakage
 from rlhf.pipeline.lock import is_locked
 from rlhf.pipeline.verdicts import independence_of

@@ -23,6 +23,7 @@ from rlhf.config.guards import (
     RewardJumpGuard,
     StepKLGuard,
 )
+from rlhf.formatting import percentage
 
 FIRST = 5
 """Values of a metric whose median is where it started."""
@@ -220,7 +221,8 @@ def cut_breach(config: LengthGuard, value: float, past: Past, history: MetricHis
         return None
     limit = start - config.max_cut_rise
     message = (
-        f"{1 - recent:.0%} of the completions are cut by max_new_tokens, against {1 - start:.0%} at first (limit {1 - limit:.0%}). "
+        f"{percentage(1 - recent, 0)} of the completions are cut by max_new_tokens, against {percentage(1 - start, 0)} "
+        f"at first (limit {percentage(1 - limit, 0)}). "
         f"{_drift(history) or 'Set missing_eos_penalty or overlong, or allow more tokens'}; raise guards.length.max_cut_rise if this "
         "is wanted."
     )
@@ -244,8 +246,8 @@ def repetition_breach(config: RepetitionGuard, value: float, past: Past, history
     if start is None or recent is None or recent <= start + config.max_rise:
         return None
     message = (
-        f"{recent:.1%} of the completions' three-token runs are repeats, against {start:.1%} at first (limit "
-        f"{start + config.max_rise:.1%}): the policy goes round in circles. Raise kl.coef, or penalize repetition."
+        f"{percentage(recent)} of the completions' three-token runs are repeats, against {percentage(start)} at first (limit "
+        f"{percentage(start + config.max_rise)}): the policy goes round in circles. Raise kl.coef, or penalize repetition."
     )
     return Breach(recent, start + config.max_rise, message, Evidence("repetition"))
 
@@ -256,7 +258,7 @@ def clip_frac_breach(config: ClipFracGuard, value: float, past: Past, history: M
     if recent is None or recent <= config.limit:
         return None
     message = (
-        f"{recent:.1%} of the tokens are clipped in a typical step, above the limit of {config.limit:.1%}: the policy moves "
+        f"{percentage(recent)} of the tokens are clipped in a typical step, above the limit of {percentage(config.limit)}: the policy moves "
         "too far on one rollout. Lower the learning rate or epochs_per_rollout."
     )
     return Breach(recent, config.limit, message, Evidence("ratio"))
@@ -291,7 +293,7 @@ def overflow_breach(config: RatioGuard, value: float, past: Past, history: Metri
     if value <= 0:
         return None
     message = (
-        f"The probability ratio of {value:.2%} of the tokens overflows, where none should: the policy has nothing in common "
+        f"The probability ratio of {percentage(value, 2)} of the tokens overflows, where none should: the policy has nothing in common "
         "with the one that sampled. Lower the learning rate; check that the sampler has the trainer's weights."
     )
     return Breach(value, 0.0, message, Evidence("ratio"))
