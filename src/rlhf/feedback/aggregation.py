@@ -44,12 +44,12 @@ class Consensus:
     @property
     def values(self) -> list[Any | None]:
         """The likeliest value of each item; None where two are equally likely."""
-        found: list[Any | None] = []
+        values: list[Any | None] = []
         for row in self.probabilities:
             best = row.max()
             winners = np.flatnonzero(np.isclose(row, best, rtol=0, atol=1e-12))
-            found.append(self.scale[winners[0]] if len(winners) == 1 else None)
-        return found
+            values.append(self.scale[winners[0]] if len(winners) == 1 else None)
+        return values
 
     @property
     def label_probabilities(self) -> list[float]:
@@ -149,9 +149,9 @@ def dawid_skene(
         with np.errstate(divide="ignore"):
             logs = np.maximum(np.log(confusion), LEAST_LOG).swapaxes(1, 2)
             evidence = received @ logs.reshape(num_annotators * num_values, num_values)
-        found = posterior(prior, evidence)
-        change = float(np.abs(found - truth).max())
-        truth = found
+        estimate = posterior(prior, evidence)
+        change = float(np.abs(estimate - truth).max())
+        truth = estimate
         if change < tolerance:
             break
     right = np.einsum("c,acc->a", prior, confusion)
@@ -167,5 +167,5 @@ def posterior(prior: Array, evidence: Array) -> Array:
     with np.errstate(divide="ignore"):
         scores = np.log(prior) + evidence
     scores -= scores.max(1, keepdims=True)
-    found = np.exp(scores)
-    return np.asarray(found / found.sum(1, keepdims=True))
+    weights = np.exp(scores)
+    return np.asarray(weights / weights.sum(1, keepdims=True))

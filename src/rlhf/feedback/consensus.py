@@ -142,7 +142,7 @@ def consensus_rows(
     rows: list[dict[str, Any]] = []
     votes = {item.task.id: list(_votes(item, guidelines)) for item in judged}
     notes = _Notes(aggregate, belief or Belief())
-    pairs = _odds_of_pairs([vote for found in votes.values() for vote in found], notes)
+    pairs = _odds_of_pairs([vote for of_item in votes.values() for vote in of_item], notes)
     single = {
         "labels": _odds_of(judged, TaskKind.BINARY, (False, True), notes),
         "classes": _odds_of(judged, TaskKind.MULTICLASS, classes, notes),
@@ -189,13 +189,13 @@ class _Notes:
         if self.aggregate == "majority":
             return majority_vote(labels)
         smoothing, right_prior = self.belief.smoothing, self.belief.right_prior
-        found, tempering = tempered_dawid_skene(
+        consensus, tempering = tempered_dawid_skene(
             labels,
             smoothing=min(SMOOTHING, 1.5 / len(labels.scale)) if smoothing is None else smoothing,
             right_prior=RIGHT_PRIOR if right_prior is None else right_prior,
         )
-        self.learned[what] = Learned(what, found, tempering)
-        return found
+        self.learned[what] = Learned(what, consensus, tempering)
+        return consensus
 
     def beside(self, what: str, num_votes: int) -> dict[str, Any]:
         """How many independent judgments those of an item count as."""
@@ -235,9 +235,9 @@ def _odds_of_pairs(votes: Sequence[tuple[Pair, str, str]], notes: _Notes) -> dic
     if notes.aggregate == "bradley-terry":
         return _odds_by_strength(votes)
     turned = [(pair, who, _turned(side) if swapped[pair] else side) for pair, who, side in votes]
-    found = notes.consensus("pairs", Labels.of(turned, scale=SIDES))
+    consensus = notes.consensus("pairs", Labels.of(turned, scale=SIDES))
     odds = {}
-    for pair, (first, tie, second) in zip(found.items, found.probabilities.tolist(), strict=True):
+    for pair, (first, tie, second) in zip(consensus.items, consensus.probabilities.tolist(), strict=True):
         assert isinstance(pair, tuple)
         odds[pair] = Odds(second, tie, first) if swapped[pair] else Odds(first, tie, second)
     return odds
@@ -253,10 +253,10 @@ def _odds_by_strength(votes: Sequence[tuple[Pair, str, str]]) -> dict[Pair, Odds
         first, second = (task, i), (task, j)
         winner, loser = (second, first) if side == "b" else (first, second)
         comparisons.append(Comparison(annotator=who, winner=winner, loser=loser, is_tie=side == "tie"))
-    found = crowd_bradley_terry(comparisons)
+    fitted = crowd_bradley_terry(comparisons)
     odds = {}
     for task, i, j in dict.fromkeys(pair for pair, _, _ in votes):
-        first_wins = found.win_probability((task, i), (task, j))
+        first_wins = fitted.win_probability((task, i), (task, j))
         odds[task, i, j] = Odds(first_wins, 0.0, 1 - first_wins)
     return odds
 
@@ -272,10 +272,10 @@ def _odds_of(
     ]  # fmt: skip
     if not judgments:
         return {}
-    found = notes.consensus("labels" if kind is TaskKind.BINARY else "classes", Labels.of(judgments, scale=scale))
+    consensus = notes.consensus("labels" if kind is TaskKind.BINARY else "classes", Labels.of(judgments, scale=scale))
     return {
-        str(name): dict(zip(found.scale, row, strict=True))
-        for name, row in zip(found.items, found.probabilities.tolist(), strict=True)
+        str(name): dict(zip(consensus.scale, row, strict=True))
+        for name, row in zip(consensus.items, consensus.probabilities.tolist(), strict=True)
     }
 
 
@@ -287,20 +287,20 @@ def _pair_rows(
     for pair, _, side in votes:
         by_pair[pair][side] += 1
     for pair, counts in by_pair.items():
-        found = odds[pair]
+        belief = odds[pair]
         _, i, j = pair
-        if found.winner is None and ties == "drop":
+        if belief.winner is None and ties == "drop":
             notes.num_undecided += 1
             continue
-        best, worst = (i, j) if found.winner != 1 else (j, i)
+        best, worst = (i, j) if belief.winner != 1 else (j, i)
         texts = [response.text for response in task.responses]
         models = [response.model for response in task.responses]
         votes_for = {"a": counts["a"], "tie": counts["tie"], "b": counts["b"]}
         beside = _beside(item, notes.aggregate, f"#{i}-{j}" if len(texts) > 2 else "")
         beside |= notes.beside("pairs", counts.total())
-        beside["label_probability"] = round(found.label_probability, 6)
+        beside["label_probability"] = round(belief.label_probability, 6)
         if ties == "keep":
-            side = "tie" if found.winner is None else "a" if found.winner == 0 else "b"
+            side = "tie" if belief.winner is None else "a" if belief.winner == 0 else "b"
             own = {"prompt": task.prompt, "completion_a": texts[i], "completion_b": texts[j], "preference": side}
             yield own | beside | _named({"model_a": models[i], "model_b": models[j]}) | {"votes": votes_for}
             continue

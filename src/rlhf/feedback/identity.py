@@ -66,7 +66,7 @@ def places_of(first: Task, second: Task) -> list[int] | None:
     if sorted(wanted) != sorted(there):
         return None
     left = list(range(len(there)))
-    found: dict[int, int] = {}
+    place_of: dict[int, int] = {}
     for by_model in (True, False):
         for place, response in enumerate(first.responses):
             fits = (
@@ -74,10 +74,10 @@ def places_of(first: Task, second: Task) -> list[int] | None:
                 for other in left
                 if there[other] == wanted[place] and (not by_model or second.responses[other].model == response.model)
             )
-            if place not in found and (other := next(fits, None)) is not None:
-                found[place] = other
+            if place not in place_of and (other := next(fits, None)) is not None:
+                place_of[place] = other
                 left.remove(other)
-    return [found[place] for place in range(len(wanted))]
+    return [place_of[place] for place in range(len(wanted))]
 
 
 def turned(item: Item, places: Sequence[int]) -> Item:

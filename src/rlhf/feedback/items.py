@@ -117,9 +117,9 @@ def laid_out_as(what: str, where: str) -> Iterator[None]:
     except DataError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as err:
-        found = f"{type(err).__name__}: {one_line(err, 120)}"
+        problem = f"{type(err).__name__}: {one_line(err, 120)}"
         raise RowError(
-            where, f"a value in it has not the shape that {what} has ({found}); mend the row, or export it anew."
+            where, f"a value in it has not the shape that {what} has ({problem}); mend the row, or export it anew."
         ) from err
 
 
@@ -150,7 +150,7 @@ def moment_of(text: Any, where: str = "") -> datetime | None:
     if text is None or text == "":
         return None
     try:
-        found = datetime.fromisoformat(str(text))
+        moment = datetime.fromisoformat(str(text))
     except ValueError:
         raise DataError(f"{where}: {text!r} is no time; wanted ISO 8601 such as 2026-11-21T10:00:00Z.") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

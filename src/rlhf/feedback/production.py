@@ -54,27 +54,27 @@ def rows_of_events(events: Sequence[EventRow], *, regenerate_probability: float 
     """
     if regenerate_probability is not None and not 0.5 <= regenerate_probability <= 1:
         raise ConfigError(f"regenerate_probability is {regenerate_probability}; wanted 0.5 (a guess) to 1 (certain).")
-    found = FromEvents()
+    result = FromEvents()
     known = _known_texts(events)
     contents = [_joined(event, known) for event in events]
     last = _last_thumbs(zip(events, contents, strict=True))
     for event, content in zip(events, contents, strict=True):
         if "prompt" not in content:
-            found.left_out[_why_no("prompt", event, known)] += 1
+            result.left_out[_why_no("prompt", event, known)] += 1
             continue
         if event.kind == "thumbs" and event.number not in last:
-            found.left_out["the same user thumbed that completion again"] += 1
+            result.left_out["the same user thumbed that completion again"] += 1
             continue
         own = _own_columns(event, content, known, regenerate_probability)
         if isinstance(own, str):
-            found.left_out[own] += 1
+            result.left_out[own] += 1
         else:
-            found.rows.append({"prompt": content["prompt"], **own, **_provenance(event, content)})
-    return found
+            result.rows.append({"prompt": content["prompt"], **own, **_provenance(event, content)})
+    return result
 
 
 def _known_texts(events: Iterable[EventRow]) -> _Known:
-    found: _Known = defaultdict(dict)
+    texts: _Known = defaultdict(dict)
     for event in events:
         ids = {"completion_id": event.completion_id, **event.content}
         for name, column in TEXTS:
@@ -83,8 +83,8 @@ def _known_texts(events: Iterable[EventRow]) -> _Known:
             for what, source in (("completion", column), ("prompt", "prompt")):
                 if source in event.content:
                     text = event.content[source]
-                    found[event.program, what, str(ids[name])][text_key(text)] = text
-    return found
+                    texts[event.program, what, str(ids[name])][text_key(text)] = text
+    return texts
 
 
 def _joined(event: EventRow, known: _Known) -> dict[str, Any]:

@@ -100,16 +100,16 @@ class RowOrigin:
     @property
     def gold(self) -> Mapping[str, Any] | None:
         """The right value as an export wrote it."""
-        found = self.feedback.get("gold")
-        return found if isinstance(found, Mapping) else None
+        gold = self.feedback.get("gold")
+        return gold if isinstance(gold, Mapping) else None
 
     @property
     def order(self) -> Sequence[int] | None:
         """Places of the completions on the screen, as an export wrote them."""
-        found = self.feedback.get("order")
-        if found is not None and not (isinstance(found, list) and all(type(place) is int for place in found)):
-            raise self._bad(FEEDBACK, f"has the order {describe(found)}; wanted a list of places")
-        return found
+        order = self.feedback.get("order")
+        if order is not None and not (isinstance(order, list) and all(type(place) is int for place in order)):
+            raise self._bad(FEEDBACK, f"has the order {describe(order)}; wanted a list of places")
+        return order
 
     @property
     def spans(self) -> Sequence[Mapping[str, Any]]:
@@ -144,13 +144,13 @@ class RowOrigin:
 
     def of_responses(self, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """How each completion was sampled, and its own columns."""
-        found = []
+        of_each = []
         for name in ("sampling", "response_columns"):
             given = self.feedback.get(name) or [{}] * count
             if not isinstance(given, list) or len(given) != count:
                 raise self._bad(FEEDBACK, f"has {name} {describe(given)}; wanted {count} objects")
-            found.append([dict(one) for one in given])
-        return found[0], found[1]
+            of_each.append([dict(one) for one in given])
+        return of_each[0], of_each[1]
 
     def _take_feedback(self) -> None:
         given = self.columns.get(FEEDBACK)

@@ -63,21 +63,21 @@ def check_row(group: Group, config: RewardModelConfig) -> None:
 
 def _needs(config: RewardModelConfig) -> dict[str, Callable[[Group, RewardModelConfig], Sequence[float]]]:
     """Name of a column -> what reads it."""
-    found: dict[str, Callable[[Group, RewardModelConfig], Sequence[float]]] = {}
+    readers: dict[str, Callable[[Group, RewardModelConfig], Sequence[float]]] = {}
     if config.use_margin:
-        found["margin"] = _margin
+        readers["margin"] = _margin
     if config.use_label_probability:
-        found["label_probability"] = _label_probability
+        readers["label_probability"] = _label_probability
     match ROWS_OF_LOSS[config.loss]:
         case "comparison":
-            found["grade"] = _grade
+            readers["grade"] = _grade
         case "ranking":
-            found["rank"] = _ranks
+            readers["rank"] = _ranks
         case "rating":
-            found["rating"] = _rating
+            readers["rating"] = _rating
         case "kto":
-            found["label"] = _label
-    return found
+            readers["label"] = _label
+    return readers
 
 
 def _margin(group: Group, config: RewardModelConfig) -> list[float]:

@@ -147,14 +147,14 @@ def _differences(rated: Sequence[Judged], criteria: Sequence[AnnotationGuideline
 def _mean_by_item(given: Sequence[tuple[str, float]]) -> Estimate:
     """Student's interval, which few steps of a scale do not fill: equal values by chance would make it a point."""
     means = unit_means([value for _, value in given], [item for item, _ in given])
-    found = mean_interval(means)
+    estimate = mean_interval(means)
     if len(means) < MIN_RATED:
         why = _too_few(len(means), MIN_RATED)
     elif np.ptp(means) < 1e-9:
         why = "no interval: all prompts have the same value, which shows no spread"
     else:
-        return found
-    return replace(found, low=math.nan, high=math.nan, reason=why)
+        return estimate
+    return replace(estimate, low=math.nan, high=math.nan, reason=why)
 
 
 def _too_few(num_prompts: int, wanted: int) -> str:
@@ -302,7 +302,7 @@ def _power(win_rates: Sequence[Versus]) -> Power | None:
     overall = [versus.rate for versus in win_rates if versus.criterion == OVERALL and versus.rate.n]
     if not overall:
         return None
-    rate = min(overall, key=lambda found: found.num_prompts)
+    rate = min(overall, key=lambda each: each.num_prompts)
     ties = rate.ties / rate.n
     possible = 0.5 - ties / 2 > SMALL_DIFFERENCE
     return Power(

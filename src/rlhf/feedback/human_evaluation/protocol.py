@@ -206,8 +206,8 @@ class HumanEvalProtocol:
                 else "holds no evaluation; open one"
             )
             raise ConfigError(f"This store {told}.")
-        found = look_up(kept, name, kind="evaluation in this store")
-        return cls(**{**found, "criteria": [AnnotationGuideline.of(one) for one in found["criteria"]]}, name=name)
+        settings = look_up(kept, name, kind="evaluation in this store")
+        return cls(**{**settings, "criteria": [AnnotationGuideline.of(one) for one in settings["criteria"]]}, name=name)
 
     def tasks(self, store: PreferenceStore) -> list[Task]:
         """This evaluation's tasks in a store."""
@@ -271,7 +271,7 @@ class HumanEvalProtocol:
         from rlhf.feedback.store import check_value
 
         key = {row["id"]: row for _, row in keyed_rows(key_file, KEY_COLUMNS)}
-        found: list[Judged] = []
+        judged: list[Judged] = []
         for where, row in returned_rows(judged_file):
             known = key.get(row["id"])
             if known is None:
@@ -283,13 +283,13 @@ class HumanEvalProtocol:
                 dimensions=self._dimensions(),
                 where=where,
             )
-            found.append(
+            judged.append(
                 Judged(
                     item=known["item"], criterion=known["criterion"], kind=known["kind"],
                     models=tuple(known["models"]), annotator=str(row["annotator"]), value=value,
                 )
             )  # fmt: skip
-        return found
+        return judged
 
     def record(self, store: PreferenceStore, judged_file: Path | str) -> Recorded:
         """Put what another tool gave back into the store that holds the tasks; a second time changes nothing.
@@ -305,12 +305,12 @@ class HumanEvalProtocol:
         """This evaluation's judgments in a store that count."""
         return [
             Judged(
-                item=str(found.task.columns["item"]), criterion=str(found.task.columns["criterion"]),
-                kind=str(found.task.kind), models=tuple(str(response.model) for response in found.task.responses),
-                annotator=found.annotator, value=found.value,
+                item=str(judgment.task.columns["item"]), criterion=str(judgment.task.columns["criterion"]),
+                kind=str(judgment.task.kind), models=tuple(str(response.model) for response in judgment.task.responses),
+                annotator=judgment.annotator, value=judgment.value,
             )
-            for found in store.judgments()
-            if found.task.columns.get("evaluation") == self.name
+            for judgment in store.judgments()
+            if judgment.task.columns.get("evaluation") == self.name
         ]  # fmt: skip
 
     def analyze(

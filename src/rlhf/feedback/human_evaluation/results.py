@@ -119,8 +119,8 @@ class HumanEvaluation:
                 }
                 for v in self.win_rates
             ],
-            "strengths": {model: found.to_dict() for model, found in self.strengths.items()},
-            "reliability": {name: found.to_dict() for name, found in self.reliability.items()},
+            "strengths": {model: estimate.to_dict() for model, estimate in self.strengths.items()},
+            "reliability": {name: estimate.to_dict() for name, estimate in self.reliability.items()},
             **({"reliability_reason": self.reliability_reason} if self.reliability_reason else {}),
             "num_identical": self.num_identical,
             "power": None if self.power is None else {**asdict(self.power), "detectable": finite_or_none(self.power.detectable)},
@@ -131,42 +131,42 @@ class HumanEvaluation:
         return "".join(f"{printable(line)}\n" for line in _lines(self))
 
 
-def _lines(found: HumanEvaluation) -> Iterator[str]:
+def _lines(results: HumanEvaluation) -> Iterator[str]:
     yield (
-        f"{counted(found.num_judgments, 'judgment')} of {counted(found.num_prompts, 'prompt')} by "
-        f"{counted(found.num_annotators, 'annotator')}; models: {', '.join(found.models)}. Brackets: 95 %, over prompts."
+        f"{counted(results.num_judgments, 'judgment')} of {counted(results.num_prompts, 'prompt')} by "
+        f"{counted(results.num_annotators, 'annotator')}; models: {', '.join(results.models)}. Brackets: 95 %, over prompts."
     )
-    if found.num_identical:
+    if results.num_identical:
         yield (
-            f"  On {counted(found.num_identical, 'prompt')} completions of some models are the same to the letter: nobody is asked "
+            f"  On {counted(results.num_identical, 'prompt')} completions of some models are the same to the letter: nobody is asked "
             "which is better, and they count as ties."
         )
-    for score in found.scores:
+    for score in results.scores:
         yield (
             f"  {score.criterion:14} {score.model:20} {_words(score.mean)}, deviation {score.std:.2f} of "
             f"{counted(score.num_ratings, 'rating')}"
         )
-    for difference in found.differences:
+    for difference in results.differences:
         yield f"  {difference.criterion:14} {difference.first} less {difference.second}: {_words(difference.mean, '+.2f')}"
-    for versus in found.win_rates:
+    for versus in results.win_rates:
         yield f"  {versus.criterion:14} {versus.first} over {versus.second}: {versus.rate}{_alike_words(versus)}"
-    if found.strengths:
-        listed = ", ".join(f"{model} {_words(strength, '+.2f')}" for model, strength in found.strengths.items())
+    if results.strengths:
+        listed = ", ".join(f"{model} {_words(strength, '+.2f')}" for model, strength in results.strengths.items())
         yield f"  strengths (Bradley-Terry, log-odds against the average, annotators weighed by reliability): {listed}"
-        yield f"  reliability of annotators (how often they report what is better): {_reliability_words(found)}"
-    if found.power is not None:
-        yield _power_words(found.power)
+        yield f"  reliability of annotators (how often they report what is better): {_reliability_words(results)}"
+    if results.power is not None:
+        yield _power_words(results.power)
 
 
-def _reliability_words(found: HumanEvaluation) -> str:
+def _reliability_words(results: HumanEvaluation) -> str:
     """Those measured, each with its interval; those not, by their reasons."""
-    known = [f"{name} {_words(one)}" for name, one in found.reliability.items() if one.measured]
+    known = [f"{name} {_words(one)}" for name, one in results.reliability.items() if one.measured]
     why: dict[str, list[str]] = defaultdict(list)
-    for name, one in found.reliability.items():
+    for name, one in results.reliability.items():
         if not one.measured:
             why[one.reason].append(name)
     known += [f"not measured of {', '.join(names)}: {reason}" for reason, names in why.items()]
-    return ", ".join([*known, *([found.reliability_reason] if found.reliability_reason else [])])
+    return ", ".join([*known, *([results.reliability_reason] if results.reliability_reason else [])])
 
 
 def _alike_words(versus: Versus) -> str:
@@ -188,8 +188,10 @@ def _power_words(power: Power) -> str:
     return f"  {counted(power.num_prompts, 'prompt')}{ties} can {least}{more}. No difference seen is not no difference."
 
 
-def _words(found: Estimate, form: str = ".2f") -> str:
-    if not found.measured:
-        return f"not measured: {found.reason}"
-    ends = f" [{found.low:{form}}, {found.high:{form}}]" if math.isfinite(found.low) else f" ({found.reason})"
-    return f"{found.value:{form}}{ends}"
+def _words(estimate: Estimate, form: str = ".2f") -> str:
+    if not estimate.measured:
+        return f"not measured: {estimate.reason}"
+    ends = (
+        f" [{estimate.low:{form}}, {estimate.high:{form}}]" if math.isfinite(estimate.low) else f" ({estimate.reason})"
+    )
+    return f"{estimate.value:{form}}{ends}"

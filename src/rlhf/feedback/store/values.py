@@ -225,12 +225,14 @@ def check_value(
     key, check = _CHECKS[kind]
     if set(value) != {key}:
         raise DataError(f"{where} has the keys {_listed(value)}; a {kind} has `{key}` alone, such as {SHAPES[kind]}.")
-    found = check(value[key], num_responses)
-    if found is None:
+    checked = check(value[key], num_responses)
+    if checked is None:
         raise DataError(f"{where} has {key} = {shortened(value[key])}; wanted {_WANTED[kind].format(n=num_responses)}.")
-    if kind is TaskKind.RATING and dimensions is not None and not set(found) <= set(dimensions):
-        raise DataError(f"{where} rates {_listed(found)}; the dimensions of the guidelines are {_listed(dimensions)}.")
-    return {key: found}
+    if kind is TaskKind.RATING and dimensions is not None and not set(checked) <= set(dimensions):
+        raise DataError(
+            f"{where} rates {_listed(checked)}; the dimensions of the guidelines are {_listed(dimensions)}."
+        )
+    return {key: checked}
 
 
 def shortened(value: Any) -> str:
