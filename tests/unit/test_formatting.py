@@ -81,7 +81,7 @@ def test_durations_have_two_units_at_most(seconds, text):
 
 def test_nobody_formats_percentages_by_hand():
     """``92.4 %`` everywhere: no ``:.1%`` and no percent sign behind a number that is put together."""
-    by_hand = re.compile(r"\{[^{}]*:[^{}]*\.\d%\}|\{[^{}]*:[^{}]*f\} ?%")
+    by_hand = re.compile(r"\{[^{}]*:[^{}]*\.\d%\}|\{[^{}]*:[^{}]*[fg]\} ?%")
     found = [
         name_of(file)
         for file in FILES
