@@ -353,7 +353,7 @@ def test_a_plan_says_what_it_did_not_compute_and_how_to_measure_it(call):
     )
     assert "--wanted-accuracy is" not in call("sample-size", "--overlap", 3)
     assert "Accuracy of the reward model: nothing was measured" in text
-    assert "a perfect one is right 92.9\u202f% of the time" in text
+    assert "a perfect one is right 92.9 % of the time" in text
     assert "give --measured-overlap 7" in text, "or the points would be reckoned as judged once"
     assert "Cheaper: 1 judgment of each of 2,824 pairs finds the same for 1,524.96" in text
     assert "Cheaper:" not in call("sample-size", "--overlap", 1)
