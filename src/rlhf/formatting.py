@@ -132,7 +132,7 @@ def duration(value: Any) -> str:
     """Seconds: ``8.2 s``, ``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
     found = number(value)
     if found is None:
-        return "not known"
+        return "unknown"
     if found < 60:
         return f"{found:.1f} s" if found < 10 else f"{found:.0f} s"
     minutes, seconds = divmod(round(found), 60)

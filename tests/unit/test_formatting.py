@@ -73,7 +73,7 @@ def test_sizes_have_the_unit_that_fits(count, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(8.24, "8.2 s"), (45.4, "45 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (None, "not known")],
+    [(8.24, "8.2 s"), (45.4, "45 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (None, "unknown")],
 )
 def test_durations_have_two_units_at_most(seconds, text):
     assert duration(seconds) == text
