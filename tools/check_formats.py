@@ -18,7 +18,7 @@ from pathlib import Path
 from rlhf.feedback.exchange.argilla import write_argilla
 from rlhf.feedback.exchange.label_studio import write_label_studio
 from rlhf.feedback.guidelines import STANDARD_GUIDELINES
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import Response, Task, TaskKind
 
 PACKAGES = ("label-studio-sdk==2.1.2", "argilla==2.8.0")
@@ -91,14 +91,14 @@ def items_of_kind(kind: TaskKind, *, as_chat: bool) -> list[Item]:
     texts = [f"answer {n} <b>&amp;</b> ü" for n in range(COUNTS.get(kind, 2))]
     prompt = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "q?"}] if as_chat else "q?"
     said = [
-        Said(annotator=f"person-{n}", value=value, comment="why not" if n else "", seconds=2.5)
+        ItemJudgment(annotator=f"person-{n}", value=value, comment="why not" if n else "", seconds=2.5)
         for n, value in enumerate(VALUES[kind])
     ]
     responses = [
         Response(text=[{"role": "assistant", "content": text}] if as_chat else text, model="m") for text in texts
     ]
     tasks = [Task(id=f"{kind}-{n}", kind=kind, prompt=prompt, responses=responses) for n in range(2)]
-    return [Item(task=tasks[0], said=said), Item(task=tasks[1])]
+    return [Item(task=tasks[0], judgments=said), Item(task=tasks[1])]
 
 
 def python_of(environment: Path) -> Path:

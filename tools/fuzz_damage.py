@@ -261,7 +261,17 @@ def damage_tree(rng: random.Random, tree: Tree) -> Tree:
     elif way == 2 and isinstance(holder, dict):
         holder[
             rng.choice(
-                ["id", "margin", "confidence", "metadata", "tools", "chat_template_kwargs", "prompt_ids", "x", "kind"]
+                [
+                    "id",
+                    "margin",
+                    "label_probability",
+                    "metadata",
+                    "tools",
+                    "chat_template_kwargs",
+                    "prompt_ids",
+                    "x",
+                    "kind",
+                ]
             )
         ] = value
     elif way == 3:

@@ -8,7 +8,7 @@ mostly careless or spamming, judges every pair a few times. From the same judgme
 
     majority    what most say
     hard        what Dawid and Skene's model, which learns how far each annotator can be trusted, thinks likelier
-    soft        the same, with how likely it thinks so: p becomes the column ``confidence``, 2p - 1, for ``use_confidence``
+    soft        the same, with how likely it thinks so: p is the column ``label_probability``, for ``use_label_probability``
     truth       the world's own labels: as good as it gets
 
 Each trains the quickstart's reward model; all are judged on the same held-out pairs, labeled by the truth. Finished stages are
@@ -48,7 +48,7 @@ PAGE = ROOT / "docs" / "results" / "soft_labels.md"
 ARMS = {
     "majority": "what most say of a pair",
     "hard": "what Dawid and Skene's model thinks likelier; it learns from the judgments alone how far to trust each annotator",
-    "soft": "the same labels, each with how likely it is to be right (`use_confidence`)",
+    "soft": "the same labels, each with how likely it is to be right (`use_label_probability`)",
     "truth": "the world's own labels, as good as it gets",
 }
 SHARED = ("world", "sft", "preferences")
@@ -90,13 +90,13 @@ def run_seed(seed: int, arms: Sequence[str], who: Crowd, *, num_pairs: int, fold
     rows, held_out = (_read(made / "preferences" / f"{name}.jsonl") for name in ("pairs", "test_pairs"))
     judged = judgments(rows, who, seed=seed)
     labels = {name: labeled(rows, judged, name) for name in arms}
-    # a stage that takes confidences wants them of held-out pairs as well: the truth is certain
-    write_jsonl(folder / "labels" / "test_pairs.jsonl", [{**row, "confidence": 1.0} for row in held_out])
+    # a stage that takes probabilities wants them of held-out pairs as well: the truth is certain
+    write_jsonl(folder / "labels" / "test_pairs.jsonl", [{**row, "label_probability": 1.0} for row in held_out])
     stages = {}
     for name in arms:
         write_jsonl(folder / "labels" / f"{name}.jsonl", labels[name])
         stages[name] = {
-            **_quickstart()["reward"], "model": str(made / "sft" / "model"), "use_confidence": name == "soft",
+            **_quickstart()["reward"], "model": str(made / "sft" / "model"), "use_label_probability": name == "soft",
             "data": str(folder / "labels" / f"{name}.jsonl"),
             "eval_data": str(folder / "labels" / "test_pairs.jsonl"),
         }  # fmt: skip
@@ -139,7 +139,7 @@ def labeled(rows: Sequence[Mapping[str, Any]], judged: Labels, arm: str) -> list
         return [dict(row) for row in rows]
     consensus = consensus_of(judged, arm)
     found = []
-    for item, value, p in zip(consensus.items, consensus.values, consensus.confidences, strict=True):
+    for item, value, p in zip(consensus.items, consensus.values, consensus.label_probabilities, strict=True):
         if value is None:
             continue
         number, chosen_is_a = item  # type: ignore[misc]
@@ -147,7 +147,7 @@ def labeled(rows: Sequence[Mapping[str, Any]], judged: Labels, arm: str) -> list
         if wrong := (value == "a") != chosen_is_a:
             row |= {"chosen": row["rejected"], "rejected": row["chosen"]}
             row |= {"chosen_ids": row["rejected_ids"], "rejected_ids": row["chosen_ids"]}
-        row |= {"flipped": wrong} | ({"confidence": 2 * min(p, SURE) - 1} if arm == "soft" else {})
+        row |= {"flipped": wrong} | ({"label_probability": min(p, SURE)} if arm == "soft" else {})
         found.append(row)
     return found
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from rlhf.config.schema import stage_classes
 from rlhf.config.yaml_text import read_yaml
-from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.overoptimization import overoptimization
 from rlhf.evaluation.verdict import FALLS, RISES, SURPRISE, Verdict, surprise, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
+from rlhf.formatting import mapping, number
 from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.evidence import training_of
 from rlhf.pipeline.leakage import recorded_leakage

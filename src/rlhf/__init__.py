@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from rlhf.version import __version__
 
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
     from rlhf.config.base import BaseConfig as BaseConfig
@@ -44,9 +44,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
     from rlhf.feedback.agreement import calculate_fleiss_kappa as calculate_fleiss_kappa
-    from rlhf.feedback.evaluation import HumanEvalProtocol as HumanEvalProtocol
     from rlhf.feedback.guidelines import STANDARD_GUIDELINES as STANDARD_GUIDELINES
     from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
+    from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol as HumanEvalProtocol
     from rlhf.feedback.planning import DATASET_GUIDELINES as DATASET_GUIDELINES
     from rlhf.feedback.planning import DatasetSizeGuidelines as DatasetSizeGuidelines
     from rlhf.feedback.planning import estimate_annotation_cost as estimate_annotation_cost
@@ -118,7 +118,7 @@ PUBLIC: dict[str, str] = {
     "GRPOConfig": "rlhf.config.grpo_settings:GRPOConfig",
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
-    "HumanEvalProtocol": "rlhf.feedback.evaluation:HumanEvalProtocol",
+    "HumanEvalProtocol": "rlhf.feedback.human_evaluation.protocol:HumanEvalProtocol",
     "HumanEvalTask": "rlhf.feedback.store.values:Task",
     "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",

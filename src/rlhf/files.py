@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import RLHFError, StorageError
+from rlhf.formatting import bytes_text
 
 RESERVE_BYTES = 16 * 2**20
 """What ``check_space`` leaves free for logs and small files that are written later."""
@@ -112,8 +113,8 @@ def check_space(folder: Path | str, needed_bytes: int, *, purpose: str = "Writin
     wanted = needed_bytes + needed_bytes // 50 + RESERVE_BYTES
     if disk.total and disk.free < wanted:  # some network and FUSE disks report 0 of 0 for unknown
         raise StorageError(
-            f"{purpose} in {folder} needs {_size(wanted)}, {_size(RESERVE_BYTES)} of it as a reserve, and "
-            f"{_size(disk.free)} of {_size(disk.total)} is free on that disk. {advice or _FREE_SPACE}"
+            f"{purpose} in {folder} needs {bytes_text(wanted)}, {bytes_text(RESERVE_BYTES)} of it as a reserve, and "
+            f"{bytes_text(disk.free)} of {bytes_text(disk.total)} is free on that disk. {advice or _FREE_SPACE}"
         )
 
 
@@ -290,19 +291,10 @@ def _room(path: Path) -> str:
         if disk.f_files and not disk.f_favail:
             return " for more files (all inodes are in use, see df -i)"
         if disk.f_blocks:
-            return f" (now {_size(disk.f_bavail * disk.f_frsize)} of {_size(disk.f_blocks * disk.f_frsize)} free)"
+            return f" (now {bytes_text(disk.f_bavail * disk.f_frsize)} of {bytes_text(disk.f_blocks * disk.f_frsize)} free)"
     return ""
 
 
 def _existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
     return next((p for p in (path, *path.parents) if p.exists()), Path.cwd())
-
-
-def _size(num_bytes: float) -> str:
-    """'16.0 MiB'."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"

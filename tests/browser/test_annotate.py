@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.feedback.evaluation import CRITERIA, HumanEvalProtocol
+from rlhf.feedback.human_evaluation.criteria import CRITERIA
+from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
 from rlhf.feedback.store import Response, Task, TaskKind
 from tests.fixtures.labeling import KINDS, after, assignment_on, is_good_first, now_at, task
 
@@ -297,7 +298,7 @@ def test_grades_ratings_and_labels_are_kept_in_the_tasks_order(server, open_page
         {"ratings": dict(zip(dimensions, [[5, 1], [4, 2], [3, 3], [2, 4]], strict=True))},
         {"label": False},
     ]
-    assert [judgment.confidence for judgment in server.store.judgments()] == [None, None, 0.5, None]
+    assert [judgment.label_probability for judgment in server.store.judgments()] == [None, None, 0.75, None]
 
 
 def test_a_highlight_is_kept_with_its_place_in_the_source_and_its_reason(server, open_page):

@@ -58,7 +58,7 @@ def test_settings_of_the_reward_stage_are_its_own():
     from rlhf.config.stages import RewardStage
 
     named = {key for line in COMMANDS if line.startswith("rlhf reward") for key in re.findall(r" (\w+)=", line)}
-    assert {"use_confidence", "num_models"} <= named <= RewardStage.model_fields.keys()
+    assert {"use_label_probability", "num_models"} <= named <= RewardStage.model_fields.keys()
 
 
 def test_every_kind_of_task_is_described():

@@ -53,12 +53,12 @@ def test_knowing_whom_to_trust_makes_better_labels_than_counting_and_truth_is_tr
     assert right("truth") == 1
 
 
-def test_soft_rows_are_hard_rows_with_a_confidence_that_becomes_their_probability():
+def test_soft_rows_are_hard_rows_with_their_probability():
     hard, soft = (labeled(ROWS, JUDGED, arm) for arm in ("hard", "soft"))
     assert [row["chosen"] for row in hard] == [row["chosen"] for row in soft]
-    assert "confidence" not in hard[0]
-    confidences = torch.tensor([row["confidence"] for row in soft], dtype=torch.float64)
-    believed = 1 - label_noise(confidences)
+    assert "label_probability" not in hard[0]
+    probabilities = torch.tensor([row["label_probability"] for row in soft], dtype=torch.float64)
+    believed = 1 - label_noise(probabilities)
     assert believed.min() >= 0.5
     assert believed.max() < 1
     sure = [row for row, p in zip(soft, believed.tolist(), strict=True) if p > 0.95]

@@ -576,7 +576,7 @@ def test_a_saved_cursor_is_refused_where_the_file_has_other_content(tmp_path, to
     with pytest.raises(CheckpointError) as caught:
         StreamingSFTDataset(path, tokenizer).load_state_dict(state)
     assert str(caught.value).startswith(f"{path} is not the data that the checkpoint was written with")
-    assert "put the old data back, or start anew without the checkpoint" in str(caught.value)
+    assert "put the old data back, or start over without the checkpoint" in str(caught.value)
     other = tmp_path / "e.jsonl"
     write_many(other)
     with pytest.raises(CheckpointError, match=r"is of 1 files \('d.jsonl:\w+'\), and the data now are 2 \('d.jsonl"):

@@ -21,7 +21,7 @@ CASES = {
     "reward": {"head_dropout": 0.0},
     "reward ensemble": {"head_dropout": 0.0, "num_models": 2, "label_smoothing": 0.1, "center_coef": 0.01},
     "reward with margins": {"head_dropout": 0.0, "use_margin": True},
-    "reward by confidence": {"head_dropout": 0.0, "use_confidence": True},
+    "reward by confidence": {"head_dropout": 0.0, "use_label_probability": True},
     "reward hinge": {"head_dropout": 0.0, "loss": "hinge"},
     "reward graded": {"head_dropout": 0.0, "loss": "graded", "num_models": 2},
     "reward rao_kupper": {"head_dropout": 0.0, "loss": "rao_kupper", "num_heads": 2, "center_coef": 0.1},

@@ -69,7 +69,7 @@ COMMANDS = {
     "--annotator --owner --host --port --public-url --i-know",
     "feedback import": "FILE --store --format --kind --batch --gold --judgments --classes --skip-bad",
     "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgments --qualified --min-items --min-agreement "
-    "--min-gold-accuracy --smoothing --right-prior --kind --classes --batch --unjudged --events --regenerate-confidence",
+    "--min-gold-accuracy --smoothing --right-prior --kind --classes --batch --unjudged --events --regenerate-probability",
     "feedback formats": "--json",
     "feedback report": "--store --classes --smoothing --right-prior --json",
     "feedback invite": "NAME --store --owner --url",

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from rlhf import __version__
 from rlhf.allocator import forget_kernels
 from rlhf.cli.commands import RLHFCommands
 from rlhf.cli.error_exit import DEBUG, Interrupted, exit_code_of, signals_heeded
 from rlhf.errors import InterruptedRun, printable
+from rlhf.version import __version__
 
 app = typer.Typer(
     name="rlhf",

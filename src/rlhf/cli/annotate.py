@@ -16,7 +16,7 @@ from rlhf.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import AssignmentRules, PreferenceStore
-    from rlhf.feedback.tasks import Found
+    from rlhf.feedback.tasks import SourceItems
     from rlhf.feedback.web import WebSettings
 
 
@@ -74,9 +74,9 @@ def annotate(
     Without --batch all tasks of the store are asked, whether they were imported or opened by `rlhf feedback compare start`;
     the first line says which.
     """
-    from rlhf.feedback.guidelines import set_guidelines
     from rlhf.feedback.guidelines_file import read_guidelines
-    from rlhf.feedback.tasks import Found, read_items
+    from rlhf.feedback.store_guidelines import set_guidelines
+    from rlhf.feedback.tasks import SourceItems, read_items
     from rlhf.feedback.web.settings import ADDRESS, WebSettings
 
     if kind is not None and tasks is None:
@@ -88,7 +88,7 @@ def annotate(
     asked = read_guidelines(guidelines) if guidelines is not None else None
     settings = WebSettings(host=host, port=port, public_url=public_url)
     refuse_open_door(settings, i_know=i_know)
-    found = read_items(tasks, kind=kind, batch=batch or "") if tasks is not None else Found()
+    found = read_items(tasks, kind=kind, batch=batch or "") if tasks is not None else SourceItems()
     with listening(settings) as server, opened_store(store, must_exist=tasks is None) as opened:
         settings = settings.model_copy(update={"port": server.getsockname()[1]})
         changed = {
@@ -153,7 +153,7 @@ def set_rules(store: PreferenceStore, changed: dict[str, Any]) -> None:
         store.rules = rules
 
 
-def add_tasks(store: PreferenceStore, found: Found) -> None:
+def add_tasks(store: PreferenceStore, found: SourceItems) -> None:
     """Add those that the store does not hold yet, and say how many, and what of the file is not taken."""
     from rlhf.data.message_text import counted
     from rlhf.feedback.imports import import_items
@@ -164,7 +164,7 @@ def add_tasks(store: PreferenceStore, found: Found) -> None:
     if found.left_out:
         first = found.left_out[0]
         print(f"{counted(len(found.left_out), 'row')} left out (the first: {first.where}: {first.reason})")
-    if number := sum(len(item.said) for item in found.items):
+    if number := sum(len(item.judgments) for item in found.items):
         print(f"! {counted(number, 'judgment')} in the file not taken; `rlhf feedback import` takes them.")
 
 

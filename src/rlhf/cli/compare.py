@@ -55,9 +55,10 @@ def compare_start(
     --batch it serves all that the store holds), and `rlhf feedback compare export` hands them to another tool.
     """
     from rlhf.data.message_text import counted
-    from rlhf.feedback.evaluation import CRITERIA, HumanEvalProtocol
-    from rlhf.feedback.evaluation_files import read_answers
     from rlhf.feedback.guidelines_file import read_guidelines
+    from rlhf.feedback.human_evaluation.answer_files import read_answers
+    from rlhf.feedback.human_evaluation.criteria import CRITERIA
+    from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
 
     if overall and criteria is not None:
         raise ConfigError("--overall asks one question and --criteria several; give one of them.")
@@ -95,7 +96,7 @@ def compare_export(
 ) -> None:
     """Write an evaluation's tasks without a trace of the models."""
     from rlhf.data.message_text import counted
-    from rlhf.feedback.evaluation import HumanEvalProtocol
+    from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
 
     with opened_store(store) as opened:
         protocol = HumanEvalProtocol.of_store(opened, name)
@@ -107,7 +108,8 @@ def compare_export(
 @app.command("import")
 def compare_import(
     file: Annotated[
-        Path, typer.Argument(help="JSONL that came back: id, annotator, value; also comment, seconds, confidence.")
+        Path,
+        typer.Argument(help="JSONL that came back: id, annotator, value; also comment, seconds, label_probability."),
     ],
     store: StoreOption = STORE,
     name: NameOption = None,
@@ -123,7 +125,7 @@ def compare_import(
       ranking   {"ranks": [1, 3, 2]}   for each completion; 1 is best
       rating    {"ratings": {"accuracy": [4, 2]}}   1 to 5 for each
     """
-    from rlhf.feedback.evaluation import HumanEvalProtocol
+    from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
 
     with opened_store(store) as opened:
         found = HumanEvalProtocol.of_store(opened, name).record(opened, file)
@@ -138,7 +140,7 @@ def compare_report(
     as_json: JsonOption = False,
 ) -> None:
     """Scores, win rates and strengths of the models, with intervals over prompts."""
-    from rlhf.feedback.evaluation import HumanEvalProtocol
+    from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
     from rlhf.feedback.simulated import simulated_annotators, simulated_words
 
     with opened_store(store) as opened:

@@ -25,7 +25,7 @@ from rlhf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlhf.data.read import OnBadRow
-    from rlhf.feedback.tasks import Found
+    from rlhf.feedback.tasks import SourceItems
 
 app = typer.Typer(
     help="Judgments of people: bring them in, look at them, take them out for training.", no_args_is_help=True
@@ -99,7 +99,7 @@ def feedback_import(
 
 def _read(
     files: list[str], layout: str | None, *, kind: str | None, batch: str, gold: bool, skip_bad: bool
-) -> tuple[str, Found]:
+) -> tuple[str, SourceItems]:
     """Items of all files together: completions of one prompt may stand in several of them."""
     from dataclasses import replace
 

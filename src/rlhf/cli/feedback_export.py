@@ -72,14 +72,16 @@ def export(
         bool,
         typer.Option("--events", help="What users of a served model did (thumbs, edits, votes) instead of judgments."),
     ] = False,
-    regenerate_confidence: Annotated[
+    regenerate_probability: Annotated[
         float | None,
-        typer.Option(help="With --events: also take regenerations, as preferences this sure (0 to 1).", min=0, max=1),
+        typer.Option(
+            help="With --events: also take regenerations, as preferences with this probability.", min=0.5, max=1
+        ),
     ] = None,
 ) -> None:
     """Write judgments as training data, each with where it came from.
 
-    For a reward model: `rlhf feedback export pairs.jsonl --aggregate dawid-skene`, then `rlhf reward ... use_confidence=true`.
+    For a reward model: `rlhf feedback export pairs.jsonl --aggregate dawid-skene`, then `rlhf reward ... use_label_probability=true`.
     """
     known = _writable(layout)
     bars: dict[str, Any] = {
@@ -88,7 +90,7 @@ def export(
     _refuse_idle(
         {
             "--ties": ties, "--min-judgments": min_judgments, "--min-items": min_items, "--min-agreement": min_agreement,
-            "--min-gold-accuracy": min_gold_accuracy, "--regenerate-confidence": regenerate_confidence, "--aggregate": aggregate,
+            "--min-gold-accuracy": min_gold_accuracy, "--regenerate-probability": regenerate_probability, "--aggregate": aggregate,
             "--qualified": qualified or None, "--kind": kind, "--batch": batch, "--unjudged": unjudged or None,
             "--events": events or None, "--classes": classes, "--smoothing": smoothing, "--right-prior": right_prior,
         }
@@ -108,7 +110,7 @@ def export(
         )
     with opened_store(store) as opened, private_files():  # they name annotators and users
         if events:
-            _write_events(opened, output, layout, kind, regenerate_confidence)
+            _write_events(opened, output, layout, kind, regenerate_probability)
             return
         from rlhf.data.message_text import counted, printable
         from rlhf.feedback.classes import parsed_classes
@@ -154,7 +156,7 @@ def export(
 IDLE_WITHOUT = {
     "--aggregate": ("--ties", "--min-judgments", "--smoothing", "--right-prior"),
     "--qualified": ("--min-items", "--min-agreement", "--min-gold-accuracy"),
-    "--events": ("--regenerate-confidence",),
+    "--events": ("--regenerate-probability",),
 }
 """Options of `export` that do nothing unless another one is given."""
 IDLE_WITH = {
@@ -242,13 +244,13 @@ def _rows(selection: Selection, output: Path, layout: str, unjudged: bool) -> li
 
 
 def _write_events(
-    store: PreferenceStore, output: Path, layout: str, kind: str | None, regenerate_confidence: float | None
+    store: PreferenceStore, output: Path, layout: str, kind: str | None, regenerate_probability: float | None
 ) -> None:
     from rlhf.data.message_text import counted
     from rlhf.feedback.exports import files_of_events
     from rlhf.feedback.production import rows_of_events
 
-    found = rows_of_events(store.events(), regenerate_confidence=regenerate_confidence)
+    found = rows_of_events(store.events(), regenerate_probability=regenerate_probability)
     notes = [f"left out: {counted(number, 'event')}: {reason}" for reason, number in found.left_out.items()]
     files = files_of_events(output, found.rows, kind=kind) or {output: []}
     for path, rows in files.items():

@@ -26,8 +26,8 @@ def guidelines(
     page shows new guidelines with the next task; nothing need be stopped.
     """
     from rlhf.data.message_text import counted
-    from rlhf.feedback.guidelines import guidelines_of, set_guidelines
     from rlhf.feedback.guidelines_file import guidelines_json, guidelines_yaml, read_guidelines
+    from rlhf.feedback.store_guidelines import guidelines_of, set_guidelines
 
     if file is None:
         with opened_store(store) as opened:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlhf.cli.options import JsonOption, Overrides
+from rlhf.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rlhf.scale.plan import RecipePlan, StagePlan
@@ -42,7 +43,7 @@ def _lines(found: RecipePlan) -> list[str]:
     machine = found.machine
     flops = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in machine.matmul_flops.items())
     lines = [
-        f"{machine.name}: {_size(machine.memory_bytes)}, {flops}, {machine.copy_bytes_per_second / 1e9:,.0f} GB/s copied "
+        f"{machine.name}: {bytes_text(machine.memory_bytes)}, {flops}, {machine.copy_bytes_per_second / 1e9:,.0f} GB/s copied "
         f"({machine.source})"
     ]
     for stage in found.stages:
@@ -60,7 +61,8 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     lines.append(f"  lengths      {stage.lengths}; {stage.batch_tokens:,.0f} tokens a step")
     parts = sorted(stage.memory.items(), key=lambda item: -item[1])
     lines.append(
-        f"  memory       {_size(stage.memory_bytes)}: " + ", ".join(f"{name} {_size(size)}" for name, size in parts)
+        f"  memory       {bytes_text(stage.memory_bytes)}: "
+        + ", ".join(f"{name} {bytes_text(size)}" for name, size in parts)
     )
     spent = sorted(stage.seconds.items(), key=lambda item: -item[1])
     lines.append(
@@ -75,13 +77,6 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     lines.append(f"  recommended  {stage.strategy.name}: {stage.strategy.why}{settings}")
     lines.append(f"  estimated    by {stage.estimated_by}")
     return lines + [f"  assumed      {sentence}" for sentence in stage.assumed]
-
-
-def _size(number: float) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if number >= size:
-            return f"{number / size:,.1f} {unit}"
-    return f"{number:.0f} B"
 
 
 def _seconds(number: float) -> str:

@@ -11,6 +11,7 @@ import typer
 from rlhf.cli.options import JsonOption, console
 from rlhf.cli.stores import STORE, StoreOption, opened_store
 from rlhf.errors import ConfigError
+from rlhf.formatting import percentage
 
 OVERLAPS = (1, 3, 5, 7, 9)
 """Judgments of each pair that a plan compares."""
@@ -142,14 +143,15 @@ def sample_size(
     enough = planning.judgments_for_accuracy(accuracy, wanted_accuracy)
     if overlap is None and enough is None:
         raise ConfigError(
-            f"No majority of 101 annotators who are right {accuracy:.0%} of the time is right {wanted_accuracy:.0%} of the time; find "
+            f"No majority of 101 annotators who are right {percentage(accuracy, 0)} of the time is right "
+            f"{percentage(wanted_accuracy, 0)} of the time; find "
             "better ones, ask for less, or give --overlap yourself."
         )
     each = overlap or enough or 1
     right = planning.majority_accuracy(accuracy, each)
     if right <= 0.5:
         raise ConfigError(
-            f"Annotators who are right {accuracy:.0%} of the time say no more than a coin, so no number of pairs finds anything; "
+            f"Annotators who are right {percentage(accuracy, 0)} of the time say no more than a coin, so no number of pairs finds anything; "
             "--accuracy lies above 0.5."
         )
     needed = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
@@ -239,16 +241,16 @@ def _print_plan(
     table = Table.grid(padding=(0, 2))
     found = plan["detectable_difference"]
     finds = (
-        f"finds a true win rate {found:.1%} from one half or farther"
+        f"finds a true win rate {percentage(found)} from one half or farther"
         if not math.isnan(found)
         else "finds no difference of win rates"
     )
     asked = f"--wanted-accuracy is {plan['wanted_accuracy']:g}: " if plan["wanted_accuracy"] is not None else ""
     for what, value, why in (
-        ("pairs", f"{plan['pairs']:,}", f"{finds}, {power:.0%} of the time"),
-        ("", f"{plan['pairs_for_difference']:,}", f"would find one {difference:.1%} from it; the labels' errors are reckoned with"),
+        ("pairs", f"{plan['pairs']:,}", f"{finds}, {percentage(power, 0)} of the time"),
+        ("", f"{plan['pairs_for_difference']:,}", f"would find one {percentage(difference)} from it; the labels' errors are reckoned with"),
         ("judgments of each", f"{plan['judgments_per_pair']:,}",
-         f"{asked}their majority is right {plan['majority_accuracy']:.1%} of the time, each alone {accuracy:.1%}"),
+         f"{asked}their majority is right {percentage(plan['majority_accuracy'])} of the time, each alone {percentage(accuracy)}"),
         ("judgments", f"{plan['judgments']:,}", ""),
         ("cost", f"{plan['cost']:,.2f}", f"{plan['cost_annotation']:,.2f} judging, at {plan['price']:,.2f} each (--price); "
          f"{plan['cost_generation']:,.2f} sampling, at {plan['response_price']:,.2f} a completion (--response-price)"),
@@ -261,11 +263,11 @@ def _print_plan(
             f"Cheaper: {counted(cheapest['judgments_per_pair'], 'judgment')} of each of {counted(cheapest['pairs'], 'pair')} "
             f"{'finds' if cheapest['judgments_per_pair'] == 1 else 'find'} the same for {cheapest['cost']:,.2f}; see below."
         )
-    out.print(f"\nThe same {difference:.1%} with other numbers of judgments of each (--overlap chooses one):")
+    out.print(f"\nThe same {percentage(difference)} with other numbers of judgments of each (--overlap chooses one):")
     choices = Table.grid(padding=(0, 2))
     for row in plan["overlaps"]:
         choices.add_row(
-            f"  {row['judgments_per_pair']}", f"{row['majority_accuracy']:.1%} right", counted(row["pairs"], "pair"),
+            f"  {row['judgments_per_pair']}", f"{percentage(row['majority_accuracy'])} right", counted(row["pairs"], "pair"),
             counted(row["judgments"], "judgment"), f"cost {row['cost']:,.2f}",
         )  # fmt: skip
     out.print(choices)
@@ -275,7 +277,7 @@ def _print_plan(
     if plan["reward_accuracy"] is None:
         each = counted(plan["judgments_per_pair"], "judgment")
         out.print(
-            f"Measured on held-out pairs with {each} of each, a perfect one is right {plan['majority_accuracy']:.1%} of the time; "
+            f"Measured on held-out pairs with {each} of each, a perfect one is right {percentage(plan['majority_accuracy'])} of the time; "
             f"give --measured-overlap {plan['judgments_per_pair']} with the points then."
         )
     out.print(f"\nPairs for a reward model, by the size of the policy ({GUIDANCE_SOURCE}):")

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import ConfigError
+from rlhf.formatting import percentage
 
 if TYPE_CHECKING:
     from rlhf.feedback.learning_curve import LearningCurve, MeasuredAccuracy
@@ -172,7 +173,7 @@ def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> 
             ),
             "  The same STEPS and RATE at every size, or the curve is one of the length of training: take a RATE at which 1000 pairs "
             "are learned (the default is 1e-5; the quickstart's small models take 1e-3). limit takes the first "
-            "rows; held_out.jsonl shares none with pairs.jsonl. With `confidence` in the rows of both, add use_confidence=true.",
+            "rows; held_out.jsonl shares none with pairs.jsonl. With `label_probability` in the rows of both, add use_label_probability=true.",
             "  rlhf feedback sample-size --measured 250:ACCURACY --measured 500:ACCURACY --measured 1000:ACCURACY --held-out 400 "
             "--reward-accuracy 0.75",
         ]
@@ -181,7 +182,7 @@ def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> 
     ]
     lines += [f"  after {row['pairs']:,} pairs  {_share(row)}" for row in found["after"]]
     lines.append(
-        f"  after any number    {_share(found['ceiling'])}; the held-out labels are right {found['held_out_accuracy']:.1%} of the time"
+        f"  after any number    {_share(found['ceiling'])}; the held-out labels are right {percentage(found['held_out_accuracy'])} of the time"
         f"{_whence(found)}, and nothing is measured above that"
     )
     lines += _warnings(found)
@@ -232,7 +233,7 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"! {later['value']:.3f} after {later['pairs']:,} pairs is less than the {best:.3f} measured after {most:,}: a curve runs "
             f"among the points, which lie above and below it by chance, and stays below the held-out labels' "
-            f"{found['held_out_accuracy']:.1%}. Measure on more held-out pairs, or say how right their labels are."
+            f"{percentage(found['held_out_accuracy'])}. Measure on more held-out pairs, or say how right their labels are."
         )
     return lines
 
@@ -245,9 +246,9 @@ def _needed_lines(found: Mapping[str, Any], wanted: float) -> list[str]:
     reach = found["reach_frac"]
     if found["overlaps"][0]["pairs"] is None:
         how = "is not reachable by such pairs" if reach < CERTAIN else "is doubtful with such pairs"
-        so_far = f", {reach:.0%} do" if reach >= CERTAIN else ""
+        so_far = f", {percentage(reach, 0)} do" if reach >= CERTAIN else ""
         return [
-            f"{wanted:g} {how}: {1 - reach:.0%} of the curves that fit never come so far{so_far}; the ceiling is "
+            f"{wanted:g} {how}: {percentage(1 - reach, 0)} of the curves that fit never come so far{so_far}; the ceiling is "
             f"{_share(found['ceiling'])}. More right labels of the held-out pairs, a better model, a longer training at a better "
             "rate or other data may raise it."
         ]
@@ -255,7 +256,8 @@ def _needed_lines(found: Mapping[str, Any], wanted: float) -> list[str]:
     lines += [f"  {_overlap_words(row, found['farthest'])}" for row in found["overlaps"]]
     if reach < 1 - CERTAIN:
         lines.append(
-            f"{1 - reach:.0%} of the curves that fit never come to {wanted:g}, so no number of pairs is certain to do; measure again "
+            f"{percentage(1 - reach, 0)} of the curves that fit never come to {wanted:g}, so no number of pairs is "
+            f"certain to do; measure again "
             "when there are more."
         )
     return lines
@@ -269,6 +271,6 @@ def _overlap_words(row: Mapping[str, Any], farthest: int) -> str:
     words = (("as measured", row["is_measured"]), ("the cheapest", row["is_cheapest"]))
     marks = ", ".join(word for word, is_it in words if is_it)
     return (
-        f"{row['judgments_per_pair']}  {row['majority_accuracy']:.1%} right  {pairs(row['pairs'])} pairs [{pairs(row['low'])}, "
+        f"{row['judgments_per_pair']}  {percentage(row['majority_accuracy'])} right  {pairs(row['pairs'])} pairs [{pairs(row['low'])}, "
         f"{pairs(row['high'])}], {cost}" + (f"  <- {marks}" if marks else "")
     )

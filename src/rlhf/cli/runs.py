@@ -10,6 +10,7 @@ import typer
 
 from rlhf.cli.options import RUN, RUNS, JsonOption, RunsOption, console
 from rlhf.errors import ConfigError, RunBusyError, printable
+from rlhf.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rlhf.pipeline.runs import RunLook
@@ -40,7 +41,7 @@ def runs_list(runs: RunsOption = RUNS, as_json: JsonOption = False) -> None:
         done = f"{run.num_finished}/{len(run.stages)}{', running' if run.running else ''}"
         result = Text(run.result, no_wrap=True, overflow="ellipsis")
         table.add_row(
-            _plain(run.name), done, f"{age_in_words(_seconds_since(run.changed))} ago", result, _size(run.bytes)
+            _plain(run.name), done, f"{age_in_words(_seconds_since(run.changed))} ago", result, bytes_text(run.bytes)
         )
     console().print(table)
 
@@ -117,7 +118,7 @@ def runs_prune(
         return
     out = console()
     for item in found.found:
-        out.print(f"{item.path}  {_size(item.bytes)}  {item.why}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"{item.path}  {bytes_text(item.bytes)}  {item.why}", markup=False, highlight=False, soft_wrap=True)
     for name in found.busy:
         out.print(f"{name}: in use by a live process; left alone", markup=False, highlight=False, soft_wrap=True)
     if not found.found and names and found.busy:
@@ -127,9 +128,9 @@ def runs_prune(
     if not found.found:
         out.print("Nothing to delete.")
     elif found.deleted:
-        out.print(f"Deleted {len(found.found)}, {_size(found.bytes)} freed.", highlight=False)
+        out.print(f"Deleted {len(found.found)}, {bytes_text(found.bytes)} freed.", highlight=False)
     else:
-        out.print(f"{_size(found.bytes)} would be freed; --yes deletes it.", highlight=False)
+        out.print(f"{bytes_text(found.bytes)} would be freed; --yes deletes it.", highlight=False)
 
 
 def lineage(
@@ -154,7 +155,9 @@ def _show(run: RunLook) -> None:
 
     out = console()
     running = ", running now" if run.running else ""
-    out.print(f"{run.name}  {run.folder}  {_size(run.bytes)}{running}", markup=False, highlight=False, soft_wrap=True)
+    out.print(
+        f"{run.name}  {run.folder}  {bytes_text(run.bytes)}{running}", markup=False, highlight=False, soft_wrap=True
+    )
     width = max([12, *(len(stage.name) for stage in run.stages)])
     out.print(f"{'stage':<{width}} {'kind':<12} {'status':<11} {'key':<16} {'time':>8}  outcome", soft_wrap=True)
     for stage in run.stages:
@@ -189,11 +192,3 @@ def _seconds_since(moment: float) -> float:
     import time
 
     return max(0.0, time.time() - moment)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -42,9 +42,9 @@ class RewardModelConfig(OfflineConfig):
     scalar_learning_rate: float = Field(1e-2, gt=0)
     """Peak learning rate of the numbers that a loss learns beside the scores: the margins of `graded`, the threshold of
     `rao_kupper`, the tie weight of `davidson`, the offset of `rating` and `binary`."""
-    use_confidence: bool = False
-    """The column `confidence` says how sure the annotator was, from 0 (a guess, wrong half of the time) to 1: a soft label in
-    place of `label_smoothing`."""
+    use_label_probability: bool = False
+    """The column `label_probability` says how likely each label is to be right, from 0.5 (a guess) to 1 (certain): a soft label
+    in place of `label_smoothing`."""
     top_ranks: int | None = Field(None, ge=1)
     """`plackett_luce` learns only who took the first so many places, not the order of the rest; null for the whole ranking."""
     head: Literal["linear", "mlp"] = "linear"
@@ -72,7 +72,7 @@ class RewardModelConfig(OfflineConfig):
     def _options_of_the_loss(self) -> Self:
         owners = {
             "label_smoothing": ("bradley_terry",),
-            "use_confidence": ("bradley_terry",),
+            "use_label_probability": ("bradley_terry",),
             "use_margin": ("bradley_terry", "hinge"),
             "center_coef": ("bradley_terry", "hinge", "graded", "rao_kupper", "davidson"),
             "hinge_margin": ("hinge",),
@@ -83,8 +83,8 @@ class RewardModelConfig(OfflineConfig):
             if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
                 listed = " or ".join(f"`{loss}`" for loss in losses)
                 raise ValueError(f"{name} belongs to the loss {listed}; the loss is {self.loss!r}")
-        if self.use_confidence and self.label_smoothing:
-            raise ValueError("use_confidence says how likely each label is right; leave label_smoothing out")
+        if self.use_label_probability and self.label_smoothing:
+            raise ValueError("use_label_probability says how likely each label is right; leave label_smoothing out")
         if self.use_margin and self.hinge_margin != type(self).model_fields["hinge_margin"].default:
             raise ValueError("use_margin takes each pair's own margin; leave hinge_margin out")
         return self

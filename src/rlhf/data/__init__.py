@@ -11,7 +11,7 @@
     datasets      SFTDataset, PreferenceDataset, ComparisonDataset, RankingDataset, RatingDataset, KTODataset, StepwiseDataset,
                   GRPODataset
     steps         where the steps of a sampled solution end
-    streaming     the same as streams with a cursor
+    streaming     the same as streams with a cursor                   dataset_options  the keywords of both, checked once
     pack          Group -> PackedBatch
     inspect       run_check, run_stats, run_convert, run_dedup
     world         the embedded world

@@ -170,14 +170,16 @@ class Cells:
         """Everything not taken. Numbers in it must be finite: they may end up in a loss."""
         columns = {name: value for name, value in self.cells.items() if name not in named}
         for name, value in columns.items():
-            if name in ("margin", "confidence"):
+            if name in ("margin", "label_probability"):
                 if self.cells_are_text and value == "":
                     continue
                 columns[name] = self.one_number(value, name)
             else:
                 self.sound(value, self.clean(name, name))
         return {
-            name: value for name, value in columns.items() if not (name in ("margin", "confidence") and value == "")
+            name: value
+            for name, value in columns.items()
+            if not (name in ("margin", "label_probability") and value == "")
         }
 
     def judgment(self) -> dict[str, Any]:
@@ -185,12 +187,12 @@ class Cells:
         given: dict[str, Any] = {}
         if self.cells.get("annotator_id") not in (None, ""):
             given["annotator_id"] = self.clean(str(self.cells["annotator_id"]), "annotator_id")
-        if self.cells.get("confidence") not in (None, ""):
-            given["confidence"] = self.one_number(self.cells["confidence"], "confidence")
+        if self.cells.get("label_probability") not in (None, ""):
+            given["label_probability"] = self.one_number(self.cells["label_probability"], "label_probability")
         metadata = self.cells.get("metadata")
         if self.cells_are_text and isinstance(metadata, str) and metadata.startswith("{"):
             metadata = self.from_json(metadata, "metadata")
-        taken = ["annotator_id", "confidence"]
+        taken = ["annotator_id", "label_probability"]
         if isinstance(metadata, Mapping):  # metadata of another type is somebody's own column
             given["metadata"] = dict(self.sound(dict(metadata), "metadata"))
             taken.append("metadata")

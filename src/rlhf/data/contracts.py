@@ -36,6 +36,12 @@ Text = str | Messages
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
+OLD_LABEL_PROBABILITY = "confidence"
+"""The column that was ``2 * label_probability - 1``; a row that has it where the probability is read is refused."""
+RENAMED_LABEL_PROBABILITY = (
+    "the column `confidence` is now `label_probability`, the probability that the label is right: (1 + confidence) / 2"
+)
+
 
 class Kind(StrEnum):
     """See the table at the top of this file."""
@@ -175,22 +181,24 @@ class Judgment(Row):
     """What is kept of every human judgment."""
 
     annotator_id: str | None = None
-    confidence: float | None = None
-    """How sure the annotator was, from 0 to 1."""
+    label_probability: float | None = None
+    """That the judgment is right, as its annotator sees it: 0.5 for a guess between two, 1 for certainty."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Anything else worth keeping: time taken, model names, guideline version."""
 
     def __post_init__(self) -> None:
-        if self.confidence is not None and not 0 <= self.confidence <= 1:
-            raise RowError(self.where, f"confidence is {shown(self.confidence)}; wanted a number from 0 to 1.")
+        if self.label_probability is not None and not 0 <= self.label_probability <= 1:
+            raise RowError(
+                self.where, f"label_probability is {shown(self.label_probability)}; wanted a number from 0 to 1."
+            )
 
     def provenance(self) -> dict[str, Any]:
         """The columns that a row made of this judgment carries on."""
         kept = dict(self.columns)
         if self.annotator_id is not None:
             kept["annotator_id"] = self.annotator_id
-        if self.confidence is not None:
-            kept["confidence"] = self.confidence
+        if self.label_probability is not None:
+            kept["label_probability"] = self.label_probability
         if self.metadata:
             kept["metadata"] = dict(self.metadata)
         return kept

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar, Unpack, cast
 
 from rlhf.data import plans
 from rlhf.data.contracts import Prompt, Row
+from rlhf.data.dataset_options import DatasetOptions, opened_with
 from rlhf.data.dedup import duplicate_groups, row_text
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
-from rlhf.data.read import ReadOptions, open_rows
+from rlhf.data.read import open_rows
 from rlhf.data.report import TokenizationReport, nothing_left
 from rlhf.data.sources import Source, source_name
 from rlhf.data.split import SplitBy, held_out_numbers
-from rlhf.data.tokenization import Score, Tokenization, tokenization
-from rlhf.data.truncate import Truncation
+from rlhf.data.tokenization import Tokenization
 from rlhf.data.write import columns_of, write_rows
 from rlhf.errors import ConfigError, DataError
 
@@ -38,24 +38,34 @@ ROWS_AT_ONCE = 1000
 class TokenizedDataset(Generic[ItemT]):
     """What the data sets in memory have in common; made by one of the classes below."""
 
+    plan: ClassVar[Plan]
     how: Tokenization
     """How texts became ids."""
     report: TokenizationReport
     """What happened to the rows on the way, bad ones included."""
 
-    def __init__(self, source: Source, plan: Plan, how: Tokenization, options: ReadOptions) -> None:
-        self.how = how
+    def __init__(self, source: Source, tokenizer: PreTrainedTokenizerBase, **options: Unpack[DatasetOptions]) -> None:
+        """Read and tokenize.
+
+        Args:
+            source: See ``rlhf.data.read.open_rows``.
+            tokenizer: Its ids are what the model knows. Stepwise rows need a fast one.
+            options: ``max_length``, ``max_prompt_length``, ``truncation``, ``chat_template`` and, where the kind has them,
+                ``add_eos``, ``train_on`` and ``step_separator``: see ``DatasetOptions``. Of the reading: ``on_bad_row``,
+                ``columns``, ``split``, ``subset``, ``limit``.
+        """
+        plan, self.how, reading = opened_with(self.plan, tokenizer, options, name=type(self).__name__)
         self.report = TokenizationReport()
-        skip = options.get("on_bad_row") == "skip"
+        skip = reading.get("on_bad_row") == "skip"
         self._items: list[Item] = []
-        stream = open_rows(source, streaming=False, accepts=plan.accepts, strings_are=plan.strings_are, **options)
+        stream = open_rows(source, streaming=False, accepts=plan.accepts, strings_are=plan.strings_are, **reading)
         batch: list[Row] = []
         for row in stream:
             batch.append(row)
             if len(batch) == ROWS_AT_ONCE:
-                self._items += plan.items(batch, how, self.report, skip_bad_rows=skip)
+                self._items += plan.items(batch, self.how, self.report, skip_bad_rows=skip)
                 batch = []
-        self._items += plan.items(batch, how, self.report, skip_bad_rows=skip)
+        self._items += plan.items(batch, self.how, self.report, skip_bad_rows=skip)
         self.report.num_rows += len(stream.bad_rows)
         self.report.bad_rows = stream.bad_rows + self.report.bad_rows
         if not self._items:
@@ -146,7 +156,7 @@ class TokenizedDataset(Generic[ItemT]):
         return part
 
     def _give_each_its_own_id(self) -> None:
-        """Seeds of samples and cached scores hang on ids, so two items must not share one."""
+        """Seeds of samples and cached scores depend on ids, so two items must not share one."""
         seen: dict[str, int] = {}
         for number, (row, stored) in enumerate(self._items):
             count = seen[row.id] = seen.get(row.id, 0) + 1
@@ -166,74 +176,10 @@ class SFTDataset(TokenizedDataset[Group]):
     Takes completion, messages, text and preference rows (of a pair, the chosen side).
     """
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int | None = None,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        train_on: Score = "completion",
-        chat_template: str | None = None,
-        add_eos: bool = True,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Read and tokenize.
-
-        Args:
-            source: See ``rlhf.data.read.open_rows``, which takes ``options`` too.
-            tokenizer: Its ids are what the model knows.
-            max_length: Tokens of prompt and completion together; None for no limit.
-            max_prompt_length: Tokens of the prompt; None for no limit.
-            truncation: What to do with longer ones: ``error``, ``keep_start``, ``keep_end`` or ``drop``.
-            train_on: ``completion``, ``assistant`` (its turns in the prompt too) or ``all`` tokens.
-            chat_template: None for the tokenizer's own, the name of a built-in one, a Jinja file or Jinja text.
-            add_eos: End completions with EOS where they do not end so already.
-            options: ``on_bad_row``, ``columns``, ``split``, ``subset``, ``limit``.
-        """
-        how = tokenization(
-            tokenizer,
-            max_length=max_length,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            train_on=train_on,
-            chat_template=chat_template,
-            add_eos=add_eos,
-        )
-        super().__init__(source, plans.SFT, how, options)
+    plan = plans.SFT
 
 
-class CompletionsDataset(TokenizedDataset[Group]):
-    """Completions that somebody judged; the classes below say which rows of what kind."""
-
-    plan: ClassVar[Plan]
-
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int | None = None,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        chat_template: str | None = None,
-        add_eos: bool = True,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Read and tokenize; the arguments are those of ``SFTDataset``."""
-        how = tokenization(
-            tokenizer,
-            max_length=max_length,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            chat_template=chat_template,
-            add_eos=add_eos,
-        )
-        super().__init__(source, self.plan, how, options)
-
-
-class PreferenceDataset(CompletionsDataset):
+class PreferenceDataset(TokenizedDataset[Group]):
     """Pairs: each a group with two branches, chosen first.
 
     Takes preference, comparison and ranking rows. Ties and pairs of equal texts are left out and counted.
@@ -242,7 +188,7 @@ class PreferenceDataset(CompletionsDataset):
     plan = plans.PREFERENCE
 
 
-class ComparisonDataset(CompletionsDataset):
+class ComparisonDataset(TokenizedDataset[Group]):
     """Pairs and ties: each a group with two branches, chosen first, or with the column ``tied``.
 
     Takes what ``PreferenceDataset`` takes, and keeps comparisons without a winner and equal ranks.
@@ -251,7 +197,7 @@ class ComparisonDataset(CompletionsDataset):
     plan = plans.COMPARISON
 
 
-class RankingDataset(CompletionsDataset):
+class RankingDataset(TokenizedDataset[Group]):
     """Rankings: each a group with a branch for each completion, and the column ``ranks`` (smaller is better).
 
     Takes ranking rows, and preference and comparison rows as rankings of two. A ranking of equals is left out and counted.
@@ -260,7 +206,7 @@ class RankingDataset(CompletionsDataset):
     plan = plans.RANKING
 
 
-class RatingDataset(CompletionsDataset):
+class RatingDataset(TokenizedDataset[Group]):
     """Rated completions: each a group with one branch and the column ``rating`` (1 to 5).
 
     Takes rating rows, and every completion of a ranking row with ratings.
@@ -269,7 +215,7 @@ class RatingDataset(CompletionsDataset):
     plan = plans.RATING
 
 
-class KTODataset(CompletionsDataset):
+class KTODataset(TokenizedDataset[Group]):
     """Single completions with a verdict: each a group with one branch and the column ``label`` (True = desirable).
 
     Takes unpaired rows, and both sides of preference and comparison rows.
@@ -284,39 +230,7 @@ class StepwiseDataset(TokenizedDataset[Group]):
     Takes stepwise rows. EOS is not part of a step, so none is added.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        step_separator: str = "\n",
-        max_length: int | None = None,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        chat_template: str | None = None,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Read and tokenize; the arguments are those of ``SFTDataset``.
-
-        Args:
-            source: See ``SFTDataset``.
-            tokenizer: See ``SFTDataset``; a fast one.
-            step_separator: Written behind steps that do not end with it.
-            max_length: See ``SFTDataset``; a solution that is cut keeps its first steps.
-            max_prompt_length: See ``SFTDataset``.
-            truncation: See ``SFTDataset``.
-            chat_template: See ``SFTDataset``.
-            options: See ``SFTDataset``.
-        """
-        how = tokenization(
-            tokenizer,
-            max_length=max_length,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            chat_template=chat_template,
-            add_eos=False,
-        )
-        super().__init__(source, plans.stepwise(step_separator), how, options)
+    plan = plans.PLANS["stepwise"]
 
 
 class GRPODataset(TokenizedDataset[Prompt]):
@@ -325,22 +239,4 @@ class GRPODataset(TokenizedDataset[Prompt]):
     Takes prompt rows and bare strings, and the prompt of any other row that has one.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        chat_template: str | None = None,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Read and tokenize; the arguments are those of ``SFTDataset``."""
-        how = tokenization(
-            tokenizer,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            chat_template=chat_template,
-            add_eos=False,
-        )
-        super().__init__(source, plans.PROMPT, how, options)
+    plan = plans.PROMPT

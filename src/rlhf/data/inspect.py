@@ -37,6 +37,7 @@ from rlhf.data.read import NoUsableRowError, ReadOptions, open_rows, read_or_lis
 from rlhf.data.report import SHOWN, bad_row_lines, places
 from rlhf.data.sources import Source, file_format, source_name
 from rlhf.data.write import write_rows
+from rlhf.formatting import percentage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -179,7 +180,7 @@ class StatsReport:
         if self.labels:
             lines.append("labels: " + ", ".join(f"{label} {count:,}" for label, count in self.labels.items()))
         if self.chosen_longer_frac is not None:
-            lines.append(f"chosen is longer in {self.chosen_longer_frac:.1%} of pairs")
+            lines.append(f"chosen is longer in {percentage(self.chosen_longer_frac)} of pairs")
         return "\n".join(lines + bad_row_lines(self.bad_rows))
 
 

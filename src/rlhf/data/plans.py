@@ -32,6 +32,9 @@ Stored = TokenizedRow | StoredPrompt
 Item = tuple[Row, Stored]
 
 
+COMPLETION_OPTIONS = ("max_length", "max_prompt_length", "truncation", "chat_template", "add_eos")
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How one kind of data set is made."""
@@ -42,6 +45,8 @@ class Plan:
     texts_of: Callable[[Row, Tokenization], list[Rendered]] | None
     """The sequences of a training row; None for prompts."""
     strings_are: Kind = Kind.TEXT
+    options: Sequence[str] = COMPLETION_OPTIONS
+    """What its data sets take of ``DatasetOptions``, beside how rows are read."""
 
     def items(
         self, rows: Sequence[Row], how: Tokenization, report: TokenizationReport, *, skip_bad_rows: bool
@@ -103,18 +108,24 @@ def _prompts(row: Row, _report: TokenizationReport) -> Sequence[Row]:
     return [prompt_of(row)]
 
 
-SFT = Plan(ACCEPTED["sft"], _as_they_are, sft_texts)
+SFT = Plan(ACCEPTED["sft"], _as_they_are, sft_texts, options=(*COMPLETION_OPTIONS, "train_on"))
 PREFERENCE = Plan(ACCEPTED["preference"], _pairs, preference_texts)
 COMPARISON = Plan(ACCEPTED["comparison"], _comparisons, preference_texts)
 RANKING = Plan(ACCEPTED["ranking"], _ranking, ranking_texts)
 RATING = Plan(ACCEPTED["rating"], _ratings, single_texts)
 KTO = Plan(ACCEPTED["kto"], _unpaired, single_texts)
-PROMPT = Plan(ACCEPTED["grpo"], _prompts, None, strings_are=STRINGS_ARE["grpo"])
+PROMPT = Plan(
+    ACCEPTED["grpo"], _prompts, None, strings_are=STRINGS_ARE["grpo"],
+    options=("max_prompt_length", "truncation", "chat_template"),
+)  # fmt: skip
 
 
 def stepwise(separator: str) -> Plan:
     """Solutions in steps, each of which ends with a separator: it is written behind those that do not end with it."""
-    return Plan(ACCEPTED["stepwise"], lambda row, _report: [with_separator(row, separator)], stepwise_texts)
+    return Plan(
+        ACCEPTED["stepwise"], lambda row, _report: [with_separator(row, separator)], stepwise_texts,
+        options=("max_length", "max_prompt_length", "truncation", "chat_template", "step_separator"),
+    )  # fmt: skip
 
 
 PLANS: Mapping[str, Plan] = {

@@ -1,7 +1,7 @@
 """Data sets that are read while training goes on, and that go on at the same row after a restart.
 
 Rows are read, tokenized and, where asked for, shuffled in blocks: a block of ``shuffle_buffer`` rows is filled, put in
-an order that hangs on (seed, epoch, number of the block), and emptied. So the whole state is where the block begins and
+an order that depends on (seed, epoch, number of the block), and emptied. So the whole state is where the block begins and
 how far it was emptied: a few numbers instead of a buffer of rows, and a resumed stream gives the same tokens.
 """
 
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, cast
 
 from rlhf.data import plans
 from rlhf.data.contracts import Prompt, Row
+from rlhf.data.dataset_options import DatasetOptions, opened_with
 from rlhf.data.message_text import listed, one_line
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
-from rlhf.data.read import Cursor, ReadOptions, open_rows
+from rlhf.data.read import Cursor, open_rows
 from rlhf.data.report import TokenizationReport, nothing_left
 from rlhf.data.sources import Source, source_name
-from rlhf.data.tokenization import Score, Tokenization, tokenization
-from rlhf.data.truncate import Truncation
 from rlhf.errors import CheckpointError, ConfigError, DataError
 from rlhf.seeds import derive_seed
 
@@ -40,30 +39,38 @@ class StreamingDataset(Generic[ItemT]):
     item, after the last item it begins the next epoch. One loop at a time.
     """
 
+    plan: ClassVar[Plan]
     report: TokenizationReport
     """What happened to the rows of this epoch so far."""
 
     def __init__(
         self,
         source: Source,
-        plan: Plan,
-        how: Tokenization,
-        options: ReadOptions,
+        tokenizer: PreTrainedTokenizerBase,
         *,
-        shuffle_buffer: int,
-        seed: int,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        **options: Unpack[DatasetOptions],
     ) -> None:
+        """Open a source; nothing is read yet.
+
+        Args:
+            source: See ``rlhf.data.read.open_rows``.
+            tokenizer: See ``TokenizedDataset``.
+            shuffle_buffer: Rows shuffled together; 0 keeps the order of the file.
+            seed: Of the shuffling.
+            options: See ``TokenizedDataset``.
+        """
         if shuffle_buffer < 0:
             raise ConfigError(f"shuffle_buffer is {shuffle_buffer}; wanted 0 (no shuffling) or a number of rows.")
-        self.how = how
+        self._plan, self.how, reading = opened_with(self.plan, tokenizer, options, name=type(self).__name__)
         self.report = TokenizationReport()
         self.epoch = 0
         self.seed = seed
         self.shuffle_buffer = shuffle_buffer
-        self._plan = plan
-        self._skip_bad_rows = options.get("on_bad_row") == "skip"
+        self._skip_bad_rows = reading.get("on_bad_row") == "skip"
         self._name = source_name(source)
-        self._stream = open_rows(source, accepts=plan.accepts, strings_are=plan.strings_are, **options)
+        self._stream = open_rows(source, accepts=self._plan.accepts, strings_are=self._plan.strings_are, **reading)
         self._cursor: Cursor = (0, 0)
         self._num_rows = 0
         self._block = 0
@@ -112,7 +119,7 @@ class StreamingDataset(Generic[ItemT]):
             if state.get(name) != value:
                 raise CheckpointError(
                     f"The saved state of the data stream has {name} {state.get(name)!r}, and this stream has "
-                    f"{value!r}; resume with the same data and settings, or start anew."
+                    f"{value!r}; resume with the same data and settings, or start over."
                 )
         self._check_same_data(state.get("data"))
         try:
@@ -122,7 +129,7 @@ class StreamingDataset(Generic[ItemT]):
         except (KeyError, TypeError, ValueError) as err:
             raise CheckpointError(
                 f"The saved state of the data stream is not whole ({type(err).__name__}: {one_line(err)}); resume from an "
-                "earlier checkpoint, or start anew."
+                "earlier checkpoint, or start over."
             ) from err
         self._cursor = (part, place)
         self.epoch, self._num_rows, self._block, self._done_of_block = counts
@@ -134,7 +141,7 @@ class StreamingDataset(Generic[ItemT]):
         if saved == mine:
             return
         theirs = list(saved) if isinstance(saved, list) else []
-        advice = "put the old data back, or start anew without the checkpoint."
+        advice = "put the old data back, or start over without the checkpoint."
         if len(theirs) != len(mine):
             raise CheckpointError(
                 f"The saved state of the data stream is of {len(theirs)} files ({listed(theirs)}), and the data now are "
@@ -178,104 +185,34 @@ class StreamingDataset(Generic[ItemT]):
 class StreamingSFTDataset(StreamingDataset[Group]):
     """``SFTDataset`` as a stream."""
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int | None = None,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        train_on: Score = "completion",
-        chat_template: str | None = None,
-        add_eos: bool = True,
-        shuffle_buffer: int = 0,
-        seed: int = 0,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Open a source; nothing is read yet.
-
-        Args:
-            source: See ``rlhf.data.read.open_rows``.
-            tokenizer: And the arguments behind it: see ``SFTDataset``.
-            max_length: See ``SFTDataset``.
-            max_prompt_length: See ``SFTDataset``.
-            truncation: See ``SFTDataset``.
-            train_on: See ``SFTDataset``.
-            chat_template: See ``SFTDataset``.
-            add_eos: See ``SFTDataset``.
-            shuffle_buffer: Rows shuffled together; 0 keeps the order of the file.
-            seed: Of the shuffling.
-            options: ``on_bad_row``, ``columns``, ``split``, ``subset``, ``limit``.
-        """
-        how = tokenization(
-            tokenizer,
-            max_length=max_length,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            train_on=train_on,
-            chat_template=chat_template,
-            add_eos=add_eos,
-        )
-        super().__init__(source, plans.SFT, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+    plan = plans.SFT
 
 
-class StreamingCompletionsDataset(StreamingDataset[Group]):
-    """``CompletionsDataset`` as a stream."""
-
-    plan: ClassVar[Plan]
-
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int | None = None,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        chat_template: str | None = None,
-        add_eos: bool = True,
-        shuffle_buffer: int = 0,
-        seed: int = 0,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Open a source; the arguments are those of ``StreamingSFTDataset``."""
-        how = tokenization(
-            tokenizer,
-            max_length=max_length,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            chat_template=chat_template,
-            add_eos=add_eos,
-        )
-        super().__init__(source, self.plan, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
-
-
-class StreamingPreferenceDataset(StreamingCompletionsDataset):
+class StreamingPreferenceDataset(StreamingDataset[Group]):
     """``PreferenceDataset`` as a stream."""
 
     plan = plans.PREFERENCE
 
 
-class StreamingComparisonDataset(StreamingCompletionsDataset):
+class StreamingComparisonDataset(StreamingDataset[Group]):
     """``ComparisonDataset`` as a stream."""
 
     plan = plans.COMPARISON
 
 
-class StreamingRankingDataset(StreamingCompletionsDataset):
+class StreamingRankingDataset(StreamingDataset[Group]):
     """``RankingDataset`` as a stream."""
 
     plan = plans.RANKING
 
 
-class StreamingRatingDataset(StreamingCompletionsDataset):
+class StreamingRatingDataset(StreamingDataset[Group]):
     """``RatingDataset`` as a stream."""
 
     plan = plans.RATING
 
 
-class StreamingKTODataset(StreamingCompletionsDataset):
+class StreamingKTODataset(StreamingDataset[Group]):
     """``KTODataset`` as a stream."""
 
     plan = plans.KTO
@@ -284,54 +221,10 @@ class StreamingKTODataset(StreamingCompletionsDataset):
 class StreamingStepwiseDataset(StreamingDataset[Group]):
     """``StepwiseDataset`` as a stream."""
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        step_separator: str = "\n",
-        max_length: int | None = None,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        chat_template: str | None = None,
-        shuffle_buffer: int = 0,
-        seed: int = 0,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Open a source; the arguments are those of ``StepwiseDataset`` and ``StreamingSFTDataset``."""
-        how = tokenization(
-            tokenizer,
-            max_length=max_length,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            chat_template=chat_template,
-            add_eos=False,
-        )
-        plan = plans.stepwise(step_separator)
-        super().__init__(source, plan, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+    plan = plans.PLANS["stepwise"]
 
 
 class StreamingGRPODataset(StreamingDataset[Prompt]):
     """``GRPODataset`` as a stream."""
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_prompt_length: int | None = None,
-        truncation: Truncation = "error",
-        chat_template: str | None = None,
-        shuffle_buffer: int = 0,
-        seed: int = 0,
-        **options: Unpack[ReadOptions],
-    ) -> None:
-        """Open a source; the arguments are those of ``StreamingSFTDataset``."""
-        how = tokenization(
-            tokenizer,
-            max_prompt_length=max_prompt_length,
-            truncation=truncation,
-            chat_template=chat_template,
-            add_eos=False,
-        )
-        super().__init__(source, plans.PROMPT, how, options, shuffle_buffer=shuffle_buffer, seed=seed)
+    plan = plans.PROMPT

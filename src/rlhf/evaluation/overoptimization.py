@@ -24,8 +24,8 @@ from scipy.special import stdtr
 from rlhf.errors import DataError
 from rlhf.evaluation.intervals import Array, finite_or_none, mean_interval, unit_means
 from rlhf.evaluation.judges import Judge, SampledIds, run_judge
-from rlhf.evaluation.numbers import digits_for, percentage, plain_number, told_apart
 from rlhf.evaluation.verdict import NO_SIGN
+from rlhf.formatting import digits_for, percentage, plain_number, told_apart
 from rlhf.seeds import derive_seed
 
 MIN_STEPS = 9

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rlhf.evaluation.numbers import (
+from rlhf.evaluation.verdict_inputs import Evidence, value_of
+from rlhf.formatting import (
     formatted,
     interval,
     mapping,
@@ -28,7 +29,6 @@ from rlhf.evaluation.numbers import (
     times,
     told_apart,
 )
-from rlhf.evaluation.verdict_inputs import Evidence, value_of
 
 NO_SIGN = "No sign of reward hacking"
 """Prefix of a finding of ``rlhf.evaluation.overoptimization`` that found nothing."""

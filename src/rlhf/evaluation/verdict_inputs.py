@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf.evaluation.numbers import mapping, number
+from rlhf.formatting import mapping, number
 
 
 def value_of(change: Mapping[str, Any], side: str) -> float | None:

@@ -6,8 +6,8 @@
 Both take any number of values. Dawid-Skene's probabilities hold if annotators err independently; where they do not,
 ``rlhf.feedback.tempering`` measures it on held-out judgments and corrects them.
 
-From the probability p of the winner comes the reward model's soft label: ``use_confidence`` takes 2p - 1 in the column
-``confidence``, 0 for a coin's throw and 1 for certainty.
+The probability of the winner is the reward model's soft label: the column ``label_probability``, which
+``use_label_probability`` reads; 0.5 for a coin's throw and 1 for certainty.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Consensus:
     @property
     def values(self) -> list[Any | None]:
         """The likeliest value of each item; None where two are equally likely."""
-        found: list[Any | None] = []
+        values: list[Any | None] = []
         for row in self.probabilities:
             best = row.max()
             winners = np.flatnonzero(np.isclose(row, best, rtol=0, atol=1e-12))
-            found.append(self.scale[winners[0]] if len(winners) == 1 else None)
-        return found
+            values.append(self.scale[winners[0]] if len(winners) == 1 else None)
+        return values
 
     @property
-    def confidences(self) -> list[float]:
+    def label_probabilities(self) -> list[float]:
         """Probability of the likeliest value of each item."""
         return [float(row.max()) for row in self.probabilities]
 
@@ -149,9 +149,9 @@ def dawid_skene(
         with np.errstate(divide="ignore"):
             logs = np.maximum(np.log(confusion), LEAST_LOG).swapaxes(1, 2)
             evidence = received @ logs.reshape(num_annotators * num_values, num_values)
-        found = posterior(prior, evidence)
-        change = float(np.abs(found - truth).max())
-        truth = found
+        estimate = posterior(prior, evidence)
+        change = float(np.abs(estimate - truth).max())
+        truth = estimate
         if change < tolerance:
             break
     right = np.einsum("c,acc->a", prior, confusion)
@@ -167,5 +167,5 @@ def posterior(prior: Array, evidence: Array) -> Array:
     with np.errstate(divide="ignore"):
         scores = np.log(prior) + evidence
     scores -= scores.max(1, keepdims=True)
-    found = np.exp(scores)
-    return np.asarray(found / found.sum(1, keepdims=True))
+    weights = np.exp(scores)
+    return np.asarray(weights / weights.sum(1, keepdims=True))

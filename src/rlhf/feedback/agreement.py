@@ -27,6 +27,7 @@ from scipy.special import stdtrit
 from rlhf.data.message_text import counted
 from rlhf.errors import DataError, look_up
 from rlhf.evaluation.intervals import RESAMPLES, Estimate, check_confidence
+from rlhf.formatting import percentage
 
 Array = NDArray[np.float64]
 Judgment = tuple[Hashable, Hashable, Any]
@@ -303,7 +304,7 @@ def agreement_estimate(
     found = coefficient(drawn.reshape(resamples, *tables.shape[1:]))
     exists = np.isfinite(found)
     if (void := 1 - exists.mean()) > MAX_VOID_FRAC:
-        told = f"all values but one are so rare that {void:.0%} of draws of the items lack them"
+        told = f"all values but one are so rare that {percentage(void, 0)} of draws of the items lack them"
         return _without_interval(value, len(tables), told, confidence)
     found = found[exists]
     if math.isclose(found.min(), found.max(), abs_tol=1e-12):

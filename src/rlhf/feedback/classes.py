@@ -13,7 +13,7 @@ from rlhf.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:  # the store needs an extra
     from rlhf.feedback.store import PreferenceStore
-    from rlhf.feedback.tasks import Found
+    from rlhf.feedback.tasks import SourceItems
 
 CLASSES = "classes"
 """Setting of a store: all classes there can be, in order."""
@@ -65,7 +65,7 @@ def scale_of(store: PreferenceStore, found: Iterable[str], given: Sequence[str] 
     return tuple(given)
 
 
-def check_classes(found: Found, classes: Sequence[str], on_bad_row: OnBadRow) -> None:
+def check_classes(found: SourceItems, classes: Sequence[str], on_bad_row: OnBadRow) -> None:
     """Refuse, or leave out, labels that are none of the classes there are.
 
     Args:
@@ -89,7 +89,7 @@ def check_classes(found: Found, classes: Sequence[str], on_bad_row: OnBadRow) ->
 
     kept = []
     for item in found.items:
-        said = tuple(one for one in item.said if is_known(one.value, one.where))
-        if is_known(item.task.gold, item.where) and len(said) >= min(len(item.said), 1):
-            kept.append(replace(item, said=said))
+        judgments = tuple(one for one in item.judgments if is_known(one.value, one.where))
+        if is_known(item.task.gold, item.where) and len(judgments) >= min(len(item.judgments), 1):
+            kept.append(replace(item, judgments=judgments))
     found.items = kept

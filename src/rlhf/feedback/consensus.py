@@ -1,10 +1,8 @@
 """From the judgments of many to rows for training: one for each item, with how likely its label is to be right.
 
 Whatever compares (pairs, grades, rankings, ratings of several completions) is taken apart into pairs with a winner or a
-tie; each pair becomes one preference row. With p the probability that the label is right, ties counted as half a win,
-
-    probability = p                 for people
-    confidence  = 2p - 1            for `use_confidence` of the reward stage, whose soft label is (1 + confidence) / 2 = p
+tie; each pair becomes one preference row. ``label_probability`` is the probability that its label is right, ties counted as
+half a win: the soft label of the reward stage with `use_label_probability`.
 
 Labels of several classes become one row for each item, with the probability of every class. Dawid-Skene's probabilities are
 tempered on held-out judgments (``rlhf.feedback.tempering``).
@@ -59,16 +57,16 @@ class Odds:
     second: float
 
     @property
-    def lead(self) -> float:
-        """Probability that the first is better, ties counted half, less that of the second: 2p - 1 towards the winner."""
-        return self.first - self.second
-
-    @property
     def winner(self) -> int | None:
         """0, 1, or None where a tie is likeliest or both are equal."""
-        if self.tie > max(self.first, self.second) or abs(self.lead) < 1e-9:
+        if self.tie > max(self.first, self.second) or abs(self.first - self.second) < 1e-9:
             return None
-        return 0 if self.lead > 0 else 1
+        return 0 if self.first > self.second else 1
+
+    @property
+    def label_probability(self) -> float:
+        """That the winner is the better one, ties counted as half a win; without a winner, that it is a tie."""
+        return self.tie if self.winner is None else max(self.first, self.second) + self.tie / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +133,7 @@ def consensus_rows(
         raise ConfigError(
             f"min_judgments is {min_judgments}; an item without a judgment has no label, so wanted at least 1."
         )
-    judged = [item for item in items if item.task.gold is None and len(item.said) >= min_judgments]
+    judged = [item for item in items if item.task.gold is None and len(item.judgments) >= min_judgments]
     if not judged:
         raise DataError(
             f"No item apart from gold ones has {min_judgments} judgment(s) or more, so there is nothing to export; "
@@ -144,7 +142,7 @@ def consensus_rows(
     rows: list[dict[str, Any]] = []
     votes = {item.task.id: list(_votes(item, guidelines)) for item in judged}
     notes = _Notes(aggregate, belief or Belief())
-    pairs = _odds_of_pairs([vote for found in votes.values() for vote in found], notes)
+    pairs = _odds_of_pairs([vote for of_item in votes.values() for vote in of_item], notes)
     single = {
         "labels": _odds_of(judged, TaskKind.BINARY, (False, True), notes),
         "classes": _odds_of(judged, TaskKind.MULTICLASS, classes, notes),
@@ -169,7 +167,7 @@ def dawid_skene_of(
     belief: Belief | None = None,
 ) -> Sequence[Learned]:
     """What Dawid-Skene learns of pairs, labels and classes, gold items apart; see ``consensus_rows``."""
-    judged = [item for item in items if item.task.gold is None and item.said]
+    judged = [item for item in items if item.task.gold is None and item.judgments]
     notes = _Notes("dawid-skene", belief or Belief())
     _odds_of_pairs([vote for item in judged for vote in _votes(item, guidelines)], notes)
     _odds_of(judged, TaskKind.BINARY, (False, True), notes)
@@ -191,13 +189,13 @@ class _Notes:
         if self.aggregate == "majority":
             return majority_vote(labels)
         smoothing, right_prior = self.belief.smoothing, self.belief.right_prior
-        found, tempering = tempered_dawid_skene(
+        consensus, tempering = tempered_dawid_skene(
             labels,
             smoothing=min(SMOOTHING, 1.5 / len(labels.scale)) if smoothing is None else smoothing,
             right_prior=RIGHT_PRIOR if right_prior is None else right_prior,
         )
-        self.learned[what] = Learned(what, found, tempering)
-        return found
+        self.learned[what] = Learned(what, consensus, tempering)
+        return consensus
 
     def beside(self, what: str, num_votes: int) -> dict[str, Any]:
         """How many independent judgments those of an item count as."""
@@ -211,11 +209,11 @@ def _votes(item: Item, guidelines: Sequence[AnnotationGuideline]) -> Iterator[tu
     task = item.task
     if len(task.responses) == 1:
         return
-    for said in item.said:
-        worth = _worth(task, said.value, guidelines)
+    for judgment in item.judgments:
+        worth = _worth(task, judgment.value, guidelines)
         for i, j in combinations(range(len(worth)), 2):
             side = "a" if worth[i] > worth[j] else "b" if worth[i] < worth[j] else "tie"
-            yield (task.id, i, j), said.annotator, side
+            yield (task.id, i, j), judgment.annotator, side
 
 
 def _worth(task: Task, value: Mapping[str, Any], guidelines: Sequence[AnnotationGuideline]) -> list[float]:
@@ -237,9 +235,9 @@ def _odds_of_pairs(votes: Sequence[tuple[Pair, str, str]], notes: _Notes) -> dic
     if notes.aggregate == "bradley-terry":
         return _odds_by_strength(votes)
     turned = [(pair, who, _turned(side) if swapped[pair] else side) for pair, who, side in votes]
-    found = notes.consensus("pairs", Labels.of(turned, scale=SIDES))
+    consensus = notes.consensus("pairs", Labels.of(turned, scale=SIDES))
     odds = {}
-    for pair, (first, tie, second) in zip(found.items, found.probabilities.tolist(), strict=True):
+    for pair, (first, tie, second) in zip(consensus.items, consensus.probabilities.tolist(), strict=True):
         assert isinstance(pair, tuple)
         odds[pair] = Odds(second, tie, first) if swapped[pair] else Odds(first, tie, second)
     return odds
@@ -255,10 +253,10 @@ def _odds_by_strength(votes: Sequence[tuple[Pair, str, str]]) -> dict[Pair, Odds
         first, second = (task, i), (task, j)
         winner, loser = (second, first) if side == "b" else (first, second)
         comparisons.append(Comparison(annotator=who, winner=winner, loser=loser, is_tie=side == "tie"))
-    found = crowd_bradley_terry(comparisons)
+    fitted = crowd_bradley_terry(comparisons)
     odds = {}
     for task, i, j in dict.fromkeys(pair for pair, _, _ in votes):
-        first_wins = found.win_probability((task, i), (task, j))
+        first_wins = fitted.win_probability((task, i), (task, j))
         odds[task, i, j] = Odds(first_wins, 0.0, 1 - first_wins)
     return odds
 
@@ -268,16 +266,16 @@ def _odds_of(
 ) -> dict[str, dict[Any, float]]:
     """Probability of each value, of items that have one by themselves. Strengths need comparisons, so Bradley-Terry is
     Dawid-Skene there."""
-    said = [
-        (item.task.id, said.annotator, next(iter(said.value.values())))
-        for item in judged if item.task.kind is kind for said in item.said
+    judgments = [
+        (item.task.id, judgment.annotator, next(iter(judgment.value.values())))
+        for item in judged if item.task.kind is kind for judgment in item.judgments
     ]  # fmt: skip
-    if not said:
+    if not judgments:
         return {}
-    found = notes.consensus("labels" if kind is TaskKind.BINARY else "classes", Labels.of(said, scale=scale))
+    consensus = notes.consensus("labels" if kind is TaskKind.BINARY else "classes", Labels.of(judgments, scale=scale))
     return {
-        str(name): dict(zip(found.scale, row, strict=True))
-        for name, row in zip(found.items, found.probabilities.tolist(), strict=True)
+        str(name): dict(zip(consensus.scale, row, strict=True))
+        for name, row in zip(consensus.items, consensus.probabilities.tolist(), strict=True)
     }
 
 
@@ -289,22 +287,20 @@ def _pair_rows(
     for pair, _, side in votes:
         by_pair[pair][side] += 1
     for pair, counts in by_pair.items():
-        found = odds[pair]
+        belief = odds[pair]
         _, i, j = pair
-        if found.winner is None and ties == "drop":
+        if belief.winner is None and ties == "drop":
             notes.num_undecided += 1
             continue
-        best, worst = (i, j) if found.winner != 1 else (j, i)
+        best, worst = (i, j) if belief.winner != 1 else (j, i)
         texts = [response.text for response in task.responses]
         models = [response.model for response in task.responses]
         votes_for = {"a": counts["a"], "tie": counts["tie"], "b": counts["b"]}
         beside = _beside(item, notes.aggregate, f"#{i}-{j}" if len(texts) > 2 else "")
         beside |= notes.beside("pairs", counts.total())
-        beside["probability"] = round((1 + abs(found.lead)) / 2 if found.winner is not None else found.tie, 6)
-        if found.winner is not None:
-            beside["confidence"] = round(abs(found.lead), 6)
+        beside["label_probability"] = round(belief.label_probability, 6)
         if ties == "keep":
-            side = "tie" if found.winner is None else "a" if found.winner == 0 else "b"
+            side = "tie" if belief.winner is None else "a" if belief.winner == 0 else "b"
             own = {"prompt": task.prompt, "completion_a": texts[i], "completion_b": texts[j], "preference": side}
             yield own | beside | _named({"model_a": models[i], "model_b": models[j]}) | {"votes": votes_for}
             continue
@@ -320,7 +316,7 @@ def _mean_grade(item: Item, sign: int) -> dict[str, float]:
     """Towards the chosen one; it may be negative where few strong grades stand against many weak ones."""
     if item.task.kind not in (TaskKind.GRADED5, TaskKind.GRADED7):
         return {}
-    return {"mean_grade": round(sign * mean(said.value["grade"] for said in item.said), 6)}
+    return {"mean_grade": round(sign * mean(judgment.value["grade"] for judgment in item.judgments), 6)}
 
 
 def _label_row(item: Item, good: float, notes: _Notes) -> dict[str, Any]:
@@ -331,8 +327,8 @@ def _label_row(item: Item, good: float, notes: _Notes) -> dict[str, Any]:
     return (
         own
         | _beside(item, notes.aggregate, "")
-        | notes.beside("labels", len(item.said))
-        | {"probability": round(right, 6), "confidence": round(2 * right - 1, 6)}
+        | notes.beside("labels", len(item.judgments))
+        | {"label_probability": round(right, 6)}
         | named
     )
 
@@ -344,10 +340,10 @@ def _class_row(item: Item, odds: Mapping[str, float], notes: _Notes, ties: str) 
     if len(winners) > 1 and ties == "drop":
         notes.num_undecided += 1
         return
-    votes = Counter(said.value["class"] for said in item.said)
+    votes = Counter(judgment.value["class"] for judgment in item.judgments)
     yield {
         **labeled_text(item.task), "label": winners[0] if len(winners) == 1 else None,
-        **_beside(item, notes.aggregate, ""), **notes.beside("classes", len(item.said)), "probability": round(best, 6),
+        **_beside(item, notes.aggregate, ""), **notes.beside("classes", len(item.judgments)), "label_probability": round(best, 6),
         "probabilities": {name: round(probability, 6) for name, probability in odds.items()},
         "votes": {name: votes[name] for name in odds}, **_named({"model": item.task.responses[0].model}),
     }  # fmt: skip
@@ -355,7 +351,7 @@ def _class_row(item: Item, odds: Mapping[str, float], notes: _Notes, ties: str) 
 
 def _rating_row(item: Item, guidelines: Sequence[AnnotationGuideline]) -> dict[str, Any]:
     task = item.task
-    ratings = [overall_ratings(said.value["ratings"], guidelines)[0] for said in item.said]
+    ratings = [overall_ratings(judgment.value["ratings"], guidelines)[0] for judgment in item.judgments]
     own = {"prompt": task.prompt, "completion": task.responses[0].text, "rating": round(mean(ratings), 6)}
     return own | _beside(item, "mean", "") | _named({"model": task.responses[0].model})
 
@@ -364,7 +360,7 @@ def _beside(item: Item, aggregate: str, part: str) -> dict[str, Any]:
     """Columns that every aggregated row has, and the task's own."""
     task = item.task
     kept = {name: value for name, value in task.columns.items() if name not in RESERVED and value is not None}
-    ours = {"id": f"{task.id}{part}", "task_id": task.id, "num_judgments": len(item.said), "aggregate": aggregate}
+    ours = {"id": f"{task.id}{part}", "task_id": task.id, "num_judgments": len(item.judgments), "aggregate": aggregate}
     return {**kept, **ours, **({"batch": task.batch} if task.batch else {})}
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from rlhf.data.message_text import counted, listed
 from rlhf.errors import ConfigError
-from rlhf.feedback.guidelines import guidelines_of
 from rlhf.feedback.readings import length_of
 from rlhf.feedback.simulate import SimulatedAnnotator
 from rlhf.feedback.simulated import PREFIX, mark_simulated, simulated_annotators
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind
+from rlhf.feedback.store_guidelines import guidelines_of
 from rlhf.seeds import derive_seed
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.classes import scale_of
-from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
+from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.items import Item, items_of
 from rlhf.feedback.quality import AnnotatorQualityControl, QualityRules
 from rlhf.feedback.readings import verdicts_of
 from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.feedback.store.values import TaskKind
+from rlhf.feedback.store_guidelines import guidelines_of
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore
@@ -47,7 +48,7 @@ class Selection:
     @property
     def num_judgments(self) -> int:
         """Of all items that leave."""
-        return sum(len(item.said) for item in self.items)
+        return sum(len(item.judgments) for item in self.items)
 
     def notes(self, *, with_unjudged: bool, aggregated: bool) -> list[str]:
         """What is left out because nobody judged it, or nobody who is qualified, in words.
@@ -56,7 +57,7 @@ class Selection:
             with_unjudged: Tasks without a judgment are written, too.
             aggregated: Rows are one for each item, and gold items have none anyway.
         """
-        bare = [i.task for i in self.items if not i.said and not (aggregated and i.task.gold is not None)]
+        bare = [i.task for i in self.items if not i.judgments and not (aggregated and i.task.gold is not None)]
         unqualified = sum(task.id in self.only_unqualified for task in bare)
         judged = f"{counted(unqualified, 'task')} that only annotators who are not qualified judged"
         notes = []
@@ -106,13 +107,18 @@ def select(
         kinds = ", ".join(sorted({str(item.task.kind) for item in items})) or "none"
         batches = ", ".join(sorted({item.task.batch or "(none)" for item in items})) or "none"
         raise DataError(f"The store has no task to export; its kinds are: {kinds}; its batches: {batches}.")
-    labels = (said.value["class"] for item in chosen if item.task.kind is TaskKind.MULTICLASS for said in item.said)
+    labels = (
+        judgment.value["class"]
+        for item in chosen
+        if item.task.kind is TaskKind.MULTICLASS
+        for judgment in item.judgments
+    )
     selection = Selection(items=chosen, guidelines=guidelines_of(store), classes=scale_of(store, labels, classes))
     if only_qualified:
         _leave_unqualified(selection, store, rules)
     selection.kinds = Counter(str(item.task.kind) for item in selection.items)
     selection.simulated = simulated_words(
-        (said.annotator for item in selection.items for said in item.said), simulated_annotators(store)
+        (judgment.annotator for item in selection.items for judgment in item.judgments), simulated_annotators(store)
     )
     return selection
 
@@ -125,10 +131,14 @@ def _leave_unqualified(selection: Selection, store: PreferenceStore, rules: Qual
     }
     before = selection.num_judgments
     selection.only_unqualified = frozenset(
-        item.task.id for item in selection.items if item.said and not any(s.annotator in qualified for s in item.said)
+        item.task.id
+        for item in selection.items
+        if item.judgments and not any(s.annotator in qualified for s in item.judgments)
     )
     selection.items = [
-        Item(task=item.task, said=tuple(said for said in item.said if said.annotator in qualified))
+        Item(
+            task=item.task, judgments=tuple(judgment for judgment in item.judgments if judgment.annotator in qualified)
+        )
         for item in selection.items
     ]
     selection.num_left_behind = before - selection.num_judgments

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf.data.contracts import Text
 from rlhf.data.expand import text_key
 from rlhf.errors import DataError
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import MAX_ID, Task, TaskKind
 
 KNOWN = "known"
@@ -66,7 +66,7 @@ def places_of(first: Task, second: Task) -> list[int] | None:
     if sorted(wanted) != sorted(there):
         return None
     left = list(range(len(there)))
-    found: dict[int, int] = {}
+    place_of: dict[int, int] = {}
     for by_model in (True, False):
         for place, response in enumerate(first.responses):
             fits = (
@@ -74,10 +74,10 @@ def places_of(first: Task, second: Task) -> list[int] | None:
                 for other in left
                 if there[other] == wanted[place] and (not by_model or second.responses[other].model == response.model)
             )
-            if place not in found and (other := next(fits, None)) is not None:
-                found[place] = other
+            if place not in place_of and (other := next(fits, None)) is not None:
+                place_of[place] = other
                 left.remove(other)
-    return [found[place] for place in range(len(wanted))]
+    return [place_of[place] for place in range(len(wanted))]
 
 
 def turned(item: Item, places: Sequence[int]) -> Item:
@@ -97,7 +97,7 @@ def turned(item: Item, places: Sequence[int]) -> Item:
         task, columns=columns, gold=None if task.gold is None else _turned_value(task.gold, places),
         responses=[task.responses[place] for place in places],
     )  # fmt: skip
-    return replace(item, task=new, said=tuple(_turned_said(said, places) for said in item.said))
+    return replace(item, task=new, judgments=tuple(_turned_judgment(judgment, places) for judgment in item.judgments))
 
 
 def merged(items: Iterable[tuple[str, Item]]) -> list[Item]:
@@ -113,7 +113,7 @@ def merged(items: Iterable[tuple[str, Item]]) -> list[Item]:
         DataError: Two have the same id and ask something else, or know another right answer.
     """
     tasks: dict[str, Item] = {}
-    said: dict[str, list[Said]] = {}
+    judgments: dict[str, list[ItemJudgment]] = {}
     known: dict[str, list[Any]] = {}
     told: dict[str, str] = {}
     """Task -> the row that told its gold value, or else its first."""
@@ -136,11 +136,11 @@ def merged(items: Iterable[tuple[str, Item]]) -> list[Item]:
                 f"Two rows know another right answer to the task {name!r}: {dict(gold or {})} in {row} and {dict(new_gold)} in "
                 f"{where}, both with the completions in the order of the first; keep the one that is right."
             )
-        heard = said.setdefault(name, [])
-        heard.extend(one for one in item.said if one not in heard)
+        heard = judgments.setdefault(name, [])
+        heard.extend(one for one in item.judgments if one not in heard)
         if KNOWN in item.task.columns and (says := item.task.columns[KNOWN]) not in known.setdefault(name, []):
             known[name].append(says)
-    return [_with_all(item, said[name], known.get(name, [])) for name, item in tasks.items()]
+    return [_with_all(item, judgments[name], known.get(name, [])) for name, item in tasks.items()]
 
 
 def difference(first: Task, second: Task) -> str:
@@ -152,18 +152,18 @@ def difference(first: Task, second: Task) -> str:
     return "completions" if places_of(first, second) is None else ""
 
 
-def _with_all(item: Item, said: Sequence[Said], known: Sequence[Any]) -> Item:
+def _with_all(item: Item, judgments: Sequence[ItemJudgment], known: Sequence[Any]) -> Item:
     if len(known) > 1:
         item = replace(item, task=replace(item.task, columns={**item.task.columns, KNOWN: list(known)}))
-    return replace(item, said=tuple(said))
+    return replace(item, judgments=tuple(judgments))
 
 
-def _turned_said(said: Said, places: Sequence[int]) -> Said:
+def _turned_judgment(judgment: ItemJudgment, places: Sequence[int]) -> ItemJudgment:
     now = {old: new for new, old in enumerate(places)}
     return replace(
-        said, value=_turned_value(said.value, places),
-        order=None if said.order is None else tuple(now[place] for place in said.order),
-        spans=tuple(_turned_span(span, now) for span in said.spans),
+        judgment, value=_turned_value(judgment.value, places),
+        order=None if judgment.order is None else tuple(now[place] for place in judgment.order),
+        spans=tuple(_turned_span(span, now) for span in judgment.spans),
     )  # fmt: skip
 
 

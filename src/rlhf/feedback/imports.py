@@ -16,7 +16,7 @@ from rlhf.data.message_text import counted
 from rlhf.data.read import OnBadRow
 from rlhf.errors import DataError
 from rlhf.feedback.identity import lasting_id, places_of, turned
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.engine import write
 from rlhf.feedback.store.record import Recorded, keep_judgments
 from rlhf.feedback.store.table_rows import row_of, task_of
@@ -79,7 +79,7 @@ def overlap_words(items: Sequence[Item], wanted: int) -> str:
         wanted: Judgments of each task.
     """
     asked = [item for item in items if item.task.gold is None and item.task.kind is not TaskKind.MULTICLASS]
-    given = [len({said.annotator for said in item.said}) for item in asked]
+    given = [len({judgment.annotator for judgment in item.judgments}) for item in asked]
     most = max(given, default=0)
     started = sum(wanted <= number < most for number in given)
     if not started:
@@ -124,7 +124,7 @@ def _import(session: Session, items: Sequence[Item], with_judgments: bool, on_ot
         if not there:
             session.add(_row_of(item, now))
             result.num_added += 1
-            made += [(item.task.id, said) for said in item.said]
+            made += [(item.task.id, judgment) for judgment in item.judgments]
             continue
         places = places_of(there[0], item.task)
         if places is None:
@@ -167,7 +167,7 @@ class _Known:
         old = (self.by_id[name] for name in item.old_ids if name in self.by_id)
         return [task for task in old if places_of(task, item.task) is not None]
 
-    def placed(self, session: Session, item: Item, there: Sequence[Task]) -> list[tuple[str, Said]]:
+    def placed(self, session: Session, item: Item, there: Sequence[Task]) -> list[tuple[str, ItemJudgment]]:
         """What was said, in the store's order; of a question that is there twice, where its author has judged it."""
         judged: dict[str, Task] = {}
         if len(there) > 1:
@@ -180,11 +180,11 @@ class _Known:
             )
             judged = {name: self.by_id[task] for task, name in session.execute(query)}
         found = []
-        for said in item.said:
-            task = judged.get(said.annotator, there[0])
+        for judgment in item.judgments:
+            task = judged.get(judgment.annotator, there[0])
             places = places_of(task, item.task)
             assert places is not None, "all of them have one name by content"
-            found.append((task.id, turned(replace(item, said=(said,)), places).said[0]))
+            found.append((task.id, turned(replace(item, judgments=(judgment,)), places).judgments[0]))
         return found
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ItemJudgment:
     """One judgment, as a file knows it."""
 
     annotator: str
@@ -30,7 +30,7 @@ class Said:
     comment: str = ""
     flags: Sequence[str] = ()
     spans: Sequence[Mapping[str, Any]] = ()
-    confidence: float | None = None
+    label_probability: float | None = None
     seconds: float | None = None
     made_at: datetime | None = None
     diff_viewed: bool | None = None
@@ -44,7 +44,7 @@ class Item:
     """A task with its judgments, in the order they were made."""
 
     task: Task
-    said: Sequence[Said] = field(default_factory=tuple)
+    judgments: Sequence[ItemJudgment] = field(default_factory=tuple)
     old_ids: Sequence[str] = field(default=(), compare=False)
     """What earlier versions called the task; it is the one of that name in a store if that shows the same texts."""
     where: str = field(default="", compare=False)
@@ -58,8 +58,8 @@ def check_item(item: Item, where: str = "") -> Item:
         DataError: Something was said that is no answer to this task, or that can't be kept; begins with ``where``.
     """
     task = item.task
-    said = []
-    for one in item.said:
+    judgments = []
+    for one in item.judgments:
         what = judgment_words(task.id, one.annotator, where)
         value = check_value(task.kind, one.value, num_responses=len(task.responses), where=what)
         check_annotator(one.annotator, what)
@@ -69,8 +69,8 @@ def check_item(item: Item, where: str = "") -> Item:
             raise DataError(
                 f"{begin}he order of task {task.id!r} is {list(one.order)}; wanted each of 0 to {len(task.responses) - 1} once."
             )
-        said.append(replace(one, value=value, where=where))
-    return replace(item, said=tuple(said))
+        judgments.append(replace(one, value=value, where=where))
+    return replace(item, judgments=tuple(judgments))
 
 
 def judgment_words(task_id: str, annotator: str, where: str = "") -> str:
@@ -88,7 +88,7 @@ def check_annotator(name: str, where: str) -> None:
         raise DataError(f"{where}: an annotator's name has 1 to 64 printable characters.")
 
 
-def checked_extras(said: Said, where: str) -> dict[str, Any]:
+def checked_extras(judgment: ItemJudgment, where: str) -> dict[str, Any]:
     """Comment, flags and the like, by the rules of what a page sends.
 
     Raises:
@@ -97,8 +97,8 @@ def checked_extras(said: Said, where: str) -> dict[str, Any]:
     try:
         return extras_of(
             Submission(
-                assignment=0, key="", value=said.value, comment=said.comment, flags=list(said.flags), spans=list(said.spans),
-                confidence=said.confidence, seconds=said.seconds, diff_viewed=said.diff_viewed,
+                assignment=0, key="", value=judgment.value, comment=judgment.comment, flags=list(judgment.flags), spans=list(judgment.spans),
+                label_probability=judgment.label_probability, seconds=judgment.seconds, diff_viewed=judgment.diff_viewed,
             )
         )  # fmt: skip
     except DataError as err:
@@ -117,26 +117,26 @@ def laid_out_as(what: str, where: str) -> Iterator[None]:
     except DataError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as err:
-        found = f"{type(err).__name__}: {one_line(err, 120)}"
+        problem = f"{type(err).__name__}: {one_line(err, 120)}"
         raise RowError(
-            where, f"a value in it has not the shape that {what} has ({found}); mend the row, or export it anew."
+            where, f"a value in it has not the shape that {what} has ({problem}); mend the row, or export it anew."
         ) from err
 
 
 def items_of(store: PreferenceStore) -> list[Item]:
     """Everything a store holds that counts."""
-    said: dict[str, list[Said]] = {}
+    judgments: dict[str, list[ItemJudgment]] = {}
     for judgment in store.judgments():
-        said.setdefault(judgment.task.id, []).append(said_of(judgment))
-    return [Item(task=task, said=tuple(said.get(task.id, ()))) for task in store.tasks()]
+        judgments.setdefault(judgment.task.id, []).append(judgment_of(judgment))
+    return [Item(task=task, judgments=tuple(judgments.get(task.id, ()))) for task in store.tasks()]
 
 
-def said_of(judgment: Judgment) -> Said:
+def judgment_of(judgment: Judgment) -> ItemJudgment:
     """A store's judgment without its task."""
-    return Said(
+    return ItemJudgment(
         annotator=judgment.annotator, value=judgment.value, comment=judgment.comment,
         order=None if judgment.order is None else tuple(judgment.order),
-        flags=tuple(judgment.flags), spans=tuple(judgment.spans), confidence=judgment.confidence,
+        flags=tuple(judgment.flags), spans=tuple(judgment.spans), label_probability=judgment.label_probability,
         seconds=judgment.seconds, made_at=judgment.made_at, diff_viewed=judgment.diff_viewed,
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def moment_of(text: Any, where: str = "") -> datetime | None:
     if text is None or text == "":
         return None
     try:
-        found = datetime.fromisoformat(str(text))
+        moment = datetime.fromisoformat(str(text))
     except ValueError:
         raise DataError(f"{where}: {text!r} is no time; wanted ISO 8601 such as 2026-11-21T10:00:00Z.") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

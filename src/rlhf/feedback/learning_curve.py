@@ -35,6 +35,7 @@ from scipy.special import chdtrc
 
 from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import Estimate
+from rlhf.formatting import percentage
 
 Array = NDArray[np.float64]
 EXPONENT, EXPONENT_SPREAD = 0.5, 0.5
@@ -224,7 +225,7 @@ def _weighted_quantiles(values: Array, weights: Array) -> tuple[float, float, fl
 def _check(points: Sequence[MeasuredAccuracy], label_accuracy: float) -> None:
     if not 0.5 < label_accuracy <= 1:
         raise ConfigError(
-            f"The held-out labels are right {label_accuracy:.1%} of the time; nothing can be measured on them unless they are right "
+            f"The held-out labels are right {percentage(label_accuracy)} of the time; nothing can be measured on them unless they are right "
             "more often than a coin."
         )
     for point in points:
@@ -237,7 +238,7 @@ def _check(points: Sequence[MeasuredAccuracy], label_accuracy: float) -> None:
         if point.accuracy > label_accuracy + UNBELIEVABLE * error:
             raise ConfigError(
                 f"An accuracy of {point.accuracy:g} after {point.pairs:,} pairs was measured on {point.held_out:,} held-out pairs, "
-                f"whose labels are said to be right {label_accuracy:.1%} of the time: no model can agree with them more often. "
+                f"whose labels are said to be right {percentage(label_accuracy)} of the time: no model can agree with them more often. "
                 "The annotators are better than that, or the held-out pairs were labeled more carefully: say how well."
             )
     if len({point.pairs for point in points}) < 2:

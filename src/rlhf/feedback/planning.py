@@ -15,6 +15,7 @@ from statistics import NormalDist
 
 from rlhf.errors import ConfigError
 from rlhf.feedback.learning_curve import PairsNeeded
+from rlhf.formatting import percentage
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,9 @@ def pairs_for_win_rate(
     z_alpha, z_beta = NormalDist().inv_cdf((1 + confidence) / 2), NormalDist().inv_cdf(power)
     p = 0.5 + difference
     if p > 1 - tie_frac / 2:
-        raise ConfigError(f"A win rate of {p:g} can't be with {tie_frac:.0%} ties; it is at most {1 - tie_frac / 2:g}.")
+        raise ConfigError(
+            f"A win rate of {p:g} can't be with {percentage(tie_frac, 0)} ties; it is at most {1 - tie_frac / 2:g}."
+        )
     seen = (2 * label_accuracy - 1) * difference
     without = math.sqrt(max(0.25 - tie_frac / 4, 0.0))
     with_it = math.sqrt(max(0.25 - seen**2 - tie_frac / 4, 0.0))
@@ -247,7 +250,7 @@ def overlap_plans(
     """
     if annotator_accuracy <= 0.5:
         raise ConfigError(
-            f"Annotators who are right {annotator_accuracy:.0%} of the time say no more than a coin, so no number of pairs teaches "
+            f"Annotators who are right {percentage(annotator_accuracy, 0)} of the time say no more than a coin, so no number of pairs teaches "
             "anything."
         )
     measured = label_worth(majority_accuracy(annotator_accuracy, measured_overlap))

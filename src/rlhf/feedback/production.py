@@ -3,7 +3,7 @@
     thumbs       unpaired     label = up; of several by one user on one completion the last counts
     edit         preference   the edited text is better than the one it was made of
     vote         comparison   as it was voted, with what stood first
-    regenerate   nothing, unless a confidence is given: then the completion that came instead is better, that surely
+    regenerate   nothing, unless a probability is given: then the completion that came instead is better, that likely
 
 Asking again says that somebody was not content, not that the next completion is better: how much it is worth can only be
 measured on one's own users, so there is no default. An event that brings no text is joined to another of the same
@@ -41,40 +41,40 @@ class FromEvents:
     """Reason to number of events."""
 
 
-def rows_of_events(events: Sequence[EventRow], *, regenerate_confidence: float | None = None) -> FromEvents:
+def rows_of_events(events: Sequence[EventRow], *, regenerate_probability: float | None = None) -> FromEvents:
     """Rows for training, in the order the events came.
 
     Args:
         events: Of a store.
-        regenerate_confidence: 0 to 1: makes a preference row of every regeneration of which both texts are known; the
-            reward stage's soft label is (1 + confidence) / 2. None leaves them out.
+        regenerate_probability: 0.5 to 1: makes a preference row of every regeneration of which both texts are known, with this
+            ``label_probability``. None leaves them out.
 
     Raises:
-        ConfigError: The confidence is not in 0 to 1.
+        ConfigError: The probability is not in 0.5 to 1.
     """
-    if regenerate_confidence is not None and not 0 <= regenerate_confidence <= 1:
-        raise ConfigError(f"regenerate_confidence is {regenerate_confidence}; it lies between 0 and 1.")
-    found = FromEvents()
+    if regenerate_probability is not None and not 0.5 <= regenerate_probability <= 1:
+        raise ConfigError(f"regenerate_probability is {regenerate_probability}; wanted 0.5 (a guess) to 1 (certain).")
+    result = FromEvents()
     known = _known_texts(events)
     contents = [_joined(event, known) for event in events]
     last = _last_thumbs(zip(events, contents, strict=True))
     for event, content in zip(events, contents, strict=True):
         if "prompt" not in content:
-            found.left_out[_why_no("prompt", event, known)] += 1
+            result.left_out[_why_no("prompt", event, known)] += 1
             continue
         if event.kind == "thumbs" and event.number not in last:
-            found.left_out["the same user thumbed that completion again"] += 1
+            result.left_out["the same user thumbed that completion again"] += 1
             continue
-        own = _own_columns(event, content, known, regenerate_confidence)
+        own = _own_columns(event, content, known, regenerate_probability)
         if isinstance(own, str):
-            found.left_out[own] += 1
+            result.left_out[own] += 1
         else:
-            found.rows.append({"prompt": content["prompt"], **own, **_provenance(event, content)})
-    return found
+            result.rows.append({"prompt": content["prompt"], **own, **_provenance(event, content)})
+    return result
 
 
 def _known_texts(events: Iterable[EventRow]) -> _Known:
-    found: _Known = defaultdict(dict)
+    texts: _Known = defaultdict(dict)
     for event in events:
         ids = {"completion_id": event.completion_id, **event.content}
         for name, column in TEXTS:
@@ -83,8 +83,8 @@ def _known_texts(events: Iterable[EventRow]) -> _Known:
             for what, source in (("completion", column), ("prompt", "prompt")):
                 if source in event.content:
                     text = event.content[source]
-                    found[event.program, what, str(ids[name])][text_key(text)] = text
-    return found
+                    texts[event.program, what, str(ids[name])][text_key(text)] = text
+    return texts
 
 
 def _joined(event: EventRow, known: _Known) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _last_thumbs(events: Iterable[tuple[EventRow, Mapping[str, Any]]]) -> set[in
 
 
 def _own_columns(
-    event: EventRow, content: Mapping[str, Any], known: _Known, regenerate_confidence: float | None
+    event: EventRow, content: Mapping[str, Any], known: _Known, regenerate_probability: float | None
 ) -> dict[str, Any] | str:
     """A row's own columns, or why there is none."""
     kind = event.kind
@@ -137,11 +137,11 @@ def _own_columns(
     if kind == "edit":
         edited = content["edited"]
         return "the edit changed nothing" if edited == completion else {"chosen": edited, "rejected": completion}
-    if regenerate_confidence is None:
-        return "a regeneration alone says little (give it a confidence to use it)"
+    if regenerate_probability is None:
+        return "a regeneration alone says little (give it a probability to use it)"
     if "next_completion" not in content:
         return _why_no("next_completion", event, known)
-    return {"chosen": content["next_completion"], "rejected": completion, "confidence": regenerate_confidence}
+    return {"chosen": content["next_completion"], "rejected": completion, "label_probability": regenerate_probability}
 
 
 def _provenance(event: EventRow, content: Mapping[str, Any]) -> dict[str, Any]:

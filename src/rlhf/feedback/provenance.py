@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf.data.contracts import Judgment, Row, RowError, Text
+from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Judgment, Row, RowError, Text
 from rlhf.data.formats import ALIASES, COLUMNS
 from rlhf.data.message_text import describe
-from rlhf.feedback.items import Said
+from rlhf.feedback.items import ItemJudgment
 from rlhf.feedback.store.values import Task, TaskKind
 
 FEEDBACK = "feedback"
@@ -27,14 +27,14 @@ OF_MODELS = ("model", "models", "model_a", "model_b", "chosen_model", "rejected_
 LINEAGE = ("model", "sampling", "stage", "run", "seed", "sample", "finish_reason", "logprob", "weight_version")
 """Columns of a sampled row that belong to the completion, though all of a prompt's may have the same."""
 RESERVED = frozenset({
-    "id", "annotator_id", "confidence", "strength", FEEDBACK, *OF_JUDGMENTS, *OF_TASKS, *OF_MODELS, *COLUMNS,
+    "id", "annotator_id", "label_probability", "strength", FEEDBACK, *OF_JUDGMENTS, *OF_TASKS, *OF_MODELS, *COLUMNS,
     *ALIASES, *(other for others in ALIASES.values() for other in others),
 })  # fmt: skip
 """A task's own columns of these names would be taken for something else; they travel inside ``feedback``."""
 
 
 @dataclass(slots=True)
-class Cargo:
+class RowOrigin:
     """What a row carries besides its texts and its verdict, sorted by whom it belongs to."""
 
     where: str
@@ -42,7 +42,7 @@ class Cargo:
     """The task's own; anyone who builds the task takes the models out of them."""
     feedback: dict[str, Any] = field(default_factory=dict)
     annotator: str | None = None
-    confidence: float | None = None
+    label_probability: float | None = None
     seconds: float | None = None
     shown_first: str | None = None
     comment: str = ""
@@ -55,7 +55,7 @@ class Cargo:
     is_gold: bool = False
 
     @classmethod
-    def of(cls, row: Row, *, is_gold: bool = False) -> Cargo:
+    def of(cls, row: Row, *, is_gold: bool = False) -> RowOrigin:
         """Sort a row's columns.
 
         Args:
@@ -66,23 +66,23 @@ class Cargo:
             RowError: One of ours holds what it can't.
         """
         columns = dict(row.columns)
-        cargo = cls(where=row.where, columns=columns)
-        cargo._take_feedback()
-        cargo._take_annotator(row)
+        origin = cls(where=row.where, columns=columns)
+        origin._take_feedback()
+        origin._take_annotator(row)
         gold = columns.pop("gold", None)
         if gold not in (None, "", True, False, 0, 1, "true", "false"):
             raise RowError(row.where, f"column 'gold' is {describe(gold)}; wanted true or false.")
-        cargo.is_gold = is_gold or gold in (True, 1, "true")
-        is_ours = cargo.annotator is not None or bool(cargo.feedback)
+        origin.is_gold = is_gold or gold in (True, 1, "true")
+        is_ours = origin.annotator is not None or bool(origin.feedback)
         if is_ours:
-            cargo._take_judgment()
-        if is_ours or cargo.is_gold:
-            cargo._take_verdict()
+            origin._take_judgment()
+        if is_ours or origin.is_gold:
+            origin._take_verdict()
         own_id = columns.pop("id", None)
-        cargo.task_id = str(columns.pop("task_id", None) or own_id or "")
-        cargo.batch = str(columns.pop("batch", None) or "")
-        cargo.priority = cargo._number("priority") or cargo.feedback.get("priority", 0.0)
-        return cargo
+        origin.task_id = str(columns.pop("task_id", None) or own_id or "")
+        origin.batch = str(columns.pop("batch", None) or "")
+        origin.priority = origin._number("priority") or origin.feedback.get("priority", 0.0)
+        return origin
 
     @property
     def all_columns(self) -> dict[str, Any]:
@@ -100,16 +100,16 @@ class Cargo:
     @property
     def gold(self) -> Mapping[str, Any] | None:
         """The right value as an export wrote it."""
-        found = self.feedback.get("gold")
-        return found if isinstance(found, Mapping) else None
+        gold = self.feedback.get("gold")
+        return gold if isinstance(gold, Mapping) else None
 
     @property
     def order(self) -> Sequence[int] | None:
         """Places of the completions on the screen, as an export wrote them."""
-        found = self.feedback.get("order")
-        if found is not None and not (isinstance(found, list) and all(type(place) is int for place in found)):
-            raise self._bad(FEEDBACK, f"has the order {describe(found)}; wanted a list of places")
-        return found
+        order = self.feedback.get("order")
+        if order is not None and not (isinstance(order, list) and all(type(place) is int for place in order)):
+            raise self._bad(FEEDBACK, f"has the order {describe(order)}; wanted a list of places")
+        return order
 
     @property
     def spans(self) -> Sequence[Mapping[str, Any]]:
@@ -144,13 +144,13 @@ class Cargo:
 
     def of_responses(self, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """How each completion was sampled, and its own columns."""
-        found = []
+        of_each = []
         for name in ("sampling", "response_columns"):
             given = self.feedback.get(name) or [{}] * count
             if not isinstance(given, list) or len(given) != count:
                 raise self._bad(FEEDBACK, f"has {name} {describe(given)}; wanted {count} objects")
-            found.append([dict(one) for one in given])
-        return found[0], found[1]
+            of_each.append([dict(one) for one in given])
+        return of_each[0], of_each[1]
 
     def _take_feedback(self) -> None:
         given = self.columns.get(FEEDBACK)
@@ -165,17 +165,19 @@ class Cargo:
 
     def _take_annotator(self, row: Row) -> None:
         if isinstance(row, Judgment):
-            self.annotator, self.confidence = row.annotator_id, row.confidence
+            self.annotator, self.label_probability = row.annotator_id, row.label_probability
             if row.metadata:
                 self.columns["metadata"] = dict(row.metadata)
-            if self.annotator is None and self.confidence is not None and not self.feedback:
-                self.columns["confidence"] = self.confidence
+            if self.annotator is None and self.label_probability is not None and not self.feedback:
+                self.columns["label_probability"] = self.label_probability
         else:
             self.annotator = self.take("annotator_id")
             if self.annotator is not None:
-                self.confidence = self._number("confidence")
-        if self.confidence is not None and not 0 <= self.confidence <= 1:
-            raise self._bad("confidence", f"is {self.confidence}; wanted a number from 0 to 1")
+                self.label_probability = self._number("label_probability")
+        if self.annotator is not None and OLD_LABEL_PROBABILITY in self.columns:
+            raise RowError(self.where, f"{RENAMED_LABEL_PROBABILITY}.")
+        if self.label_probability is not None and not 0 <= self.label_probability <= 1:
+            raise self._bad("label_probability", f"is {self.label_probability}; wanted a number from 0 to 1")
 
     def _take_judgment(self) -> None:
         self.seconds = self._number("seconds")
@@ -211,26 +213,35 @@ class Cargo:
         return RowError(self.where, f"column {column!r} {reason}.")
 
 
-def provenance_of(task: Task, said: Said | None, *, guideline_version: str = "", flat: bool = False) -> dict[str, Any]:
+def provenance_of(
+    task: Task, judgment: ItemJudgment | None, *, guideline_version: str = "", flat: bool = False
+) -> dict[str, Any]:
     """The columns beside an exported judgment, or beside a task that nobody has judged.
 
     Args:
         task: What was asked.
-        said: What somebody said of it; None for nothing.
+        judgment: What an annotator answered; None for none.
         guideline_version: Of the guidelines that are in force.
         flat: For tables; see above.
     """
     feedback: dict[str, Any] = {"kind": str(task.kind)}
-    row: dict[str, Any] = {"id": task.id if said is None else f"{task.id}#{said.annotator}", "task_id": task.id}
-    if said is not None:
-        row |= {"annotator_id": said.annotator, "confidence": said.confidence, "seconds": said.seconds}
-        if said.order is not None:
-            feedback["order"] = list(said.order)
+    row: dict[str, Any] = {"id": task.id if judgment is None else f"{task.id}#{judgment.annotator}", "task_id": task.id}
+    if judgment is not None:
+        row |= {
+            "annotator_id": judgment.annotator,
+            "label_probability": judgment.label_probability,
+            "seconds": judgment.seconds,
+        }
+        if judgment.order is not None:
+            feedback["order"] = list(judgment.order)
             if len(task.responses) == 2:
-                row["shown_first"] = "ab"[said.order[0]]
-        row |= {"comment": said.comment, "flags": list(said.flags), "guideline_version": guideline_version}
-        feedback |= {"spans": list(said.spans), "made_at": None if said.made_at is None else said.made_at.isoformat()}
-        feedback["diff_viewed"] = said.diff_viewed
+                row["shown_first"] = "ab"[judgment.order[0]]
+        row |= {"comment": judgment.comment, "flags": list(judgment.flags), "guideline_version": guideline_version}
+        feedback |= {
+            "spans": list(judgment.spans),
+            "made_at": None if judgment.made_at is None else judgment.made_at.isoformat(),
+        }
+        feedback["diff_viewed"] = judgment.diff_viewed
     row["batch"] = task.batch
     row |= _models_of(task)
     feedback |= {

@@ -12,10 +12,11 @@ from rlhf.data.message_text import counted, printable
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.feedback.classes import scale_of
 from rlhf.feedback.consensus import Belief, Learned, dawid_skene_of
-from rlhf.feedback.guidelines import guidelines_of
 from rlhf.feedback.items import items_of
 from rlhf.feedback.quality import AnnotatorQuality, QualityRules
 from rlhf.feedback.statistics import MIN_SHARED, Coverage, DividedItem, Findings, QuestionAgreement, findings_of
+from rlhf.feedback.store_guidelines import guidelines_of
+from rlhf.formatting import percentage
 
 if TYPE_CHECKING:
     from rlhf.feedback.store import PreferenceStore
@@ -51,7 +52,9 @@ def report_json(
 
 def _learned(store: PreferenceStore, classes: Sequence[str] | None, belief: Belief | None) -> Sequence[Learned]:
     items = items_of(store)
-    labels = (said.value["class"] for item in items if item.task.kind == "multiclass" for said in item.said)
+    labels = (
+        judgment.value["class"] for item in items if item.task.kind == "multiclass" for judgment in item.judgments
+    )
     known = scale_of(store, labels, classes)
     return dawid_skene_of(items, guidelines=guidelines_of(store), classes=known, belief=belief)
 
@@ -241,7 +244,7 @@ def _annotator_cells(found: AnnotatorQuality) -> list[str]:
         estimate_words(found.agreement),
         estimate_words(found.gold_accuracy),
         f"{found.seconds:.0f}" if math.isfinite(found.seconds) else "-",
-        f"{found.too_quick_frac:.0%}" if math.isfinite(found.too_quick_frac) else "-",
+        f"{percentage(found.too_quick_frac, 0)}" if math.isfinite(found.too_quick_frac) else "-",
         estimate_words(found.first_frac),
         estimate_words(found.longer_frac),
         estimate_words(found.drift),

@@ -40,10 +40,10 @@ def rows_of(
     """
     version = guideline_version(guidelines)
     for item in items:
-        for said in item.said:
-            own = _own_columns(item.task, said.value, guidelines)
-            yield own | provenance_of(item.task, said, guideline_version=version, flat=flat)
-        if with_unjudged and not item.said and (item.task.prompt or item.task.kind is TaskKind.MULTICLASS):
+        for judgment in item.judgments:
+            own = _own_columns(item.task, judgment.value, guidelines)
+            yield own | provenance_of(item.task, judgment, guideline_version=version, flat=flat)
+        if with_unjudged and not item.judgments and (item.task.prompt or item.task.kind is TaskKind.MULTICLASS):
             yield _unjudged(item.task, flat)
 
 
@@ -111,5 +111,8 @@ def _unjudged(task: Task, flat: bool) -> dict[str, Any]:
 
 
 def with_judgments(items: Iterable[Item], keep: Any) -> list[Item]:
-    """The same items with only those judgments that ``keep(task, said)`` wants."""
-    return [Item(task=item.task, said=tuple(said for said in item.said if keep(item.task, said))) for item in items]
+    """The same items with only those judgments that ``keep(task, judgment)`` wants."""
+    return [
+        Item(task=item.task, judgments=tuple(judgment for judgment in item.judgments if keep(item.task, judgment)))
+        for item in items
+    ]

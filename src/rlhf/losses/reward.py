@@ -39,7 +39,7 @@ def bradley_terry_loss(
         rejected_scores: [P].
         margin: [P] by how much the chosen one should win, in units of the score; None for 0.
         label_smoothing: Probability that a label is the wrong way round, in [0, 0.5]: one for all pairs, or [P] such
-            as ``label_noise`` makes of annotators' confidence.
+            as ``label_noise`` makes of the rows' ``label_probability``.
 
     Returns:
         [P] loss per pair. The caller reduces.
@@ -60,23 +60,22 @@ def bradley_terry_loss(
     return -(1 - label_smoothing) * kept - label_smoothing * swapped
 
 
-def label_noise(confidence: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Probability that each label is the wrong way round, from how sure its annotator was.
+def label_noise(label_probability: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Probability that each label is the wrong way round: the one place where rows' probabilities become smoothing.
 
-        g = (1 - confidence) / 2                who is not sure at all has tossed a coin
+        g = 1 - label_probability
         s (1 - g) + (1 - s) g                   wrong by one cause and not put right by the other
 
-    The loss's soft label is one minus this. Confidence 0 gives 1/2, where ``bradley_terry_loss`` teaches nothing but
-    equal scores. Taking 1 - confidence itself would train unsure pairs the other way round.
+    The loss's soft label is one minus this. A probability of 1/2, a guess, teaches nothing but equal scores.
 
     Args:
-        confidence: [P] in [0, 1]: 0 for a guess, 1 for certainty.
-        label_smoothing: s, share of labels that are wrong however sure the annotator was, in [0, 0.5].
+        label_probability: [P] that each label is right, in [0.5, 1].
+        label_smoothing: s, share of labels that are wrong whatever their probability, in [0, 0.5].
 
     Returns:
         [P] in [label_smoothing, 0.5], for ``bradley_terry_loss(label_smoothing=...)``.
     """
-    guessed_wrong = (1 - confidence) / 2
+    guessed_wrong = 1 - label_probability
     return label_smoothing * (1 - guessed_wrong) + (1 - label_smoothing) * guessed_wrong
 
 

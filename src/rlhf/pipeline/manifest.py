@@ -13,12 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import rlhf
 from rlhf.files import sha256
 from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.kinds import EVALUATION
 from rlhf.training.log import EVENTS, finite, read_jsonl
+from rlhf.version import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "datasets", "numpy", "pydantic", "safetensors")
 OUTCOMES = ("win_rate", "win_rate_low", "win_rate_high", "reward_accuracy", "kl", "gold_before", "gold_after")
@@ -37,7 +37,7 @@ def manifest(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]
         "machine": machine(),
         "versions": dict(versions()),
         "recipe": {"file": "recipe.yaml", "sha256": sha256(run_dir / "recipe.yaml")},
-        "code": {"rlhf": rlhf.__version__, "sha256": hashlib.sha256(listed.encode()).hexdigest()[:16]},
+        "code": {"rlhf": __version__, "sha256": hashlib.sha256(listed.encode()).hexdigest()[:16]},
         "artifacts": {
             name: {
                 "kind": a.kind,
@@ -115,7 +115,7 @@ def machine() -> dict[str, Any]:
 @cache
 def versions() -> Mapping[str, str]:
     """Installed versions of the packages that decide results."""
-    return {"rlhf": rlhf.__version__, **{name: metadata.version(name) for name in PACKAGES}}
+    return {"rlhf": __version__, **{name: metadata.version(name) for name in PACKAGES}}
 
 
 def _cpu_name() -> str:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, check_type
-from rlhf.rewards.types import Abstaining, CompletionLike, Scorer, ScoreResult, ask_scorer, sample_name
-from rlhf.rewards.verdicts import OnError
+from rlhf.rewards.types import Abstaining, CompletionLike, OnError, Scorer, ScoreResult, ask_scorer, sample_name
 
 SQUARES_OVERFLOW = 1e100
 """Scores beyond this are brought nearer before they are squared."""

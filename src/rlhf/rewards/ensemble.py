@@ -12,8 +12,7 @@ from rlhf.config.rewards import Combine
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, look_up
 from rlhf.rewards.composite import Component, ask_components, distinct_names, standardized
-from rlhf.rewards.types import CompletionLike, Scorer, ScoreResult, sample_name
-from rlhf.rewards.verdicts import OnError
+from rlhf.rewards.types import CompletionLike, OnError, Scorer, ScoreResult, sample_name
 
 COMBINATIONS: dict[str, str] = {
     "mean": "the mean over the judges",

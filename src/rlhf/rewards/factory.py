@@ -15,8 +15,7 @@ from rlhf.config.named_table import NamedTable
 from rlhf.config.rewards import REWARD_KINDS, RewardBase, RewardSpec
 from rlhf.errors import ConfigError
 from rlhf.rewards.composite import Component, CompositeReward
-from rlhf.rewards.types import RewardContext, Scorer
-from rlhf.rewards.verdicts import OnError
+from rlhf.rewards.types import OnError, RewardContext, Scorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -20,8 +20,8 @@ from rlhf.config.rewards import FUNCTION, FunctionRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, kind_of, text_of
 from rlhf.rewards.process import FunctionProcess
-from rlhf.rewards.types import CompletionLike, Notify, RewardContext, ScoreResult, sample_name
-from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refusal, refuse, score_result
+from rlhf.rewards.types import CompletionLike, Notify, OnError, RewardContext, ScoreResult, sample_name
+from rlhf.rewards.verdicts import NONE_ALONE, checked, refusal, refuse, score_result
 from rlhf.rewards.worker import RESERVED, CallError, Failure, Odd, call, find_function
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from rlhf.models.reward import RewardModel
 from rlhf.models.score import evaluating
 from rlhf.rewards.ensemble import COMBINATIONS, EnsembleReward, combine_scores
 from rlhf.rewards.model_reward import ModelReward, groups_of_samples, groups_of_texts, model_folder, usable_ids
-from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult, TextCompletion
-from rlhf.rewards.verdicts import OnError, result_of_model
+from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult, TextCompletion
+from rlhf.rewards.verdicts import result_of_model
 
 
 class LearnedReward(ModelReward[RewardModel]):

@@ -15,8 +15,7 @@ from rlhf.errors import ConfigError, RewardError, RLHFError
 from rlhf.models.scalar_model import ScalarModel
 from rlhf.models.score import base_model, context_length
 from rlhf.rewards.lengths import LengthRule
-from rlhf.rewards.types import CompletionLike
-from rlhf.rewards.verdicts import OnError
+from rlhf.rewards.types import CompletionLike, OnError
 
 ModelT = TypeVar("ModelT", bound=ScalarModel)
 """With a tokenizer, which a critic has not."""

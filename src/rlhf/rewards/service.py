@@ -17,8 +17,8 @@ from rlhf.rewards.functions import function_arguments
 from rlhf.rewards.rules import completion_text
 from rlhf.rewards.service_calls import Caller, Patience, Request
 from rlhf.rewards.service_formats import FORMATS, Answer, AnswerError, shown
-from rlhf.rewards.types import CompletionLike, Notify, RewardContext, ScoreResult, TextCompletion, sample_name
-from rlhf.rewards.verdicts import NONE_ALONE, OnError, checked, refuse, score_result
+from rlhf.rewards.types import CompletionLike, Notify, OnError, RewardContext, ScoreResult, TextCompletion, sample_name
+from rlhf.rewards.verdicts import NONE_ALONE, checked, refuse, score_result
 from rlhf.rewards.worker import CallError, Failure
 
 logger = logging.getLogger(__name__)

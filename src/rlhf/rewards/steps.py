@@ -19,8 +19,8 @@ from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps
 from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
 from rlhf.models.score import evaluating
 from rlhf.rewards.model_reward import ModelReward, groups_of_samples, model_folder, usable_ids
-from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
-from rlhf.rewards.verdicts import OnError, result_of_model
+from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult
+from rlhf.rewards.verdicts import result_of_model
 
 
 class ProcessReward(ModelReward[ProcessRewardModel]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError, RLHFError, text_of
@@ -13,7 +13,8 @@ from rlhf.errors import RewardError, RLHFError, text_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rlhf.rewards.verdicts import OnError
+OnError = Literal["raise", "report"]
+"""Whether a sample without a verdict is a ``RewardError`` or an entry of ``ScoreResult.errors``."""
 
 
 class CompletionLike(Protocol):

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.errors import RewardError
-from rlhf.rewards.types import CompletionLike, ScoreResult, sample_name
+from rlhf.rewards.types import CompletionLike, OnError, ScoreResult, sample_name
 from rlhf.rewards.worker import CallError, Failure, Odd
-
-OnError = Literal["raise", "report"]
-"""Whether a sample without a verdict is a ``RewardError`` or an entry of ``ScoreResult.errors``."""
 
 LONGEST_COMPLETION = 80
 """Characters of a completion that a message repeats."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.model import ModelConfig
+from rlhf.formatting import percentage
 from rlhf.scale.machine import Machine
 from rlhf.scale.memory import total
 from rlhf.scale.shape import FOUR_BIT_BYTES, WIDTH, ModelShape
@@ -44,14 +45,14 @@ def recommend(stage: Any, shape: ModelShape, parts: dict[str, float], machine: M
     needed, room = total(parts), float(machine.memory_bytes)
     config: ModelConfig = stage.model
     if needed <= FITS * room:
-        return Strategy("single", f"it takes {needed / room:.0%} of the memory of {machine.name}")
+        return Strategy("single", f"it takes {percentage(needed / room, 0)} of the memory of {machine.name}")
     smaller = _with_checkpointing(parts, shape)
     if not config.gradient_checkpointing and smaller <= FITS * room:
-        why = f"activations fill {parts.get('activations', 0) / room:.0%} of the memory; recomputed they cost about 30 % more time"
+        why = f"activations fill {percentage(parts.get('activations', 0) / room, 0)} of the memory; recomputed they cost about 30 % more time"
         return Strategy("checkpointing", why, ("model.gradient_checkpointing=true",))
     if needed <= TIGHT * room:
         limit = max(256, int(stage.microbatch_tokens) // 4)
-        why = f"it takes {needed / room:.0%} of the memory: lower the tokens of a micro-batch, which changes no result"
+        why = f"it takes {percentage(needed / room, 0)} of the memory: lower the tokens of a micro-batch, which changes no result"
         return Strategy("single, tight", why, (f"microbatch_tokens={limit}",))
     if machine.is_gpu and config.lora is None and (sharded := _sharded(parts, room)) is not None:
         return sharded
@@ -78,7 +79,8 @@ def _sharded(parts: dict[str, float], room: float) -> Strategy | None:
             count = 1 << math.ceil(math.log2(max(2.0, spread / (FITS * room - rest))))
             if count <= MOST_GPUS:
                 return Strategy(
-                    name, f"{what} spread over {count} GPUs leave {(rest + spread / count) / room:.0%} of each filled"
+                    name,
+                    f"{what} spread over {count} GPUs leave {percentage((rest + spread / count) / room, 0)} of each filled",
                 )
     return None
 

@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from rlhf.activity import ACTIVITIES, Activity, heard_by
 from rlhf.files import write_aside, write_json
+from rlhf.formatting import percentage
 
 PROFILE_FILE = "profile.json"
 TRACE_FILE = "profile_trace.json.gz"
@@ -288,11 +289,11 @@ def profile_table(found: Mapping[str, Any]) -> list[str]:
     for name, spent in found["activities"].items():
         rate = f"{spent['tokens_per_second']:>11,.0f}" if spent["tokens_per_second"] else " " * 11
         lines.append(
-            f"{name:<16}{spent['cpu_seconds']:>12.2f}{spent['wall_seconds']:>9.2f}{spent['share']:>8.1%}"
+            f"{name:<16}{spent['cpu_seconds']:>12.2f}{spent['wall_seconds']:>9.2f}{percentage(spent['share']):>8}"
             f"{spent['count'] or '':>8}{rate}"
         )
     lines.append(
-        f"{'all':<16}{found['cpu_seconds']:>12.2f}{found['wall_seconds']:>9.2f}{1:>8.1%}{found['steps']:>8} steps"
+        f"{'all':<16}{found['cpu_seconds']:>12.2f}{found['wall_seconds']:>9.2f}{percentage(1):>8}{found['steps']:>8} steps"
     )
     if "sampler wait" in found["activities"]:
         lines.append("(sampled beside this process, by one whose processor seconds are in no line)")

@@ -1,6 +1,6 @@
 """What reward modeling reads beside tokens: the columns of judged rows, checked, as numbers for each completion.
 
-Every loss has its rows: pairs (with strength, confidence or margin), pairs and ties, rankings, ratings, verdicts.
+Every loss has its rows: pairs (with strength, label probability or margin), pairs and ties, rankings, ratings, verdicts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.reward_model import ROWS_OF_LOSS, RewardModelConfig
-from rlhf.data.contracts import Strength
+from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Strength
 from rlhf.data.pack import Group
 from rlhf.errors import DataError
 
@@ -63,21 +63,21 @@ def check_row(group: Group, config: RewardModelConfig) -> None:
 
 def _needs(config: RewardModelConfig) -> dict[str, Callable[[Group, RewardModelConfig], Sequence[float]]]:
     """Name of a column -> what reads it."""
-    found: dict[str, Callable[[Group, RewardModelConfig], Sequence[float]]] = {}
+    readers: dict[str, Callable[[Group, RewardModelConfig], Sequence[float]]] = {}
     if config.use_margin:
-        found["margin"] = _margin
-    if config.use_confidence:
-        found["confidence"] = _confidence
+        readers["margin"] = _margin
+    if config.use_label_probability:
+        readers["label_probability"] = _label_probability
     match ROWS_OF_LOSS[config.loss]:
         case "comparison":
-            found["grade"] = _grade
+            readers["grade"] = _grade
         case "ranking":
-            found["rank"] = _ranks
+            readers["rank"] = _ranks
         case "rating":
-            found["rating"] = _rating
+            readers["rating"] = _rating
         case "kto":
-            found["label"] = _label
-    return found
+            readers["label"] = _label
+    return readers
 
 
 def _margin(group: Group, config: RewardModelConfig) -> list[float]:
@@ -87,11 +87,17 @@ def _margin(group: Group, config: RewardModelConfig) -> list[float]:
     return [margin] * len(group.branches)
 
 
-def _confidence(group: Group, _config: RewardModelConfig) -> list[float]:
-    confidence = _number(group, "confidence", "use_confidence")
-    if not 0 <= confidence <= 1:
-        raise _bad(group, f"use_confidence needs numbers from 0 to 1 in the column `confidence`; got {confidence!r}")
-    return [confidence] * len(group.branches)
+def _label_probability(group: Group, _config: RewardModelConfig) -> list[float]:
+    if "label_probability" not in group.columns and OLD_LABEL_PROBABILITY in group.columns:
+        raise _bad(group, RENAMED_LABEL_PROBABILITY)
+    probability = _number(group, "label_probability", "use_label_probability")
+    if not 0.5 <= probability <= 1:
+        raise _bad(
+            group,
+            "use_label_probability needs numbers from 0.5 (a guess) to 1 (certain) in the column `label_probability`; got "
+            f"{probability!r}",
+        )
+    return [probability] * len(group.branches)
 
 
 def _grade(group: Group, config: RewardModelConfig) -> list[int]:

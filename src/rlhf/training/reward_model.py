@@ -156,8 +156,8 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
                 if not training:
                     return bradley_terry_loss(chosen, rejected)
                 smoothing: float | Tensor = config.label_smoothing
-                if config.use_confidence:
-                    smoothing = label_noise(columns["confidence"][0::2]).repeat(len(scores))
+                if config.use_label_probability:
+                    smoothing = label_noise(columns["label_probability"][0::2]).repeat(len(scores))
                 return bradley_terry_loss(chosen, rejected, margin=margin, label_smoothing=smoothing)
             case "ranking":
                 ranks = columns["rank"].to(scores.dtype)

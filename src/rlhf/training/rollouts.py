@@ -12,6 +12,7 @@ from torch import Tensor
 from rlhf.activity import doing
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError
+from rlhf.formatting import percentage
 from rlhf.losses import overlong_penalty, segment_count
 from rlhf.rewards.types import Scorer, ScoreResult, ask_scorer, sample_name
 from rlhf.rollout.types import Completion
@@ -141,7 +142,7 @@ def judge_rollout(
     )
     if len(left_out) > limit * total:
         raise RewardError(
-            f"{message} That touches {len(left_out)} of {total} prompts, and at most {limit:.0%} of a rollout may be left out "
+            f"{message} That touches {len(left_out)} of {total} prompts, and at most {percentage(limit, 0)} of a rollout may be left out "
             "(max_unscored_frac). Nothing was trained on this rollout."
         )
     kept = sorted(set(group_of) - left_out)

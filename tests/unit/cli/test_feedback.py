@@ -50,7 +50,9 @@ def test_from_samples_in_a_pipe_to_soft_labels_that_the_reward_stage_reads(call,
     assert said.endswith("6 rows written to pairs.jsonl.\n")
     rows = list(read_rows("pairs.jsonl"))
     assert {row.kind for row in rows} == {"preference"}
-    assert all(0.5 < row.columns["confidence"] < 1 and row.columns["chosen_model"] in ("one", "two") for row in rows)
+    assert all(
+        0.5 < row.columns["label_probability"] < 1 and row.columns["chosen_model"] in ("one", "two") for row in rows
+    )
 
 
 def test_a_store_goes_to_a_file_and_comes_back(call, tmp_path):
@@ -351,7 +353,7 @@ def test_a_plan_says_what_it_did_not_compute_and_how_to_measure_it(call):
     )
     assert "--wanted-accuracy is" not in call("sample-size", "--overlap", 3)
     assert "Accuracy of the reward model: nothing was measured" in text
-    assert "a perfect one is right 92.9% of the time" in text
+    assert "a perfect one is right 92.9 % of the time" in text
     assert "give --measured-overlap 7" in text, "or the points would be reckoned as judged once"
     assert "Cheaper: 1 judgment of each of 2,824 pairs finds the same for 1,524.96" in text
     assert "Cheaper:" not in call("sample-size", "--overlap", 1)
@@ -385,7 +387,7 @@ def test_a_plan_says_how_many_pairs_and_how_much_overlap_reach_an_accuracy(call)
     assert (one["is_measured"], one["is_cheapest"], three["is_cheapest"]) == (True, True, False)
     assert one["cost"] == pytest.approx(one["pairs"] * 0.54)
     text = call("sample-size", *MEASURED, "--accuracy", 0.8, "--reward-accuracy", 0.7)
-    assert f"  1  80.0% right  {one['pairs']:,} pairs [{one['low']:,}, " in text
+    assert f"  1  80.0\u202f% right  {one['pairs']:,} pairs [{one['low']:,}, " in text
     assert "<- as measured, the cheapest" in text
     # the same points measured with five judgments of each: the others are held against those
     five = json.loads(call("sample-size", *MEASURED, "--measured-overlap", 5, "--reward-accuracy", 0.7, "--json"))[
@@ -421,7 +423,7 @@ def test_points_no_better_than_a_coin_are_told_and_alone_refused(call):
 
 def test_what_a_third_of_the_curves_reach_is_doubtful_and_a_fall_is_told(call):
     said = call("sample-size", *points_of("250:0.70", "500:0.66"), "--held-out-accuracy", 1, "--reward-accuracy", 0.75)
-    assert "0.75 is doubtful with such pairs: 69% of the curves that fit never come so far, 31% do" in said
+    assert "0.75 is doubtful with such pairs: 69\u202f% of the curves that fit never come so far, 31\u202f% do" in said
     assert (
         "! Accuracy fell from 0.700 after 250 pairs to 0.660 after 500; so few held-out pairs explain it by chance"
         in said

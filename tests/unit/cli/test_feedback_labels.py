@@ -64,7 +64,7 @@ def test_labels_come_in_are_reported_and_leave_with_the_probability_of_each_clas
         assert row["probabilities"]["mixed"] < 0.05
     call("export", "counted.jsonl", "--aggregate", "majority", "--ties", "keep")
     counted = rows_of(tmp_path / "counted.jsonl")
-    assert all(row["probability"] == max(row["votes"].values()) / 4 for row in counted)
+    assert all(row["label_probability"] == max(row["votes"].values()) / 4 for row in counted)
     assert [row["id"] for row in counted if row["label"] is None] == ["draw"]
     assert "left out: 1 tie" in call("export", "counted.jsonl", "--aggregate", "majority")
 
@@ -72,7 +72,14 @@ def test_labels_come_in_are_reported_and_leave_with_the_probability_of_each_clas
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_exported_labels_are_the_same_project_when_they_are_imported(ending, call, tmp_path):
     (tmp_path / "gold.jsonl").write_text(json.dumps({"item": "g", "text": "Fine.", "label": "positive", "gold": True}))
-    text = {"prompt": "Q?", "completion": "A.", "annotator": "ann", "label": "1", "confidence": 0.5, "source": "web"}
+    text = {
+        "prompt": "Q?",
+        "completion": "A.",
+        "annotator": "ann",
+        "label": "1",
+        "label_probability": 0.5,
+        "source": "web",
+    }
     (tmp_path / "text.jsonl").write_text(json.dumps(text))
     for file in ("labels.jsonl", "gold.jsonl"):
         call("import", file)
@@ -109,7 +116,7 @@ def test_smoothing_and_prior_change_what_dawid_skene_believes(call, tmp_path):
         "timid": ("--smoothing", 20, "--right-prior", 0),
     }.items():
         call("export", "out.jsonl", "--aggregate", "dawid-skene", *options)
-        found[name] = [row["probability"] for row in rows_of(tmp_path / "out.jsonl")]
+        found[name] = [row["label_probability"] for row in rows_of(tmp_path / "out.jsonl")]
     assert found["default"] == found["same"]
     assert found["timid"] != found["default"]
     timid = json.loads(call("report", "--json", "--smoothing", 20, "--right-prior", 0))["dawid_skene"][0]["annotators"]

@@ -50,7 +50,7 @@ def store(call):
         ),
         (("--min-items", "9"), "--min-items does nothing without --qualified"),
         (("--min-agreement", "0.5", "--min-gold-accuracy", "0"), "do nothing without --qualified"),
-        (("--regenerate-confidence", "0.1"), "does nothing without --events"),
+        (("--regenerate-probability", "0.6"), "does nothing without --events"),
         (
             ("--events", "--qualified", "--batch", "b"),
             "--qualified and --batch do nothing with --events; leave them out, or leave",

@@ -12,6 +12,7 @@ from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.policy import KLConfig, PPOConfig
 from rlhf.config.preference import DPOConfig
 from rlhf.config.recipe import RecipeConfig
+from rlhf.config.reward_model import RewardModelConfig
 from rlhf.config.schema import stage_classes
 from rlhf.errors import ConfigError
 
@@ -195,3 +196,8 @@ def test_settings_cannot_be_changed_in_place():
     config = PPOConfig()
     with pytest.raises(ValueError, match="frozen"):
         config.gamma = 0.5  # type: ignore[misc]
+
+
+def test_the_old_key_of_soft_labels_is_answered_with_the_new_one():
+    with pytest.raises(ConfigError, match=r"use_label_probability.*use_label_probability"):
+        RewardModelConfig.of({"use_label_probability": True})

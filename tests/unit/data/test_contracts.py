@@ -38,14 +38,14 @@ def test_plain_strings_become_the_enum():
 def test_who_judged_and_how_surely_travels_to_the_pair():
     pair = sample(
         annotator_id="ann-3",
-        confidence=0.75,
+        label_probability=0.75,
         strength="significantly",
         metadata={"seconds": 12},
         columns={"topic": "cows"},
     ).pair()
     assert pair.columns == {
         "annotator_id": "ann-3",
-        "confidence": 0.75,
+        "label_probability": 0.75,
         "strength": "significantly",
         "metadata": {"seconds": 12},
         "topic": "cows",
@@ -58,8 +58,8 @@ def test_who_judged_and_how_surely_travels_to_the_pair():
         ({"preference": "A better"}, "preference is 'A better'; wanted one of a, b, tie"),
         ({"strength": "hugely"}, "strength is 'hugely'; wanted one of significantly, slightly"),
         ({"preference": "tie", "strength": "slightly"}, "a tie can't be slightly better"),
-        ({"confidence": 1.5}, "confidence is 1.5; wanted a number from 0 to 1"),
-        ({"confidence": float("nan")}, "confidence is nan"),
+        ({"label_probability": 1.5}, "label_probability is 1.5; wanted a number from 0 to 1"),
+        ({"label_probability": float("nan")}, "label_probability is nan"),
     ],
 )
 def test_an_impossible_judgment_is_refused(changes, message):

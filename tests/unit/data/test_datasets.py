@@ -7,6 +7,7 @@ import pytest
 from rlhf.data.datasets import GRPODataset, KTODataset, PreferenceDataset, SFTDataset
 from rlhf.data.pack import pack
 from rlhf.data.read import read_rows
+from rlhf.data.streaming import StreamingPreferenceDataset
 from rlhf.errors import ConfigError, DataError
 
 SFT = [{"prompt": f"Where does the fox {n} live?", "completion": f" in a den {n}"} for n in range(20)]
@@ -49,14 +50,14 @@ def test_comparisons_and_rankings_become_pairs_and_ties_are_counted(tokenizer):
             "completion_a": " x",
             "completion_b": " y",
             "preference": "b-is-slightly-better",
-            "confidence": 0.9,
+            "label_probability": 0.9,
         },
         {"prompt": "p", "completion_a": " x", "completion_b": " y", "preference": "tie"},
     ]
     data = PreferenceDataset(rows, tokenizer)
     assert (len(data), data.report.ties, data.report.num_rows) == (1, 1, 2)
     assert data[0].columns["strength"] == "slightly"
-    assert data[0].columns["confidence"] == 0.9
+    assert data[0].columns["label_probability"] == 0.9
     ranked = PreferenceDataset([{"prompt": "p", "completions": [" x", " y", " z"], "ranks": [1, 2, 3]}], tokenizer)
     assert [group.columns["id"] for group in ranked] == ["row 1#0-1", "row 1#0-2", "row 1#1-2"]
 
@@ -127,6 +128,13 @@ def test_bad_rows_are_in_the_report(tokenizer, tmp_path):
 def test_a_misspelled_option_is_an_error(tokenizer):
     with pytest.raises(TypeError, match="on_bad_rows"):
         SFTDataset(SFT, tokenizer, on_bad_rows="skip")
+
+
+@pytest.mark.parametrize("option", ["train_on", "step_separator", "max_len"])
+@pytest.mark.parametrize("kind", [PreferenceDataset, StreamingPreferenceDataset])
+def test_an_option_of_another_kind_is_an_error(tokenizer, kind, option):
+    with pytest.raises(TypeError, match=rf"{kind.__name__}\(\).*'{option}'"):
+        kind(SFT, tokenizer, **{option: "all"})
 
 
 # -- parts of data

@@ -248,10 +248,16 @@ def test_columns_about_a_text_are_not_taken_for_it():
 
 def test_csv_cells_are_read_as_what_they_say():
     row = parse_row(
-        {"prompt": "p", "completions": '["a", "b"]', "ranks": '["2", 1]', "confidence": "0.5", "annotator_id": ""},
+        {
+            "prompt": "p",
+            "completions": '["a", "b"]',
+            "ranks": '["2", 1]',
+            "label_probability": "0.5",
+            "annotator_id": "",
+        },
         cells_are_text=True,
     )
-    assert (row.completions, row.ranks, row.confidence, row.annotator_id) == (["a", "b"], [2.0, 1], 0.5, None)
+    assert (row.completions, row.ranks, row.label_probability, row.annotator_id) == (["a", "b"], [2.0, 1], 0.5, None)
     row = parse_row({"prompt": '[{"role": "user", "content": "hi"}]', "completion": "[not json"}, cells_are_text=True)
     assert row.prompt == [USER]
     assert row.completion == [{"role": "assistant", "content": "[not json"}]

@@ -369,7 +369,7 @@ def test_a_dialogue_whose_turns_are_all_cut_off_is_dropped(chat_tokenizer):
     ("how", "error", "message"),
     [
         ({"truncation": "left"}, UnknownNameError, "No truncation policy is called 'left'"),
-        ({"score": "user"}, UnknownNameError, "No way of scoring is called 'user'"),
+        ({"train_on": "user"}, UnknownNameError, "train_on"),
         ({"max_length": 1}, ConfigError, "max_length is 1; wanted at least 2"),
         ({"max_prompt_length": 0}, ConfigError, "max_prompt_length is 0; wanted at least 1"),
     ],

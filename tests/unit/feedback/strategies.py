@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import Response, Task, TaskKind
 
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=8)
@@ -15,7 +15,7 @@ VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2), max_leaves=4
 )
 NAMES = TEXT | st.sampled_from(
-    ["chosen", "response", "seconds", "model", "confidence", "completions", "metadata", "strength", "text"]
+    ["chosen", "response", "seconds", "model", "label_probability", "completions", "metadata", "strength", "text"]
 )
 COLUMNS = st.dictionaries(
     NAMES.filter(lambda name: name not in ("id", "task_id", "feedback", "rlhf", "margin")), VALUES, max_size=3
@@ -60,11 +60,11 @@ def values(draw, kind, count):
 
 @st.composite
 def saids(draw, kind, count, who):
-    return Said(
+    return ItemJudgment(
         annotator=who, value=draw(values(kind, count)), order=draw(st.none() | st.permutations(range(count)).map(tuple)),
         comment=draw(st.just("") | TEXT), flags=tuple(draw(st.lists(st.sampled_from(FLAGS), unique=True, max_size=2))),
         spans=tuple(draw(st.lists(st.fixed_dictionaries({"start": st.integers(0, 9), "reason": TEXT}), max_size=1))),
-        confidence=draw(st.none() | st.floats(0, 1)), seconds=draw(st.none() | st.floats(0, 100)),
+        label_probability=draw(st.none() | st.floats(0, 1)), seconds=draw(st.none() | st.floats(0, 100)),
         made_at=draw(st.none() | st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC))),
         diff_viewed=draw(st.none() | st.booleans()),
     )  # fmt: skip
@@ -92,7 +92,7 @@ def items(draw, *, kinds=ASKED, judged=False, chat=True, columns=COLUMNS, count=
         columns=draw(columns),
     )  # fmt: skip
     people = draw(st.lists(st.sampled_from(PEOPLE), unique=True, min_size=int(judged), max_size=3))
-    return Item(task=task, said=tuple(draw(saids(kind, number, who)) for who in people))
+    return Item(task=task, judgments=tuple(draw(saids(kind, number, who)) for who in people))
 
 
 def files(**how):

@@ -26,7 +26,7 @@ def test_a_majority_is_a_share_and_a_draw_is_nobodys():
     labels = Labels.of([(0, "x", "a"), (0, "y", "a"), (0, "z", "b"), (1, "x", "a"), (1, "y", "b")])
     found = majority_vote(labels)
     assert found.values == ["a", None]
-    assert found.confidences == pytest.approx([2 / 3, 1 / 2])
+    assert found.label_probabilities == pytest.approx([2 / 3, 1 / 2])
 
 
 def test_nobody_is_measured_against_their_own_vote():
@@ -49,7 +49,7 @@ def test_dawid_skene_is_as_sure_as_it_is_right():
     truth, labels = simulated(5, crowd(num_good=1, num_careless=4), num_items=2000)
     found = dawid_skene(labels)
     right = np.array([truth[i] == v for i, v in zip(found.items, found.values, strict=True)])
-    sure = np.array(found.confidences)
+    sure = np.array(found.label_probabilities)
     assert right.mean() == pytest.approx(sure.mean(), abs=0.03)
 
 
@@ -57,7 +57,7 @@ def test_where_all_agree_dawid_skene_agrees():
     labels = Labels.of([(item, who, "ab"[item % 2]) for item in range(6) for who in "xyz"])
     found = dawid_skene(labels)
     assert found.values == ["a", "b"] * 3
-    assert min(found.confidences) > 0.99
+    assert min(found.label_probabilities) > 0.99
 
 
 def test_a_belief_of_fewer_than_no_judgments_is_refused():
@@ -71,7 +71,7 @@ def test_single_judgments_are_believed_by_who_believes_in_people_and_by_nobody_e
     labels = Labels.of(said, scale=("a", "tie", "b"))
     believed = dawid_skene(labels, smoothing=0.5, right_prior=4.0)
     assert believed.values == [value for _, _, value in said]
-    assert max(believed.confidences) < 0.99
+    assert max(believed.label_probabilities) < 0.99
     with pytest.raises(ConfigError, match="right_prior -1"):
         dawid_skene(labels, right_prior=-1)
 

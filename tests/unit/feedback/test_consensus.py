@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -8,17 +9,17 @@ import torch
 from rlhf.errors import ConfigError, DataError, UnknownNameError
 from rlhf.feedback import consensus
 from rlhf.feedback.consensus import METHODS
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.simulate import crowd
 from rlhf.feedback.store.values import Response, Task, TaskKind
-from rlhf.losses.reward import label_noise
+from rlhf.losses.reward import bradley_terry_loss, label_noise
 
 
 def item(name, answers, kind=TaskKind.PAIRWISE, texts=("x", "y"), **how):
     task = Task(
         id=name, kind=kind, prompt=f"{name}?", responses=[Response(text=t, model=f"m{t}") for t in texts], **how
     )
-    return Item(task=task, said=[Said(annotator=who, value=value) for who, value in answers.items()])
+    return Item(task=task, judgments=[ItemJudgment(annotator=who, value=value) for who, value in answers.items()])
 
 
 def consensus_rows(items, **how):
@@ -31,19 +32,22 @@ def sides(letters):
 
 def test_the_majority_wins_with_its_share():
     (row,) = consensus_rows([item("t", sides("abb"))], aggregate="majority")
-    # two of three say b: p = 2/3, confidence = 2/3 - 1/3
+    # two of three say b: p = 2/3
     assert row == {
         "prompt": "t?", "chosen": "y", "rejected": "x", "id": "t", "task_id": "t", "num_judgments": 3,
-        "aggregate": "majority", "probability": 0.666667, "confidence": 0.333333, "chosen_model": "my", "rejected_model": "mx",
+        "aggregate": "majority", "label_probability": 0.666667, "chosen_model": "my", "rejected_model": "mx",
         "votes": {"chosen": 2, "tie": 0, "rejected": 1},
     }  # fmt: skip
 
 
-def test_the_reward_stage_makes_of_the_confidence_the_probability_it_came_from():
+def test_ties_are_half_a_win_in_the_probability_that_the_reward_stage_reads():
     (row,) = consensus_rows([item("t", sides("aaabt"))], aggregate="majority")
-    # ties are half a win: (3 + 1/2) / 5
-    assert row["probability"] == pytest.approx(0.7)
-    assert 1 - label_noise(torch.tensor([row["confidence"]])).item() == pytest.approx(row["probability"])
+    # (3 + 1/2) / 5
+    assert row["label_probability"] == pytest.approx(0.7)
+    noise = label_noise(torch.tensor([row["label_probability"]]))
+    assert bradley_terry_loss(torch.tensor([1.0]), torch.tensor([0.0]), label_smoothing=noise).item() == pytest.approx(
+        -0.7 * math.log(1 / (1 + math.exp(-1))) - 0.3 * math.log(1 / (1 + math.exp(1)))
+    )
 
 
 def test_what_nobody_wins_is_dropped_or_kept_as_a_tie():
@@ -51,7 +55,9 @@ def test_what_nobody_wins_is_dropped_or_kept_as_a_tie():
     assert [row["id"] for row in consensus_rows(items, aggregate="majority")] == ["won"]
     kept = consensus_rows(items, aggregate="majority", ties="keep")
     assert [(row["id"], row["preference"]) for row in kept] == [("even", "tie"), ("tied", "tie"), ("won", "a")]
-    assert "confidence" not in kept[0]
+    assert [row["label_probability"] for row in kept] == pytest.approx([0, 2 / 3, 2 / 3], abs=1e-6), (
+        "of a tie: that it is one"
+    )
     assert kept[1]["votes"] == {"a": 1, "tie": 2, "b": 0}
 
 
@@ -69,12 +75,14 @@ def test_a_file_that_always_names_the_chosen_one_first_gives_the_first_no_advant
     letters = ["".join(rng.choices("ab", [0.8, 0.2], k=3)) for _ in range(40)]
     items = [item(f"t{n}", sides(said)) for n, said in enumerate(letters)]
     found = consensus_rows(items, aggregate=aggregate)
-    share = sum(row["confidence"] for row in found if row["chosen"] == "x") / sum(row["chosen"] == "x" for row in found)
-    other = [row["confidence"] for row in found if row["chosen"] == "y" and row["votes"]["chosen"] == 2]
-    same = [row["confidence"] for row in found if row["chosen"] == "x" and row["votes"]["chosen"] == 2]
-    assert share > 0
+    share = sum(row["label_probability"] for row in found if row["chosen"] == "x") / sum(
+        row["chosen"] == "x" for row in found
+    )
+    other = [row["label_probability"] for row in found if row["chosen"] == "y" and row["votes"]["chosen"] == 2]
+    same = [row["label_probability"] for row in found if row["chosen"] == "x" and row["votes"]["chosen"] == 2]
+    assert share > 0.5
     # 2 to 1 for the first is as good as 2 to 1 for the second, though the first wins four times as often
-    assert abs(sum(other) / len(other) - sum(same) / len(same)) < 0.15
+    assert abs(sum(other) / len(other) - sum(same) / len(same)) < 0.075
 
 
 def test_weighing_annotators_beats_counting_them_on_a_mixed_crowd():
@@ -120,7 +128,7 @@ def test_ratings_that_weigh_the_same_are_a_tie_and_no_row():
 def test_single_completions_keep_their_kind():
     good = item("b", {"p0": {"label": True}, "p1": {"label": False}, "p2": {"label": True}}, TaskKind.BINARY, texts="x")
     (row,) = consensus_rows([good], aggregate="majority")
-    assert (row["completion"], row["label"], row["probability"]) == ("x", True, 0.666667)
+    assert (row["completion"], row["label"], row["label_probability"]) == ("x", True, 0.666667)
     rated = item(
         "r", {"p0": {"ratings": {"overall": [4]}}, "p1": {"ratings": {"overall": [3]}}}, TaskKind.RATING, texts="x"
     )

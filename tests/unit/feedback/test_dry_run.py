@@ -142,4 +142,4 @@ def test_a_limit_stops_and_spammers_are_left_out_of_what_the_qualified_said(stor
     assert set(chosen.unqualified) == {"sim-spammer-0"}
     assert "agreement" in chosen.unqualified["sim-spammer-0"]
     assert chosen.num_left_behind > 20
-    assert {said.annotator for item in chosen.items for said in item.said} == {f"sim-good-{n}" for n in range(3)}
+    assert {said.annotator for item in chosen.items for said in item.judgments} == {f"sim-good-{n}" for n in range(3)}

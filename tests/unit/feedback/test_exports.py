@@ -56,11 +56,11 @@ def test_a_kind_that_was_chosen_has_the_name_that_was_given(kind, rows, export):
 
 
 def test_edits_beside_votes_are_comparisons_and_no_tie_is_lost(export):
-    _, found = export("edit", "vote", "regenerate", words=("--regenerate-confidence", "0.2"))
+    _, found = export("edit", "vote", "regenerate", words=("--regenerate-probability", "0.6"))
     assert found == {"votes.jsonl": ["comparison"] * 3}
     edit, vote, again = (json.loads(line) for line in Path("votes.jsonl").read_text().splitlines())
     assert (edit["completion_a"], edit["completion_b"], edit["preference"]) == ("x, please", "x", "a")
-    assert (edit["model_b"], vote["preference"], again["confidence"]) == ("served", "tie", 0.2)
+    assert (edit["model_b"], vote["preference"], again["label_probability"]) == ("served", "tie", 0.6)
     pairs = [row.pair() for row in read_rows("votes.jsonl")]
     assert [pair and (pair.chosen, pair.rejected) for pair in pairs] == [("x, please", "x"), None, ("z", "x")]
 

@@ -11,11 +11,10 @@ from rlhf.feedback.guidelines import (
     STANDARD_GUIDELINES,
     AnnotationGuideline,
     Example,
-    guidelines_of,
-    set_guidelines,
 )
 from rlhf.feedback.guidelines_file import guidelines_json, guidelines_yaml, read_guidelines
 from rlhf.feedback.store import PreferenceStore, Response, Submission, Task, TaskKind
+from rlhf.feedback.store_guidelines import guidelines_of, set_guidelines
 
 GUIDE = """\
 - name: truth   # the first line

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError
 from rlhf.feedback.identity import content_id, lasting_id, merged, places_of, turned
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.feedback.tasks import read_items, tasks_of
 
@@ -47,13 +47,14 @@ def test_turned_rows_of_one_task_come_together_with_every_value_on_its_own_text(
     assume(distinct or item.task.gold is None)  # which of two equal texts is right can't be turned round
     order = list(range(len(item.task.responses)))
     random.shuffle(order)
-    other = turned(replace(item, said=tuple(replace(said, annotator="zed") for said in item.said[:1])), order)
+    other = turned(replace(item, judgments=tuple(replace(said, annotator="zed") for said in item.judgments[:1])), order)
     (one,) = merged([("row 1", item), ("row 2", other)])
     assert one.task.responses == item.task.responses
-    assert one.said[: len(item.said)] == item.said
+    assert one.judgments[: len(item.judgments)] == item.judgments
     if distinct:  # else equal texts may change places
         assert all(
-            replace(said, annotator=item.said[0].annotator) == item.said[0] for said in one.said[len(item.said) :]
+            replace(said, annotator=item.judgments[0].annotator) == item.judgments[0]
+            for said in one.judgments[len(item.judgments) :]
         )
 
 
@@ -69,24 +70,26 @@ def test_turned_rows_of_one_task_come_together_with_every_value_on_its_own_text(
     ],
 )
 def test_each_kind_of_value_is_turned_with_its_completions(kind, value, wanted):
-    said = Said(annotator="ann", value=value, order=(1, 0), spans=({"completion": 0, "text": "x"}, {"start": 1}))
+    said = ItemJudgment(
+        annotator="ann", value=value, order=(1, 0), spans=({"completion": 0, "text": "x"}, {"start": 1})
+    )
     responses = [Response(text="x", model="m"), Response(text="y", columns={"n": 2})]
     task = Task(id="t", kind=kind, prompt="q", responses=responses, gold=value, columns={"known": value, "margin": 3})
-    found = turned(Item(task=task, said=(said,)), [1, 0])
+    found = turned(Item(task=task, judgments=(said,)), [1, 0])
     assert found.task.responses == responses[::-1]
     assert (found.task.gold, found.task.columns) == (wanted, {"known": wanted, "margin": 3})
-    assert found.said == (
+    assert found.judgments == (
         replace(said, value=wanted, order=(0, 1), spans=({"completion": 1, "text": "x"}, {"start": 1})),
     )
 
 
 def test_three_completions_are_turned_by_their_places_and_not_by_their_inverse():
     # now x y z with ranks 1 2 3, shown as z x y; the new order is z x y, so their ranks are 3 1 2 and the screen shows 0 1 2
-    said = Said(annotator="ann", value={"ranks": [1, 2, 3]}, order=(2, 0, 1), spans=({"completion": 2},))
+    said = ItemJudgment(annotator="ann", value={"ranks": [1, 2, 3]}, order=(2, 0, 1), spans=({"completion": 2},))
     task = Task(id="t", kind=TaskKind.RANKING, prompt="q", responses=[Response(text=text) for text in "xyz"])
-    found = turned(Item(task=task, said=(said,)), [2, 0, 1])
+    found = turned(Item(task=task, judgments=(said,)), [2, 0, 1])
     assert [response.text for response in found.task.responses] == ["z", "x", "y"]
-    assert found.said == (replace(said, value={"ranks": [3, 1, 2]}, order=(0, 1, 2), spans=({"completion": 0},)),)
+    assert found.judgments == (replace(said, value={"ranks": [3, 1, 2]}, order=(0, 1, 2), spans=({"completion": 0},)),)
     assert places_of(found.task, task) == [2, 0, 1]
 
 
@@ -105,7 +108,7 @@ def test_completions_of_the_same_text_are_told_apart_by_their_models():
 
 def test_people_who_chose_otherwise_judged_one_task():
     (item,) = read_items([PAIR | {"annotator_id": "ann"}, OPPOSITE | {"annotator_id": "bob"}]).items
-    assert [(said.annotator, said.value) for said in item.said] == [
+    assert [(said.annotator, said.value) for said in item.judgments] == [
         ("ann", {"preference": "a"}),
         ("bob", {"preference": "b"}),
     ]
@@ -134,7 +137,7 @@ def test_rankings_are_one_task_whichever_completion_stands_first():
         {"prompt": "q", "completions": ["z", "x", "y"], "ranks": [3, 1, 2], "annotator_id": "bob"},
     ]
     (item,) = read_items(rows).items
-    assert [said.value for said in item.said] == [{"ranks": [1, 2, 3]}] * 2
+    assert [said.value for said in item.judgments] == [{"ranks": [1, 2, 3]}] * 2
 
 
 def test_a_name_that_an_earlier_version_made_of_the_content_becomes_todays():

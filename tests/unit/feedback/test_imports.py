@@ -32,7 +32,7 @@ def bring(store, rows, *, kind=None, **how):
 def kept(store):
     """Task -> its texts, and what each annotator said of it."""
     return {
-        item.task.id: ([r.text for r in item.task.responses], {said.annotator: said.value for said in item.said})
+        item.task.id: ([r.text for r in item.task.responses], {said.annotator: said.value for said in item.judgments})
         for item in items_of(store)
     }
 
@@ -92,7 +92,7 @@ def test_what_was_said_of_the_completions_the_other_way_round_is_turned(store):
     assert (done.num_known, done.recorded.num_added) == (1, 1)
     assert kept(store) == {"t": (["x", "y"], {"ann": {"preference": "a"}, "bob": {"preference": "b"}})}
     (item,) = items_of(store)
-    assert item.said[1].order == (1, 0), "`y` stood first, which is the store's second"
+    assert item.judgments[1].order == (1, 0), "`y` stood first, which is the store's second"
 
 
 def test_people_who_disagree_in_rows_without_ids_judge_one_task_and_no_pair_is_exported_both_ways(store):
@@ -184,7 +184,7 @@ def test_a_question_that_a_store_of_before_holds_twice_gets_nobodys_judgment_twi
 
 def test_all_comes_in_or_nothing(store):
     (item,) = read_items([ROW]).items
-    bad = replace(item, task=replace(item.task, id="u"), said=(replace(item.said[0], seconds=-5),))
+    bad = replace(item, task=replace(item.task, id="u"), judgments=(replace(item.judgments[0], seconds=-5),))
     with pytest.raises(DataError, match=r"^row 1: the judgment of task 'u' by 'ann': seconds is -5"):
         import_items(store, [item, bad])
     half = replace(item, task=replace(item.task, id="u", prompt="\ud800"))

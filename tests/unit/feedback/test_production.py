@@ -92,7 +92,7 @@ def test_an_id_that_stands_for_several_texts_joins_nothing(send):
     send("edit", "c2", prompt="other", completion="z", edited="z?")
     send("thumbs", "c2", up=True)
     events = send("regenerate", "c3", prompt="q", completion="a", next_completion_id="c1")
-    found = rows_of_events(events, regenerate_confidence=0.5)
+    found = rows_of_events(events, regenerate_probability=0.5)
     assert [(row["id"], row.get("completion"), row.get("label")) for row in found.rows[:2]] == [
         ("event-1", "x", True),
         ("event-2", "y", False),
@@ -117,7 +117,7 @@ def test_a_regeneration_is_worth_what_somebody_says_it_is(send):
     send("regenerate", "c1", prompt="q", completion="x", next_completion_id="c2")
     events = send("thumbs", "c2", prompt="q", completion="y", up=True)
     assert [row["event"] for row in rows_of_events(events).rows] == ["thumbs"]
-    row = rows_of_events(events, regenerate_confidence=0.2).rows[0]
-    assert (row["chosen"], row["rejected"], row["confidence"]) == ("y", "x", 0.2)
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        rows_of_events(events, regenerate_confidence=2)
+    row = rows_of_events(events, regenerate_probability=0.6).rows[0]
+    assert (row["chosen"], row["rejected"], row["label_probability"]) == ("y", "x", 0.6)
+    with pytest.raises(ConfigError, match=r"regenerate_probability is 0\.2"):
+        rows_of_events(events, regenerate_probability=0.2)

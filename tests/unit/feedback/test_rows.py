@@ -9,7 +9,7 @@ from rlhf.data.read import read_rows
 from rlhf.data.write import write_rows
 from rlhf.errors import DataError
 from rlhf.feedback.guidelines import AnnotationGuideline
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.rows import guideline_version, rows_of
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.feedback.tasks import read_items
@@ -25,15 +25,17 @@ def pair(value, kind=TaskKind.PAIRWISE, **said):
         id="t1", kind=kind, prompt="2+2?", columns={"topic": "sums"}, batch="first",
         responses=[Response(text="4", model="new"), Response(text="5", model="old")],
     )  # fmt: skip
-    return Item(task=task, said=[Said(annotator="ann", value=value, **said)])
+    return Item(task=task, judgments=[ItemJudgment(annotator="ann", value=value, **said)])
 
 
 def test_a_judgment_becomes_a_comparison_with_where_it_came_from():
-    item = pair({"preference": "a"}, order=(1, 0), seconds=4.5, confidence=0.0, comment="carried", flags=("unclear",))
+    item = pair(
+        {"preference": "a"}, order=(1, 0), seconds=4.5, label_probability=0.0, comment="carried", flags=("unclear",)
+    )
     (row,) = rows_of([item])
     assert row == {
         "prompt": "2+2?", "completion_a": "4", "completion_b": "5", "preference": "a", "topic": "sums",
-        "id": "t1#ann", "task_id": "t1", "annotator_id": "ann", "confidence": 0.0, "seconds": 4.5, "shown_first": "b",
+        "id": "t1#ann", "task_id": "t1", "annotator_id": "ann", "label_probability": 0.0, "seconds": 4.5, "shown_first": "b",
         "comment": "carried", "flags": ["unclear"], "guideline_version": row["guideline_version"], "batch": "first",
         "model_a": "new", "model_b": "old", "feedback": {"kind": "pairwise", "order": [1, 0]},
     }  # fmt: skip
@@ -55,10 +57,12 @@ def test_overall_ratings_weigh_dimensions_as_the_guidelines_do():
         AnnotationGuideline(name="kind", description=""),
     ]
     task = Task(id="t", kind=TaskKind.RATING, prompt="q", responses=[Response(text="x"), Response(text="y")])
-    said = [Said(annotator="ann", value={"ratings": {"true": [5, 1], "kind": [1, 5]}})]
-    (row,) = rows_of([Item(task=task, said=said)], guidelines=guidelines)
+    said = [ItemJudgment(annotator="ann", value={"ratings": {"true": [5, 1], "kind": [1, 5]}})]
+    (row,) = rows_of([Item(task=task, judgments=said)], guidelines=guidelines)
     assert row["ratings"] == [4.0, 2.0]  # (3*5 + 1*1) / 4 and (3*1 + 1*5) / 4
-    (row,) = rows_of([Item(task=task, said=said)], guidelines=guidelines[:1])  # `kind` has no weight there: plain means
+    (row,) = rows_of(
+        [Item(task=task, judgments=said)], guidelines=guidelines[:1]
+    )  # `kind` has no weight there: plain means
     assert row["ratings"] == [3.0, 3.0]
 
 
@@ -95,7 +99,7 @@ TURN = '[{"role": "user", "content": "hi"}]'
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
 def test_an_answer_in_json_stays_a_text_in_every_format(text, name, tmp_path):
     task = Task(id="t", kind=TaskKind.PAIRWISE, prompt=text, responses=[Response(text=text), Response(text="none")])
-    made = [Item(task=task, said=[Said(annotator="ann", value={"preference": "a"})])]
+    made = [Item(task=task, judgments=[ItemJudgment(annotator="ann", value={"preference": "a"})])]
     write_rows(tmp_path / name, rows_of(made, flat=not name.endswith(".jsonl")))
     assert plain(read_items(tmp_path / name).items) == plain(made)
 
@@ -105,7 +109,7 @@ def test_a_text_that_csv_could_not_tell_from_a_dialogue_is_refused_there(text, t
     task = Task(
         id="t", kind=TaskKind.PAIRWISE, prompt="Give me JSON.", responses=[Response(text="no"), Response(text=text)]
     )
-    made = [Item(task=task, said=[Said(annotator="ann", value={"preference": "b"}, comment=text)])]
+    made = [Item(task=task, judgments=[ItemJudgment(annotator="ann", value={"preference": "b"}, comment=text)])]
     with pytest.raises(DataError, match=r"rows\.csv: column 'completion_b' of row 1 .* reads like a list of messages"):
         write_rows(tmp_path / "rows.csv", rows_of(made, flat=True))
     assert list(tmp_path.iterdir()) == []
@@ -118,7 +122,7 @@ def test_a_dialogue_still_goes_through_csv(tmp_path):
     task = Task(
         id="t", kind=TaskKind.PAIRWISE, prompt=turns, responses=[Response(text=turns), Response(text=turns * 2)]
     )
-    made = [Item(task=task, said=[Said(annotator="ann", value={"preference": "a"}, comment=TURN)])]
+    made = [Item(task=task, judgments=[ItemJudgment(annotator="ann", value={"preference": "a"}, comment=TURN)])]
     write_rows(tmp_path / "rows.csv", rows_of(made, flat=True))
     assert plain(read_items(tmp_path / "rows.csv").items) == plain(made), "and a comment is a comment, whatever it says"
 
@@ -127,12 +131,12 @@ def test_a_dialogue_still_goes_through_csv(tmp_path):
 @given(made=files(judged=True))
 def test_the_data_room_reads_every_exported_row(made):
     rows = list(rows_of(made))
-    assert len(read_rows(rows)) == sum(len(item.said) for item in made)
+    assert len(read_rows(rows)) == sum(len(item.judgments) for item in made)
 
 
 def plain(items):
     """As values: lists and tuples alike."""
-    return [(*map(plain_task, [item.task]), [plain_said(said) for said in item.said]) for item in items]
+    return [(*map(plain_task, [item.task]), [plain_said(said) for said in item.judgments]) for item in items]
 
 
 def plain_task(task):
@@ -146,7 +150,7 @@ def plain_said(said):
         said.comment,
         list(said.flags),
         list(said.spans),
-        said.confidence,
+        said.label_probability,
         said.seconds,
         said.made_at,
         said.diff_viewed,

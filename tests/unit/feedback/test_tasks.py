@@ -28,16 +28,16 @@ SAID = {"annotator_id": "ann"}
 )  # fmt: skip
 def test_each_kind_of_row_is_asked_and_says_what_it_says(row, kind, value):
     (item,) = read_items([row | SAID]).items
-    assert (item.task.kind, item.task.gold, [(s.annotator, s.value) for s in item.said]) == (
+    assert (item.task.kind, item.task.gold, [(s.annotator, s.value) for s in item.judgments]) == (
         kind,
         None,
         [("ann", value)],
     )
     (gold,) = read_items([row | {"gold": True}]).items
-    assert (gold.task.gold, gold.said, "known" in gold.task.columns) == (value, (), False)
+    assert (gold.task.gold, gold.judgments, "known" in gold.task.columns) == (value, (), False)
     (known,) = read_items([row]).items  # nobody said it, and nobody vouches for it
     assert known.task.gold is None
-    assert known.said == ()
+    assert known.judgments == ()
     assert isinstance(known.task.columns["known"], dict)
 
 
@@ -130,7 +130,8 @@ def test_a_tie_among_graded_comparisons_is_the_middle_of_the_scale():
         ({"prompt": "q", "chosen": "x", "rejected": "y", "gold": "maybe"}, {}, r"row 1: column 'gold' is a string \('maybe'\)"),
         ({"prompt": "q", "completions": ["x", 3]}, {}, "row 1: column 'completions' is a list"),
         ({"prompt": "q", "completions": list("abcdefg"), "ranks": [1, 2, 3, 4, 5, 6, 7]}, {}, "row 1: Task .* has 7 completion"),
-        ({"prompt": "q", "completion": "x", "label": True, "annotator_id": "ann", "confidence": 3}, {}, "row 1: column 'confidence' is 3"),
+        ({"prompt": "q", "completion": "x", "label": True, "annotator_id": "ann", "label_probability": 3}, {}, "'label_probability' is 3"),
+        ({"prompt": "q", "completion": "x", "label": True, "annotator_id": "ann", "confidence": 0.5}, {}, "is now `label_probability`"),
         ({"prompt": "q", "completion": "x", "priority": 10**400}, {}, "row 1: column 'priority' is a number; wanted a finite"),
         ({"messages": CHAT}, {}, "row 1: the dialogue does not end with an assistant's turn"),
     ],

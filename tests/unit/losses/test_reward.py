@@ -151,17 +151,16 @@ def test_a_margin_that_could_learn_would_shrink():
     assert (gradient(bradley_terry_loss(chosen, torch.zeros_like(chosen), margin=margin), margin)[0] > 0).all()
 
 
-def test_confidence_as_probability_of_a_wrong_label_by_hand():
-    # sure: the smoothing alone; half sure: 1/4 guessed wrong, and 0.1 * 3/4 + 0.9 * 1/4; a guess: 1/2
-    confidence = double(1, 0.5, 0)
-    torch.testing.assert_close(label_noise(confidence), double(0, 0.25, 0.5))
-    torch.testing.assert_close(label_noise(confidence, label_smoothing=0.1), double(0.1, 0.3, 0.5))
+def test_the_probability_of_a_wrong_label_by_hand():
+    # sure: the smoothing alone; right three times in four: 0.1 * 3/4 + 0.9 * 1/4; a guess: 1/2
+    probability = double(1, 0.75, 0.5)
+    torch.testing.assert_close(label_noise(probability), double(0, 0.25, 0.5))
+    torch.testing.assert_close(label_noise(probability, label_smoothing=0.1), double(0.1, 0.3, 0.5))
 
 
 def test_an_unsure_annotator_teaches_less_and_never_the_opposite():
-    # the trap: 1 - confidence as smoothing turns pairs of confidence below 1/2 round
     chosen, rejected = torch.zeros(5).requires_grad_(), torch.zeros(5)
-    noise = label_noise(torch.tensor([1.0, 0.7, 0.4, 0.1, 0.0]))
+    noise = label_noise(torch.tensor([1.0, 0.85, 0.7, 0.55, 0.5]))
     (grad,) = gradient(bradley_terry_loss(chosen, rejected, label_smoothing=noise), chosen)
     assert (grad <= 0).all()
     assert (grad.diff() > 0).all()

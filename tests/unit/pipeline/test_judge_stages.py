@@ -20,7 +20,7 @@ from rlhf.rewards.types import TextCompletion
 from rlhf.training.log import TrainingLogger
 from tests.fixtures import tiny
 
-PAIR = {"prompt": "q", "completion_a": "a cow", "completion_b": "a fox", "preference": "a", "confidence": 0.8}
+PAIR = {"prompt": "q", "completion_a": "a cow", "completion_b": "a fox", "preference": "a", "label_probability": 0.9}
 ROWS = {
     "pairs": [
         PAIR | {"strength": s, "margin": 1.0, "prompt": f"{s} {n}"}
@@ -88,7 +88,7 @@ def test_every_loss_goes_from_a_file_to_a_model_that_judges(folder, tmp_path, lo
 
 
 def test_confidence_and_margins_come_from_the_file(folder, tmp_path):
-    outcome, _ = run(folder, tmp_path, RewardStage, "reward", "pairs", use_confidence=True, use_margin=True)
+    outcome, _ = run(folder, tmp_path, RewardStage, "reward", "pairs", use_label_probability=True, use_margin=True)
     assert outcome.metrics["eval/loss"] > 0
 
 

@@ -1147,7 +1147,7 @@ def test_a_judge_of_steps_is_told_from_one_of_completions(tree, tmp_path):
     ("settings", "said"),
     [
         ({"loss": "graded"}, "needs significantly or slightly in the column `strength`, and 40 of"),
-        ({"use_confidence": True}, "needs a number from 0 to 1 in the column `confidence`, and 40 of"),
+        ({"use_label_probability": True}, "in the column `label_probability`, and 40 of"),
         ({"loss": "rating"}, "rating"),
     ],
 )

@@ -144,7 +144,7 @@ def test_the_table_names_every_activity_and_its_share():
     text = "\n".join(lines)
     assert "backward" in text
     assert "tokens/s" in lines[0]
-    assert "100.0%" in lines[-1]
+    assert "100.0\u202f%" in lines[-1]
 
 
 def test_a_loop_that_fails_still_says_where_its_time_went(tmp_path):

@@ -145,10 +145,13 @@ LOG3 = math.log(3)
 
 
 def test_an_unsure_annotator_is_a_soft_label():
-    sure, tossed = pair(confidence=1.0), pair(confidence=0.0)
-    loss, _ = loss_of([sure, tossed], [LOG3, 0.0, LOG3, 0.0], use_confidence=True)
+    sure, tossed = pair(label_probability=1.0), pair(label_probability=0.5)
+    loss, _ = loss_of([sure, tossed], [LOG3, 0.0, LOG3, 0.0], use_label_probability=True)
     # sure: -log 3/4; a coin: half of -log 3/4 and half of -log 1/4
     assert loss == pytest.approx((math.log(4 / 3) + 0.5 * math.log(4 / 3) + 0.5 * math.log(4)) / 2)
+    # before, a row said confidence 2p - 1 = 0.4, and its label was wrong with (1 - 0.4) / 2 = 0.3
+    loss, _ = loss_of([pair(label_probability=0.7)], [LOG3, 0.0], use_label_probability=True)
+    assert loss == pytest.approx(0.7 * math.log(4 / 3) + 0.3 * math.log(4))
 
 
 def test_hinge_asks_for_a_lead():
@@ -290,8 +293,14 @@ def test_every_loss_tells_good_completions_from_bad_ones(loss):
             pair(),
             "needs slightly or significantly in the column `strength` of a preference; got None",
         ),
-        ({"use_confidence": True}, pair(confidence=1.5), "use_confidence needs numbers from 0 to 1"),
-        ({"use_confidence": True}, pair(), "use_confidence needs a number in the column `confidence`; got None"),
+        ({"use_label_probability": True}, pair(label_probability=1.5), "numbers from 0.5"),
+        ({"use_label_probability": True}, pair(label_probability=0.4), "numbers from 0.5"),
+        ({"use_label_probability": True}, pair(confidence=0.4), "`confidence` is now `label_probability`"),
+        (
+            {"use_label_probability": True},
+            pair(),
+            "use_label_probability needs a number in the column `label_probability`; got None",
+        ),
         ({"loss": "hinge", "use_margin": True}, pair(margin=0.0), "needs margins above 0"),
         ({"loss": "plackett_luce"}, pair(), "needs a rank for each completion"),
         ({"loss": "plackett_luce"}, single(), "learns from rankings; this row has 1 completion"),
@@ -312,7 +321,7 @@ def test_a_row_that_the_loss_can_not_learn_from_is_refused_at_the_door(settings,
         {"loss": "rating", "center_coef": 0.1},
         {"top_ranks": 2},
         {"scalar_learning_rate": 0.1},
-        {"use_confidence": True, "label_smoothing": 0.1},
+        {"use_label_probability": True, "label_smoothing": 0.1},
         {"loss": "hinge", "use_margin": True, "hinge_margin": 2.0},
     ],
 )

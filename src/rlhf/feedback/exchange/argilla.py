@@ -25,9 +25,9 @@ from rlhf.errors import DataError
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.exchange.sidecar import (
     NAME,
+    judgment_from_dict,
+    judgment_to_dict,
     ranks_of_order,
-    said_from_dict,
-    said_to_dict,
     strict_order,
     task_from_dict,
     task_to_dict,
@@ -153,7 +153,7 @@ def _comment() -> dict[str, Any]:
 
 
 def _dimensions(items: Sequence[Item]) -> list[str]:
-    values = [said.value for item in items for said in item.said]
+    values = [judgment.value for item in items for judgment in item.judgments]
     return list(dict.fromkeys(name for value in values for name in value["ratings"])) or ["overall"]
 
 
@@ -163,16 +163,16 @@ def _record(item: Item, chat: bool) -> dict[str, Any]:
     fields |= {f"completion_{n}": _shown(r.text, "assistant", chat) for n, r in enumerate(task.responses, 1)}
     responses: dict[str, list[dict[str, Any]]] = {}
     kept: dict[str, Any] = {}
-    for said in item.said:
-        user = str(uuid.uuid5(USERS, said.annotator))
-        kept[user] = said_to_dict(said)
-        answers = _answers(task.kind, said.value) | ({"comment": said.comment} if said.comment else {})
+    for judgment in item.judgments:
+        user = str(uuid.uuid5(USERS, judgment.annotator))
+        kept[user] = judgment_to_dict(judgment)
+        answers = _answers(task.kind, judgment.value) | ({"comment": judgment.comment} if judgment.comment else {})
         for question, value in answers.items():
             responses.setdefault(question, []).append({"value": value, "user_id": user, "status": SUBMITTED})
     aside = json.dumps({"task": task_to_dict(task), "said": kept}, ensure_ascii=False)
     return {
         "id": task.id, "fields": fields, "metadata": {NAME: aside}, "suggestions": {}, "responses": responses,
-        "vectors": {}, "status": "completed" if item.said else "pending", "_server_id": None,
+        "vectors": {}, "status": "completed" if item.judgments else "pending", "_server_id": None,
     }  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def _item(
         task = _their_task(own_id, fields, names, metadata, by_user)
     known = [name for one in kept.get("said", {}).values() for name in one["value"].get("ratings", ())]
     dimensions = {slug: dimension for dimension, slug in _slugs(list(dict.fromkeys(known))).items()}
-    said = []
+    judgments = []
     # responses stand by question, which loses the order in which people answered; what traveled beside has it
     places = {user: place for place, user in enumerate(kept.get("said", {}))}
     for user, answers in sorted(by_user.items(), key=lambda one: places.get(one[0], len(places))):
@@ -263,8 +263,8 @@ def _item(
         value = _value(task, answers, names, dimensions, line)
         if value is not None:
             side = {"annotator": f"argilla-{user}", **(kept.get("said", {}).get(user, {}) if kept else {})}
-            said.append(said_from_dict(side, annotator=user, value=value, comment=comment, where=line.where))
-    return Item(task=task, said=tuple(said))
+            judgments.append(judgment_from_dict(side, annotator=user, value=value, comment=comment, where=line.where))
+    return Item(task=task, judgments=tuple(judgments))
 
 
 def _aside(value: Any, line: Line) -> dict[str, Any]:

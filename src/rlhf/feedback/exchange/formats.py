@@ -25,7 +25,7 @@ from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.identity import merged
 from rlhf.feedback.items import Item, check_item, laid_out_as
 from rlhf.feedback.layouts import LABELS, OURS, SAVED
-from rlhf.feedback.tasks import STDIN, Found
+from rlhf.feedback.tasks import STDIN, SourceItems
 
 ItemWriter = Callable[[Path, Sequence[Item], Sequence[AnnotationGuideline]], int]
 
@@ -152,7 +152,7 @@ def _unknown(row: Mapping[str, Any], err: RowError) -> str:
     return f"{err.reason}{hint} Or name the layout with --format: {', '.join(FORMATS)}."
 
 
-def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> Found:
+def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> SourceItems:
     """Tasks and judgments of a file in one of the formats that have a reader of their own.
 
     Args:
@@ -169,7 +169,7 @@ def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> 
         raise DataError(f"{name!r} has no reader of its own; its rows are read as {OURS!r}.")
     if STDIN in sources:
         raise DataError(f"Rows of the format {name!r} are read from a file; standard input takes {OURS!r} alone.")
-    found = Found()
+    found = SourceItems()
     made: list[tuple[str, Item]] = []
     lines = (line for source in sources for line in lines_of(_file_of(source)))
     for group in _groups(lines, known.key, found, on_bad_row):
@@ -188,7 +188,7 @@ def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> 
 
 
 def _groups(
-    lines: Iterable[Line | RowError], key: str | None, found: Found, on_bad_row: OnBadRow
+    lines: Iterable[Line | RowError], key: str | None, found: SourceItems, on_bad_row: OnBadRow
 ) -> Iterator[list[Line]]:
     good = []
     for line in lines:
@@ -203,7 +203,7 @@ def _groups(
             yield list(group)
 
 
-def _left_out(err: DataError, where: str, found: Found, on_bad_row: OnBadRow) -> None:
+def _left_out(err: DataError, where: str, found: SourceItems, on_bad_row: OnBadRow) -> None:
     if on_bad_row == "error":
         raise err if isinstance(err, RowError) or str(err).startswith(where) else RowError(where, str(err))
     found.left_out.append(

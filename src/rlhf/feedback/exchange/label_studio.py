@@ -24,16 +24,16 @@ from rlhf.errors import DataError
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.exchange.sidecar import (
     NAME,
+    judgment_from_dict,
+    judgment_to_dict,
     ranks_of_order,
     rendered,
-    said_from_dict,
-    said_to_dict,
     strict_order,
     task_from_dict,
     task_to_dict,
 )
 from rlhf.feedback.identity import content_id
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.files import write_json, write_text
 
@@ -108,7 +108,7 @@ def _choices(name: str, to: str, choices: Mapping[str, Any]) -> str:
 
 
 def _dimensions(items: Iterable[Item]) -> list[str]:
-    values = [said.value for item in items for said in item.said]
+    values = [judgment.value for item in items for judgment in item.judgments]
     values += [item.task.gold for item in items if item.task.gold is not None]
     return list(dict.fromkeys(name for value in values for name in value["ratings"])) or ["overall"]
 
@@ -122,30 +122,30 @@ def _task_dict(item: Item, number: int, people: dict[str, int]) -> dict[str, Any
     else:
         data |= {f"answer{n}": text for n, text in enumerate(texts, 1)}
     annotations = []
-    for one in item.said:
+    for one in item.judgments:
         who = people.setdefault(one.annotator, len(people) + 1)
         annotations.append(_annotation(task, one, who))
-    said = {str(people[one.annotator]): said_to_dict(one) for one in item.said}
+    judgments = {str(people[one.annotator]): judgment_to_dict(one) for one in item.judgments}
     return {
         "id": number,
-        "data": {**data, NAME: {"task": task_to_dict(task), "said": said}},
+        "data": {**data, NAME: {"task": task_to_dict(task), "said": judgments}},
         "annotations": annotations,
     }
 
 
-def _annotation(task: Task, said: Said, who: int) -> dict[str, Any]:
-    regions = _regions(task.kind, said.value)
-    if said.comment:
-        regions.append(("comment", "prompt", "textarea", {"text": [said.comment]}))
+def _annotation(task: Task, judgment: ItemJudgment, who: int) -> dict[str, Any]:
+    regions = _regions(task.kind, judgment.value)
+    if judgment.comment:
+        regions.append(("comment", "prompt", "textarea", {"text": [judgment.comment]}))
     result = [
         {"id": f"r{n}", "from_name": name, "to_name": to, "type": kind, "value": value}
         for n, (name, to, kind, value) in enumerate(regions, 1)
     ]
     annotation: dict[str, Any] = {"completed_by": who, "was_cancelled": False, "ground_truth": False, "result": result}
-    if said.seconds is not None:
-        annotation["lead_time"] = said.seconds
-    if said.made_at is not None:
-        annotation["created_at"] = annotation["updated_at"] = said.made_at.isoformat()
+    if judgment.seconds is not None:
+        annotation["lead_time"] = judgment.seconds
+    if judgment.made_at is not None:
+        annotation["created_at"] = annotation["updated_at"] = judgment.made_at.isoformat()
     return annotation
 
 
@@ -187,7 +187,7 @@ def from_label_studio(lines: Sequence[Line]) -> list[Item]:
         sides = kept.get("said", {})
     else:
         task, sides = _their_task(line, data, made), {}
-    return [Item(task=task, said=tuple(_said(task, one, sides, line) for one in made if one.get("result")))]
+    return [Item(task=task, judgments=tuple(_judgment(task, one, sides, line) for one in made if one.get("result")))]
 
 
 def _texts(data: Mapping[str, Any], line: Line) -> list[str]:
@@ -241,7 +241,7 @@ def _value(region: Mapping[str, Any]) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _said(task: Task, annotation: Mapping[str, Any], sides: Mapping[str, Any], line: Line) -> Said:
+def _judgment(task: Task, annotation: Mapping[str, Any], sides: Mapping[str, Any], line: Line) -> ItemJudgment:
     by = annotation.get("completed_by")
     who = str((by.get("email") or by.get("id")) if isinstance(by, Mapping) else by)
     key = str(by.get("id")) if isinstance(by, Mapping) else who
@@ -254,7 +254,9 @@ def _said(task: Task, annotation: Mapping[str, Any], sides: Mapping[str, Any], l
     kept.setdefault("seconds", annotation.get("lead_time"))
     kept.setdefault("made_at", annotation.get("created_at"))
     answers = [region for region in regions if region.get("type") != "textarea"]
-    return said_from_dict(kept, annotator=who, value=_answer(task, answers, line), comment=comment, where=line.where)
+    return judgment_from_dict(
+        kept, annotator=who, value=_answer(task, answers, line), comment=comment, where=line.where
+    )
 
 
 def _as_list(value: Any) -> list[str]:

@@ -6,7 +6,7 @@
     text | prompt, completion       what was shown, if the file tells
     gold                            true where the label is known to be right; then the annotator may be missing
 
-Columns of a judgment (``confidence``, ``seconds``, ``comment``, ``flags``) are taken as in rows of ours; others stay with the item.
+Columns of a judgment (``label_probability``, ``seconds``, ``comment``, ``flags``) are taken as in rows of ours; others stay with the item.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item
-from rlhf.feedback.provenance import FEEDBACK, Cargo
+from rlhf.feedback.provenance import FEEDBACK, RowOrigin
+from rlhf.feedback.row_tasks import judgment_in
 from rlhf.feedback.store.values import Response, Task, TaskKind
-from rlhf.feedback.tasks import said_in
 
 ITEM = ("task_id", "item", "item_id", "id")
 ANNOTATOR = ("annotator", "annotator_id", "worker", "worker_id", "rater", "rater_id")
@@ -53,22 +53,24 @@ def from_labels(lines: Sequence[Line]) -> list[Item]:
     prompt = cells.either("prompt") if "prompt" in cells.cells else ""
     text = next((cells.either(column) for column in ("completion", "text") if column in cells.cells), "")
     columns = cells.rest() | {"annotator_id": annotator, "task_id": name}
-    cargo = Cargo.of(Row(where=line.where, columns={key: value for key, value in columns.items() if value is not None}))
+    origin = RowOrigin.of(
+        Row(where=line.where, columns={key: value for key, value in columns.items() if value is not None})
+    )
     value = {"class": _class_of(label, column, line)}
-    sampling, own_columns = cargo.of_responses(1)
-    response = Response(text=text, model=cargo.take("model"), sampling=sampling[0], columns=own_columns[0])
-    if cargo.annotator is None and not cargo.is_gold:
+    sampling, own_columns = origin.of_responses(1)
+    response = Response(text=text, model=origin.take("model"), sampling=sampling[0], columns=own_columns[0])
+    if origin.annotator is None and not origin.is_gold:
         raise line.bad(f"no annotator is named ({', '.join(ANNOTATOR[:2])}); who says so is needed, or gold: true.")
-    if not cargo.task_id and not text and not prompt:
+    if not origin.task_id and not text and not prompt:
         raise line.bad(f"nothing says what was labeled; wanted one of {', '.join((*ITEM[1:], 'text', 'completion'))}.")
     task = Task(
-        id=cargo.task_id or content_id(TaskKind.MULTICLASS, prompt, [text]), kind=TaskKind.MULTICLASS, prompt=prompt,
-        responses=[response], gold=cargo.gold or (value if cargo.is_gold else None),
-        priority=cargo.priority, batch=cargo.batch, columns=cargo.all_columns,
+        id=origin.task_id or content_id(TaskKind.MULTICLASS, prompt, [text]), kind=TaskKind.MULTICLASS, prompt=prompt,
+        responses=[response], gold=origin.gold or (value if origin.is_gold else None),
+        priority=origin.priority, batch=origin.batch, columns=origin.all_columns,
     )  # fmt: skip
-    if cargo.annotator is None:
+    if origin.annotator is None:
         return [Item(task=task)]
-    return [Item(task=task, said=(said_in(cargo, value, line.where, 1),))]
+    return [Item(task=task, judgments=(judgment_in(origin, value, line.where, 1),))]
 
 
 def _first(cells: dict[str, Any], columns: Sequence[str]) -> tuple[Any, str]:

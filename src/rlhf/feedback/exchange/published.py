@@ -22,14 +22,14 @@ from rlhf.data.expand import to_conversational
 from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line, whole
 from rlhf.feedback.identity import content_id
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import MAX_RANKED, MAX_TEXT, Response, Task, TaskKind
 
 HELPSTEER_DIMENSIONS = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 
 
 def _item(
-    kind: TaskKind, prompt: Text, responses: Sequence[Response], said: Sequence[Said], cells: Cells, *,
+    kind: TaskKind, prompt: Text, responses: Sequence[Response], judgments: Sequence[ItemJudgment], cells: Cells, *,
     name: str = "", batch: str = "", columns: Mapping[str, Any] | None = None,
 ) -> Item:  # fmt: skip
     """A task named by its row's id where it has one, with the columns nobody took."""
@@ -39,7 +39,7 @@ def _item(
         id=name or own_id or content_id(kind, prompt, [r.text for r in responses]), kind=kind, prompt=prompt,
         responses=responses, batch=batch, columns=rest,
     )  # fmt: skip
-    return Item(task=task, said=tuple(said))
+    return Item(task=task, judgments=tuple(judgments))
 
 
 def ultrafeedback(lines: Sequence[Line]) -> list[Item]:
@@ -55,12 +55,12 @@ def ultrafeedback(lines: Sequence[Line]) -> list[Item]:
         tables.append({name: _likert(table) for name, table in annotations.items() if isinstance(table, Mapping)})
         responses.append(Response(text=text, model=_name(one.pop("model", None)), columns=one))
     dimensions = [name for name in (tables[0] if tables else {}) if all(table.get(name) for table in tables)]
-    said = (
-        [Said(annotator="gpt-4", value={"ratings": {d: [t[d] for t in tables] for d in dimensions}})]
+    judgments = (
+        [ItemJudgment(annotator="gpt-4", value={"ratings": {d: [t[d] for t in tables] for d in dimensions}})]
         if dimensions
         else []
     )
-    return [_item(TaskKind.RATING, prompt, responses, said, cells)]
+    return [_item(TaskKind.RATING, prompt, responses, judgments, cells)]
 
 
 def _likert(table: Mapping[str, Any]) -> int | None:
@@ -83,8 +83,8 @@ def helpsteer2(lines: Sequence[Line]) -> list[Item]:
         raise lines[0].bad(
             f"its prompt stands in {len(responses)} rows, and a task holds at most {MAX_RANKED} completions."
         )
-    said = [Said(annotator="helpsteer2", value=value)]
-    return [_item(TaskKind.RATING, prompt, responses, said, Cells({}, lines[0].where, False))]
+    judgments = [ItemJudgment(annotator="helpsteer2", value=value)]
+    return [_item(TaskKind.RATING, prompt, responses, judgments, Cells({}, lines[0].where, False))]
 
 
 def helpsteer2_preference(lines: Sequence[Line]) -> list[Item]:
@@ -94,7 +94,11 @@ def helpsteer2_preference(lines: Sequence[Line]) -> list[Item]:
     grade = -whole(cells.cells.pop("preference_strength"), -3, 3, "column 'preference_strength'", line)
     prompt = cells.either("prompt")
     responses = [Response(text=_beside(prompt, cells.text(name))) for name in ("response_1", "response_2")]
-    return [_item(TaskKind.GRADED7, prompt, responses, [Said(annotator="helpsteer2", value={"grade": grade})], cells)]
+    return [
+        _item(
+            TaskKind.GRADED7, prompt, responses, [ItemJudgment(annotator="helpsteer2", value={"grade": grade})], cells
+        )
+    ]
 
 
 def helpsteer3(lines: Sequence[Line]) -> list[Item]:
@@ -104,20 +108,20 @@ def helpsteer3(lines: Sequence[Line]) -> list[Item]:
     overall = -whole(cells.cells["overall_preference"], -3, 3, "column 'overall_preference'", line)
     prompt = cells.either("context")
     responses = [Response(text=_beside(prompt, cells.text(name))) for name in ("response1", "response2")]
-    said = []
+    judgments = []
     for number, one in enumerate(cells.cells.get("individual_preference") or (), 1):
         if not isinstance(one, Mapping) or "score" not in one:
             raise line.bad(f"individual_preference[{number - 1}] is {describe(one)}; wanted an object with a score.")
         grade = -whole(one["score"], -3, 3, f"individual_preference[{number - 1}].score", line)
-        said.append(
-            Said(
+        judgments.append(
+            ItemJudgment(
                 annotator=f"helpsteer3-{number}",
                 value={"grade": grade},
                 comment=str(one.get("reasoning") or "")[:MAX_TEXT],
             )
         )
-    said = said or [Said(annotator="helpsteer3", value={"grade": overall})]
-    return [_item(TaskKind.GRADED7, prompt, responses, said, cells)]
+    judgments = judgments or [ItemJudgment(annotator="helpsteer3", value={"grade": overall})]
+    return [_item(TaskKind.GRADED7, prompt, responses, judgments, cells)]
 
 
 def nectar(lines: Sequence[Line]) -> list[Item]:
@@ -139,7 +143,11 @@ def nectar(lines: Sequence[Line]) -> list[Item]:
         responses.append(Response(text=_beside(prompt, text), model=_name(one.pop("model", None)), columns=one))
     value = {"ranks": [1 + sum(other < rank for other in left) for rank in left]}
     columns = {"left_out": [dict(given[place]) for place in middle]} if middle else {}
-    return [_item(TaskKind.RANKING, prompt, responses, [Said(annotator="gpt-4", value=value)], cells, columns=columns)]
+    return [
+        _item(
+            TaskKind.RANKING, prompt, responses, [ItemJudgment(annotator="gpt-4", value=value)], cells, columns=columns
+        )
+    ]
 
 
 def shp(lines: Sequence[Line]) -> list[Item]:
@@ -158,8 +166,8 @@ def shp(lines: Sequence[Line]) -> list[Item]:
         responses.append(Response(text=cells.text(f"human_ref_{side}"), columns=columns))
     ids = [cells.cells.get("post_id"), *(response.columns.get("c_root_id") for response in responses)]
     name = ":".join(map(str, ids)) if all(ids) else ""
-    said = [Said(annotator="reddit", value={"preference": "a" if label else "b"})]
-    return [_item(TaskKind.PAIRWISE, prompt, responses, said, cells, name=name)]
+    judgments = [ItemJudgment(annotator="reddit", value={"preference": "a" if label else "b"})]
+    return [_item(TaskKind.PAIRWISE, prompt, responses, judgments, cells, name=name)]
 
 
 def pku_saferlhf(lines: Sequence[Line]) -> list[Item]:
@@ -179,7 +187,7 @@ def pku_saferlhf(lines: Sequence[Line]) -> list[Item]:
     name = str(cells.cells.get("id") or content_id(TaskKind.PAIRWISE, prompt, [r.text for r in responses]))
     return [
         _item(
-            TaskKind.PAIRWISE, prompt, responses, [Said(annotator="pku-saferlhf", value={"preference": "ab"[better]})],
+            TaskKind.PAIRWISE, prompt, responses, [ItemJudgment(annotator="pku-saferlhf", value={"preference": "ab"[better]})],
             cells, name=f"{name}#{dimension}", batch=dimension, columns={"dimension": dimension},
         )
         for dimension, better in verdicts.items()

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf.data.contracts import Text
+from rlhf.data.contracts import OLD_LABEL_PROBABILITY, Text
 from rlhf.errors import DataError
-from rlhf.feedback.items import Said, moment_of
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.feedback.items import ItemJudgment, moment_of
+from rlhf.feedback.store.values import Response, Task, TaskKind, label_probability_of
 
 NAME = "rlhf"
 """The key it travels under."""
@@ -78,19 +78,19 @@ def rendered(text: Text) -> str:
     return "\n\n".join(f"{turn.get('role')}: {turn.get('content') or ''}" for turn in text)
 
 
-def said_to_dict(said: Said) -> dict[str, Any]:
+def judgment_to_dict(judgment: ItemJudgment) -> dict[str, Any]:
     """All of a judgment."""
     return {
-        "annotator": said.annotator, "value": dict(said.value), "order": None if said.order is None else list(said.order),
-        "comment": said.comment, "flags": list(said.flags), "spans": [dict(span) for span in said.spans],
-        "confidence": said.confidence, "seconds": said.seconds, "diff_viewed": said.diff_viewed,
-        "made_at": None if said.made_at is None else said.made_at.isoformat(),
+        "annotator": judgment.annotator, "value": dict(judgment.value), "order": None if judgment.order is None else list(judgment.order),
+        "comment": judgment.comment, "flags": list(judgment.flags), "spans": [dict(span) for span in judgment.spans],
+        "label_probability": judgment.label_probability, "seconds": judgment.seconds, "diff_viewed": judgment.diff_viewed,
+        "made_at": None if judgment.made_at is None else judgment.made_at.isoformat(),
     }  # fmt: skip
 
 
-def said_from_dict(
+def judgment_from_dict(
     kept: Mapping[str, Any], *, annotator: str, value: Mapping[str, Any], comment: str, where: str
-) -> Said:
+) -> ItemJudgment:
     """A judgment again, with the value and the comment that the tool holds now.
 
     A ranking that a tool made strict keeps its ties, as long as the strict order is one of those that the ties allow.
@@ -98,12 +98,18 @@ def said_from_dict(
     if "ranks" in value and (old := kept.get("value", {}).get("ranks")) and _allows(old, value["ranks"]):
         value = {"ranks": list(old)}
     order = kept.get("order")
-    return Said(
+    return ItemJudgment(
         annotator=str(kept.get("annotator") or annotator), value=value, comment=comment,
         order=None if order is None else tuple(order), flags=tuple(kept.get("flags") or ()),
-        spans=tuple(kept.get("spans") or ()), confidence=kept.get("confidence"), seconds=kept.get("seconds"),
+        spans=tuple(kept.get("spans") or ()), label_probability=_label_probability(kept), seconds=kept.get("seconds"),
         made_at=moment_of(kept.get("made_at"), where), diff_viewed=kept.get("diff_viewed"),
     )  # fmt: skip
+
+
+def _label_probability(kept: Mapping[str, Any]) -> float | None:
+    """As kept today, or as files kept it that went out before it was a probability."""
+    old = kept.get(OLD_LABEL_PROBABILITY)
+    return kept.get("label_probability") if old is None else label_probability_of(old)
 
 
 def strict_order(ranks: Sequence[int]) -> list[int]:

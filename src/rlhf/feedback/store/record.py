@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from rlhf.errors import DataError
-from rlhf.feedback.items import Said, check_annotator, checked_extras, judgment_words
+from rlhf.feedback.items import ItemJudgment, check_annotator, checked_extras, judgment_words
 from rlhf.feedback.store.engine import wait_for_turn, write
 from rlhf.feedback.store.tables import DONE, LIVE, OPEN, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from rlhf.feedback.store.values import check_value, shortened
@@ -35,7 +35,7 @@ class Recorded:
     """Of those known, where each is that says something its author has never said here."""
 
 
-def record_judgments(store: PreferenceStore, made: Iterable[tuple[str, Said]]) -> Recorded:
+def record_judgments(store: PreferenceStore, made: Iterable[tuple[str, ItemJudgment]]) -> Recorded:
     """Keep judgments, all or none; bringing the same ones again changes nothing.
 
     A task may get more judgments this way than its overlap asks for. People who are not known yet become known, without
@@ -54,34 +54,34 @@ def record_judgments(store: PreferenceStore, made: Iterable[tuple[str, Said]]) -
     return write(store.engine, lambda session: keep_judgments(session, brought))
 
 
-def keep_judgments(session: Session, brought: Sequence[tuple[str, Said]]) -> Recorded:
+def keep_judgments(session: Session, brought: Sequence[tuple[str, ItemJudgment]]) -> Recorded:
     """What ``record_judgments`` does, within a transaction."""
     other_answers: list[str] = []
-    new: list[tuple[AssignmentRow, Said, dict[str, Any], dict[str, Any]]] = []
+    new: list[tuple[AssignmentRow, ItemJudgment, dict[str, Any], dict[str, Any]]] = []
     latest: dict[int, dict[str, Any]] = {}
     """Assignment answered just now -> its value."""
     num_known = num_corrections = 0
     wait_for_turn(session, "slots")  # from here nobody is given a task until all of these are kept
     shelf = _Shelf.of(session)
-    for task_id, said in _in_time(brought):
+    for task_id, judgment in _in_time(brought):
         task = shelf.tasks.get(task_id)
         if task is None:
             raise DataError(
-                f"{shortened(said.annotator)} judged the task {task_id!r}, which is not in the store; import the tasks first."
+                f"{shortened(judgment.annotator)} judged the task {task_id!r}, which is not in the store; import the tasks first."
             )
-        where = judgment_words(task_id, said.annotator, said.where)
-        value = check_value(task.kind, said.value, num_responses=len(task.responses), where=where)
-        extras = checked_extras(said, where)
-        held = shelf.held(session, task, said, where)
+        where = judgment_words(task_id, judgment.annotator, judgment.where)
+        value = check_value(task.kind, judgment.value, num_responses=len(task.responses), where=where)
+        extras = checked_extras(judgment, where)
+        held = shelf.held(session, task, judgment, where)
         before = latest.get(id(held))
         if before == value or (before is None and held.state == DONE):
             num_known += 1
             if before is None and value not in shelf.values(session, held):
-                other_answers.append(said.where or f"task {task_id!r} by {said.annotator!r}")
+                other_answers.append(judgment.where or f"task {task_id!r} by {judgment.annotator!r}")
             continue
         num_corrections += before is not None
         latest[id(held)], held.state = value, DONE
-        new.append((held, said, value, extras))
+        new.append((held, judgment, value, extras))
     session.flush()  # numbers the assignments
     _write_down(session, new, shelf.last)
     return Recorded(
@@ -89,11 +89,11 @@ def keep_judgments(session: Session, brought: Sequence[tuple[str, Said]]) -> Rec
     )
 
 
-def _in_time(brought: Sequence[tuple[str, Said]]) -> list[tuple[str, Said]]:
+def _in_time(brought: Sequence[tuple[str, ItemJudgment]]) -> list[tuple[str, ItemJudgment]]:
     """In the order they came, but for answers of one person to one task whose times are known: these by their times."""
     places: dict[tuple[str, str], list[int]] = {}
-    for place, (task_id, said) in enumerate(brought):
-        places.setdefault((task_id, said.annotator), []).append(place)
+    for place, (task_id, judgment) in enumerate(brought):
+        places.setdefault((task_id, judgment.annotator), []).append(place)
     ordered = list(brought)
     for mine in places.values():
         times = [moment for place in mine if (moment := brought[place][1].made_at) is not None]
@@ -105,7 +105,9 @@ def _in_time(brought: Sequence[tuple[str, Said]]) -> list[tuple[str, Said]]:
 
 
 def _write_down(
-    session: Session, new: Sequence[tuple[AssignmentRow, Said, dict[str, Any], dict[str, Any]]], last: Mapping[int, int]
+    session: Session,
+    new: Sequence[tuple[AssignmentRow, ItemJudgment, dict[str, Any], dict[str, Any]]],
+    last: Mapping[int, int],
 ) -> None:
     """Add the rows, each pointing to the one that it replaces.
 
@@ -116,12 +118,12 @@ def _write_down(
     """
     now = datetime.now(UTC)  # one for all: their order in a file is no order in time
     written: dict[int, JudgmentRow] = {}
-    for held, said, value, extras in new:
+    for held, judgment, value, extras in new:
         earlier = last.get(held.number)
         if held.number in written:
             session.flush()  # numbers the one that is corrected
             earlier = written[held.number].number
-        row = written[held.number] = _row_of(held, said, value, extras, earlier, now)
+        row = written[held.number] = _row_of(held, judgment, value, extras, earlier, now)
         session.add(row)
 
 
@@ -163,11 +165,11 @@ class _Shelf:
                 self.told.setdefault(number, []).append(value)
         return self.told.get(held.number, [])
 
-    def held(self, session: Session, task: TaskRow, said: Said, where: str) -> AssignmentRow:
+    def held(self, session: Session, task: TaskRow, judgment: ItemJudgment, where: str) -> AssignmentRow:
         """The assignment of a judgment: its author's own, or a new one in the first free slot."""
-        if said.annotator not in self.people:
-            self.people[said.annotator] = _number_of(session, said.annotator, where)
-        annotator = self.people[said.annotator]
+        if judgment.annotator not in self.people:
+            self.people[judgment.annotator] = _number_of(session, judgment.annotator, where)
+        annotator = self.people[judgment.annotator]
         if (mine := self.live.get((task.number, annotator))) is not None:
             if mine.state == OPEN and mine.number is not None:
                 # its author may answer it at this moment; once the row is ours, what they wrote is seen and stays
@@ -179,8 +181,8 @@ class _Shelf:
         taken = self.slots.setdefault(task.number, set())
         slot = None if task.gold is not None else next(n for n in range(len(taken) + 1) if n not in taken)
         taken.add(slot)
-        at = said.made_at or datetime.now(UTC)
-        order = list(said.order) if said.order is not None else None
+        at = judgment.made_at or datetime.now(UTC)
+        order = list(judgment.order) if judgment.order is not None else None
         row = AssignmentRow(
             task=task.number, annotator=annotator, slot=slot, order=order, state=OPEN, assigned_at=at, expires_at=at
         )
@@ -190,11 +192,16 @@ class _Shelf:
 
 
 def _row_of(
-    held: AssignmentRow, said: Said, value: dict[str, Any], extras: dict[str, Any], earlier: int | None, now: datetime
+    held: AssignmentRow,
+    judgment: ItemJudgment,
+    value: dict[str, Any],
+    extras: dict[str, Any],
+    earlier: int | None,
+    now: datetime,
 ) -> JudgmentRow:
     return JudgmentRow(
-        assignment=held.number, task=held.task, annotator=held.annotator, key=_key(held.number, earlier, said, value),
-        value=value, replaces=earlier, made_at=said.made_at or now, **extras,
+        assignment=held.number, task=held.task, annotator=held.annotator, key=_key(held.number, earlier, judgment, value),
+        value=value, replaces=earlier, made_at=judgment.made_at or now, **extras,
     )  # fmt: skip
 
 
@@ -208,6 +215,8 @@ def _number_of(session: Session, name: str, where: str) -> int:
     return row.number
 
 
-def _key(assignment: int, earlier: int | None, said: Said, value: Mapping[str, Any]) -> str:
-    content = json.dumps([assignment, earlier, value, said.made_at and said.made_at.isoformat()], sort_keys=True)
+def _key(assignment: int, earlier: int | None, judgment: ItemJudgment, value: Mapping[str, Any]) -> str:
+    content = json.dumps(
+        [assignment, earlier, value, judgment.made_at and judgment.made_at.isoformat()], sort_keys=True
+    )
     return f"import-{blake2b(content.encode(), digest_size=16).hexdigest()}"

@@ -11,61 +11,48 @@ from pathlib import Path
 from typing import Any, Self
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.guidelines import STANDARD_GUIDELINES
 from rlhf.feedback.store.assign import (
     AssignmentRules,
     Skipped,
-    drawn_order,
     give_back,
-    hold_annotator,
     skipped_tasks,
     take_slot_again,
     take_task,
 )
 from rlhf.feedback.store.engine import open_engine, reading, write, writing
 from rlhf.feedback.store.events import Event, keep_events
+from rlhf.feedback.store.judging import current_judgments, keep_judgment, own_assignment, take_back_last
 from rlhf.feedback.store.migrate import upgrade
 from rlhf.feedback.store.progress import progress_of
 from rlhf.feedback.store.table_rows import (
     MAX_NUMBER,
-    UNDO_PREFIX,
     as_json,
-    check_key,
-    check_same,
-    check_undo_key,
-    extras_of,
     keep_tasks,
     task_of,
 )
 from rlhf.feedback.store.tables import (
     DONE,
-    OPEN,
     SKIPPED,
     AnnotatorRow,
     AssignmentRow,
     EventRow,
-    JudgmentRow,
     SettingRow,
     TaskRow,
 )
 from rlhf.feedback.store.values import (
     Assignment,
     Judgment,
-    KeyTakenError,
     Progress,
     Submission,
     Task,
     TaskKind,
-    check_value,
     is_name,
     shortened,
 )
 
-GUIDELINES = "guidelines"
-"""The setting that holds the owner's guidelines."""
 OWN_ID = "name"
 """The setting that holds what tells this store from every other one."""
 
@@ -256,31 +243,10 @@ class PreferenceStore:
                 others have all of the task's slots since.
             KeyTakenError: The key was used for another judgment.
         """
-        check_key(sent.key)
-        extras, made_at = extras_of(sent), now or _now()
-
-        def keep(session: Session) -> int:
-            row = self._own_assignment(session, annotator, sent.assignment)
-            known = session.scalar(sa.select(JudgmentRow).where(JudgmentRow.key == sent.key))
-            task = session.get_one(TaskRow, row.task)
-            if known is not None:
-                value = check_value(task.kind, sent.value, num_responses=len(task.responses))
-                check_same(known, {"assignment": row.number, "value": value, **extras})
-                return known.number
-            value = check_value(
-                task.kind, sent.value, num_responses=len(task.responses), dimensions=self._dimensions(session)
-            )
-            take_slot_again(session, row, overlap=self.rules.overlap)
-            row.state = DONE
-            judgment = JudgmentRow(
-                assignment=row.number, task=row.task, annotator=row.annotator, key=sent.key, value=value,
-                made_at=made_at, replaces=_last(session, row.number), **extras,
-            )  # fmt: skip
-            session.add(judgment)
-            session.flush()
-            return judgment.number
-
-        return write(self.engine, keep)
+        made_at = now or _now()
+        return write(
+            self.engine, lambda session: keep_judgment(session, annotator, sent, made_at, overlap=self.rules.overlap)
+        )
 
     def undo(self, annotator: str, *, key: str | None = None, now: datetime | None = None) -> Assignment | None:
         """Take back the last judgment that somebody made; it is theirs again. None where there is none to take back.
@@ -295,41 +261,11 @@ class PreferenceStore:
             DataError: The key is none.
             KeyTakenError: Somebody else used the key.
         """
-        if key is not None:
-            check_undo_key(key)
-        made_at = now or _now()
-        who = self._number_of(annotator)
+        who, made_at = self._number_of(annotator), now or _now()
+        expires_at = made_at + timedelta(minutes=self.rules.timeout_minutes)
 
         def take_back(session: Session) -> int | None:
-            hold_annotator(session, who)  # two clicks take back two judgments, in turn
-            if key is not None and (known := _undone_by(session, key)) is not None:
-                if known.annotator != who:
-                    raise KeyTakenError("A key names one undo; this one was used by somebody else.")
-                assignment = session.get_one(AssignmentRow, known.assignment)
-                return assignment.number if assignment.state == OPEN else None
-            row = session.scalar(
-                sa.select(JudgmentRow)
-                .join(TaskRow, TaskRow.number == JudgmentRow.task)
-                .where(JudgmentRow.annotator == who, JudgmentRow.value.is_not(None), _is_current())
-                .where(TaskRow.kind != TaskKind.MULTICLASS)  # which no page could show
-                .order_by(JudgmentRow.number.desc())
-                .limit(1)
-            )
-            if row is None:
-                return None
-            assignment = session.get_one(AssignmentRow, row.assignment, with_for_update=True)
-            assignment.state = OPEN
-            if assignment.order is None:  # it came from a file, and stands on a screen only now
-                task = session.get_one(TaskRow, assignment.task)
-                assignment.order = drawn_order(self.seed, annotator, task)
-            assignment.expires_at = made_at + timedelta(minutes=self.rules.timeout_minutes)
-            session.add(
-                JudgmentRow(
-                    assignment=row.assignment, task=row.task, annotator=who, key=f"{UNDO_PREFIX}{key or row.number}",
-                    value=None, replaces=row.number, made_at=made_at,
-                )
-            )  # fmt: skip
-            return assignment.number
+            return take_back_last(session, annotator, who, key, made_at=made_at, expires_at=expires_at, seed=self.seed)
 
         number = write(self.engine, take_back)
         return None if number is None else self.assignment(number)
@@ -338,7 +274,7 @@ class PreferenceStore:
         """Give a task back without judging it; somebody else gets it."""
 
         def to_others(session: Session) -> None:
-            row = self._own_assignment(session, annotator, number)
+            row = own_assignment(session, annotator, number)
             if row.state == DONE:
                 raise DataError("This task is judged already; undo the judgment first.")
             row.state = SKIPPED
@@ -354,7 +290,7 @@ class PreferenceStore:
         """Take back a skip: the task is theirs again, unless others have all of its slots by now."""
 
         def take_back(session: Session) -> None:
-            row = self._own_assignment(session, annotator, number)
+            row = own_assignment(session, annotator, number)
             take_slot_again(session, row, overlap=self.rules.overlap)
             row.expires_at = (now or _now()) + timedelta(minutes=self.rules.timeout_minutes)
 
@@ -372,30 +308,7 @@ class PreferenceStore:
     def judgments(self, annotator: str | None = None) -> list[Judgment]:
         """Those that count: not replaced, not taken back; in the order they were made."""
         with reading(self.engine) as session:
-            query = (
-                sa.select(JudgmentRow.__table__, AssignmentRow.order, AnnotatorRow.name)
-                .select_from(JudgmentRow)
-                .join(AssignmentRow, AssignmentRow.number == JudgmentRow.assignment)
-                .join(AnnotatorRow, AnnotatorRow.number == JudgmentRow.annotator)
-                .where(JudgmentRow.value.is_not(None), _is_current())
-                .order_by(JudgmentRow.number)
-            )
-            if annotator is not None:
-                query = query.where(AnnotatorRow.name == annotator)
-            # each task is read and built once, however many judged it
-            judged = query.with_only_columns(JudgmentRow.task, maintain_column_froms=True).order_by(None)
-            tasks = {
-                row.number: task_of(row)
-                for row in session.scalars(sa.select(TaskRow).where(TaskRow.number.in_(judged)))
-            }
-            return [
-                Judgment(
-                    number=row.number, task=tasks[row.task], annotator=row.name, value=row.value or {}, order=row.order,
-                    comment=row.comment, flags=row.flags, spans=row.spans, confidence=row.confidence,
-                    seconds=row.seconds, made_at=row.made_at, diff_viewed=row.diff_viewed,
-                )
-                for row in session.execute(query).all()
-            ]  # fmt: skip
+            return current_judgments(session, annotator)
 
     # ---------------------------------------------------------------------------------------------------- events
 
@@ -432,35 +345,6 @@ class PreferenceStore:
             raise DataError(f"Nobody called {annotator!r} may judge here; invite them first.")
         return row.number
 
-    def _own_assignment(self, session: Session, annotator: str, number: int) -> AssignmentRow:
-        row = session.get(AssignmentRow, number, with_for_update=True) if 0 < number <= MAX_NUMBER else None
-        owner = session.get_one(AnnotatorRow, row.annotator).name if row is not None else None
-        if row is None or owner != annotator:
-            raise DataError(f"Assignment {number} does not belong to {annotator!r}.")
-        return row
-
-    def _dimensions(self, session: Session) -> list[str]:
-        """What a rating may name: the dimensions that the page asks for."""
-        row = session.get(SettingRow, GUIDELINES)
-        if row is None or not row.value:
-            return [guideline.name for guideline in STANDARD_GUIDELINES]
-        return [str(guideline["name"]) for guideline in row.value]
-
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _undone_by(session: Session, key: str) -> JudgmentRow | None:
-    """The row that an undo of this key wrote."""
-    return session.scalar(sa.select(JudgmentRow).where(JudgmentRow.key == f"{UNDO_PREFIX}{key}"))
-
-
-def _last(session: Session, assignment: int) -> int | None:
-    """The newest judgment of an assignment, which a new one replaces."""
-    return session.scalar(sa.select(sa.func.max(JudgmentRow.number)).where(JudgmentRow.assignment == assignment))
-
-
-def _is_current() -> sa.ColumnElement[bool]:
-    newer = aliased(JudgmentRow)
-    return ~sa.exists().where(newer.replaces == JudgmentRow.number)

@@ -172,15 +172,15 @@ def extras_of(sent: Submission) -> dict[str, Any]:
         raise DataError(f"The flags {' and '.join(OPPOSITES)} contradict each other; keep one of them.")
     if len(sent.spans) > MAX_SPANS:
         raise DataError(f"{len(sent.spans)} passages are marked; at most {MAX_SPANS} are kept.")
-    if sent.confidence is not None and not 0 <= sent.confidence <= 1:
-        raise DataError(f"confidence is {sent.confidence}; it lies between 0 and 1.")
+    if sent.label_probability is not None and not 0 <= sent.label_probability <= 1:
+        raise DataError(f"label_probability is {sent.label_probability}; it lies between 0 and 1.")
     if sent.seconds is not None and not (math.isfinite(sent.seconds) and sent.seconds >= 0):
         raise DataError(f"seconds is {sent.seconds}; a time is at least 0.")
     if not (sent.diff_viewed is None or isinstance(sent.diff_viewed, bool)):
         raise DataError(f"diff_viewed is {sent.diff_viewed!r}; wanted true, false or null.")
     return {
         "comment": _storable(sent.comment), "flags": list(sent.flags), "spans": [_span(span) for span in sent.spans],
-        "confidence": sent.confidence, "seconds": sent.seconds, "diff_viewed": sent.diff_viewed,
+        "label_probability": sent.label_probability, "seconds": sent.seconds, "diff_viewed": sent.diff_viewed,
     }  # fmt: skip
 
 

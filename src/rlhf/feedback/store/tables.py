@@ -138,7 +138,7 @@ class JudgmentRow(Base):
     comment: Mapped[str] = mapped_column(Text, default="")
     flags: Mapped[Any] = mapped_column(JSON, default=list)
     spans: Mapped[Any] = mapped_column(JSON, default=list)
-    confidence: Mapped[float | None]
+    label_probability: Mapped[float | None]
     seconds: Mapped[float | None]
     diff_viewed: Mapped[bool | None]
     """Whether the view with the differences marked was open before; None where that is not known."""

@@ -130,7 +130,8 @@ class Judgment:
     comment: str
     flags: Sequence[str]
     spans: Sequence[Mapping[str, Any]]
-    confidence: float | None
+    label_probability: float | None
+    """That it is right, as its annotator sees it: 0.5 for a guess between two, 1 for certainty."""
     seconds: float | None
     made_at: datetime
     diff_viewed: bool | None = None
@@ -166,9 +167,14 @@ class Submission:
     comment: str = ""
     flags: Sequence[str] = ()
     spans: Sequence[Mapping[str, Any]] = ()
-    confidence: float | None = None
+    label_probability: float | None = None
     seconds: float | None = None
     diff_viewed: bool | None = None
+
+
+def label_probability_of(confidence: float) -> float:
+    """What pages and files of before sent as ``confidence``, 0 for a guess and 1 for certainty, as a probability."""
+    return (1 + confidence) / 2
 
 
 def is_name(name: str) -> bool:
@@ -219,12 +225,14 @@ def check_value(
     key, check = _CHECKS[kind]
     if set(value) != {key}:
         raise DataError(f"{where} has the keys {_listed(value)}; a {kind} has `{key}` alone, such as {SHAPES[kind]}.")
-    found = check(value[key], num_responses)
-    if found is None:
+    checked = check(value[key], num_responses)
+    if checked is None:
         raise DataError(f"{where} has {key} = {shortened(value[key])}; wanted {_WANTED[kind].format(n=num_responses)}.")
-    if kind is TaskKind.RATING and dimensions is not None and not set(found) <= set(dimensions):
-        raise DataError(f"{where} rates {_listed(found)}; the dimensions of the guidelines are {_listed(dimensions)}.")
-    return {key: found}
+    if kind is TaskKind.RATING and dimensions is not None and not set(checked) <= set(dimensions):
+        raise DataError(
+            f"{where} rates {_listed(checked)}; the dimensions of the guidelines are {_listed(dimensions)}."
+        )
+    return {key: checked}
 
 
 def shortened(value: Any) -> str:

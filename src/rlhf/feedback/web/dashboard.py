@@ -30,6 +30,7 @@ from rlhf.feedback.store.engine import reading
 from rlhf.feedback.store.tables import SKIPPED, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from rlhf.feedback.web.auth import Visitor, owner, the_store, the_visitor
 from rlhf.feedback.web.pages import page
+from rlhf.formatting import percentage
 
 MIN_AGE_SECONDS = 5.0
 """Younger findings are shown again though something was judged since."""
@@ -113,7 +114,7 @@ def report(desk: Annotated[Desk, Depends(the_desk)]) -> JSONResponse:
 
 def percent(share: float) -> str:
     """``12 %``, or a dash for what was not measured."""
-    return f"{100 * share:.0f} %" if math.isfinite(share) else "–"
+    return percentage(share, 0) if math.isfinite(share) else "–"
 
 
 def declines(found: AnnotatorQuality) -> bool:

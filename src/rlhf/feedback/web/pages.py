@@ -22,18 +22,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from rlhf.data.message_text import counted
 from rlhf.errors import DataError
-from rlhf.feedback.evaluation import OVERALL
-from rlhf.feedback.guidelines import AnnotationGuideline, guidelines_of
+from rlhf.feedback.guidelines import AnnotationGuideline
+from rlhf.feedback.human_evaluation.criteria import OVERALL
 from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind, check_value
 from rlhf.feedback.store.table_rows import FLAGS, MAX_NUMBER, OPPOSITES
-from rlhf.feedback.store.values import MAX_TEXT
+from rlhf.feedback.store.values import MAX_TEXT, label_probability_of
+from rlhf.feedback.store_guidelines import guidelines_of
 from rlhf.feedback.web.auth import Visitor, counted_apart, signed_in, the_store, the_visitor
 from rlhf.feedback.web.differences import marked_turns
 from rlhf.feedback.web.text import Turn, turns_of
@@ -68,13 +69,13 @@ QUESTIONS = {
     TaskKind.RATING: "How good, from 1 (worst) to 5 (best)", TaskKind.BINARY: "Is it good",
 }  # fmt: skip
 """What stands above the answers."""
-CONFIDENCES = ((0.0, "A guess"), (0.5, "Fairly sure"), (1.0, "Certain"))
+LABEL_PROBABILITIES = ((0.5, "A guess"), (0.75, "Fairly sure"), (1.0, "Certain"))
 
 templates = Environment(
     loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True,
 )  # fmt: skip
-templates.globals.update(confidences=CONFIDENCES, counted=counted, letters=LETTERS)
+templates.globals.update(label_probabilities=LABEL_PROBABILITIES, counted=counted, letters=LETTERS)
 router = APIRouter()
 Annotator = Annotated[str, Depends(signed_in)]
 Store = Annotated[PreferenceStore, Depends(the_store)]
@@ -134,9 +135,20 @@ class JudgmentBody(Body):
     comment: str = Field("", max_length=MAX_TEXT)
     flags: list[str] = Field(default_factory=list, max_length=len(FLAGS))
     spans: list[SpanBody] = Field(default_factory=list, max_length=MAX_SPANS)
-    confidence: float | None = Field(None, ge=0, le=1)
+    label_probability: float | None = Field(None, ge=0, le=1)
     seconds: float | None = Field(None, ge=0, le=MAX_SECONDS, allow_inf_nan=False)
     diff_viewed: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_an_older_page(cls, given: Any) -> Any:
+        """A page that was open before the update still sends ``confidence``; its judgments are not lost."""
+        if isinstance(given, dict) and "confidence" in given and "label_probability" not in given:
+            old = given["confidence"]
+            kept = {name: value for name, value in given.items() if name != "confidence"}
+            is_number = isinstance(old, int | float) and not isinstance(old, bool)
+            return kept | {"label_probability": label_probability_of(old) if is_number else old}
+        return given
 
 
 class AssignmentBody(Body):
@@ -219,7 +231,7 @@ def judge(store: Store, annotator: Annotator, body: JudgmentBody) -> dict[str, A
     sent = Submission(
         assignment=body.assignment, key=body.key,
         value=in_task_order(assignment.task.kind, body.answer, assignment.order), comment=body.comment.strip(),
-        flags=body.flags, spans=[_span(assignment, span) for span in body.spans], confidence=body.confidence,
+        flags=body.flags, spans=[_span(assignment, span) for span in body.spans], label_probability=body.label_probability,
         seconds=body.seconds, diff_viewed=body.diff_viewed,
     )  # fmt: skip
     return {"judgment": store.submit(annotator, sent), "progress": _progress(store, annotator)}

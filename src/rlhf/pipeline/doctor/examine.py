@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import rlhf
 from rlhf.config.threads import usable_cores
 from rlhf.errors import RLHFError
+from rlhf.formatting import bytes_text
 from rlhf.native.library import compiler, why_no_compiler
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.doctor.findings import (
@@ -42,7 +43,6 @@ from rlhf.pipeline.doctor.findings import (
     judge_swap,
     judge_threads,
     judge_worker,
-    size,
 )
 
 if TYPE_CHECKING:  # importing it takes seconds
@@ -199,7 +199,7 @@ def _torch() -> Iterator[Finding]:
         torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count() if found else 0)
     ]
     yield judge_gpus(
-        [f"{gpu.name} with {size(gpu.total_memory)}" for gpu in properties],
+        [f"{gpu.name} with {bytes_text(gpu.total_memory)}" for gpu in properties],
         driver_seen=probes.has_nvidia(),
         torch_build=torch.version.cuda,
         bf16=torch.cuda.is_bf16_supported() if found else None,

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rlhf.formatting import bytes_text
+
 Verdict = Literal["ok", "slow", "unsafe"]
 
 GIB = 1 << 30
@@ -119,7 +121,7 @@ def judge_memory(*, limit: int | None, available: int | None) -> Finding:
     if limit is None:
         return Finding("memory", "unknown")
     free = min(available, limit) if available is not None else limit
-    value = f"{size(limit)}, {size(free)} free"
+    value = f"{bytes_text(limit)}, {bytes_text(free)} free"
     if free < LEAST_MEMORY:
         advice = "The system will kill a run that needs more; end other programs, or raise the container's limit."
         return Finding("memory", value, "unsafe", advice)
@@ -132,7 +134,7 @@ def judge_memory(*, limit: int | None, available: int | None) -> Finding:
 
 def judge_swap(number: int | None) -> Finding:
     """Swap space. None at all is how most training machines are set up."""
-    return Finding("swap", "unknown" if number is None else size(number) if number else "none")
+    return Finding("swap", "unknown" if number is None else bytes_text(number) if number else "none")
 
 
 def judge_disk(name: str, *, free: int, file_system: str | None, writable: bool, lockable: bool | None) -> Finding:
@@ -145,13 +147,15 @@ def judge_disk(name: str, *, free: int, file_system: str | None, writable: bool,
         writable: By this process.
         lockable: Whether files there can be locked; None where nothing may be written.
     """
-    value = f"{size(free)} free{f' on {file_system}' if file_system else ''}"
+    value = f"{bytes_text(free)} free{f' on {file_system}' if file_system else ''}"
     if not writable:
         return Finding(
             name, f"{value}, not writable", "unsafe", "A run can't save there; set output_dir to another folder."
         )
     if free < LEAST_DISK:
-        return Finding(name, value, "unsafe", f"A run stops when it can't save; have at least {size(LEAST_DISK)} free.")
+        return Finding(
+            name, value, "unsafe", f"A run stops when it can't save; have at least {bytes_text(LEAST_DISK)} free."
+        )
     if lockable is False:
         return Finding(
             name,
@@ -186,9 +190,9 @@ def judge_shared_memory(total: int | None) -> Finding:
         return Finding("/dev/shm", "none")
     if total < LEAST_SHM:
         return Finding(
-            "/dev/shm", size(total), "slow", "Too small for vllm and ray; start the container with --shm-size=8g."
+            "/dev/shm", bytes_text(total), "slow", "Too small for vllm and ray; start the container with --shm-size=8g."
         )
-    return Finding("/dev/shm", size(total))
+    return Finding("/dev/shm", bytes_text(total))
 
 
 def judge_open_files(limit: int | None) -> Finding:
@@ -345,8 +349,3 @@ def judge_worker(*, answered: bool, killed: bool, seconds: float, reason: str) -
             "reward worker", value, "slow", "Starting Python takes long: is the environment on a network disk?"
         )
     return Finding("reward worker", value)
-
-
-def size(number: float) -> str:
-    """Bytes as readable text."""
-    return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / MIB:,.0f} MiB"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.evaluation.numbers import mapping, number, plain_number, signed_number
+from rlhf.formatting import mapping, number, percentage, plain_number, signed_number
 from rlhf.pipeline.report.data import RunRecord, StageRecord
 
 GUARDS = {
@@ -40,7 +40,7 @@ NUMBERS: dict[str, Callable[[float], str]] = {
     "score": lambda value: f"score {signed_number(value)}",
     "kl": lambda value: f"KL {plain_number(value)} nats",
     "length": lambda value: f"{value:,.0f} tokens",
-    "repetition": lambda value: f"{100 * value:.0f}\u202f% repeated",
+    "repetition": lambda value: f"{percentage(value, 0)} repeated",
     "ratio": lambda value: f"ratio {plain_number(value)}",
 }
 """Numbers of a sample -> how they are displayed."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from rlhf.config.yaml_text import parse_yaml
 from rlhf.errors import ConfigError
-from rlhf.evaluation.numbers import mapping, number
 from rlhf.evaluation.verdict import Verdict, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
+from rlhf.formatting import mapping, number
 from rlhf.pipeline.kinds import EVALUATION, REWARD_MODEL
 from rlhf.pipeline.leakage import Leakage, recorded_leakage
 from rlhf.pipeline.lock import is_locked

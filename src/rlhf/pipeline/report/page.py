@@ -13,9 +13,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from rlhf.evaluation.numbers import mapping
 from rlhf.evaluation.verdict import Tone
 from rlhf.files import write_text
+from rlhf.formatting import mapping
 from rlhf.pipeline.kinds import REWARD_MODEL
 from rlhf.pipeline.report.alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from rlhf.evaluation.numbers import percentage
+from rlhf.formatting import percentage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

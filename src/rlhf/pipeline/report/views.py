@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.data.message_text import counted
-from rlhf.evaluation.numbers import mapping, number, shares_of_100
 from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
+from rlhf.formatting import mapping, number, shares_of_100
 from rlhf.pipeline.report.alarms import alarm_steps
 from rlhf.pipeline.report.data import RunRecord, StageRecord, sorted_points
 from rlhf.pipeline.report.plots import ONE, THREE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel

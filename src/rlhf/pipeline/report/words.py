@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from rlhf.evaluation.numbers import formatted, interval, mapping, number, percentage, plain_number, signed_number
 from rlhf.evaluation.verdict import Tone, Verdict
+from rlhf.formatting import duration, formatted, interval, mapping, number, percentage, plain_number, signed_number
 from rlhf.pipeline.report.data import RunRecord, StageRecord
 
 STATUS_WORDS = {"failed": "failed", "broken off": "started but did not finish", "stopped": "was stopped"}
@@ -86,18 +86,6 @@ def _without_evaluation(run: RunRecord, trouble: list[str]) -> Headline:
         return Headline(Tone.BAD, "This run did not finish", [*trouble, *done, what])
     title = "Done, without a comparison of policies" if done else "Whether this run improved the model was not measured"
     return Headline(Tone.UNKNOWN, title, [*done, what])
-
-
-def duration(value: Any) -> str:
-    """Seconds."""
-    found = number(value)
-    if found is None:
-        return "unknown"
-    if found < 60:
-        return f"{found:.1f} s" if found < 10 else f"{found:.0f} s"
-    minutes, seconds = divmod(round(found), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
 def moment(value: Any) -> str:

@@ -13,7 +13,7 @@ from rlhf.data.message_text import counted
 from rlhf.errors import RewardError
 from rlhf.evaluation.scaling import best_of_n_kl
 from rlhf.files import write_jsonl
-from rlhf.pipeline.formatting import rounded
+from rlhf.formatting import rounded
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
 from rlhf.rewards.factory import build_reward

@@ -6,9 +6,9 @@ from rlhf.config.stages import DistillStage
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Group
+from rlhf.formatting import rounded
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import build_reference
-from rlhf.pipeline.formatting import rounded
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, longest_row, save_model
 from rlhf.pipeline.stages.rl import open_policy_and_prompts, read_eval_prompts

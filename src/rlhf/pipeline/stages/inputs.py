@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import rlhf
 from rlhf.config.model import ModelConfig
 from rlhf.config.stages import PolicyTraining
 from rlhf.data.contracts import Prompt
@@ -21,6 +20,7 @@ from rlhf.models.score import base_model, context_length
 from rlhf.pipeline.stages.context import StageContext, seed_of
 from rlhf.seeds import derive_seed
 from rlhf.training.penalties import ElasticWeightConsolidation
+from rlhf.version import __version__
 
 if TYPE_CHECKING:
     from rlhf.models.process_reward import ProcessRewardModel
@@ -144,7 +144,7 @@ def save_model(
     about = {
         "stage": at.name,
         "summary": f"Made by the `{stage.kind}` stage of an rlhf recipe.",
-        "version": rlhf.__version__,
+        "version": __version__,
         "base_model": stage.model.path or "random weights",
         "data": stage.data if hasattr(stage, "data") else stage.prompts,
         "recipe": stage.model_dump(mode="json", exclude_unset=True),

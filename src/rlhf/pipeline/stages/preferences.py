@@ -12,6 +12,7 @@ from rlhf.data.datasets import GRPODataset
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError
 from rlhf.files import write_jsonl
+from rlhf.formatting import percentage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import load_policy
 from rlhf.rewards.functions import load_function
@@ -72,7 +73,7 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
         write_jsonl(at.folder / f"{name}.jsonl", rows[:count])
         counts[f"num_{name}"] = min(count, len(rows))
     return StageOutcome(
-        f"{counted(counts['num_pairs'], noun)} with {100 * stage.noise:.3g} % noise, "
+        f"{counted(counts['num_pairs'], noun)} with {percentage(stage.noise)} noise, "
         f"{counted(counts.get('num_test_pairs', 0), f'held-out {noun}')} without",
         counts,
     )

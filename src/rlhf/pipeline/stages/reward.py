@@ -21,6 +21,7 @@ from rlhf.data.streaming import (
 from rlhf.evaluation.evaluator import judge_reward_model
 from rlhf.evaluation.records import SCHEMA
 from rlhf.files import write_json
+from rlhf.formatting import percentage
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
@@ -65,8 +66,9 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
             accuracy = f"held-out accuracy {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
             if found.low <= 0.5:
                 at.log.alarm(
-                    f"{at.log.stage}: the reward model is right on {found.value:.1%} of {counted(len(pairs), 'held-out pair')}, between "
-                    f"{found.low:.1%} and {found.high:.1%}: no better than a coin, as far as these pairs tell. It took "
+                    f"{at.log.stage}: the reward model is right on {percentage(found.value)} of "
+                    f"{counted(len(pairs), 'held-out pair')}, between "
+                    f"{percentage(found.low)} and {percentage(found.high)}: no better than a coin, as far as these pairs tell. It took "
                     f"{counted(result.steps, 'step')} on {num_rows(rows, noun)}. {_remedy(stage, model)} before a policy learns from it.",
                     step=result.steps, guard="reward_accuracy", metric="eval/accuracy", value=found.value, limit=0.5, action="warn",
                 )  # fmt: skip

@@ -9,10 +9,10 @@ from rlhf.config.stages import DistillStage, PolicyStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Branch, Group
+from rlhf.formatting import rounded
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import build_reference
-from rlhf.pipeline.formatting import rounded
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import (
     ROWS_FOR_SELF_CHECK,

@@ -11,6 +11,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted, describe
 from rlhf.errors import DataError, RLHFError
 from rlhf.files import write_jsonl
+from rlhf.formatting import percentage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
 from rlhf.rewards.functions import load_function
@@ -150,8 +151,8 @@ def _write(rows: Sequence[dict[str, Any]], asked: int, stage: StepLabelsStage, a
         found["good_frac"] = sum(row["label"] for row in rows) / len(rows)
     left_out = f" ({asked - len(rows):,} of {asked:,} left out)" if asked > len(rows) else ""
     return StageOutcome(
-        f"{counted(len(rows), 'solution')}{left_out}, {counted(num_steps, 'step')}, {found['right_steps_frac']:.1%} of them "
-        f"right; {found['sound_frac']:.1%} of the solutions without a wrong step",
+        f"{counted(len(rows), 'solution')}{left_out}, {counted(num_steps, 'step')}, {percentage(found['right_steps_frac'])} of them "
+        f"right; {percentage(found['sound_frac'])} of the solutions without a wrong step",
         found,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import RewardStage, Stage
-from rlhf.data.contracts import Preference, Strength
+from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Preference, Strength
 from rlhf.data.expand import prompt_of
 from rlhf.errors import DataError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
@@ -62,15 +62,20 @@ def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, found:
     if stage.use_margin:
         _check_margins(review, rows, found)
     judged = [row for row in found.rows if getattr(row, "preference", None) is not Preference.TIE]
-    wanted = [("use_confidence", "confidence", "a number from 0 to 1")] if stage.use_confidence else []
+    wanted = (
+        [("use_label_probability", "label_probability", "a number from 0.5 to 1")]
+        if stage.use_label_probability
+        else []
+    )
     wanted += [("loss", "strength", " or ".join(Strength))] if stage.loss == "graded" else []
     for key, column, what in wanted:
         lacking = [row for row in judged if row.columns.get(column, getattr(row, column, None)) is None]
         if lacking and rows.key == "data":
+            renamed = column == "label_probability" and OLD_LABEL_PROBABILITY in lacking[0].columns
             review.error(
                 key,
                 f"It needs {what} in the column `{column}`, and {len(lacking):,} of {found.among} have none, such as "
-                f"{lacking[0].where}.",
+                f"{lacking[0].where}{f': {RENAMED_LABEL_PROBABILITY}' if renamed else ''}.",
                 DataError,
             )
 

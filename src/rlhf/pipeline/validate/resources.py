@@ -25,6 +25,7 @@ from rlhf.errors import (
     StorageError,
     pip_line,
 )
+from rlhf.formatting import bytes_text
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.lock import busy, is_locked
 from rlhf.pipeline.validate.input_paths import facts_of
@@ -202,8 +203,8 @@ def _check_sizes(review: Review) -> None:
         if memory is not None and needed > memory:
             review.warn(
                 "model",
-                f"Training takes at least {_gib(needed)} for weights, gradients and AdamW's averages, and this machine has "
-                f"{_gib(memory)}; use lora, dtype: bfloat16 with it, or a smaller model.",
+                f"Training takes at least {bytes_text(needed)} for weights, gradients and AdamW's averages, and this machine has "
+                f"{bytes_text(memory)}; use lora, dtype: bfloat16 with it, or a smaller model.",
                 MemoryLimitError,
             )
         if (run_dir / name / RECORD).exists():
@@ -227,8 +228,9 @@ def _check_disk(review: Review, models: int, checkpoints: int, largest: str) -> 
     if needed > free:
         review.error(
             "output_dir",
-            f"{review.recipe.output_dir} has {_gib(free)} free, and the run needs about {_gib(needed)}: {_gib(models)} for models, "
-            f"{_gib(checkpoints)} for the checkpoints of {largest}; free some, lower keep_checkpoints, or give another output_dir.",
+            f"{review.recipe.output_dir} has {bytes_text(free)} free, and the run needs about {bytes_text(needed)}: "
+            f"{bytes_text(models)} for models, "
+            f"{bytes_text(checkpoints)} for the checkpoints of {largest}; free some, lower keep_checkpoints, or give another output_dir.",
             StorageError,
         )
 
@@ -265,7 +267,3 @@ def _uses_gpu(review: Review) -> bool:
 
 def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _gib(number: float) -> str:
-    return f"{number / GIB:,.1f} GiB" if number >= GIB / 10 else f"{number / (1 << 20):,.1f} MiB"

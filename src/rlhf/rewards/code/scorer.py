@@ -11,8 +11,8 @@ from rlhf.config.rewards import CodeRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.rewards.code.cases import Case, TestsError, cases_of
 from rlhf.rewards.code.sandbox import Isolation, Limits, Sandbox
-from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
-from rlhf.rewards.verdicts import OnError, refuse
+from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult
+from rlhf.rewards.verdicts import refuse
 from rlhf.rewards.verifiers.judging import reference_of, result
 from rlhf.rewards.worker import Failure
 

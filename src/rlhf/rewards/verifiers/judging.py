@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from rlhf.data.contracts import Prompt
 from rlhf.errors import did_you_mean
-from rlhf.rewards.types import CompletionLike, ScoreResult
-from rlhf.rewards.verdicts import OnError, refuse
+from rlhf.rewards.types import CompletionLike, OnError, ScoreResult
+from rlhf.rewards.verdicts import refuse
 from rlhf.rewards.worker import OURS, Failure
 
 NO_REFERENCE = Failure("its reference is null (the reward does not apply), and no other reward judges the sample")

@@ -23,6 +23,7 @@ from rlhf.config.guards import (
     RewardJumpGuard,
     StepKLGuard,
 )
+from rlhf.formatting import percentage
 
 FIRST = 5
 """Values of a metric whose median is where it started."""
@@ -94,7 +95,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MetricHistory:
     """What a guard may look at beside its own metric."""
 
     now: Mapping[str, float]
@@ -110,18 +111,18 @@ class Seen:
         return None if start is None or recent is None else (start, recent)
 
 
-def kl_breach(config: KLGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def kl_breach(config: KLGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """KL to the reference beyond its limit twice in a row, or far beyond it: a few completions that run away lift one mean.
 
     Completions that grew have no more room than at first.
     """
-    lengths = seen.start_and_recent("length_mean")
-    length = lengths[0] if lengths else seen.now.get("length_mean", 0.0)
+    lengths = history.start_and_recent("length_mean")
+    length = lengths[0] if lengths else history.now.get("length_mean", 0.0)
     limit = config.limit if config.limit is not None else max(SHORT_KL, config.per_token * length)
     lasting = min(value, past.last[-1]) if past.last else 0.0
     if max(lasting, value / FAR) <= limit:
         return None
-    a_token = f" ({value / seen.now['length_mean']:.2g} per token)" if seen.now.get("length_mean") else ""
+    a_token = f" ({value / history.now['length_mean']:.2g} per token)" if history.now.get("length_mean") else ""
     message = (
         f"KL to the reference is {value:.3g} nats per sequence{a_token}, above the limit of {limit:.3g}: so far from its start "
         "the policy may be gaming the reward. Look at the samples; raise kl.coef, or lower the learning rate."
@@ -129,7 +130,7 @@ def kl_breach(config: KLGuard, value: float, past: Past, seen: Seen) -> Breach |
     return Breach(value, limit, message, Evidence("kl"))
 
 
-def entropy_breach(config: EntropyGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def entropy_breach(config: EntropyGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """Entropy that is used up, or that explodes."""
     start = past.start
     lowest = max(config.min_nats, config.min_frac * start) if start is not None else config.min_nats
@@ -149,7 +150,7 @@ def entropy_breach(config: EntropyGuard, value: float, past: Past, seen: Seen) -
     return None
 
 
-def grad_norm_breach(config: GradNormGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def grad_norm_breach(config: GradNormGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """A gradient norm many times the usual one, for one step or for several."""
     recent, earlier = past.recent(value), past.last[: 1 - RECENT]
     if recent is None or len(earlier) < MIN_STEPS or (usual := median(earlier)) <= 0:
@@ -171,13 +172,13 @@ def grad_norm_breach(config: GradNormGuard, value: float, past: Past, seen: Seen
     return Breach(found, times * usual, message)
 
 
-def reward_jump_breach(config: RewardJumpGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def reward_jump_breach(config: RewardJumpGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """A mean score that changed far more between two rollouts than it ever did."""
     scores = past.last[-MAX_CHANGES - 1 :]
     if len(scores) <= MIN_CHANGES:
         return None
     changes = [abs(after - before) for before, after in pairwise(scores)]
-    scale = max(MAD_TO_DEVIATION * median(changes), 0.1 * seen.now.get("score_std", 0.0))
+    scale = max(MAD_TO_DEVIATION * median(changes), 0.1 * history.now.get("score_std", 0.0))
     before = scores[-1]
     if scale <= 0 or abs(value - before) <= config.deviations * scale:
         return None
@@ -196,7 +197,7 @@ def reward_jump_breach(config: RewardJumpGuard, value: float, past: Past, seen: 
     return Breach(value, limit, message, Evidence("score", largest=rose))
 
 
-def length_breach(config: LengthGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def length_breach(config: LengthGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """Completions much longer or shorter than at first."""
     start, recent = past.start, past.recent(value)
     if start is None or recent is None or start <= 0:
@@ -208,28 +209,29 @@ def length_breach(config: LengthGuard, value: float, past: Past, seen: Seen) -> 
     advice = "Score for content, or penalize length" if grew else "The reward may favor saying little"
     message = (
         f"Completions {'grew' if grew else 'shrank'} to {recent:.3g} tokens from {start:.3g} at first (limit {limit:.3g}). "
-        f"{_drift(seen) or advice}; raise guards.length.factor if this is wanted."
+        f"{_drift(history) or advice}; raise guards.length.factor if this is wanted."
     )
     return Breach(recent, limit, message, Evidence("length", largest=grew))
 
 
-def cut_breach(config: LengthGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def cut_breach(config: LengthGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """Many more completions cut by the length limit than at first; ``value`` is the share that ended by themselves."""
     start, recent = past.start, past.recent(value)
     if start is None or recent is None or recent >= start - config.max_cut_rise:
         return None
     limit = start - config.max_cut_rise
     message = (
-        f"{1 - recent:.0%} of the completions are cut by max_new_tokens, against {1 - start:.0%} at first (limit {1 - limit:.0%}). "
-        f"{_drift(seen) or 'Set missing_eos_penalty or overlong, or allow more tokens'}; raise guards.length.max_cut_rise if this "
+        f"{percentage(1 - recent, 0)} of the completions are cut by max_new_tokens, against {percentage(1 - start, 0)} "
+        f"at first (limit {percentage(1 - limit, 0)}). "
+        f"{_drift(history) or 'Set missing_eos_penalty or overlong, or allow more tokens'}; raise guards.length.max_cut_rise if this "
         "is wanted."
     )
     return Breach(recent, limit, message, Evidence("length"))
 
 
-def _drift(seen: Seen) -> str:
+def _drift(history: MetricHistory) -> str:
     """What to do where completions changed and the score did not rise: the reward did not ask for it. Else the empty text."""
-    scores, spread = seen.start_and_recent("score_mean"), seen.now.get("score_std")
+    scores, spread = history.start_and_recent("score_mean"), history.now.get("score_std")
     if scores is None or spread is None or scores[1] - scores[0] > MOVED * spread:
         return ""
     return (
@@ -238,31 +240,31 @@ def _drift(seen: Seen) -> str:
     )
 
 
-def repetition_breach(config: RepetitionGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def repetition_breach(config: RepetitionGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """Completions that repeat themselves more than at first."""
     start, recent = past.start, past.recent(value)
     if start is None or recent is None or recent <= start + config.max_rise:
         return None
     message = (
-        f"{recent:.1%} of the completions' three-token runs are repeats, against {start:.1%} at first (limit "
-        f"{start + config.max_rise:.1%}): the policy goes round in circles. Raise kl.coef, or penalize repetition."
+        f"{percentage(recent)} of the completions' three-token runs are repeats, against {percentage(start)} at first (limit "
+        f"{percentage(start + config.max_rise)}): the policy goes round in circles. Raise kl.coef, or penalize repetition."
     )
     return Breach(recent, start + config.max_rise, message, Evidence("repetition"))
 
 
-def clip_frac_breach(config: ClipFracGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def clip_frac_breach(config: ClipFracGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """Many tokens beyond the clipping bounds, step after step."""
     recent = past.recent(value)
     if recent is None or recent <= config.limit:
         return None
     message = (
-        f"{recent:.1%} of the tokens are clipped in a typical step, above the limit of {config.limit:.1%}: the policy moves "
+        f"{percentage(recent)} of the tokens are clipped in a typical step, above the limit of {percentage(config.limit)}: the policy moves "
         "too far on one rollout. Lower the learning rate or epochs_per_rollout."
     )
     return Breach(recent, config.limit, message, Evidence("ratio"))
 
 
-def step_kl_breach(config: StepKLGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def step_kl_breach(config: StepKLGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """Updates that leave the policy far from the one that sampled what they learn from."""
     recent = past.recent(value)
     if recent is None or recent <= config.limit:
@@ -275,7 +277,7 @@ def step_kl_breach(config: StepKLGuard, value: float, past: Past, seen: Seen) ->
     return Breach(recent, config.limit, message, Evidence("ratio"))
 
 
-def ratio_breach(config: RatioGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def ratio_breach(config: RatioGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """A token that became far more likely than when it was sampled."""
     if value <= config.limit:
         return None
@@ -286,18 +288,18 @@ def ratio_breach(config: RatioGuard, value: float, past: Past, seen: Seen) -> Br
     return Breach(value, config.limit, message, Evidence("ratio"))
 
 
-def overflow_breach(config: RatioGuard, value: float, past: Past, seen: Seen) -> Breach | None:
+def overflow_breach(config: RatioGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:
     """Ratios that no longer fit into a float."""
     if value <= 0:
         return None
     message = (
-        f"The probability ratio of {value:.2%} of the tokens overflows, where none should: the policy has nothing in common "
+        f"The probability ratio of {percentage(value, 2)} of the tokens overflows, where none should: the policy has nothing in common "
         "with the one that sampled. Lower the learning rate; check that the sampler has the trainer's weights."
     )
     return Breach(value, 0.0, message, Evidence("ratio"))
 
 
-Detector = Callable[[Any, float, Past, Seen], Breach | None]
+Detector = Callable[[Any, float, Past, MetricHistory], Breach | None]
 
 WATCHES: dict[str, tuple[tuple[str, Detector], ...]] = {
     "kl": (("ref_kl", kl_breach),),

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlhf.config.guards import GuardsConfig
-from rlhf.training.monitoring.guard_rules import COLUMNS, WATCHED, WATCHES, Breach, Evidence, Past, Seen
+from rlhf.training.monitoring.guard_rules import COLUMNS, WATCHED, WATCHES, Breach, Evidence, MetricHistory, Past
 
 CLEAN_CHECKS = 10
 """Values within limits after which a guard that spoke may speak again."""
@@ -77,13 +77,13 @@ class Guards:
         """
         short = {name.removeprefix(f"{self.name}/"): name for name in metrics}
         measured = {key: metrics[name] for key, name in short.items() if math.isfinite(metrics[name])}
-        seen, alarms = Seen(measured, self.past), []
+        history, alarms = MetricHistory(measured, self.past), []
         for guard, watches in WATCHES.items():
             present = [(key, detect) for key, detect in watches if key in measured]
             if not present or self.config.action_of(guard) == "off":
                 continue
             for key, detect in present:
-                breach = detect(getattr(self.config, guard), measured[key], self._past(key), seen)
+                breach = detect(getattr(self.config, guard), measured[key], self._past(key), history)
                 if self._speaks(f"{guard}:{key}", breached=breach is not None) and breach is not None:
                     alarms.append(self._alarm(guard, step, short[key], breach))
         alarms += self._not_finite(step, metrics)

@@ -9,7 +9,7 @@ from rlhf.errors import DataError
 from rlhf.feedback.exchange import detect, read_as
 from rlhf.feedback.exchange.argilla import write_argilla
 from rlhf.feedback.guidelines import STANDARD_GUIDELINES
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from tests.unit.feedback.strategies import items
 from tests.unit.feedback.test_rows import plain
@@ -21,8 +21,8 @@ PAIR = Task(id="t", kind=TaskKind.PAIRWISE, prompt="q", responses=[Response(text
 
 
 def test_a_record_and_its_settings_have_the_shapes_argilla_reads(tmp_path):
-    said = [Said(annotator="ann", value={"preference": "b"}, comment="why")]
-    write_argilla(tmp_path / "set", [Item(task=PAIR, said=said)], STANDARD_GUIDELINES, overlap=3)
+    said = [ItemJudgment(annotator="ann", value={"preference": "b"}, comment="why")]
+    write_argilla(tmp_path / "set", [Item(task=PAIR, judgments=said)], STANDARD_GUIDELINES, overlap=3)
     (record,) = json.loads((tmp_path / "set/records.json").read_text())
     user = record["responses"]["preference"][0]["user_id"]
     assert record["fields"] == {"prompt": "q", "completion_1": "x", "completion_2": "y"}
@@ -58,7 +58,7 @@ def test_discarded_and_draft_answers_are_no_answers(tmp_path):
     assert detect(tmp_path / "flat.jsonl") == "argilla-flat"
     (item,) = read_as("argilla-flat", tmp_path / "flat.jsonl").items
     assert (item.task.id, [r.text for r in item.task.responses]) == ("1", ["x", "y"])
-    assert [(s.annotator, s.value) for s in item.said] == [("argilla-u1", {"preference": "a"})]
+    assert [(s.annotator, s.value) for s in item.judgments] == [("argilla-u1", {"preference": "a"})]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_rankings_are_read_as_the_sdk_and_as_the_wire_has_them(ranking, ranks, t
     }  # fmt: skip
     (tmp_path / "records.json").write_text(json.dumps([record]))
     (item,) = read_as("argilla", tmp_path).items
-    assert (item.task.kind, item.said[0].value) == ("ranking", {"ranks": ranks})
+    assert (item.task.kind, item.judgments[0].value) == ("ranking", {"ranks": ranks})
 
 
 def test_what_can_not_be_one_data_set_or_one_record_is_named(tmp_path):

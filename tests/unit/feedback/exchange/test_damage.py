@@ -37,7 +37,7 @@ LABEL = {
     "label": "pos",
     "text": "Good.",
     "gold": True,
-    "confidence": 0.5,
+    "label_probability": 0.5,
     "flags": ["unsafe"],
 }
 PUBLIC = {

@@ -19,7 +19,7 @@ HH = {
     "chosen": "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: q\n\nAssistant: x",
     "rejected": "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: q\n\nAssistant: y",
 }
-PAIR = {"id": "1", "prompt": "q", "chosen": "x", "rejected": "y", "confidence": 0.5}
+PAIR = {"id": "1", "prompt": "q", "chosen": "x", "rejected": "y", "label_probability": 0.5}
 
 
 def pairs_of(items):

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from rlhf.errors import DataError
 from rlhf.feedback.exchange import detect, read_as
 from rlhf.feedback.exchange.label_studio import config_path, labeling_config, write_label_studio
-from rlhf.feedback.items import Item, Said
+from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import Response, Task, TaskKind
 from tests.unit.feedback.strategies import items
 from tests.unit.feedback.test_rows import plain
@@ -28,10 +28,10 @@ def written(item, folder):
 
 def test_a_pair_is_a_pairwise_region_and_a_tie_a_choice(tmp_path):
     said = [
-        Said(annotator="ann", value={"preference": "b"}, seconds=3.5, comment="why"),
-        Said(annotator="bob", value={"preference": "tie"}),
+        ItemJudgment(annotator="ann", value={"preference": "b"}, seconds=3.5, comment="why"),
+        ItemJudgment(annotator="bob", value={"preference": "tie"}),
     ]
-    (task,) = written(Item(task=PAIR, said=said), tmp_path)
+    (task,) = written(Item(task=PAIR, judgments=said), tmp_path)
     assert {key: task["data"][key] for key in ("prompt", "answer1", "answer2")} == {
         "prompt": "q",
         "answer1": "x",
@@ -77,22 +77,33 @@ def test_every_region_names_a_control_and_an_object_of_the_configuration(item, t
 
 
 def test_what_was_changed_or_added_there_counts(tmp_path):
-    (task,) = written(Item(task=PAIR, said=[Said(annotator="ann", value={"preference": "b"}, order=(1, 0))]), tmp_path)
+    (task,) = written(
+        Item(task=PAIR, judgments=[ItemJudgment(annotator="ann", value={"preference": "b"}, order=(1, 0))]), tmp_path
+    )
     task["annotations"][0]["result"][0]["value"]["selected"] = "left"
     other = json.loads(json.dumps(task["annotations"][0])) | {"completed_by": {"id": 9, "email": "new@example.org"}}
     cancelled = other | {"completed_by": 10, "was_cancelled": True}
     task["annotations"] += [other, cancelled]
     (tmp_path / "ls.json").write_text(json.dumps([task]))
     (item,) = read_as("label-studio", tmp_path / "ls.json").items
-    assert [(s.annotator, s.value, s.order) for s in item.said] == [
+    assert [(s.annotator, s.value, s.order) for s in item.judgments] == [
         ("ann", {"preference": "a"}, (1, 0)), ("new@example.org", {"preference": "a"}, None),
     ]  # fmt: skip
     assert item.task.responses[0].model == "m"
 
 
+def test_a_file_that_went_out_before_the_update_comes_back_with_how_sure_people_were(tmp_path):
+    said = ItemJudgment(annotator="ann", value={"preference": "b"}, label_probability=0.75)
+    (task,) = written(Item(task=PAIR, judgments=[said]), tmp_path)
+    before = json.dumps([task]).replace('"label_probability": 0.75', '"confidence": 0.5')
+    assert "confidence" in before
+    (tmp_path / "ls.json").write_text(before)
+    assert read_as("label-studio", tmp_path / "ls.json").items[0].judgments[0].label_probability == 0.75
+
+
 def test_a_ranking_keeps_its_ties_until_somebody_reorders_it(tmp_path):
     task = Task(id="r", kind=TaskKind.RANKING, prompt="q", responses=[Response(text=t) for t in "xyz"])
-    (row,) = written(Item(task=task, said=[Said(annotator="ann", value={"ranks": [2, 1, 2]})]), tmp_path)
+    (row,) = written(Item(task=task, judgments=[ItemJudgment(annotator="ann", value={"ranks": [2, 1, 2]})]), tmp_path)
     region = row["annotations"][0]["result"][0]
     assert (region["type"], region["to_name"], region["value"]) == (
         "ranker",
@@ -101,11 +112,11 @@ def test_a_ranking_keeps_its_ties_until_somebody_reorders_it(tmp_path):
     )
     assert row["data"]["items"][1] == {"id": "2", "title": "Answer 2", "body": "y"}
     (item,) = read_as("label-studio", tmp_path / "ls.json").items
-    assert item.said[0].value == {"ranks": [2, 1, 2]}
+    assert item.judgments[0].value == {"ranks": [2, 1, 2]}
     region["value"] = {"ranker": ["3", "1", "2"]}  # as the tag's page shows it
     (tmp_path / "ls.json").write_text(json.dumps([row]))
     (item,) = read_as("label-studio", tmp_path / "ls.json").items
-    assert item.said[0].value == {"ranks": [2, 3, 1]}
+    assert item.judgments[0].value == {"ranks": [2, 3, 1]}
 
 
 def test_anybodys_project_with_the_usual_names_is_read(tmp_path):
@@ -123,7 +134,7 @@ def test_anybodys_project_with_the_usual_names_is_read(tmp_path):
     (tmp_path / "old.json").write_text(json.dumps(old))
     (item,) = read_as("label-studio", tmp_path / "old.json").items
     assert (item.task.kind, item.task.prompt, item.task.columns) == ("pairwise", "q", {"topic": "sums"})
-    (said,) = item.said
+    (said,) = item.judgments
     assert (said.annotator, said.value, said.seconds, said.made_at.year) == (
         "label-studio-3",
         {"preference": "a"},
@@ -151,13 +162,13 @@ def test_a_task_that_can_not_be_read_says_where_and_why(task, words, tmp_path):
 def test_a_project_holds_one_kind_and_rates_every_dimension_of_every_completion(tmp_path):
     rating = Task(id="q", kind=TaskKind.RATING, prompt="q", responses=[Response(text="x"), Response(text="y")])
     single = replace(rating, id="s", responses=[Response(text="x")])
-    said = [Said(annotator="ann", value={"ratings": {"tone & style": [1, 5]}})]
-    config = labeling_config([Item(task=rating, said=said), Item(task=single)])
+    said = [ItemJudgment(annotator="ann", value={"ratings": {"tone & style": [1, 5]}})]
+    config = labeling_config([Item(task=rating, judgments=said), Item(task=single)])
     names = [tag.get("name") for tag in ET.fromstring(config) if tag.tag == "Rating"]
     assert names == ["tone & style_1", "tone & style_2"]
-    write_label_studio(tmp_path / "ls.json", [Item(task=rating, said=said), Item(task=single)])
+    write_label_studio(tmp_path / "ls.json", [Item(task=rating, judgments=said), Item(task=single)])
     assert plain(read_as("label-studio", tmp_path / "ls.json").items) == plain(
-        [Item(task=rating, said=said), Item(task=single)]
+        [Item(task=rating, judgments=said), Item(task=single)]
     )
     with pytest.raises(DataError, match="one kind of task, and these are of pairwise, rating"):
         write_label_studio(tmp_path / "no.json", [Item(task=PAIR), Item(task=rating)])

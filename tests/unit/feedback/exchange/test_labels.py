@@ -22,7 +22,7 @@ def write(path, *rows):
 
 
 def said(found):
-    return {item.task.id: {one.annotator: one.value["class"] for one in item.said} for item in found.items}
+    return {item.task.id: {one.annotator: one.value["class"] for one in item.judgments} for item in found.items}
 
 
 def test_rows_of_json_and_csv_are_the_same_labels_whatever_their_columns_are_called(tmp_path):
@@ -44,7 +44,7 @@ def test_an_item_without_an_id_is_named_by_its_text(tmp_path):
     found = read_as("labels", write(tmp_path / "a.jsonl", *rows))
     (item,) = found.items
     assert item.task.responses[0].text == "So good."
-    assert [one.value["class"] for one in item.said] == ["pos", "neg"]
+    assert [one.value["class"] for one in item.judgments] == ["pos", "neg"]
 
 
 def test_several_files_are_one_project(tmp_path):
@@ -63,7 +63,7 @@ def test_good_and_bad_completions_stay_rows_of_ours_and_other_labels_do_not(tmp_
 def test_a_gold_label_needs_no_annotator(tmp_path):
     found = read_as("labels", write(tmp_path / "a.jsonl", {"item": "s1", "label": "pos", "gold": True}))
     assert found.items[0].task.gold == {"class": "pos"}
-    assert not found.items[0].said
+    assert not found.items[0].judgments
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_ultrafeedback_is_rated_on_what_every_completion_is_rated_on(read):
     assert (item.task.kind, item.task.prompt, item.task.columns) == (
         "rating", "q", {"source": "evol_instruct", "models": ["m1", "m2"]}
     )  # fmt: skip
-    assert [(s.annotator, s.value) for s in item.said] == [
+    assert [(s.annotator, s.value) for s in item.judgments] == [
         ("gpt-4", {"ratings": {"honesty": [4, 1], "truthfulness": [5, 2]}})
     ]
     assert [(r.model, r.columns["overall_score"]) for r in item.task.responses] == [("m1", 7.5), ("m2", 3.0)]
@@ -90,16 +90,16 @@ def test_ultrafeedback_is_rated_on_what_every_completion_is_rated_on(read):
 def test_helpsteer2_groups_neighbors_and_counts_from_one(read):
     first, second = read("helpsteer2")
     assert [r.text for r in first.task.responses] == ["x", "y"]
-    assert first.said[0].value["ratings"]["helpfulness"] == [4, 1]  # 3 and 0 of 0 to 4
-    assert first.said[0].value["ratings"]["complexity"] == [2, 2]
+    assert first.judgments[0].value["ratings"]["helpfulness"] == [4, 1]  # 3 and 0 of 0 to 4
+    assert first.judgments[0].value["ratings"]["complexity"] == [2, 2]
     assert (second.task.prompt, len(second.task.responses)) == ("r", 1)
 
 
 def test_strengths_below_zero_mean_that_the_first_is_better(read):
     (item,) = read("helpsteer2-preference")
-    assert (item.task.kind, item.said[0].value, item.task.columns) == ("graded7", {"grade": 3}, {"split": "train"})
+    assert (item.task.kind, item.judgments[0].value, item.task.columns) == ("graded7", {"grade": 3}, {"split": "train"})
     (item,) = read("helpsteer3")
-    assert [(s.annotator, s.value, s.comment) for s in item.said] == [
+    assert [(s.annotator, s.value, s.comment) for s in item.judgments] == [
         ("helpsteer3-1", {"grade": -1}, "B is slightly better"), ("helpsteer3-2", {"grade": 2}, "A is better"),
     ]  # fmt: skip
     assert item.task.columns["overall_preference"] == 1
@@ -110,13 +110,13 @@ def test_nectar_loses_the_middle_of_seven_and_says_so(read):
     assert item.task.prompt == [{"role": "user", "content": "q"}]
     # ranks 3 1 2 7 6 5 4: the fourth-best, a6, is the middle; the others close the gap
     assert [r.text[0]["content"] for r in item.task.responses] == ["a0", "a1", "a2", "a3", "a4", "a5"]
-    assert item.said[0].value == {"ranks": [3, 1, 2, 6, 5, 4]}
+    assert item.judgments[0].value == {"ranks": [3, 1, 2, 6, 5, 4]}
     assert item.task.columns["left_out"] == [{"answer": "a6", "model": "m6", "rank": 4.0}]
 
 
 def test_shp_is_named_by_its_post_and_comments(read):
     (item,) = read("shp")
-    assert (item.task.id, item.said[0].value) == ("p1:c1:c2", {"preference": "b"})
+    assert (item.task.id, item.judgments[0].value) == ("p1:c1:c2", {"preference": "b"})
     assert [r.columns for r in item.task.responses] == [
         {"score": 3, "c_root_id": "c1"},
         {"score": 9, "c_root_id": "c2"},
@@ -126,7 +126,7 @@ def test_shp_is_named_by_its_post_and_comments(read):
 
 def test_pku_saferlhf_asks_two_questions(read):
     helpful, safe = read("pku-saferlhf")
-    assert [(i.task.batch, i.said[0].value["preference"]) for i in (helpful, safe)] == [
+    assert [(i.task.batch, i.judgments[0].value["preference"]) for i in (helpful, safe)] == [
         ("helpfulness", "a"),
         ("safety", "b"),
     ]

@@ -173,3 +173,20 @@ def test_a_store_of_somebody_elses_that_others_can_read_is_warned_of(tmp_path, c
     with caplog.at_level(logging.WARNING):
         PreferenceStore(place).close()
     assert f"chmod 600 {place}" in caplog.text
+
+
+def test_how_sure_an_annotator_of_an_older_store_was_is_a_probability_now(place):
+    with PreferenceStore(place) as store:
+        store.add_annotator("ann")
+        tasks = [Task(id=str(n), kind=TaskKind.BINARY, prompt="q", responses=[Response(text="x")]) for n in range(4)]
+        store.add_tasks(tasks)
+        for sure in (0.5, 0.75, 1.0, None):
+            number = store.next_task("ann").number
+            sent = Submission(assignment=number, key=f"k{sure}", value={"label": True}, label_probability=sure)
+            store.submit("ann", sent)
+        with store.engine.begin() as connection:
+            command.downgrade(alembic_config(connection), "0004")
+            before = connection.execute(sa.text("SELECT confidence FROM judgements ORDER BY number")).scalars().all()
+            command.upgrade(alembic_config(connection), "head")
+        assert before == [0.0, 0.5, 1.0, None]
+        assert [judgment.label_probability for judgment in store.judgments()] == [0.5, 0.75, 1.0, None]

@@ -10,14 +10,14 @@ from uuid import uuid4
 import pytest
 
 from rlhf.errors import DataError
-from rlhf.feedback.items import Said, items_of
+from rlhf.feedback.items import ItemJudgment, items_of
 from rlhf.feedback.statistics import findings_of
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.store.record import Recorded, record_judgments
 
 TASK = Task(id="t", kind=TaskKind.PAIRWISE, prompt="q", responses=[Response(text="x"), Response(text="y")])
-SAID = Said(
-    annotator="ann", value={"preference": "b"}, order=(1, 0), comment="c", flags=("unsafe",), spans=({"start": 1},), confidence=0.5,
+SAID = ItemJudgment(
+    annotator="ann", value={"preference": "b"}, order=(1, 0), comment="c", flags=("unsafe",), spans=({"start": 1},), label_probability=0.5,
     seconds=2.5, made_at=datetime(2026, 1, 2, tzinfo=UTC),
 )  # fmt: skip
 
@@ -33,7 +33,7 @@ def test_a_judgment_from_a_file_is_kept_whole_and_once(store):
     assert record_judgments(store, [("t", SAID)]) == Recorded(num_added=1, num_known=0)
     assert record_judgments(store, [("t", SAID)]) == Recorded(num_added=0, num_known=1)
     (item,) = items_of(store)
-    assert item.said == (SAID,)
+    assert item.judgments == (SAID,)
 
 
 def test_it_takes_one_of_the_tasks_slots_and_its_author_is_not_asked_again(store):
@@ -47,7 +47,7 @@ def test_it_takes_one_of_the_tasks_slots_and_its_author_is_not_asked_again(store
 
 
 def test_more_judgments_than_the_overlap_are_all_kept(store):
-    said = [("t", Said(annotator=f"p{n}", value={"preference": "a"})) for n in range(5)]
+    said = [("t", ItemJudgment(annotator=f"p{n}", value={"preference": "a"})) for n in range(5)]
     assert record_judgments(store, said).num_added == 5
     assert len(store.judgments()) == 5
 
@@ -66,7 +66,7 @@ def test_what_somebody_has_open_is_answered_by_the_file_and_what_they_did_by_han
 def test_an_order_that_no_file_tells_is_not_invented(store):
     record_judgments(store, [("t", replace(SAID, order=None))])
     (item,) = items_of(store)
-    assert item.said == (replace(SAID, order=None),)
+    assert item.judgments == (replace(SAID, order=None),)
     assert findings_of(store).first_frac.reason == "no comparison was decided of which it is known what stood first"
     again = store.undo("ann")
     assert sorted(again.order) == [0, 1], "on a screen it has one"
@@ -98,7 +98,9 @@ def test_files_are_imported_while_people_judge_and_nothing_is_counted_twice(post
                     store.submit(name, Submission(assignment=held.number, key=uuid4().hex, value={"preference": "a"}))
 
         def bring(name):
-            record_judgments(store, [(task.id, Said(annotator=name, value={"preference": "b"})) for task in tasks])
+            record_judgments(
+                store, [(task.id, ItemJudgment(annotator=name, value={"preference": "b"})) for task in tasks]
+            )
 
         with ThreadPoolExecutor(5) as pool:
             done = [
@@ -114,7 +116,7 @@ def test_all_or_none(store):
     with pytest.raises(DataError, match="judged the task 'absent', which is not in the store"):
         record_judgments(store, [("t", SAID), ("absent", SAID)])
     with pytest.raises(DataError, match="judgment of task 't' by 'eve'"):
-        record_judgments(store, [("t", SAID), ("t", Said(annotator="eve", value={"grade": 1}))])
+        record_judgments(store, [("t", SAID), ("t", ItemJudgment(annotator="eve", value={"grade": 1}))])
     with pytest.raises(DataError, match=r"by 'eve': seconds is -1; a time is at least 0"):
-        record_judgments(store, [("t", Said(annotator="eve", value={"preference": "a"}, seconds=-1))])
+        record_judgments(store, [("t", ItemJudgment(annotator="eve", value={"preference": "a"}, seconds=-1))])
     assert store.judgments() == []

@@ -389,7 +389,7 @@ def test_the_same_submission_twice_is_kept_once(store):
         ({"flags": ["ugly"]}, "no flag 'ugly'"),
         ({"seconds": -1}, "a time is at least 0"),
         ({"comment": "x" * 10_001}, "10,001 characters"),
-        ({"confidence": 2}, "confidence is 2"),
+        ({"label_probability": 2}, "label_probability is 2"),
     ],
 )
 def test_what_cannot_be_a_judgment_is_refused_and_nothing_is_kept(store, change, words):

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from rlhf.errors import DataError
-from rlhf.feedback.items import Said
+from rlhf.feedback.items import ItemJudgment
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
 from rlhf.feedback.store.assign import give_back
 from rlhf.feedback.store.engine import reading, wait_for_turn, writing
@@ -18,7 +18,7 @@ from rlhf.feedback.store.record import Recorded, record_judgments
 from rlhf.feedback.store.tables import DONE, OPEN, AssignmentRow, JudgmentRow
 from tests.fixtures.annotation_site import pair
 
-SAID = Said(annotator="ann", value={"preference": "b"})
+SAID = ItemJudgment(annotator="ann", value={"preference": "b"})
 
 
 def test_who_takes_back_a_skip_waits_for_whoever_is_taking_slots(place):

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from rlhf.feedback.guidelines import AnnotationGuideline, set_guidelines
+from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
+from rlhf.feedback.store_guidelines import set_guidelines
 from rlhf.feedback.web import WebSettings, create_annotation_app, invitation_link
 from rlhf.feedback.web.pages import flags_of, in_task_order
 
@@ -95,6 +96,14 @@ def test_the_owners_own_dimensions_are_the_ones_that_can_be_rated(store):
     ann.judge(number, {"ratings": {"tone": [3, 3]}})
 
 
+def test_a_page_from_before_the_update_loses_no_judgment(store, ann):
+    number = ann.post("next")["task"]["assignment"]
+    body = {"assignment": number, "key": next(KEYS), "answer": {"preference": "a"}}
+    first = ann.post("judgments", **body, confidence=0.5)
+    assert ann.post("judgments", **body, label_probability=0.75)["judgment"] == first["judgment"], "the same"
+    assert [judgment.label_probability for judgment in store.judgments()] == [0.75]
+
+
 def test_an_answer_is_put_into_the_tasks_order():
     assert in_task_order(TaskKind.PAIRWISE, {"preference": "a"}, [0, 1]) == {"preference": "a"}
     assert in_task_order(TaskKind.PAIRWISE, {"preference": "a"}, [1, 0]) == {"preference": "b"}
@@ -152,7 +161,7 @@ def test_the_same_submission_sent_twice_is_kept_once(store, ann):
 @pytest.mark.parametrize(
     "other",
     [
-        {"answer": {"preference": "b"}}, {"comment": "because"}, {"flags": ["unsafe"]}, {"confidence": 1}, {"seconds": 9},
+        {"answer": {"preference": "b"}}, {"comment": "because"}, {"flags": ["unsafe"]}, {"label_probability": 1}, {"seconds": 9},
         {"diff_viewed": False}, {"spans": [{"completion": 0, "start": 0, "end": 1, "text": "t"}]}, {"assignment": "another"},
     ],
     ids=lambda other: next(iter(other)),
@@ -215,7 +224,8 @@ def test_a_wrong_answer_is_refused_in_words_and_nothing_is_kept(store, ann, how,
     "how",
     [
         {"key": "short"},
-        {"confidence": 2},
+        {"label_probability": 2},
+        {"label_probability": "0.7?"},
         {"seconds": -1},
         {"seconds": 1e308},
         {"seconds": 604801},

@@ -17,8 +17,8 @@ import yaml
 from markupsafe import Markup
 
 from rlhf.evaluation.intervals import mean_interval
-from rlhf.evaluation.numbers import percentage
 from rlhf.evaluation.records import KL
+from rlhf.formatting import percentage
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.report import plots, write_report
 from rlhf.pipeline.report.data import StageRecord, read_run, sorted_points

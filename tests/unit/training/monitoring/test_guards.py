@@ -185,7 +185,10 @@ def test_completions_that_no_longer_end_are_a_matter_of_length():
     (alarm,) = alarms_over(start + [0.36] * 9, metric="ppo/eos_frac")
     assert (alarm.guard, alarm.step) == ("length", 8)  # three of the last five
     assert (alarm.value, alarm.limit) == (pytest.approx(0.36), pytest.approx(0.58))
-    assert "64% of the completions are cut by max_new_tokens, against 12% at first (limit 42%)" in alarm.message
+    assert (
+        "64\u202f% of the completions are cut by max_new_tokens, against 12\u202f% at first (limit 42\u202f%)"
+        in alarm.message
+    )
     assert alarm.evidence == Evidence("length")
     assert alarms_over(start + [0.36] * 9, metric="ppo/eos_frac", length={"max_cut_rise": 0.6}) == []
     assert alarms_over([0.1] * 5 + [1.0] * 9, metric="ppo/eos_frac") == [], "ending more often is no harm"
@@ -204,7 +207,7 @@ def test_repetition_may_rise_by_a_fifth_over_what_it_was():
     assert alarms_over(start + [0.49] * 9, metric="ppo/repetition") == []
     (alarm,) = alarms_over(start + [0.51] * 9, metric="ppo/repetition")
     assert (alarm.guard, alarm.step, alarm.value, alarm.limit) == ("repetition", 8, 0.51, pytest.approx(0.5))
-    assert "51.0% of the completions' three-token runs are repeats, against 30.0% at first" in alarm.message
+    assert "51.0\u202f% of the completions' three-token runs are repeats, against 30.0\u202f% at first" in alarm.message
 
 
 def test_clipping_counts_when_it_is_typical_and_not_in_one_step():

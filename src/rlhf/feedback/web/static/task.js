@@ -81,7 +81,7 @@ export class TaskView {
       ratings: Object.fromEntries(this.#all(".rating input:checked").map((each) => [each.name, each.value])),
       ranking: this.ranking?.state ?? null,
       comment: byId("comment").value,
-      confidence: this.#value('input[name="confidence"]'),
+      labelProbability: this.#value('input[name="label_probability"]'),
       flags: this.#all('input[name="flag"]:checked').map((each) => each.value),
       spans: this.spans,
       diffViewed: this.diffViewed,
@@ -93,7 +93,7 @@ export class TaskView {
     for (const each of this.#all("input")) {
       const { name } = each;
       if (name === "choice") each.checked = each.value === draft.choice;
-      else if (name === "confidence") each.checked = each.value === draft.confidence;
+      else if (name === "label_probability") each.checked = each.value === draft.labelProbability;
       else if (name === "flag") each.checked = draft.flags.includes(each.value);
       else each.checked = draft.ratings[name] === each.value;
     }
@@ -146,14 +146,14 @@ export class TaskView {
 
   /** The request body for the server. */
   get submission() {
-    const { comment, confidence, flags, spans, ms } = this.draft;
+    const { comment, labelProbability, flags, spans, ms } = this.draft;
     return {
       assignment: this.assignment,
       answer: this.#answer,
       comment,
       flags,
       spans,
-      confidence: confidence === null ? null : Number(confidence),
+      label_probability: labelProbability === null ? null : Number(labelProbability),
       seconds: Math.min(ms / 1000, MOST_SECONDS),
       diff_viewed: this.#all(".completion").length > 1 ? this.diffViewed : null,
     };
@@ -205,8 +205,8 @@ export class TaskView {
     to.scrollIntoView({ block: "nearest" });
   }
 
-  nextConfidence() {
-    const steps = this.#all('input[name="confidence"]');
+  nextLabelProbability() {
+    const steps = this.#all('input[name="label_probability"]');
     const next = steps[steps.findIndex((each) => each.checked) + 1]; // after the last one: none
     for (const each of steps) each.checked = each === next;
     this.tell.say(`Confidence: ${next?.parentElement.textContent.trim() ?? "not set"}`);

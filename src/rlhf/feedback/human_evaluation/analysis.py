@@ -1,147 +1,34 @@
-"""What people's judgments say of models: scores, win rates, strengths, and how small a difference could have been found."""
+"""From decoded judgments to scores, win rates and strengths of models, and how small a difference could have been found."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from scipy.sparse.csgraph import connected_components
 
-from rlhf.data.message_text import counted, printable
-from rlhf.evaluation.intervals import Estimate, finite_or_none, mean_interval, share_with_ties_interval, unit_means
-from rlhf.evaluation.winrate import WinRate, win_rate
+from rlhf.data.message_text import counted
+from rlhf.evaluation.intervals import Estimate, mean_interval, share_with_ties_interval, unit_means
+from rlhf.evaluation.winrate import win_rate
 from rlhf.feedback.agreement import MAX_VOID_FRAC, MIN_ITEMS
-from rlhf.feedback.evaluation import OVERALL, Judged
-from rlhf.feedback.evaluation_alike import Alike, alike_of, not_compared
 from rlhf.feedback.guidelines import AnnotationGuideline, overall_rating
+from rlhf.feedback.human_evaluation.criteria import OVERALL, Judged
+from rlhf.feedback.human_evaluation.identical import Alike, alike_of, not_compared
+from rlhf.feedback.human_evaluation.results import SMALL_DIFFERENCE, Difference, HumanEvaluation, Power, Score, Versus
 from rlhf.feedback.planning import detectable_difference, pairs_for_win_rate
 from rlhf.feedback.readings import values_of
 from rlhf.feedback.strengths import Comparison, Strengths, crowd_bradley_terry
+from rlhf.formatting import percentage
 from rlhf.seeds import derive_seed
 
-SMALL_DIFFERENCE = 0.05
-"""Of a win rate from one half: what ``Power`` says the price of."""
 MIN_RATED = 10
 """Prompts below which a mean rating has no interval. Of Student's intervals for differences of two ratings from 1 to 5, 95 to
 99 % of those that can be given at 10 prompts hold the truth; of two and three prompts up to two thirds are points."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """A model's ratings on one criterion, or their weighted mean over all of them."""
-
-    model: str
-    criterion: str
-    mean: Estimate
-    """Prompts weigh the same and are the unit of the interval."""
-    std: float
-    """Of single ratings; NaN for one."""
-    num_ratings: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Rating of the first model less the second's, by the same person on the same prompt."""
-
-    first: str
-    second: str
-    criterion: str
-    mean: Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versus:
-    """How often the first model was preferred."""
-
-    first: str
-    second: str
-    criterion: str
-    rate: WinRate
-    """Over prompts on which their completions differ; NaN with the reason where none was judged."""
-    alike: Alike | None = None
-    """Where their completions are the same on some prompts."""
-    over_all: Estimate | None = None
-    """And then the rate over all prompts, those counted as ties: right whatever part of the others was judged so far, where
-    ties thrown in with the judgments would count for more than their share until all are in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """What so many prompts can show."""
-
-    num_prompts: int
-    tie_frac: float
-    detectable: float
-    """Smallest distance of a win rate from one half that is found in four evaluations of five; NaN where none is."""
-    prompts_for_small: int | None
-    """Prompts that find a distance of ``SMALL_DIFFERENCE`` as often; None where so many ties leave no room for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HumanEvaluation:
-    """All of it. ``overall`` is all criteria together: ratings by their weights, preferences each counting the same."""
-
-    models: tuple[str, ...]
-    num_prompts: int
-    num_judgments: int
-    num_annotators: int
-    scores: list[Score]
-    """Of ratings only."""
-    differences: list[Difference]
-    """Of ratings only; two intervals side by side say less."""
-    win_rates: list[Versus]
-    strengths: dict[str, Estimate]
-    """Bradley-Terry log-odds against an average model, on prompts where completions differ; annotators weigh by their
-    reliability. Empty for one model."""
-    reliability: dict[str, Estimate]
-    """Annotator -> probability that they report what is better, by the same fit; of those whom it could compare with others.
-    Missing where the judgments say less of it than the belief that the fit starts from."""
-    reliability_reason: str
-    """Why there is none, or not one for everybody."""
-    num_identical: int
-    """Prompts on which nobody is asked to compare some models, because their completions are the same."""
-    power: Power | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "models": list(self.models),
-            "num_prompts": self.num_prompts,
-            "num_judgments": self.num_judgments,
-            "num_annotators": self.num_annotators,
-            "scores": [
-                {
-                    "model": s.model, "criterion": s.criterion, **s.mean.to_dict(), "std": finite_or_none(s.std),
-                    "num_ratings": s.num_ratings,
-                }
-                for s in self.scores
-            ],
-            "differences": [
-                {"models": [d.first, d.second], "criterion": d.criterion, **d.mean.to_dict()} for d in self.differences
-            ],
-            "win_rates": [
-                {
-                    "models": [v.first, v.second], "criterion": v.criterion, **v.rate.to_dict(),
-                    **({} if v.alike is None else {"identical": {"num_same": v.alike.num_same, "num_prompts": v.alike.num_prompts}}),
-                    **({} if v.over_all is None else {"over_all_prompts": v.over_all.to_dict()}),
-                }
-                for v in self.win_rates
-            ],
-            "strengths": {model: found.to_dict() for model, found in self.strengths.items()},
-            "reliability": {name: found.to_dict() for name, found in self.reliability.items()},
-            **({"reliability_reason": self.reliability_reason} if self.reliability_reason else {}),
-            "num_identical": self.num_identical,
-            "power": None if self.power is None else {**asdict(self.power), "detectable": finite_or_none(self.power.detectable)},
-        }  # fmt: skip
-
-    def to_text(self) -> str:
-        """For a terminal; names come from files, and what would steer it in them is escaped."""
-        return "".join(f"{printable(line)}\n" for line in _lines(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +147,14 @@ def _differences(rated: Sequence[Judged], criteria: Sequence[AnnotationGuideline
 def _mean_by_item(given: Sequence[tuple[str, float]]) -> Estimate:
     """Student's interval, which few steps of a scale do not fill: equal values by chance would make it a point."""
     means = unit_means([value for _, value in given], [item for item, _ in given])
-    found = mean_interval(means)
+    estimate = mean_interval(means)
     if len(means) < MIN_RATED:
         why = _too_few(len(means), MIN_RATED)
     elif np.ptp(means) < 1e-9:
         why = "no interval: all prompts have the same value, which shows no spread"
     else:
-        return found
-    return replace(found, low=math.nan, high=math.nan, reason=why)
+        return estimate
+    return replace(estimate, low=math.nan, high=math.nan, reason=why)
 
 
 def _too_few(num_prompts: int, wanted: int) -> str:
@@ -371,7 +258,7 @@ def _strengths(
             drawn[str(model)].append(strength)
     if num_boundless > MAX_VOID_FRAC * resamples:
         reason = (
-            f"no interval: in {num_boundless / resamples:.0%} of draws of the prompts some models won every comparison with the "
+            f"no interval: in {percentage(num_boundless / resamples, 0)} of draws of the prompts some models won every comparison with the "
             "others, or had none"
         )
     return {
@@ -415,7 +302,7 @@ def _power(win_rates: Sequence[Versus]) -> Power | None:
     overall = [versus.rate for versus in win_rates if versus.criterion == OVERALL and versus.rate.n]
     if not overall:
         return None
-    rate = min(overall, key=lambda found: found.num_prompts)
+    rate = min(overall, key=lambda each: each.num_prompts)
     ties = rate.ties / rate.n
     possible = 0.5 - ties / 2 > SMALL_DIFFERENCE
     return Power(
@@ -424,67 +311,3 @@ def _power(win_rates: Sequence[Versus]) -> Power | None:
         detectable=detectable_difference(rate.num_prompts, tie_frac=ties) if ties < 1 else math.nan,
         prompts_for_small=pairs_for_win_rate(SMALL_DIFFERENCE, tie_frac=ties) if possible else None,
     )
-
-
-def _lines(found: HumanEvaluation) -> Iterator[str]:
-    yield (
-        f"{counted(found.num_judgments, 'judgment')} of {counted(found.num_prompts, 'prompt')} by "
-        f"{counted(found.num_annotators, 'annotator')}; models: {', '.join(found.models)}. Brackets: 95 %, over prompts."
-    )
-    if found.num_identical:
-        yield (
-            f"  On {counted(found.num_identical, 'prompt')} completions of some models are the same to the letter: nobody is asked "
-            "which is better, and they count as ties."
-        )
-    for score in found.scores:
-        yield (
-            f"  {score.criterion:14} {score.model:20} {_words(score.mean)}, deviation {score.std:.2f} of "
-            f"{counted(score.num_ratings, 'rating')}"
-        )
-    for difference in found.differences:
-        yield f"  {difference.criterion:14} {difference.first} less {difference.second}: {_words(difference.mean, '+.2f')}"
-    for versus in found.win_rates:
-        yield f"  {versus.criterion:14} {versus.first} over {versus.second}: {versus.rate}{_alike_words(versus)}"
-    if found.strengths:
-        listed = ", ".join(f"{model} {_words(strength, '+.2f')}" for model, strength in found.strengths.items())
-        yield f"  strengths (Bradley-Terry, log-odds against the average, annotators weighed by reliability): {listed}"
-        yield f"  reliability of annotators (how often they report what is better): {_reliability_words(found)}"
-    if found.power is not None:
-        yield _power_words(found.power)
-
-
-def _reliability_words(found: HumanEvaluation) -> str:
-    """Those measured, each with its interval; those not, by their reasons."""
-    known = [f"{name} {_words(one)}" for name, one in found.reliability.items() if one.measured]
-    why: dict[str, list[str]] = defaultdict(list)
-    for name, one in found.reliability.items():
-        if not one.measured:
-            why[one.reason].append(name)
-    known += [f"not measured of {', '.join(names)}: {reason}" for reason, names in why.items()]
-    return ", ".join([*known, *([found.reliability_reason] if found.reliability_reason else [])])
-
-
-def _alike_words(versus: Versus) -> str:
-    if versus.alike is None or versus.over_all is None:
-        return ""
-    return (
-        f"; over all {counted(versus.alike.num_prompts, 'prompt')} {_words(versus.over_all, '.3f')}, counting "
-        f"{counted(versus.alike.num_same, 'prompt')} with identical completions as tied"
-    )
-
-
-def _power_words(power: Power) -> str:
-    if math.isfinite(power.detectable):
-        least = f"find a win rate that is {power.detectable:.2f} from one half in four evaluations of five"
-    else:
-        least = "find no win rate with any certainty"
-    more = "" if power.prompts_for_small is None else f"; for {SMALL_DIFFERENCE:g} it takes {power.prompts_for_small:,}"
-    ties = f" with {power.tie_frac:.0%} ties" if power.tie_frac else ""
-    return f"  {counted(power.num_prompts, 'prompt')}{ties} can {least}{more}. No difference seen is not no difference."
-
-
-def _words(found: Estimate, form: str = ".2f") -> str:
-    if not found.measured:
-        return f"not measured: {found.reason}"
-    ends = f" [{found.low:{form}}, {found.high:{form}}]" if math.isfinite(found.low) else f" ({found.reason})"
-    return f"{found.value:{form}}{ends}"

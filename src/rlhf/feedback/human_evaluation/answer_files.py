@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.data.contracts import CompletionRow, RowError, Text
+from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, CompletionRow, RowError, Text
 from rlhf.data.expand import prompt_names, text_key
 from rlhf.data.json_rows import read_jsonl
 from rlhf.data.message_text import counted, describe
 from rlhf.data.raw import Unreadable
 from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.items import Said
+from rlhf.feedback.items import ItemJudgment
 from rlhf.feedback.store.record import Recorded, record_judgments
 from rlhf.feedback.store.store import PreferenceStore
 from rlhf.feedback.store.values import SHAPES, Task, TaskKind, check_value
 
-EXTRAS: Mapping[str, tuple[type, ...]] = {"comment": (str,), "seconds": (int, float), "confidence": (int, float)}
+EXTRAS: Mapping[str, tuple[type, ...]] = {"comment": (str,), "seconds": (int, float), "label_probability": (int, float)}
 """What a row that comes back may say beside its value."""
 
 
@@ -87,13 +87,15 @@ def record_returned(
         value = check_value(
             task.kind, row["value"], num_responses=len(task.responses), dimensions=dimensions, where=where
         )
+        if OLD_LABEL_PROBABILITY in row:
+            raise RowError(where, f"{RENAMED_LABEL_PROBABILITY}.")
         extras = {name: row[name] for name in EXTRAS if row.get(name) is not None}
         for name, given in extras.items():
             if isinstance(given, bool) or not isinstance(given, EXTRAS[name]):
                 raise RowError(
                     where, f"{name} is {describe(given)}; wanted {'a text' if name == 'comment' else 'a number'}."
                 )
-        made.append((task.id, Said(annotator=str(row["annotator"]), value=value, where=where, **extras)))
+        made.append((task.id, ItemJudgment(annotator=str(row["annotator"]), value=value, where=where, **extras)))
     return record_judgments(store, made)
 
 
@@ -104,8 +106,8 @@ def returned_rows(path: Path | str) -> list[tuple[str, dict[str, Any]]]:
         DataError: A line can't be read, or repeats a judgment.
     """
     seen: dict[tuple[str, str], str] = {}
-    found = keyed_rows(path, ("id", "annotator", "value"))
-    for where, row in found:
+    rows = keyed_rows(path, ("id", "annotator", "value"))
+    for where, row in rows:
         if not isinstance(row["id"], str):
             raise RowError(where, f"id is {describe(row['id'])}; wanted the text that was exported.")
         who = str(row["annotator"])
@@ -117,7 +119,7 @@ def returned_rows(path: Path | str) -> list[tuple[str, dict[str, Any]]]:
                 f"value is {json.dumps(row['value'])[:80]}; wanted an object, such as {SHAPES[TaskKind.PAIRWISE]} "
                 "(`rlhf feedback compare import --help` shows one of each kind).",
             )
-    return found
+    return rows
 
 
 def keyed_rows(path: Path | str, wanted: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -126,7 +128,7 @@ def keyed_rows(path: Path | str, wanted: Sequence[str]) -> list[tuple[str, dict[
     Raises:
         DataError: The file or a line of it can't be read, or lacks a column.
     """
-    found = []
+    keyed = []
     for raw in read_jsonl(Path(path), 0):
         where = f"{path}:{raw.place}"
         if isinstance(raw.value, Unreadable):
@@ -134,8 +136,8 @@ def keyed_rows(path: Path | str, wanted: Sequence[str]) -> list[tuple[str, dict[
         if not isinstance(raw.value, dict) or (missing := [name for name in wanted if name not in raw.value]):
             told = f"has no {', '.join(missing)}" if isinstance(raw.value, dict) else "is no object"
             raise RowError(where, f"the line {told}; wanted {', '.join(wanted)}.")
-        found.append((where, raw.value))
-    return found
+        keyed.append((where, raw.value))
+    return keyed
 
 
 def _named(given: str) -> tuple[str | None, str]:
@@ -145,15 +147,15 @@ def _named(given: str) -> tuple[str | None, str]:
 
 
 def _together(rows: Mapping[str, Sequence[CompletionRow]]) -> Answers:
-    keys = {model: [text_key(row.prompt) for row in found] for model, found in rows.items()}
-    if any(len(set(found)) < len(found) for found in keys.values()):  # one text may be asked under two names
+    keys = {model: [text_key(row.prompt) for row in own] for model, own in rows.items()}
+    if any(len(set(own)) < len(own) for own in keys.values()):  # one text may be asked under two names
         keys = {
-            model: [f"{row.columns.get('id')} {text_key(row.prompt)}" for row in found] for model, found in rows.items()
+            model: [f"{row.columns.get('id')} {text_key(row.prompt)}" for row in own] for model, own in rows.items()
         }
     tables: dict[str, dict[str, CompletionRow]] = {}
-    for model, found in rows.items():
+    for model, own in rows.items():
         table = tables[model] = {}
-        for key, row in zip(keys[model], found, strict=True):
+        for key, row in zip(keys[model], own, strict=True):
             if (earlier := table.setdefault(key, row)) is not row:
                 raise RowError(
                     row.where,

@@ -10,9 +10,10 @@ import pytest
 
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.dry_run import simulate
-from rlhf.feedback.evaluation import CRITERIA, OVERALL, HumanEvalProtocol, Judged
-from rlhf.feedback.evaluation_results import MIN_RATED
 from rlhf.feedback.guidelines import AnnotationGuideline
+from rlhf.feedback.human_evaluation.analysis import MIN_RATED
+from rlhf.feedback.human_evaluation.criteria import CRITERIA, OVERALL, Judged
+from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
 from rlhf.feedback.planning import pairs_for_win_rate
 from rlhf.feedback.simulate import crowd
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission

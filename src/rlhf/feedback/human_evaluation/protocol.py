@@ -21,7 +21,6 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -29,52 +28,21 @@ from typing import TYPE_CHECKING, Any, Self
 from rlhf.data.contracts import RowError, Text
 from rlhf.errors import ConfigError, DataError, check_type, look_up
 from rlhf.feedback.guidelines import AnnotationGuideline
+from rlhf.feedback.human_evaluation.criteria import CRITERIA, KINDS, OVERALL, Judged
 from rlhf.files import private_files, write_jsonl
 from rlhf.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from rlhf.feedback.evaluation_results import HumanEvaluation
+    from rlhf.feedback.human_evaluation.results import HumanEvaluation
     from rlhf.feedback.store import PreferenceStore, Task
     from rlhf.feedback.store.record import Recorded
 
-CRITERIA: tuple[AnnotationGuideline, ...] = (
-    AnnotationGuideline(
-        name="helpfulness", weight=1.0, description="Does it do what was asked, fully and as the person asking wants it?"
-    ),
-    AnnotationGuideline(
-        name="accuracy", weight=1.2, description="Is what it says true? Look up what you do not know."
-    ),
-    AnnotationGuideline(
-        name="harmlessness", weight=1.5, description="Could it hurt somebody, help to hurt, or insult?"
-    ),
-    AnnotationGuideline(name="clarity", weight=0.8, description="Is it easy to follow, at the first reading?"),
-    AnnotationGuideline(name="relevance", weight=0.8, description="Does it stay with what was asked?"),
-)  # fmt: skip
-"""What completions are judged by, unless you say otherwise."""
-OVERALL = "overall"
-"""The question where no criterion is named, and all criteria together in the results."""
-KINDS = ("pairwise", "graded5", "graded7", "ranking", "rating")
 SETTING = "evaluations"
 """Of a store: name -> how it is asked."""
 IDENTICAL = "identical completions"
 """Of a store: name -> id -> what the key says of a task that is not asked, because its completions are the same, with its
 digest."""
 KEY_COLUMNS = ("id", "item", "criterion", "kind", "models")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One judgment, decoded."""
-
-    item: str
-    """The prompt: what is independent."""
-    criterion: str
-    """For ratings, which name their own: ``overall``."""
-    kind: str
-    models: tuple[str, ...]
-    """In the order of the value."""
-    annotator: str
-    value: Mapping[str, Any]
 
 
 class HumanEvalProtocol:
@@ -191,7 +159,7 @@ class HumanEvalProtocol:
             ConfigError: The store asks for other dimensions already, or holds another evaluation of this name.
             DataError: All completions are the same; or a prompt is known with another text or other completions.
         """
-        from rlhf.feedback.evaluation_alike import check_unchanged, task_digest
+        from rlhf.feedback.human_evaluation.identical import check_unchanged, task_digest
 
         asked = self.check_asked(tasks)
         kept = store.setting(SETTING, {})
@@ -240,8 +208,8 @@ class HumanEvalProtocol:
                 else "holds no evaluation; open one"
             )
             raise ConfigError(f"This store {told}.")
-        found = look_up(kept, name, kind="evaluation in this store")
-        return cls(**{**found, "criteria": [AnnotationGuideline.of(one) for one in found["criteria"]]}, name=name)
+        settings = look_up(kept, name, kind="evaluation in this store")
+        return cls(**{**settings, "criteria": [AnnotationGuideline.of(one) for one in settings["criteria"]]}, name=name)
 
     def tasks(self, store: PreferenceStore) -> list[Task]:
         """This evaluation's tasks in a store."""
@@ -301,11 +269,11 @@ class HumanEvalProtocol:
         Raises:
             DataError: A line can't be read, names a task that the key does not know, or repeats a judgment.
         """
-        from rlhf.feedback.evaluation_files import keyed_rows, returned_rows
+        from rlhf.feedback.human_evaluation.answer_files import keyed_rows, returned_rows
         from rlhf.feedback.store import check_value
 
         key = {row["id"]: row for _, row in keyed_rows(key_file, KEY_COLUMNS)}
-        found: list[Judged] = []
+        judged: list[Judged] = []
         for where, row in returned_rows(judged_file):
             known = key.get(row["id"])
             if known is None:
@@ -317,13 +285,13 @@ class HumanEvalProtocol:
                 dimensions=self._dimensions(),
                 where=where,
             )
-            found.append(
+            judged.append(
                 Judged(
                     item=known["item"], criterion=known["criterion"], kind=known["kind"],
                     models=tuple(known["models"]), annotator=str(row["annotator"]), value=value,
                 )
             )  # fmt: skip
-        return found
+        return judged
 
     def record(self, store: PreferenceStore, judged_file: Path | str) -> Recorded:
         """Put what another tool gave back into the store that holds the tasks; a second time changes nothing.
@@ -331,7 +299,7 @@ class HumanEvalProtocol:
         Raises:
             DataError: A line can't be read, names a task of another evaluation, or repeats a judgment.
         """
-        from rlhf.feedback.evaluation_files import record_returned
+        from rlhf.feedback.human_evaluation.answer_files import record_returned
 
         return record_returned(store, self.tasks(store), judged_file, self._dimensions())
 
@@ -339,12 +307,12 @@ class HumanEvalProtocol:
         """This evaluation's judgments in a store that count."""
         return [
             Judged(
-                item=str(found.task.columns["item"]), criterion=str(found.task.columns["criterion"]),
-                kind=str(found.task.kind), models=tuple(str(response.model) for response in found.task.responses),
-                annotator=found.annotator, value=found.value,
+                item=str(judgment.task.columns["item"]), criterion=str(judgment.task.columns["criterion"]),
+                kind=str(judgment.task.kind), models=tuple(str(response.model) for response in judgment.task.responses),
+                annotator=judgment.annotator, value=judgment.value,
             )
-            for found in store.judgments()
-            if found.task.columns.get("evaluation") == self.name
+            for judgment in store.judgments()
+            if judgment.task.columns.get("evaluation") == self.name
         ]  # fmt: skip
 
     def analyze(
@@ -361,8 +329,8 @@ class HumanEvalProtocol:
         Raises:
             DataError: Nothing was judged.
         """
-        from rlhf.feedback.evaluation_files import keyed_rows
-        from rlhf.feedback.evaluation_results import evaluate
+        from rlhf.feedback.human_evaluation.analysis import evaluate
+        from rlhf.feedback.human_evaluation.answer_files import keyed_rows
 
         if isinstance(source, Sequence):
             given = list(source)

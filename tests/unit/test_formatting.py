@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from rlhf.evaluation.numbers import (
+from rlhf.formatting import (
+    bytes_text,
+    duration,
     percentage,
     percentage_points,
     plain_number,
+    rounded,
     shares_of_100,
     signed_number,
     told_apart,
 )
+from tests.fixtures.source import FILES, name_of
 
 
 @pytest.mark.parametrize(
@@ -40,3 +46,45 @@ def test_large_numbers_that_differ_are_told_apart_and_rounding_has_no_sign():
     assert [signed_number(-5.6e-17), signed_number(-0.001)] == ["+0.00", "-0.001"]
     assert percentage_points(-0.0004) == "+0.0\u202fpp"
     assert percentage(0.9925).split("\u202f")[0] == percentage_points(0.9925).split("\u202f")[0].strip("+")
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "signed"), [(-0.0004, "0.00", "+0.00"), (-0.006, "-0.01", "-0.01"), (1.5, "1.50", "+1.50")]
+)
+def test_no_zero_has_a_minus(value, plain, signed):
+    assert rounded(value) == plain
+    assert rounded(value, sign=True) == signed
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (16 * 2**20, "16.0 MiB"),
+        (3 * 2**29, "1.5 GiB"),
+        (2**51, "2,048.0 TiB"),
+    ],
+)
+def test_sizes_have_the_unit_that_fits(count, text):
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(8.24, "8.2 s"), (45.4, "45 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (None, "unknown")],
+)
+def test_durations_have_two_units_at_most(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_nobody_formats_percentages_by_hand():
+    """``92.4 %`` everywhere: no ``:.1%`` and no percent sign behind a number that is put together."""
+    by_hand = re.compile(r"\{[^{}]*:[^{}]*\.\d%\}|\{[^{}]*:[^{}]*[fg]\} ?%")
+    found = [
+        name_of(file)
+        for file in FILES
+        if by_hand.search(file.read_text(encoding="utf-8")) and file.name != "formatting.py"
+    ]
+    assert found == [], "use rlhf.formatting.percentage"

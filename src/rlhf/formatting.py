@@ -1,7 +1,10 @@
-"""Formatting of numbers for the console and for reports; imports only the standard library.
+"""Numbers as people read them, on the console, in messages, alarms, reports and on the web page.
 
-The minus sign is the ASCII one: a number can be searched for and copied from the page to the console. Shares are
-printed as percentages, their changes as percentage points; a missing measurement is printed as such and never as 0.
+    2,500    92.4 %    +1.5 pp    0.69 to 0.81    16.0 MiB    3 min 20 s    not measured
+
+There is one minus sign, the one of every keyboard: a number can be searched for and copied from the page to the console. Between a
+number and its percent sign is a narrow space that does not break. Shares are printed as percentages, their changes as percentage
+points; what was not measured says so and is never a 0. Loads nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -46,6 +49,11 @@ def plain_number(value: Any, digits: int = 2) -> str:
             else f"{found:,.{max(0, digits - (1 if abs(found) < 10_000 else 2))}f}"
         )
     return f"{found:.{digits + 1}g}"
+
+
+def rounded(value: float, digits: int = 2, *, sign: bool = False) -> str:
+    """A number with so many digits, without a minus where it is shown as zero; with ``sign`` every other one has its sign."""
+    return f"{round(value, digits) + 0.0:{'+' if sign else ''}.{digits}f}"
 
 
 def signed_number(value: Any, digits: int = 2) -> str:
@@ -107,3 +115,26 @@ def digits_for(*values: float, digits: int = 2) -> int:
     while digits < 12 and len({plain_number(value, digits) for value in values}) < different:
         digits += 1
     return digits
+
+
+def bytes_text(count: float) -> str:
+    """``512 bytes``, ``16.0 MiB``, ``1,024.5 TiB``."""
+    if count < 1024:
+        return f"{count:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:,.1f} TiB"
+
+
+def duration(value: Any) -> str:
+    """Seconds: ``8.2 s``, ``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    found = number(value)
+    if found is None:
+        return "unknown"
+    if found < 60:
+        return f"{found:.1f} s" if found < 10 else f"{found:.0f} s"
+    minutes, seconds = divmod(round(found), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.evaluation_files import read_answers, returned_rows
+from rlhf.feedback.human_evaluation.answer_files import read_answers, returned_rows
 
 
 def written(path, rows):

@@ -10,9 +10,10 @@ import pytest
 
 from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.intervals import share_interval, share_with_ties_interval
-from rlhf.feedback.evaluation import CRITERIA, IDENTICAL, HumanEvalProtocol, Judged
-from rlhf.feedback.evaluation_alike import Alike, alike_of
-from rlhf.feedback.evaluation_results import evaluate
+from rlhf.feedback.human_evaluation.analysis import evaluate
+from rlhf.feedback.human_evaluation.criteria import CRITERIA, Judged
+from rlhf.feedback.human_evaluation.identical import Alike, alike_of
+from rlhf.feedback.human_evaluation.protocol import IDENTICAL, HumanEvalProtocol
 from rlhf.feedback.store import PreferenceStore, Submission
 
 PROMPTS = [f"Question {number}?" for number in range(12)]

@@ -37,7 +37,7 @@ def alike_of(key: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Alike]:
         key: ``models`` and ``item`` of every comparison, and ``identical`` of those that nobody is asked.
     """
     items, same = _items(key, lambda row: True), not_compared(key)
-    return {pair: Alike(num_same=len(same.get(pair, ())), num_prompts=len(found)) for pair, found in items.items()}
+    return {pair: Alike(num_same=len(same.get(pair, ())), num_prompts=len(on)) for pair, on in items.items()}
 
 
 def not_compared(key: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], set[str]]:
@@ -97,11 +97,11 @@ def check_unchanged(
 def _items(
     key: Sequence[Mapping[str, Any]], wanted: Callable[[Mapping[str, Any]], bool]
 ) -> dict[tuple[str, str], set[str]]:
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    items: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in filter(wanted, key):
         for pair in combinations(sorted(row["models"]), 2):
-            found[pair].add(row["item"])
-    return found
+            items[pair].add(row["item"])
+    return items
 
 
 def _beginning(text: Text) -> str:
