@@ -28,7 +28,7 @@ def test_labels_that_are_known_slips_are_put_right():
 def test_without_marks_the_clean_accuracy_is_missing_and_not_the_other_one():
     found = reward_quality([2.0], [1.0])
     assert not found.accuracy_clean.measured
-    assert "slips" in found.accuracy_clean.reason
+    assert "wrong labels" in found.accuracy_clean.reason
 
 
 def test_no_pairs_measure_nothing():
