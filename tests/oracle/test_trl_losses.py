@@ -16,7 +16,7 @@ from torch import Tensor
 from rlhf.losses import (
     aggregate,
     bradley_terry_loss,
-    centring_penalty,
+    centering_penalty,
     clipped_policy_loss,
     clipped_tokens,
     dpo_hinge_loss,
@@ -139,17 +139,17 @@ def reward_trainer(build_trainer, reward_model):
 
 
 @pytest.mark.parametrize("with_margin", [False, True])
-@pytest.mark.parametrize("centring", [None, 0.01])
-def test_reward_losses_are_trls(reward_trainer, with_margin: bool, centring: float | None):
+@pytest.mark.parametrize("centering", [None, 0.01])
+def test_reward_losses_are_trls(reward_trainer, with_margin: bool, centering: float | None):
     generator = torch.Generator().manual_seed(0)
     scores = (3 * torch.randn(8, dtype=torch.float64, generator=generator)).requires_grad_()
     margin = torch.rand(4, dtype=torch.float64, generator=generator)
-    reward_trainer.args.center_rewards_coefficient = centring
+    reward_trainer.args.center_rewards_coefficient = centering
     inputs = {"attention_mask": torch.ones(8, 2)} | ({"margin": margin} if with_margin else {})
     theirs = reward_trainer.compute_loss(lambda **_: SimpleNamespace(logits=scores[:, None]), inputs)
     ours = bradley_terry_loss(scores[:4], scores[4:], margin=margin if with_margin else None)
-    if centring is not None:
-        ours = ours + centring * centring_penalty(scores[:4], scores[4:])
+    if centering is not None:
+        ours = ours + centering * centering_penalty(scores[:4], scores[4:])
     compare(theirs, ours.mean(), scores)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlhf.losses import (
     binary_loss,
     bradley_terry_loss,
-    centring_penalty,
+    centering_penalty,
     davidson_loss,
     dft_loss,
     hinge_margin_loss,
@@ -150,16 +150,16 @@ def scores() -> Tensor:
     return leaf.requires_grad_()
 
 
-@pytest.mark.parametrize("centring", [None, 0.01, 1.0])
+@pytest.mark.parametrize("centering", [None, 0.01, 1.0])
 @pytest.mark.parametrize("margins", [None, (0.0, 3.0, 0.5, 1.0), (-1.0, 200.0, 0.0, -2.0)])
-def test_reward_losses_are_trls_where_scores_and_margins_are_extreme(reward_trainer, scores, margins, centring):
-    reward_trainer.args.center_rewards_coefficient = centring
+def test_reward_losses_are_trls_where_scores_and_margins_are_extreme(reward_trainer, scores, margins, centering):
+    reward_trainer.args.center_rewards_coefficient = centering
     margin = None if margins is None else torch.tensor(margins, dtype=torch.float64)
     inputs = {"attention_mask": torch.ones(8, 2)} | ({} if margin is None else {"margin": margin})
     theirs = reward_trainer.compute_loss(lambda **_: SimpleNamespace(logits=scores[:, None]), inputs)
     ours = bradley_terry_loss(scores[:4], scores[4:], margin=margin)
-    if centring is not None:
-        ours = ours + centring * centring_penalty(scores[:4], scores[4:])
+    if centering is not None:
+        ours = ours + centering * centering_penalty(scores[:4], scores[4:])
     compare(theirs, ours.mean(), scores)
 
 

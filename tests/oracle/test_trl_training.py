@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlhf.data.pack import Branch, Group, PackedBatch, pack
 from rlhf.losses import (
     bradley_terry_loss,
-    centring_penalty,
+    centering_penalty,
     clipped_policy_loss,
     dpo_loss,
     kl_k3,
@@ -154,7 +154,7 @@ def test_reward_modeling_is_trls(build_trainer, reward_model, with_margin: bool,
         hidden = hidden_at(ours.model, part, part.last, torch.arange(part.num_sequences))
         chosen, rejected = split_pairs(ours.score(hidden).squeeze(-1))
         losses = bradley_terry_loss(chosen, rejected, margin=margin[where] if with_margin else None)
-        return (losses + 0.01 * centring_penalty(chosen, rejected)).sum() / len(groups)
+        return (losses + 0.01 * centering_penalty(chosen, rejected)).sum() / len(groups)
 
     loss, gradients = our_step(ours, groups, num_parts, loss_of)
     assert loss == pytest.approx(theirs.item(), rel=1e-5)

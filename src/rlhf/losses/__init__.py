@@ -112,7 +112,7 @@ from rlhf.losses.regularizers import neftune_noise as neftune_noise
 # [P] Bradley-Terry and hinge, with margins and label smoothing; [S] ratings and verdicts
 from rlhf.losses.reward import binary_loss as binary_loss
 from rlhf.losses.reward import bradley_terry_loss as bradley_terry_loss
-from rlhf.losses.reward import centring_penalty as centring_penalty
+from rlhf.losses.reward import centering_penalty as centering_penalty
 from rlhf.losses.reward import hinge_margin_loss as hinge_margin_loss
 from rlhf.losses.reward import label_noise as label_noise
 from rlhf.losses.reward import rating_loss as rating_loss

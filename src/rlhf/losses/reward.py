@@ -149,7 +149,7 @@ def binary_loss(
     return -good * F.logsigmoid(scores) - negative_weight * (1 - good) * F.logsigmoid(-scores)
 
 
-def centring_penalty(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
+def centering_penalty(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
     """Pulls the scores of each pair towards mean 0, which preferences alone leave open.
 
         (chosen + rejected)^2

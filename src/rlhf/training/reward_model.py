@@ -13,7 +13,7 @@ from rlhf.data.pack import Group, PackedBatch, pack
 from rlhf.losses import (
     binary_loss,
     bradley_terry_loss,
-    centring_penalty,
+    centering_penalty,
     davidson_logprobs,
     davidson_loss,
     graded_loss,
@@ -127,7 +127,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
         metrics.mean("loss/train", losses)
         self._watch(scores, batch, metrics, "reward")
         if config.center_coef:
-            losses = losses + config.center_coef * centring_penalty(*map(Tensor.flatten, _sides(scores)))
+            losses = losses + config.center_coef * centering_penalty(*map(Tensor.flatten, _sides(scores)))
         return losses.sum() / totals.num_groups
 
     @override

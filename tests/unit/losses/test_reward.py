@@ -11,7 +11,7 @@ from rlhf.errors import ConfigError
 from rlhf.losses.reward import (
     binary_loss,
     bradley_terry_loss,
-    centring_penalty,
+    centering_penalty,
     hinge_margin_loss,
     label_noise,
     rating_loss,
@@ -71,7 +71,8 @@ def test_gradients_are_those_of_finite_differences(smoothing: float):
     scores = double(0.3, -2, 1.5, grad=True), double(0, 0.5, -4, grad=True)
     margin = double(0.0, 1.0, 0.3)
     assert torch.autograd.gradcheck(
-        lambda c, r: bradley_terry_loss(c, r, margin=margin, label_smoothing=smoothing) + centring_penalty(c, r), scores
+        lambda c, r: bradley_terry_loss(c, r, margin=margin, label_smoothing=smoothing) + centering_penalty(c, r),
+        scores,
     )
 
 
@@ -82,19 +83,19 @@ def test_scores_ten_thousand_apart_stay_finite():
     assert gradient(loss, chosen)[0].tolist() == [0, -1]
 
 
-def test_centring_by_hand_is_zero_only_for_opposite_scores():
-    assert centring_penalty(double(3, 3), double(-3, -1)).tolist() == [0, 4]
+def test_centering_by_hand_is_zero_only_for_opposite_scores():
+    assert centering_penalty(double(3, 3), double(-3, -1)).tolist() == [0, 4]
 
 
-def test_centring_pulls_both_scores_the_same_way():
+def test_centering_pulls_both_scores_the_same_way():
     chosen, rejected = double(3, grad=True), double(-1, grad=True)
-    assert [g.item() for g in gradient(centring_penalty(chosen, rejected), chosen, rejected)] == [4, 4]
+    assert [g.item() for g in gradient(centering_penalty(chosen, rejected), chosen, rejected)] == [4, 4]
 
 
 def _loss(logprobs, batch):
     """A reward model's scores stand in: any differentiable number for each sequence."""
     chosen, rejected = split_pairs(segment_sum(logprobs, batch.score_seq, batch.num_sequences))
-    return bradley_terry_loss(chosen, rejected, label_smoothing=0.1) + 0.01 * centring_penalty(chosen, rejected)
+    return bradley_terry_loss(chosen, rejected, label_smoothing=0.1) + 0.01 * centering_penalty(chosen, rejected)
 
 
 def _hinge(logprobs, batch):
@@ -234,7 +235,7 @@ def test_binary_scores_of_ten_thousand_stay_finite():
 
 def test_shapes_that_would_broadcast_are_refused():
     column = double(1, 2)[:, None]
-    for loss in (hinge_margin_loss, rating_loss, binary_loss, centring_penalty):
+    for loss in (hinge_margin_loss, rating_loss, binary_loss, centering_penalty):
         with pytest.raises(ConfigError, match=r"shapes \[2\], \[2, 1\]"):
             loss(double(1, 2), column)
     with pytest.raises(ConfigError, match=r"shapes \[2\], \[1\]"):

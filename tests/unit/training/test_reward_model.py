@@ -117,7 +117,7 @@ def test_smoothed_labels_hold_back_the_margin():
     assert sure.metrics["reward/margin"] > 3
 
 
-def test_centring_keeps_scores_around_nothing():
+def test_centering_keeps_scores_around_nothing():
     trainer, _ = trained(center_coef=1.0, normalize=False, epochs=20)
     with torch.no_grad():
         scores = trainer.model.raw_scores(pack(toy.pairs(10)))[0].view(-1, 2)
