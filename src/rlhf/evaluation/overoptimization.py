@@ -61,7 +61,7 @@ class HackingVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OveroptimisationFinding:
+class OveroptimizationFinding:
     """Numbers are means over windows of consecutive rollouts; NaN where there were too few."""
 
     verdict: HackingVerdict
@@ -161,7 +161,7 @@ def judge_rollouts(rows: Path | str | Iterable[Mapping[str, Any]], judge: Judge)
     return curve
 
 
-def overoptimization(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFinding:
+def overoptimization(curve: Sequence[Mapping[str, Any]]) -> OveroptimizationFinding:
     """Did the judge's score fall from its peak by more than its noise while the proxy rose?
 
     With windows of w = n/5 consecutive rollouts (at least 3), over the n step means x_t of the judge's score:
@@ -188,20 +188,20 @@ def overoptimization(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFind
     """
     n = len(curve)
     if n < MIN_STEPS:
-        return OveroptimisationFinding(
+        return OveroptimizationFinding(
             verdict=HackingVerdict.UNDECIDED,
             sentence=f"{UNKNOWN}: the curve has {n} points, and {MIN_STEPS} are needed.",
             num_steps=n,
         )
     gold, proxy, kl = (_column(curve, name) for name in ("gold", "proxy", "kl"))
     if not (np.isfinite(gold).all() and np.isfinite(proxy).all()):
-        return OveroptimisationFinding(
+        return OveroptimizationFinding(
             verdict=HackingVerdict.UNDECIDED,
             sentence=f"{UNKNOWN}: at some steps the reward or the judge's score is missing.",
             num_steps=n,
         )
     if np.ptp(gold) <= SAME * np.abs(gold).max():
-        return OveroptimisationFinding(
+        return OveroptimizationFinding(
             verdict=HackingVerdict.UNDECIDED,
             sentence=f"{UNKNOWN}: the judge's score was {plain_number(gold[0].item())} at every step.",
             num_steps=n,
@@ -226,7 +226,7 @@ def overoptimization(curve: Sequence[Mapping[str, Any]]) -> OveroptimisationFind
     }
     rose, fell = _p_of_rise(proxy, float(proxies[-1] - proxies[peak]), w)
     verdict, sentence = _decide(numbers, p_proxy_rose=rose, p_proxy_fell=fell)
-    return OveroptimisationFinding(verdict=verdict, sentence=sentence, **numbers)
+    return OveroptimizationFinding(verdict=verdict, sentence=sentence, **numbers)
 
 
 @lru_cache(maxsize=64)

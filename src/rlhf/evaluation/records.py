@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.evaluation.intervals import Estimate, finite_or_none
-from rlhf.evaluation.overoptimization import OveroptimisationFinding, overoptimization
+from rlhf.evaluation.overoptimization import OveroptimizationFinding, overoptimization
 from rlhf.evaluation.reward_quality import RewardQuality
 from rlhf.evaluation.verdict import Verdict, verdict
 from rlhf.evaluation.verdict_inputs import Evidence, Independence, Training
@@ -162,7 +162,7 @@ class Evaluation:
     reward_model: RewardQuality | None = None
     proxy: ProxyAgreement | None = None
     curve: Sequence[Mapping[str, Any]] | None = None
-    hacking: OveroptimisationFinding | None = None
+    hacking: OveroptimizationFinding | None = None
     training: Sequence[Training] = ()
     """How each stage between baseline and policy ended."""
     independence: Independence | None = None
