@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
 import pytest
 
 from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.sft import SFTConfig
+from rlhf.errors import ConfigError
 from rlhf.models.reference import ReferenceModel
 from rlhf.training.grpo import GRPOTrainer
 from rlhf.training.inputs import OfflineInputs, RLInputs
@@ -47,3 +49,10 @@ def test_help_shows_the_fields():
     shown = list(inspect.signature(GRPOTrainer).parameters)
     assert shown[:4] == ["policy", "config", "prompts", "scorer"]
     assert "checkpoint_dir" in shown
+
+
+@pytest.mark.parametrize(("name", "field"), [("ppo", "value_model"), ("distill", "teacher")])
+def test_what_a_method_needs_beyond_the_others_is_asked_for_by_name(name, field):
+    given = toy.build_trainer(name).inputs
+    with pytest.raises(ConfigError, match=f"{field}="):
+        type(toy.build_trainer(name))(dataclasses.replace(given, **{field: None}))
