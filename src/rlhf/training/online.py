@@ -22,6 +22,7 @@ from rlhf.models.divergence import check_comparable
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.models.score import TokenScores
+from rlhf.rewards.factory import as_scorer
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.engines import build_engine, close_engine, engine_figures, exactly, is_exact, listen_to
 from rlhf.rollout.types import RolloutEngine
@@ -61,7 +62,7 @@ class OnlineTrainer(ABC):
         policy: Changed in place.
         config: Settings.
         prompts: What to ask, at least one.
-        scorer: Judges completions; None where nothing is learned from scores, which then are 0.
+        scorer: Judges completions; what ``as_scorer`` takes, or None where nothing is learned from scores, which then are 0.
         reference: Log-probabilities of the policy that the KL penalty pulls towards; usually the policy as it was.
         eval_prompts: Asked at each evaluation, with the same seeds; none for no evaluation.
         engine: Samples completions; by default in this process from the same weights.
@@ -84,6 +85,7 @@ class OnlineTrainer(ABC):
         log: TrainingLogger | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
+        scorer = None if scorer is None else as_scorer(scorer, tokenizer=getattr(policy, "tokenizer", None))
         check_online(config, policy=policy, reference=reference, scorer=scorer, prompts=prompts)
         if config.early_stopping is not None and not eval_prompts:
             raise ConfigError("early_stopping watches held-out prompts, and there are none; give eval_prompts.")
@@ -108,8 +110,7 @@ class OnlineTrainer(ABC):
             check_comparable(policy, reference, what="The reference")
         self.controller = build_kl_controller(config.kl)
         self.kl_measured: tuple[float, int] | None = None
-        """Mean KL to the reference of the newest rollout, nats per sequence, and how many sequences it is of; the weight follows it
-        when the next rollout begins."""
+        """Mean KL to the reference of the newest rollout, nats per sequence, and its sequences; decides the next rollout's weight."""
         self.order = Cycle(len(prompts), seed=config.seed, name="prompts")
         self.num_phases = config.rollouts
         self.groups_per_step = config.minibatch_size // config.group_size
@@ -317,8 +318,7 @@ class OnlineTrainer(ABC):
         return limit is not None and metrics[f"{self.name}/kl_mean"] > limit
 
     def evaluate(self) -> dict[str, float]:
-        """Score, KL to the reference (nats per sequence), length and share of ended completions on held-out prompts, and
-        what ``evaluation`` asks for."""
+        """Score, KL to the reference (nats per sequence), length, share of ended completions; what ``evaluation`` asks for."""
         if not self.eval_prompts:
             return {}
         metrics = Metrics()

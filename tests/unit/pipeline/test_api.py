@@ -16,6 +16,7 @@ from rlhf.data.world.pairs import annotate
 from rlhf.errors import ConfigError
 from rlhf.pipeline.artifacts import Artifact
 from tests.fixtures.cheap_stages import install
+from tests.unit.rewards import helpers
 
 
 @pytest.fixture(scope="module")
@@ -234,3 +235,44 @@ def test_help_says_what_the_fields_mean():
 def test_only_public_names_are_listed():
     assert {name for name in dir(rlhf) if not name.startswith("__")} == set(rlhf.__all__) - {"__version__"}
     assert "importlib" not in dir(rlhf)
+
+
+def test_a_function_is_a_reward_and_its_stage_follows_its_source(files, tmp_path, monkeypatch, capsys):
+    done = install(monkeypatch)
+
+    def made_with(factor):
+        def brief(prompts, completions, **columns):
+            return [-factor * len(c) for c in completions]
+
+        return brief
+
+    trainer = trainer_in(files, tmp_path / "mine", quiet=False)
+    record = trainer.train_grpo(reward=made_with(1.0))
+    [reward] = record.settings["reward"]
+    assert (reward["name"], reward["in_process"]) == ("brief", True)
+    assert record.names["reward.0.function"] == reward["function"], "the record says that it was a function in memory"
+    assert "'brief' exists in this process only" in capsys.readouterr().out
+    trainer_in(files, tmp_path / "mine").train_grpo(reward=made_with(1.0))
+    assert done == ["grpo"], "kept: the source is the same"
+    trainer_in(files, tmp_path / "mine").train_grpo(reward=[made_with(2.0), "rules"])
+    assert done == ["grpo", "grpo"]
+    trainer.evaluate(judge=made_with(1.0))
+    trainer.train_grpo(reward={"kind": "function", "function": made_with(1.0), "weight": 2.0, "name": "short"})
+    assert trainer.stages["grpo"]["reward"]["name"] == "short"
+
+
+def test_a_function_of_a_module_is_named_as_in_a_recipe(files, tmp_path, monkeypatch):
+    install(monkeypatch)
+    record = trainer_in(files, tmp_path / "mine").train_ppo(reward=helpers.length)
+    assert record.settings["reward"][0]["function"] == "tests.unit.rewards.helpers:length"
+    assert not record.settings["reward"][0]["in_process"]
+    assert "reward.0.function" in record.parents, "the content of its file decides"
+    with pytest.raises(ConfigError, match="RuleBasedReward"):
+        trainer_in(files, tmp_path / "mine").train_ppo(reward=rlhf.RuleBasedReward())
+
+
+@pytest.mark.slow
+def test_a_lambda_judges_in_a_real_stage(files, tmp_path):
+    trainer = trainer_in(files, tmp_path / "mine", batch_size=4, ppo_rollouts=1, max_new_tokens=4, group_size=2)
+    record = trainer.train_grpo(reward=lambda prompts, completions: [float(len(c)) for c in completions])
+    assert record.metrics["grpo/score_last"] > 0
