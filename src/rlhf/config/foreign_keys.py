@@ -52,7 +52,9 @@ OTHERS: Mapping[str, Entry] = {
     "lora": to("model.lora"),
     "train_dataset": to("data", "prompts"),
     "loss_type": to(note=LOSSES),
-    # of RLHFConfig, whose names say the stage
+}
+"""Of verl, LLaMA-Factory, Axolotl and papers, and words beside keys of the tables."""
+OF_RLHF_CONFIG: Mapping[str, Entry] = {
     "rm_model": to("reward_model"),
     "rm_dataset": to("reward_dataset"),
     "rm_learning_rate": to("reward_learning_rate"),
@@ -67,11 +69,12 @@ OTHERS: Mapping[str, Entry] = {
     "init_kl_coef": to("kl_coef"),
     "lam": to("gae_lambda"),
 }
-"""Of verl, LLaMA-Factory, Axolotl and papers, and words beside keys of the tables."""
+"""To fields of ``rlhf.RLHFConfig``, whose names say the stage."""
 
 
 def _entries() -> Iterator[tuple[str, Entry]]:
     yield from OTHERS.items()
+    yield from OF_RLHF_CONFIG.items()
     for layout in LAYOUTS.values():
         for key, entries in layout.everything.items():
             if "." not in key:

@@ -104,7 +104,7 @@ def test_the_text_below_a_setting_is_its_description_wherever_its_class_was_made
     assert meanings(Outer.Inner) == {"first": "Of the inner class."}
     assert meanings(Derived) == {"first": "Of the outer\nclass.", "second": "Here it has a text.", "given": "By hand."}
     assert meanings(local()) == {"first": "Of a local class."}
-    namespace = {"Config": BaseConfig, "__name__": "typed"}
+    namespace = {"BaseConfig": BaseConfig, "__name__": "typed"}
     exec("class Typed(BaseConfig):\n    first: int = 1\n    'Without a file.'", namespace)
     assert meanings(namespace["Typed"]) == {"first": None}
 

@@ -14,6 +14,7 @@ from rlhf.data.datasets import GRPODataset, SFTDataset
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Group
 from rlhf.data.report import left_out
+from rlhf.data.verifiable import count_unverifiable
 from rlhf.errors import ConfigError, DataError
 from rlhf.files import check_space
 from rlhf.models.policy import PolicyModel
@@ -122,7 +123,12 @@ def read_prompts(
     with at.naming(key):
         data = GRPODataset(at.paths(source), policy.tokenizer, **options)
     at.log.write("note", message=f"prompts: {data.report.to_text()}")
-    return list(data)
+    prompts = list(data)
+    with at.naming(key):
+        if told := count_unverifiable(prompts):
+            at.log.write("note", message=f"{key}: {told}")
+            at.log.say(f"  {key}: {told}")
+    return prompts
 
 
 def penalties_of(stage: PolicyTraining, policy: PolicyModel, at: StageContext) -> list[ElasticWeightConsolidation]:
