@@ -174,6 +174,7 @@ SHORT_FORMS = {
     **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher"), "path"),
     "engine": "kind",
     "environment": "factory",
+    **dict.fromkeys(("data", "prompts"), "path"),
 }
 """Sections that may be written as one text, and the key that the text is the value of: ``model: PATH`` is ``model: {path: PATH}``."""
 SWITCHES = ("lora",)
