@@ -31,15 +31,33 @@ class RowFilter(BaseConfig):
 
 
 def lifted_filter(stage: Any, key: str) -> Any:
-    """A stage's settings with `key: {path: FILE, dedup: ...}` as the file under `key` and the rest under `row_filter`."""
+    """A stage's settings with `key: {path: FILE, dedup: ...}` as the file under `key` and the rest under `row_filter`.
+
+    What is wrong stays where it is, for ``check_lifted``, whose complaint has the place of the key.
+    """
     if not isinstance(stage, Mapping) or not isinstance(stage.get(key), Mapping):
         return stage
-    if stage.get(KEY) is not None:
-        raise ValueError(f"{key} has a filter and {KEY} is given too; give one of them")
-    rest = {name: value for name, value in stage[key].items() if name != "path"}
-    others = {name: value for name, value in stage.items() if name != key}
-    path = {key: stage[key]["path"]} if "path" in stage[key] else {}
+    given = stage[key]
+    if stage.get(KEY) is not None or "path" not in given:
+        return stage
     try:
-        return {**others, **path, KEY: RowFilter.of(rest)}
-    except ConfigError as err:  # with the keys as the user wrote them
-        raise ValueError("; ".join(f"{key}.{line.strip()}" for line in str(err).splitlines()[1:])) from None
+        return {**stage, key: given["path"], KEY: _filter_of(given)}
+    except ConfigError:
+        return stage
+
+
+def check_lifted(value: Any) -> Any:
+    """Refuse a section that ``lifted_filter`` left; for the field."""
+    if isinstance(value, Mapping):
+        if "path" not in value:
+            raise ValueError("a file with a filter needs `path`, as in {path: FILE, dedup: true}")
+        try:
+            _filter_of(value)
+        except ConfigError as err:
+            raise ValueError("; ".join(line.strip() for line in str(err).splitlines()[1:])) from None
+        raise ValueError(f"a filter stands here and under {KEY}; give one of them")
+    return value
+
+
+def _filter_of(given: Mapping[str, Any]) -> RowFilter:
+    return RowFilter.of({name: value for name, value in given.items() if name != "path"})

@@ -15,7 +15,7 @@ from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
 from rlhf.config.regularizers import EWCConfig
 from rlhf.config.rewards import PerhapsRewardSpecs
-from rlhf.config.row_filter import RowFilter, lifted_filter
+from rlhf.config.row_filter import RowFilter, check_lifted, lifted_filter
 from rlhf.config.training import OfflineConfig
 from rlhf.seeds import derive_seed
 
@@ -120,6 +120,8 @@ class DataInputs(StageConfig):
     def _with_filter(cls, stage: Any) -> Any:
         return lifted_filter(stage, "data")
 
+    _check_data = field_validator("data", mode="before")(check_lifted)
+
     @property
     def has_held_out(self) -> bool:
         """Whether there are rows to evaluate on."""
@@ -146,6 +148,8 @@ class PromptInputs(StageConfig):
     @classmethod
     def _with_filter(cls, stage: Any) -> Any:
         return lifted_filter(stage, "prompts")
+
+    _check_prompts = field_validator("prompts", mode="before")(check_lifted)
 
     @property
     def has_held_out(self) -> bool:

@@ -26,9 +26,9 @@ def test_a_section_is_the_file_and_a_filter():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"data": {"path": "f", "dedupe": True}}, r"data\.dedupe: .*'dedup'"),
-        ({"data": {"dedup": True}}, r"stages\.s\.data: .*required"),
-        ({"data": {"path": "f", "dedup": 2}}, r"data\.dedup"),
+        ({"data": {"path": "f", "dedupe": True}}, r"stages\.s\.data: dedupe: .*'dedup'"),
+        ({"data": {"dedup": True}}, r"stages\.s\.data: .*path"),
+        ({"data": {"path": "f", "dedup": 2}}, r"stages\.s\.data: dedup"),
         ({"data": {"path": "f", "min_length": 9, "max_length": 2}}, "min_length"),
         ({"data": {"path": "f", "dedup": True}, "row_filter": {"dedup": True}}, "row_filter"),
         ({"data": {"path": "stage:nope/x", "dedup": True}}, r"stages\.s\.data names stage:nope"),
