@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf.errors import ConfigError
+from rlhf.pipeline.validate.functions import look_at
 from rlhf.rewards.functions import FunctionReward, load_function
 from rlhf.rewards.in_memory import is_in_memory, name_of, warning_about
 from tests.unit.rewards import helpers
@@ -48,5 +49,7 @@ def test_a_function_without_readable_source_never_has_the_same_name_twice():
 def test_another_process_is_asked_for_the_function():
     with pytest.raises(ConfigError, match=r"'brief'.*another process"):
         load_function("rlhf.rewards.in_memory:brief_0123456789ab")
+    with pytest.raises(ConfigError, match=r"'brief'.*another process"):
+        look_at("rlhf.rewards.in_memory:brief_0123456789ab")
     with pytest.raises(ConfigError, match="has no function 'brief'"):
         load_function("rlhf.rewards.in_memory:brief")
