@@ -74,8 +74,11 @@ def one_stage(kind: str, about: str) -> Callable[..., None]:
     ) -> None:
         from rlhf.config.base import apply_overrides
         from rlhf.config.recipe import RecipeConfig, expand_variables
+        from rlhf.config.stages import BY_KIND
         from rlhf.pipeline.validate.settings import usual_learning_rate
 
+        if "model" in BY_KIND[kind].model_fields:  # the one model that a stage alone trains
+            settings = [f"model.{item}" if item.startswith(("lora=", "lora.")) else item for item in settings]
         stage = expand_variables(apply_overrides({"kind": kind}, settings), "The command line")
         tree = {
             "name": output.name, "output_dir": str(output.parent), "device": device, "stages": {kind: stage},

@@ -7,7 +7,7 @@ all complaints come together. Nothing here imports torch.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -174,33 +174,55 @@ SHORT_FORMS = {
     **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher"), "path"),
     "engine": "kind",
     "environment": "factory",
+    **dict.fromkeys(("data", "prompts"), "path"),
 }
 """Sections that may be written as one text, and the key that the text is the value of: ``model: PATH`` is ``model: {path: PATH}``."""
+SWITCHES = ("lora",)
+"""Sections that ``true`` stands for with their defaults."""
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A copy of ``tree`` with ``key.sub=value`` items applied in order; values are YAML.
 
+    A section in its short form keeps what other items say of the inside: ``model.lora.rank=8`` and ``model=PATH`` may come in any
+    order.
+
     Raises:
         ConfigError: An item without ``=``, or one that goes through a value as if it were a section.
     """
     tree = _copy(tree)
-    for item in overrides:
-        dotted, equals, text = item.partition("=")
-        *parents, leaf = dotted.split(".")
-        if not equals or not all(key and key == key.strip() for key in (*parents, leaf)):
-            raise ConfigError(
-                f"Override {shortened(item)!r} is not of the form key.subkey=value. Keys are joined by single dots, without spaces."
-            )
-        node: Any = tree
-        for key in parents:
-            node = _step(node, key, item)
-        value = parse_yaml(text, f"The value of override {shortened(item)!r}")
-        if isinstance(node, list):
-            node[_index(node, leaf, item)] = value
-        else:
-            node[leaf] = value
+    _apply_all(tree, list(overrides))
     return tree
+
+
+def _apply_all(tree: dict[str, Any], items: Sequence[str]) -> None:
+    for place, item in enumerate(items):
+        section = _apply(tree, item)
+        if section is not None:
+            same = f"{section}.{SHORT_FORMS.get(section.rpartition('.')[2], '')}="
+            inside = [
+                other for other in items[:place] if other.startswith(f"{section}.") and not other.startswith(same)
+            ]
+            _apply_all(tree, inside)
+
+
+def _apply(tree: dict[str, Any], item: str) -> str | None:
+    """Apply one override in place; gives its key where the value is a section's short form."""
+    dotted, equals, text = item.partition("=")
+    *parents, leaf = dotted.split(".")
+    if not equals or not all(key and key == key.strip() for key in (*parents, leaf)):
+        raise ConfigError(
+            f"Override {shortened(item)!r} is not of the form key.subkey=value. Keys are joined by single dots, without spaces."
+        )
+    node: Any = tree
+    for key in parents:
+        node = _step(node, key, item)
+    value = parse_yaml(text, f"The value of override {shortened(item)!r}")
+    if isinstance(node, list):
+        node[_index(node, leaf, item)] = value
+    else:
+        node[leaf] = value
+    return dotted if _long_form(leaf, value) is not None else None
 
 
 def _step(node: Any, key: str, item: str) -> Any:
@@ -209,14 +231,21 @@ def _step(node: Any, key: str, item: str) -> Any:
     if node.get(key) is None:
         node[key] = {}
     child = node[key]
-    if isinstance(child, str) and key in SHORT_FORMS:
-        child = node[key] = {SHORT_FORMS[key]: child}
+    if (section := _long_form(key, child)) is not None:
+        child = node[key] = section
     if not isinstance(child, dict | list):
         raise ConfigError(
             f"Override {shortened(item)!r}: {key!r} holds the value {child!r}, not a section of keys; replace it as a whole, "
             f"as in {key}={{...}}."
         )
     return child
+
+
+def _long_form(key: str, value: Any) -> dict[str, Any] | None:
+    """The section that a value stands for; None where it is no short form."""
+    if isinstance(value, str) and key in SHORT_FORMS:
+        return {SHORT_FORMS[key]: value}
+    return {} if value is True and key in SWITCHES else None
 
 
 def _index(node: list[Any], key: str, item: str) -> int:

@@ -49,14 +49,32 @@ OTHERS: Mapping[str, Entry] = {
     "algorithm": to("kind"),
     "r": to("model.lora.rank"),
     "peft_config": to("model.lora"),
+    "lora": to("model.lora"),
     "train_dataset": to("data", "prompts"),
     "loss_type": to(note=LOSSES),
 }
 """Of verl, LLaMA-Factory, Axolotl and papers, and words beside keys of the tables."""
+OF_RLHF_CONFIG: Mapping[str, Entry] = {
+    "rm_model": to("reward_model"),
+    "rm_dataset": to("reward_dataset"),
+    "rm_learning_rate": to("reward_learning_rate"),
+    "rm_epochs": to("reward_epochs"),
+    "rm_batch_size": to("reward_batch_size"),
+    "ppo_learning_rate": to("learning_rate"),
+    "dpo_beta": to("beta"),
+    "value_clip": to("value_clip_range"),
+    "cliprange": to("clip_range"),
+    "cliprange_value": to("value_clip_range"),
+    "kl_penalty_coef": to("kl_coef"),
+    "init_kl_coef": to("kl_coef"),
+    "lam": to("gae_lambda"),
+}
+"""To fields of ``rlhf.RLHFConfig``, whose names say the stage."""
 
 
 def _entries() -> Iterator[tuple[str, Entry]]:
     yield from OTHERS.items()
+    yield from OF_RLHF_CONFIG.items()
     for layout in LAYOUTS.values():
         for key, entries in layout.everything.items():
             if "." not in key:

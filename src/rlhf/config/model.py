@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlhf.config.base import BaseConfig, InputPath, TextOrFile
 
@@ -57,7 +57,7 @@ class ModelConfig(BaseConfig):
     dtype: DType = "float32"
     """Type of the weights."""
     lora: LoRAConfig | None = None
-    """Train adapters instead of all weights."""
+    """Train adapters instead of all weights; `true` for adapters with the defaults."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about 30 % more time for much less memory."""
     compile: bool = False
@@ -75,6 +75,11 @@ class ModelConfig(BaseConfig):
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
+
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _switched(cls, value: Any) -> Any:
+        return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from rlhf.config.base import InputPath, Kind
@@ -15,6 +15,7 @@ from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
 from rlhf.config.regularizers import EWCConfig
 from rlhf.config.rewards import PerhapsRewardSpecs
+from rlhf.config.row_filter import RowFilter, check_lifted, lifted_filter
 from rlhf.config.training import OfflineConfig
 from rlhf.seeds import derive_seed
 
@@ -146,6 +147,15 @@ class DataInputs(StageConfig):
     """Rows of a stream that are shuffled together; 0 keeps the order of the file."""
     on_bad_row: Literal["error", "skip"] = "error"
     """Stop at a bad row, or count and list it."""
+    row_filter: RowFilter | None = None
+    """Rows of `data` that are left out, before a share is held out; `data: {path: FILE, dedup: true}` is short for it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_filter(cls, stage: Any) -> Any:
+        return lifted_filter(stage, "data")
+
+    _check_data = field_validator("data", mode="before")(check_lifted)
 
     @property
     def has_held_out(self) -> bool:
@@ -167,6 +177,15 @@ class PromptInputs(StageConfig):
     """Other names for columns of all prompts, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)
     """Use only this many prompts, the first of the file or files."""
+    row_filter: RowFilter | None = None
+    """Rows of `prompts` that are left out; `prompts: {path: FILE, dedup: true}` is short for it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_filter(cls, stage: Any) -> Any:
+        return lifted_filter(stage, "prompts")
+
+    _check_prompts = field_validator("prompts", mode="before")(check_lifted)
 
     @property
     def has_held_out(self) -> bool:

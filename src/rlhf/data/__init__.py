@@ -10,7 +10,7 @@
     tokenize      rows -> token ids, with the exact boundary            truncate         what is too long
     datasets      SFTDataset, PreferenceDataset, ComparisonDataset, RankingDataset, RatingDataset, KTODataset, StepwiseDataset,
                   GRPODataset
-    steps         where the steps of a sampled solution end
+    steps         where the steps of a sampled solution end             verifiable       rows that no verifier judges
     streaming     the same as streams with a cursor                   dataset_options  the keywords of both, checked once
     pack          Group -> PackedBatch
     inspect       run_check, run_stats, run_convert, run_dedup

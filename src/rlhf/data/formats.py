@@ -43,6 +43,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Canonical name -> others that are read as it where the canonical one is absent, the first found."""
 
+JOINED = ("input", "context")
+"""Columns whose text stands behind an ``instruction`` in the prompt: Alpaca's and Dolly's; the first that is there."""
+
 SHAPES: Mapping[Kind, tuple[str, ...]] = {
     Kind.PREFERENCE: ("chosen", "rejected"),
     Kind.COMPARISON: ("prompt", "completion_a", "completion_b", "preference"),
@@ -126,11 +129,12 @@ def parse_row(
 
 
 def canonical_columns(raw: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Rename known aliases; join Alpaca's ``instruction`` and ``input``; drop columns that are null."""
+    """Rename known aliases; join Alpaca's ``instruction`` and ``input``, Dolly's and ``context``; drop columns that are null."""
     cells = {name: value for name, value in raw.items() if value is not None}
     nulls = [name for name in raw if raw[name] is None]
-    if "prompt" not in cells and "instruction" in cells and isinstance(cells.get("input"), str):
-        context = cells.pop("input")
+    joined = next((name for name in JOINED if isinstance(cells.get(name), str)), None)
+    if "prompt" not in cells and "instruction" in cells and joined is not None:
+        context = cells.pop(joined)
         if context and isinstance(cells["instruction"], str):
             cells["instruction"] = f"{cells['instruction']}\n\n{context}"
     for name, others in ALIASES.items():

@@ -42,6 +42,10 @@ from rlhf.formatting import percentage
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+FOR_THE_PROMPT = frozenset(
+    {"context", "contexts", "input", "passage", "document", "article", "history", "system", "system_prompt"}
+)
+"""Names of columns that published data sets put into the prompt."""
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 Finding = Literal["duplicate", "identical", "tie", "empty", "out of turn", "repeated"]
 """What is not wrong with a row, but worth knowing."""
@@ -93,6 +97,11 @@ class CheckReport:
         ]
         if self.columns:
             lines.append("other columns: " + ", ".join(f"{name} ({count:,})" for name, count in self.columns.items()))
+        lines += [
+            f"column {short(name)} reaches no token of {counted(count, 'row')}: if the model should read it, write it into the prompt"
+            for name, count in self.columns.items()
+            if name.lower() in FOR_THE_PROMPT
+        ]
         findings: tuple[tuple[int, str, str, Finding | None], ...] = (
             (self.num_duplicates, "duplicate", "of an earlier row", "duplicate"),
             (self.num_identical, "pair", "with equal texts (nothing to learn from; left out of training)", "identical"),

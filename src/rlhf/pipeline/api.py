@@ -10,13 +10,15 @@ Every call runs one more stage of an ordinary recipe, so the run folder, resume 
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 from pydantic import Field
 
 from rlhf.config.base import BaseConfig
 from rlhf.config.descriptions import described_fields
 from rlhf.config.model import AUTO, DeviceName
+from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError, check_type
 from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
 from rlhf.pipeline.staged_run import FinishedStage, StagedRun
@@ -37,6 +39,10 @@ class RLHFConfig(BaseConfig):
 
     model_name: str
     """Model folder or hub name; `embedded` is the tiny one in this package."""
+    sft_model: str | None = None
+    """A model that is fine-tuned already, folder or hub name: where the other stages start without `train_sft`."""
+    reward_model: str | None = None
+    """A reward model, folder or hub name: who judges without `train_reward_model`."""
     output_dir: str = "runs/rlhf"
     """The run folder."""
     sft_dataset: str | None = None
@@ -50,13 +56,21 @@ class RLHFConfig(BaseConfig):
     eval_prompts_frac: float = Field(0.1, ge=0, lt=1)
     """Share of the prompts that is held out for `evaluate` where there are no `eval_prompts`; the policy's stages don't see them."""
     learning_rate: float = Field(1.41e-5, gt=0)
-    """Of the policy in PPO, GRPO and DPO."""
+    """Of the policy in PPO and GRPO."""
+    dpo_learning_rate: float = Field(5e-7, gt=0)
+    """Of the policy in DPO."""
     sft_learning_rate: float = Field(2e-5, gt=0)
     """Of SFT."""
     reward_learning_rate: float = Field(1e-5, gt=0)
     """Of the reward model."""
     sft_epochs: float = Field(3, gt=0)
     """Passes over the demonstrations."""
+    sft_batch_size: int = Field(32, ge=1)
+    """Demonstrations in an optimizer step."""
+    reward_epochs: float = Field(1, gt=0)
+    """Passes over the pairs, for the reward model."""
+    reward_batch_size: int = Field(32, ge=1)
+    """Pairs in an optimizer step of the reward model."""
     ppo_epochs: int = Field(4, ge=1)
     """Passes over each rollout."""
     ppo_rollouts: int = Field(100, ge=1)
@@ -67,10 +81,20 @@ class RLHFConfig(BaseConfig):
     """Completions in an optimizer step of PPO."""
     max_new_tokens: int = Field(64, ge=1)
     """Longest completion in tokens."""
+    temperature: float = Field(1.0, gt=0)
+    """Of the sampled completions, in training and in `evaluate`."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Completions are sampled from the likeliest tokens whose probabilities add up to this."""
     max_length: int = Field(1024, ge=2)
     """Longest row in tokens; longer ones are dropped and counted."""
     kl_coef: float = Field(0.1, ge=0)
     """Weight of PPO's KL penalty."""
+    clip_range: float = Field(0.2, gt=0, le=1)
+    """PPO and GRPO reward no ratio below 1 - clip_range or above 1 + clip_range."""
+    value_clip_range: float | None = Field(0.2, gt=0)
+    """PPO's values move at most this far from those of the rollout; None for no limit."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """PPO's trade of bias (0) for variance (1) in advantages."""
     group_size: int = Field(8, ge=2)
     """Completions for each prompt in GRPO."""
     beta: float = Field(0.1, gt=0)
@@ -81,6 +105,15 @@ class RLHFConfig(BaseConfig):
     """Seeds everything."""
     device: DeviceName = AUTO
     """Where models are: `cpu`, `cuda`, `cuda:N`, or `auto` for the first GPU that torch has, else the CPU."""
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Read the fields from a YAML file.
+
+        Raises:
+            ConfigError: The file can't be read, or a field is wrong.
+        """
+        return cls.of(read_yaml(path), source=str(path))
 
 
 class RLHFTrainer(StagedRun):
@@ -110,6 +143,7 @@ class RLHFTrainer(StagedRun):
                 "data": self._needed("sft_dataset", "train_sft"),
                 "learning_rate": config.sft_learning_rate,
                 "epochs": config.sft_epochs,
+                "batch_size": config.sft_batch_size,
                 "max_length": config.max_length,
                 "truncation": "drop",
                 **settings,
@@ -127,6 +161,8 @@ class RLHFTrainer(StagedRun):
                 "data": self._needed("reward_dataset", "train_reward_model"),
                 "eval_frac": config.eval_frac,
                 "learning_rate": config.reward_learning_rate,
+                "epochs": config.reward_epochs,
+                "batch_size": config.reward_batch_size,
                 "max_length": config.max_length,
                 **settings,
             },
@@ -135,23 +171,26 @@ class RLHFTrainer(StagedRun):
     def train_ppo(self, **settings: Any) -> FinishedStage:
         """PPO against the reward model of ``train_reward_model``."""
         config = self.config
-        if "reward" not in self.stages and "reward" not in settings:
-            raise ConfigError("train_ppo needs a reward: call train_reward_model first, or give reward=... .")
+        judge = settings["reward"] if "reward" in settings else self._judge("train_ppo", "reward")
         return self.run_stage(
             "ppo",
             {
                 "kind": "ppo",
                 "model": self._start(),
                 "prompts": self._prompts("train_ppo"),
-                "reward": "stage:reward",
+                "reward": judge,
                 "learning_rate": config.learning_rate,
                 "rollouts": config.ppo_rollouts,
                 "epochs_per_rollout": config.ppo_epochs,
                 "prompts_per_rollout": config.batch_size,
                 "minibatch_size": config.mini_batch_size,
-                "sampling": {"max_new_tokens": config.max_new_tokens},
+                "sampling": self._sampling(),
                 "kl": {"coef": config.kl_coef},
-                "value_init": "reward" if "reward" in self.stages and "reward" not in settings else "policy",
+                "clip_low": config.clip_range,
+                "clip_high": config.clip_range,
+                "clip_value": config.value_clip_range,
+                "gae_lambda": config.gae_lambda,
+                "value_init": "policy" if "reward" in settings else "reward",
                 **settings,
             },
         )
@@ -159,8 +198,7 @@ class RLHFTrainer(StagedRun):
     def train_grpo(self, **settings: Any) -> FinishedStage:
         """GRPO against the reward model of ``train_reward_model``."""
         config = self.config
-        if "reward" not in self.stages and "reward" not in settings:
-            raise ConfigError("train_grpo needs a reward: call train_reward_model first, or give reward=... .")
+        judge = settings["reward"] if "reward" in settings else self._judge("train_grpo", "reward")
         size = config.group_size
         return self.run_stage(
             "grpo",
@@ -168,13 +206,15 @@ class RLHFTrainer(StagedRun):
                 "kind": "grpo",
                 "model": self._start(),
                 "prompts": self._prompts("train_grpo"),
-                "reward": "stage:reward",
+                "reward": judge,
                 "learning_rate": config.learning_rate,
                 "rollouts": config.ppo_rollouts,
                 "prompts_per_rollout": max(1, config.batch_size // size),
                 "group_size": size,
                 "minibatch_size": size * max(1, config.batch_size // size),
-                "sampling": {"max_new_tokens": config.max_new_tokens},
+                "sampling": self._sampling(),
+                "clip_low": config.clip_range,
+                "clip_high": config.clip_range,
                 **settings,
             },
         )
@@ -188,7 +228,7 @@ class RLHFTrainer(StagedRun):
                 "kind": "dpo",
                 "model": self._start(),
                 "data": self._pairs("train_dpo"),
-                "learning_rate": config.learning_rate,
+                "learning_rate": config.dpo_learning_rate,
                 "beta": config.beta,
                 "eval_frac": config.eval_frac,
                 "max_length": config.max_length,
@@ -214,8 +254,7 @@ class RLHFTrainer(StagedRun):
             )
         if "prompts" in settings:
             settings["prompts"] = self._in_parts(settings["prompts"])
-        if judge is None and "reward" not in self.stages:
-            raise ConfigError("evaluate needs a judge: call train_reward_model first, or give judge=... .")
+        judge = judge if judge is not None else self._judge("evaluate", "judge")
         return self.run_stage(
             "evaluate",
             {
@@ -223,15 +262,30 @@ class RLHFTrainer(StagedRun):
                 "policy": f"stage:{newest}",
                 "baseline": self.stages[newest]["model"],
                 "prompts": self._held_out_prompts(),
-                "judge": judge if judge is not None else "stage:reward",
-                "sampling": {"max_new_tokens": self.config.max_new_tokens},
+                "judge": judge,
+                "sampling": self._sampling(),
                 "limit": 200,
                 **settings,
             },
         )
 
     def _start(self) -> str:
-        return "stage:sft" if "sft" in self.stages else self.config.model_name
+        return "stage:sft" if "sft" in self.stages else self.config.sft_model or self.config.model_name
+
+    def _judge(self, call: str, argument: str) -> str:
+        """The reward model: the one that was trained here, else the config's."""
+        if "reward" in self.stages:
+            return "stage:reward"
+        if self.config.reward_model is None:
+            raise ConfigError(
+                f"{call} needs a {argument}: call train_reward_model first, or give {argument}=... or "
+                "RLHFConfig(reward_model=...)."
+            )
+        return self.config.reward_model
+
+    def _sampling(self) -> dict[str, Any]:
+        config = self.config
+        return {"max_new_tokens": config.max_new_tokens, "temperature": config.temperature, "top_p": config.top_p}
 
     def _prompts(self, call: str) -> str:
         """What the policy is asked in training."""

@@ -15,6 +15,7 @@ from rlhf.models.checks import ADAPTER_FILE
 from rlhf.models.sources import EMBEDDED, embedded_folder
 from rlhf.pipeline.artifacts import STAGE_INPUT, MadeFrom, content_hash
 from rlhf.pipeline.code_hash import code_of_stage, files_of_function, is_own_function, source_of_function
+from rlhf.rewards.in_memory import is_in_memory
 
 
 def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeFrom:
@@ -68,7 +69,7 @@ def local_inputs(stage: BaseConfig) -> list[tuple[str, Path]]:
 
 
 def inputs_by_name(stage: BaseConfig, parents: Mapping[str, str]) -> dict[str, str]:
-    """Inputs that are no files of this machine, such as models on a hub: dotted place to name.
+    """Inputs that are no files of this machine, such as models on a hub and functions in memory: dotted place to name.
 
     Args:
         stage: Its settings.
@@ -77,7 +78,8 @@ def inputs_by_name(stage: BaseConfig, parents: Mapping[str, str]) -> dict[str, s
     return {
         ".".join(place): text
         for place, text, names in named_things(stage)
-        if names is Names.INPUT and not STAGE.match(text) and ".".join(place) not in parents
+        if (names is Names.INPUT and not STAGE.match(text) and ".".join(place) not in parents)
+        or (names is Names.FUNCTION and is_in_memory(text))
     }
 
 

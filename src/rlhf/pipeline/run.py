@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from rlhf.config.base import Names, named_things
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import Stage
 from rlhf.config.threads import check_threads
@@ -35,6 +36,7 @@ from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
 from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
+from rlhf.rewards.in_memory import is_in_memory, warning_about
 from rlhf.training.checkpoint_names import PREFIX, step_of
 from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import EVENTS, TrainingLogger, finite, read_jsonl
@@ -260,11 +262,14 @@ class Pipeline:
         return outcome
 
     def _warn(self, name: str, log: TrainingLogger) -> None:
-        """Say beside the result, and in the report, where an evaluation measures with what training saw."""
+        """Say, and note in the report, what calls a function in memory and where an evaluation measures with what training saw."""
         stage = self.recipe.stages[name]
+        said = {event.get("message") for event in events_of(read_jsonl(self.run_dir / EVENTS), name)}
+        for _, text, names in named_things(stage):
+            if names is Names.FUNCTION and is_in_memory(text) and warning_about(text) not in said:
+                log.alarm(warning_about(text))
         if not stage.evaluates:
             return
-        said = {event.get("message") for event in events_of(read_jsonl(self.run_dir / EVENTS), name)}
         seen = find_leakage(
             self.recipe.stages, stage, run=self.run_dir, runs=self.run_dir.parent, count=count_seen_prompts
         )

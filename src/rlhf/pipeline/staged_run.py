@@ -16,11 +16,16 @@ from rlhf.config.model import AUTO
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import POLICY_KINDS
 from rlhf.config.yaml_text import read_yaml
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, kind_of
 from rlhf.models.folders import write_folder_aside
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.plan import parents_of
 from rlhf.pipeline.run import Pipeline
+from rlhf.rewards.in_memory import is_in_memory, name_of, own_name
+from rlhf.rewards.types import Scorer
+
+REWARD_KEYS = ("reward", "judge")
+"""Settings of a stage that hold a reward's settings, of which a function is one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,12 +83,12 @@ class StagedRun:
 
         Args:
             name: Of the stage; one of that name is replaced.
-            stage: Its settings, ``kind`` included.
+            stage: Its settings, ``kind`` included. Where a setting names a function, the function itself can stand.
 
         Raises:
             ConfigError: The settings are wrong; the recipe stays as it was.
         """
-        stages = {**self.stages, name: stage}
+        stages = {**self.stages, name: functions_named(stage)}
         tree = {
             "name": self.run_dir.name,
             "output_dir": str(self.run_dir.parent),
@@ -110,6 +115,34 @@ class StagedRun:
     def newest_policy(self) -> str | None:
         """The policy stage that was finished last."""
         return next((record.stage for record in reversed(self.history) if record.kind in POLICY_KINDS), None)
+
+
+def functions_named(value: Any, key: str = "") -> Any:
+    """Settings with names in the place of functions; a reward or judge that has to be called in this process says so.
+
+    Args:
+        value: Settings, or one of them.
+        key: Of the setting.
+
+    Raises:
+        ConfigError: A reward is a scorer or a class of scorers, which no recipe can hold.
+    """
+    if isinstance(value, Mapping):
+        named = {inner: functions_named(item, inner) for inner, item in value.items()}
+        function = value.get("function")
+        if callable(function) and is_in_memory(named["function"]):
+            return {"name": own_name(function), **named, "in_process": True}
+        return named
+    if isinstance(value, list | tuple):
+        return [functions_named(item, key) for item in value]
+    if key not in REWARD_KEYS:
+        return name_of(value) if callable(value) else value
+    if isinstance(value, Scorer | type):
+        raise ConfigError(
+            f"{key} is {kind_of(value)}; expected a function, or a reward's settings as a recipe has them, such as the folder of a "
+            "reward model."
+        )
+    return functions_named({"kind": "function", "function": value}) if callable(value) else value
 
 
 def _finished_stages(run_dir: Path) -> dict[str, Any]:

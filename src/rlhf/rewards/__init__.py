@@ -2,6 +2,7 @@
 
     types       what a scorer takes and gives
     functions   any Python function with the standard signature, in a process that can be killed
+    in_memory   names of functions that only this process has
     process     the parent's side of that process: started, killed, replaced
     worker      the code that runs in that process
     background  coroutines from code that is not async

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf.data.contracts import Prompt
+from rlhf.data.verifiable import VERIFIABLE, is_verifiable
 from rlhf.errors import ConfigError, RewardError, check_type
 from rlhf.rewards.types import Abstaining, CompletionLike, OnError, Scorer, ScoreResult, ask_scorer, sample_name
 
@@ -93,7 +95,7 @@ class CompositeReward:
             raise RewardError(f"Sample {sample_name(prompts[place], completions[place])} has no reward: {reason}.")
         errors |= wrong
         scores = [math.nan if total is None or place in errors else total for place, total in enumerate(totals)]
-        return ScoreResult(scores, asked.parts, errors)
+        return ScoreResult(scores, {**asked.parts, **_verifiable(prompts)}, errors)
 
     def _fault(self, total: float | None, said: Mapping[str, float | None]) -> str:
         """Why a sum is no score; the empty text where it is one."""
@@ -110,6 +112,15 @@ class CompositeReward:
             close = getattr(component.scorer, "close", None)
             if close is not None:
                 close()
+
+
+def _verifiable(prompts: Sequence[Prompt]) -> dict[str, list[float | None]]:
+    """1 for a sample whose row may be verified, 0 where it says `verifiable: false`; nothing where no row says either."""
+    if not any(VERIFIABLE in prompt.columns for prompt in prompts):
+        return {}
+    with contextlib.suppress(ValueError):  # a verifier among the components names the row
+        return {VERIFIABLE: [float(is_verifiable(prompt.columns) is not False) for prompt in prompts]}
+    return {}
 
 
 def standardized(verdicts: Sequence[float | None]) -> list[float | None]:

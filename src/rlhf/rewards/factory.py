@@ -13,8 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlhf.config.named_table import NamedTable
 from rlhf.config.rewards import REWARD_KINDS, RewardBase, RewardSpec
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, check_type
 from rlhf.rewards.composite import Component, CompositeReward
+from rlhf.rewards.in_memory import needs_this_process, own_name
 from rlhf.rewards.types import OnError, RewardContext, Scorer
 
 if TYPE_CHECKING:
@@ -116,8 +117,35 @@ def build_reward(
     )
 
 
+def as_scorer(reward: Any, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Scorer:
+    """A scorer of whatever stands for one.
+
+    Args:
+        reward: A scorer, a class of scorers, a function of the standard signature (see ``rlhf.rewards``), what a recipe's ``reward``
+            takes, or a list of any of these, which is their sum. A function at the top level of an importable module is called in a
+            process of its own, any other in place and without a timeout.
+        tokenizer: As of ``build_reward``.
+
+    Raises:
+        ConfigError: It is nothing of that kind.
+    """
+    if isinstance(reward, Scorer) and not isinstance(reward, type):
+        return reward
+    if isinstance(reward, list | tuple) and any(callable(item) or isinstance(item, Scorer) for item in reward):
+        return CompositeReward([Component(scorer=as_scorer(item, tokenizer=tokenizer)) for item in reward])
+    if callable(reward):
+        return _registered(own_name(reward), reward, {}, "raise")
+    check_type(
+        reward,
+        (str, list, tuple, Mapping, RewardBase),
+        name="scorer",
+        expected="a scorer such as LearnedReward(folder), a function, or what a recipe's reward takes",
+    )
+    return build_reward(reward, tokenizer=tokenizer)
+
+
 def _registered(name: str, reward: str | RewardFunction, settings: Mapping[str, Any], on_error: OnError) -> Scorer:
-    from rlhf.rewards.functions import FunctionReward, needs_this_process
+    from rlhf.rewards.functions import FunctionReward
 
     if isinstance(reward, type):
         try:

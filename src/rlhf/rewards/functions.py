@@ -19,6 +19,7 @@ from typing import Any, Self
 from rlhf.config.rewards import FUNCTION, FunctionRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, kind_of, text_of
+from rlhf.rewards.in_memory import needs_this_process, own_name
 from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.types import CompletionLike, Notify, OnError, RewardContext, ScoreResult, sample_name
 from rlhf.rewards.verdicts import NONE_ALONE, checked, refusal, refuse, score_result
@@ -291,15 +292,7 @@ def function_arguments(
 
 
 def _own_name(function: str | Callable[..., Any]) -> str:
-    if isinstance(function, str):
-        return function.rpartition(":")[2]
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def needs_this_process(function: Callable[..., Any]) -> bool:
-    """Whether another process could not find a function: one that is not at the top level of a module, such as a lambda."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    return not module or module == "__main__" or not name.isidentifier()
+    return function.rpartition(":")[2] if isinstance(function, str) else own_name(function)
 
 
 def _spec_of(function: Callable[..., Any]) -> str:

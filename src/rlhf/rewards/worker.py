@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rlhf.errors import InterruptedRun, did_you_mean, printable, text_of
+from rlhf.errors import ConfigError, InterruptedRun, did_you_mean, printable, text_of
 from rlhf.rewards.background import run_async
 
 PIPE_CLOSED = 113
@@ -76,7 +76,10 @@ def find_function(spec: str) -> Callable[..., Any]:
         raise
     except BaseException as err:
         raise CallError(_import_failure(source, err)) from err
-    function = getattr(module, name, None)
+    try:
+        function = getattr(module, name, None)
+    except ConfigError as err:  # of rlhf.rewards.in_memory
+        raise _hopeless(str(err).removesuffix(".")) from err
     if not callable(function):
         known = [
             n

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlhf.errors import did_you_mean
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # the key of a stage that learns from files does not depend o
     from rlhf.models.reference import Reference
     from rlhf.models.reward import RewardModel
     from rlhf.models.value import ValueModel
-    from rlhf.rewards.types import Scorer
     from rlhf.rollout.types import RolloutEngine
     from rlhf.training.log import TrainingLogger
     from rlhf.training.row_order import MapData, StreamData
@@ -47,8 +46,9 @@ class RLInputs(Generic[RLConfigT]):
     config: RLConfigT
     prompts: Sequence[Prompt]
     """Sampled from in a shuffled, endless order; at least one."""
-    scorer: Scorer | None = None
-    """Scores completions; None only where nothing is learned from scores (distillation)."""
+    scorer: Any = None
+    """Scores completions: a ``Scorer``, a function, or what a recipe's ``reward`` takes (``as_scorer``); None
+    only where nothing is learned from scores (distillation)."""
     _: KW_ONLY
     reference: Reference
     """Log-probabilities of the policy that the KL penalty pulls towards; usually the policy as it was."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from rlhf.losses import segment_sum
 from rlhf.models.divergence import check_comparable
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
+from rlhf.rewards.factory import as_scorer
 from rlhf.rollout.engines import exactly
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
@@ -64,6 +66,9 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     def __init__(self, inputs: RLInputs[RLConfigT]) -> None:
         config = inputs.config
         self.name = inputs.name or self.name
+        if inputs.scorer is not None:
+            tokenizer = getattr(inputs.policy, "tokenizer", None)
+            inputs = replace(inputs, scorer=as_scorer(inputs.scorer, tokenizer=tokenizer))
         check_rl_inputs(inputs, self.config_class)
         if config.early_stopping is not None and not inputs.eval_prompts:
             raise ConfigError("early_stopping watches held-out prompts, and there are none; give eval_prompts.")

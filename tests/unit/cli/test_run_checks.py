@@ -57,6 +57,8 @@ def test_one_stage_without_a_rate_takes_what_is_usual_for_its_method_and_size(ca
 
     assert "0.001" in (rate_of() or "")
     assert "0.01" in (rate_of("model.lora.rank=4") or ""), "adapters take a larger one"
+    assert "0.01" in (rate_of("lora=true") or "")
+    assert "0.01" in (rate_of("lora.rank=4", "model=embedded") or ""), "in any order"
     assert rate_of("learning_rate=2e-5") is None, "a rate that is given is kept, also where it is the default"
     assert rate_of("lr_find=use") is None
 

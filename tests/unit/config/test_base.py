@@ -108,6 +108,32 @@ def test_an_override_reaches_into_a_section_that_was_written_as_one_text():
 
 
 @pytest.mark.parametrize(
+    "items",
+    [
+        ["model=m", "model.lora.rank=8"],
+        ["model.lora.rank=8", "model=m"],
+        ["model.lora.rank=8", "model.lora=true", "model=m"],
+        ["model=m", "model.lora=true", "model.lora.rank=8"],
+        ["model.path=other", "model.lora.rank=8", "model=m"],
+    ],
+)
+def test_a_section_as_one_text_and_its_inside_come_in_any_order(items):
+    assert apply_overrides({}, items) == {"model": {"path": "m", "lora": {"rank": 8}}}
+
+
+def test_a_section_as_one_text_replaces_what_the_file_has():
+    assert apply_overrides({"model": {"path": "a", "dtype": "bfloat16"}}, ["model=b"]) == {"model": "b"}
+    assert apply_overrides({}, ["model.lora.rank=8", "model=null"]) == {"model": None}
+
+
+def test_true_stands_for_adapters_with_their_defaults():
+    assert ModelConfig(path="m", lora=True) == ModelConfig(path="m", lora={})
+    assert ModelConfig(path="m", lora=False).lora is None
+    with pytest.raises(ConfigError, match="lora"):
+        ModelConfig(path="m", lora=8)
+
+
+@pytest.mark.parametrize(
     ("key", "kind", "text"),
     [
         ("model", ModelConfig, "m"),

@@ -40,6 +40,15 @@ def test_the_usual_column_names_are_recognized(names):
     assert (row.prompt, row.completion) == ("question", "answer")
 
 
+def test_dollys_context_joins_the_instruction():
+    row = {"instruction": "Who?", "context": "Ann sang.", "response": "Ann", "category": "closed_qa"}
+    assert parse_row(row).prompt == "Who?\n\nAnn sang."
+    assert parse_row(row).columns == {"category": "closed_qa"}
+    assert parse_row({**row, "context": ""}).prompt == "Who?"
+    assert parse_row({**row, "input": "Bo hummed."}).columns["context"] == "Ann sang.", "only one of the two"
+    assert parse_row({"prompt": "Who?", "context": "c", "completion": "Ann"}).columns == {"context": "c"}
+
+
 def test_alpaca_context_joins_the_instruction():
     assert parse_row({"instruction": "Sum.", "input": "1 2", "output": "3"}).prompt == "Sum.\n\n1 2"
     assert parse_row({"instruction": "Sum.", "input": "", "output": "3"}).prompt == "Sum."

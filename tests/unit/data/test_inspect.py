@@ -259,3 +259,12 @@ def test_one_of_a_kind_is_counted_in_the_singular(tmp_path):
 )
 def test_places_of_rows_are_joined_where_they_are_neighbors(wheres, text):
     assert places(wheres) == text
+
+
+def test_check_names_a_text_column_that_reaches_no_token():
+    rows = [{"prompt": "Who?", "context": "Ann sang.", "completion": "Ann", "source": "x"}]
+    told = run_check(rows).to_text()
+    assert "'context' reaches no token of 1 row" in told
+    assert "'source' reaches" not in told
+    dolly = [{"instruction": "Who?", "context": "Ann sang.", "response": "Ann"}]
+    assert "reaches no token" not in run_check(dolly).to_text()

@@ -11,11 +11,13 @@ import yaml
 
 import rlhf
 from rlhf import RLHFConfig, RLHFTrainer
+from rlhf.config.stages import GRPOStage, PPOStage
 from rlhf.data.world import build_world
 from rlhf.data.world.pairs import annotate
 from rlhf.errors import ConfigError
 from rlhf.pipeline.artifacts import Artifact
 from tests.fixtures.cheap_stages import install
+from tests.unit.rewards import helpers
 
 
 @pytest.fixture(scope="module")
@@ -234,3 +236,101 @@ def test_help_says_what_the_fields_mean():
 def test_only_public_names_are_listed():
     assert {name for name in dir(rlhf) if not name.startswith("__")} == set(rlhf.__all__) - {"__version__"}
     assert "importlib" not in dir(rlhf)
+
+
+def test_a_function_is_a_reward_and_its_stage_follows_its_source(files, tmp_path, monkeypatch, capsys):
+    done = install(monkeypatch)
+
+    def made_with(factor):
+        def brief(prompts, completions, **columns):
+            return [-factor * len(c) for c in completions]
+
+        return brief
+
+    trainer = trainer_in(files, tmp_path / "mine", quiet=False)
+    record = trainer.train_grpo(reward=made_with(1.0))
+    [reward] = record.settings["reward"]
+    assert (reward["name"], reward["in_process"]) == ("brief", True)
+    assert record.names["reward.0.function"] == reward["function"], "the record says that it was a function in memory"
+    assert "'brief' exists in this process only" in capsys.readouterr().out
+    trainer_in(files, tmp_path / "mine").train_grpo(reward=made_with(1.0))
+    assert done == ["grpo"], "kept: the source is the same"
+    trainer_in(files, tmp_path / "mine").train_grpo(reward=[made_with(2.0), "rules"])
+    assert done == ["grpo", "grpo"]
+    trainer.evaluate(judge=made_with(1.0))
+    trainer.train_grpo(reward={"kind": "function", "function": made_with(1.0), "weight": 2.0, "name": "short"})
+    assert trainer.stages["grpo"]["reward"]["name"] == "short"
+
+
+def test_a_function_of_a_module_is_named_as_in_a_recipe(files, tmp_path, monkeypatch):
+    install(monkeypatch)
+    record = trainer_in(files, tmp_path / "mine").train_ppo(reward=helpers.length)
+    assert record.settings["reward"][0]["function"] == "tests.unit.rewards.helpers:length"
+    assert not record.settings["reward"][0]["in_process"]
+    assert "reward.0.function" in record.parents, "the content of its file decides"
+    with pytest.raises(ConfigError, match="RuleBasedReward"):
+        trainer_in(files, tmp_path / "mine").train_ppo(reward=rlhf.RuleBasedReward())
+
+
+@pytest.mark.slow
+def test_a_lambda_judges_in_a_real_stage(files, tmp_path):
+    trainer = trainer_in(files, tmp_path / "mine", batch_size=4, ppo_rollouts=1, max_new_tokens=4, group_size=2)
+    record = trainer.train_grpo(reward=lambda prompts, completions: [float(len(c)) for c in completions])
+    assert record.metrics["grpo/score_last"] > 0
+
+
+def test_the_fields_reach_the_settings_of_their_stages(files, tmp_path, monkeypatch):
+    install(monkeypatch)
+    trainer = trainer_in(
+        files, tmp_path / "mine", sft_model="org/tuned", reward_model="org/judge", clip_range=0.1, value_clip_range=None,
+        gae_lambda=0.9, temperature=0.7, top_p=0.8, sft_batch_size=3, reward_batch_size=5, reward_epochs=2,
+    )  # fmt: skip
+    ppo = trainer.train_ppo().settings
+    assert (ppo["model"]["path"], ppo["reward"][0]["source"]) == ("org/tuned", "org/judge")
+    assert (ppo["clip_low"], ppo["clip_high"], ppo["clip_value"], ppo["gae_lambda"]) == (0.1, 0.1, None, 0.9)
+    grpo = trainer.train_grpo().settings
+    assert (grpo["clip_low"], grpo["clip_high"], grpo["reward"][0]["source"]) == (0.1, 0.1, "org/judge")
+    evaluation = trainer.evaluate().settings
+    assert evaluation["judge"]["source"] == "org/judge"
+    for settings in (ppo, grpo, evaluation):
+        assert (settings["sampling"]["temperature"], settings["sampling"]["top_p"]) == (0.7, 0.8)
+    assert trainer.train_dpo().settings["learning_rate"] == 5e-7
+    assert trainer.train_sft().settings["batch_size"] == 3
+    reward = trainer.train_reward_model().settings
+    assert (reward["batch_size"], reward["epochs"], reward["model"]["path"]) == (5, 2, "stage:sft")
+    assert trainer.train_ppo().settings["reward"][0]["source"] == "stage:reward", "what was trained here comes first"
+
+
+def test_the_defaults_are_those_of_the_stages(files, tmp_path, monkeypatch):
+    install(monkeypatch)
+    trainer = trainer_in(files, tmp_path / "mine", reward_model="org/judge")
+    for settings, stage in ((trainer.train_ppo().settings, PPOStage), (trainer.train_grpo().settings, GRPOStage)):
+        for key in ("clip_low", "clip_high", "clip_value", "gae_lambda"):
+            if key in stage.model_fields:
+                assert settings[key] == stage.model_fields[key].default, key
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("rm_learning_rate", "reward_learning_rate"),
+        ("rm_epochs", "reward_epochs"),
+        ("rm_batch_size", "reward_batch_size"),
+        ("ppo_learning_rate", "learning_rate"),
+        ("dpo_beta", "beta"),
+        ("value_clip", "value_clip_range"),
+        ("gae_lambda", "gae_lambda"),
+    ],
+)
+def test_a_wrong_field_is_answered_with_the_right_one(wrong, right):
+    with pytest.raises(ConfigError, match=f"{wrong}: .*'{right}'"):
+        RLHFConfig(model_name="embedded", **{wrong: 1})
+
+
+def test_a_config_is_read_from_yaml(tmp_path):
+    path = tmp_path / "rlhf.yaml"
+    path.write_text("model_name: embedded\nlearning_rate: 1e-4\n", encoding="utf-8")
+    assert RLHFConfig.from_yaml(path) == RLHFConfig(model_name="embedded", learning_rate=1e-4)
+    path.write_text("model_name: embedded\nrm_epochs: 2\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rlhf\.yaml.*\n.*reward_epochs"):
+        RLHFConfig.from_yaml(path)

@@ -141,3 +141,10 @@ def test_saved_models_are_loaded_into_another_run(data, tmp_path, done):
     settings = other.run_policy_optimization(data["prompts"]).settings
     assert settings["model"]["path"] == str(saved["sft"])
     assert settings["reward"][0]["source"] == str(saved["reward_model"])
+
+
+def test_a_function_judges_where_a_name_can(data, tmp_path, done):
+    loop = loop_in(tmp_path)
+    record = loop.run_policy_optimization(data["prompts"], method="grpo", reward=lambda prompts, completions: [1.0])
+    assert record.settings["reward"][0]["function"].startswith("rlhf.rewards.in_memory:lambda_")
+    assert loop_in(tmp_path).history[-1].stage == "grpo", "another process reads the run without the function"

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.world import build_world
-from rlhf.errors import DataError
+from rlhf.errors import ConfigError, DataError
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.run import Pipeline
 from rlhf.training.log import EVENTS, read_jsonl
@@ -165,3 +165,17 @@ def test_columns_of_another_name_are_read_by_a_map(files, tmp_path):
         columns={"question": "prompt", "answer": "completion"},
     )  # fmt: skip
     assert artifact.metrics["loss/train"] > 0
+
+
+def test_rows_that_a_filter_leaves_out_are_not_learned_from(files, tmp_path):
+    rows = [json.loads(line) for line in (files / "few.jsonl").read_text(encoding="utf-8").splitlines()]
+    distinct = list({json.dumps(row): row for row in rows}.values())[:8]
+    long = {"prompt": distinct[0]["prompt"], "completion": " far too long" * 40}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*distinct, *distinct[:3], long]), encoding="utf-8")
+    data = {"path": str(path), "dedup": True, "max_length": 100}
+    run_stage(tmp_path / "a", kind="sft", model="embedded", data=data, max_steps=1)
+    notes = [event.get("message", "") for event in read_jsonl(tmp_path / "a" / "one" / EVENTS)]
+    assert any("3 duplicates and 1 too short or too long left out, 8 of 12 rows kept" in note for note in notes)
+    with pytest.raises(ConfigError, match="row_filter"):
+        run_stage(tmp_path / "b", kind="sft", model="embedded", data=data, max_steps=1, streaming=True)

@@ -116,3 +116,7 @@ def own_process(prompts, completions, **kwargs):
 def last_word(prompts, completions, **kwargs):
     return [float(c[-1]["content"] == "Because." and c[-1]["role"] == "assistant" and p[0]["role"] == "user")
             for p, c in zip(prompts, completions, strict=True)]  # fmt: skip
+
+
+def made_elsewhere(inner):
+    return lambda prompts, completions: inner(prompts, completions)

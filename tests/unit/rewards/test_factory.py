@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import typing
@@ -12,7 +13,7 @@ from rlhf.errors import ConfigError, RewardError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.rewards.composite import CompositeReward
-from rlhf.rewards.factory import REWARDS, build_reward
+from rlhf.rewards.factory import REWARDS, as_scorer, build_reward
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.lexicon import LexiconReward
@@ -21,6 +22,8 @@ from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.service_calls import Patience
 from rlhf.rewards.service_formats import FORMATS
 from rlhf.rewards.shortcuts import RewardFunctionFactory
+from rlhf.rewards.types import ScoreResult
+from tests.unit.rewards import helpers
 from tests.unit.rewards.helpers import HERE, samples
 
 
@@ -187,3 +190,35 @@ def test_a_registered_class_makes_scorers(own_name):
     REWARDS.register(own_name, dict)
     with pytest.raises(ConfigError, match="dict"):
         REWARDS.build(own_name)
+
+
+class OwnScorer:
+    name = "own"
+
+    def score(self, prompts, completions):
+        return ScoreResult([1.0 for _ in completions])
+
+
+def test_whatever_stands_for_a_reward_becomes_a_scorer():
+    prompts, completions = samples("ab", "abcd")
+    scorer = OwnScorer()
+    assert as_scorer(scorer) is scorer
+    assert isinstance(as_scorer(OwnScorer), OwnScorer)
+    assert isinstance(as_scorer("rules"), RuleBasedReward)
+    in_place = as_scorer(lambda prompts, completions: [len(c) for c in completions])
+    assert in_place.score(prompts, completions).scores == [2, 4]
+    assert in_place.name == "lambda"
+    assert as_scorer([OwnScorer, lambda prompts, completions: [2.0, 3.0]]).score(prompts, completions).scores == [3, 4]
+    for wrong in (7, object(), None):
+        with pytest.raises(ConfigError, match="scorer is"):
+            as_scorer(wrong)
+
+
+def test_only_a_function_of_an_importable_module_has_a_process_of_its_own():
+    def inner(prompts, completions):
+        return [os.getpid() for _ in completions]
+
+    prompts, completions = samples("a")
+    assert as_scorer(inner).score(prompts, completions).scores == [os.getpid()]
+    with as_scorer(helpers.own_process) as scorer:
+        assert scorer.score(prompts, completions).scores != [os.getpid()]

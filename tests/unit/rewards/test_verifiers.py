@@ -12,7 +12,7 @@ from rlhf.rewards.verifiers import exact, numeric
 from rlhf.rewards.verifiers.answers import BadReferenceError, after_hashes, after_phrase, boxed
 from rlhf.rewards.verifiers.numeric import numbers_in, only_number
 from rlhf.testing import SCORER_CHECKS
-from tests.unit.rewards.helpers import prompt, samples
+from tests.unit.rewards.helpers import HERE, prompt, samples
 
 WHERE = NumericRewardConfig().where
 
@@ -126,6 +126,22 @@ def test_a_reference_that_is_none_is_told(columns, words):
 def test_a_row_with_null_is_left_to_the_others():
     both = build_reward([{"kind": "numeric", "weight": 2}, {"kind": "exact", "column": "word"}])
     assert both.score(*samples("1", "a", answer=["1", None], word=[None, "a"])).scores == [2.0, 1.0]
+
+
+def test_a_row_that_is_not_verifiable_is_left_to_the_others_and_counted():
+    texts, columns = ("1", "1", "1"), {"answer": ["1", "1", "1"], "verifiable": [True, False, None]}
+    both = build_reward(
+        [{"kind": "numeric", "weight": 2}, {"kind": "function", "function": f"{HERE}:length", "in_process": True}]
+    )
+    result = both.score(*samples(*texts, **columns))
+    assert result.scores == [3.0, 1.0, 3.0]
+    assert result.per_component["verifiable"] == [1.0, 0.0, 1.0]
+    assert result.per_component["numeric"] == [1.0, None, 1.0]
+    assert "verifiable" not in both.score(*samples("1", answer=["1"])).per_component
+    with pytest.raises(RewardError, match=r"'p1'.*verifiable"):
+        build_reward({"kind": "numeric"}).score(*samples(*texts, **columns))
+    with pytest.raises(RewardError, match=r"'p0'.*'verifiable' holds 'no'"):
+        both.score(*samples("1", answer=["1"], verifiable=["no"]))
 
 
 def test_a_pattern_that_backtracks_for_ever_counts_nothing_and_is_told():

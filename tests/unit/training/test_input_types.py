@@ -44,7 +44,7 @@ def test_judges_trainers_name_the_judge(policy):
 def test_trainers_that_sample_name_each_input(policy, tiny_tokenizer):
     prompts = rlhf.GRPODataset(["What?"], tiny_tokenizer)
     good = {"policy": policy, "prompts": prompts, "scorer": rlhf.RuleBasedReward(), "reference": policy}
-    wrong = {"policy": "folder", "scorer": len, "reference": "folder", "prompts": ["What?"]}
+    wrong = {"policy": "folder", "scorer": 7, "reference": "folder", "prompts": ["What?"]}
     for name, value in wrong.items():
         with pytest.raises(ConfigError, match=name):
             rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), **{**good, name: value})
@@ -54,6 +54,14 @@ def test_trainers_that_sample_name_each_input(policy, tiny_tokenizer):
             trainer(config=kind(), value_model="critic", **good)
         with pytest.raises(ConfigError, match="config is a SFTConfig"):
             trainer(config=rlhf.SFTConfig(), value_model=rlhf.ValueModel.from_policy(policy), **good)
+
+
+def test_a_trainer_takes_a_function_or_settings_in_the_place_of_a_scorer(policy, tiny_tokenizer):
+    good = {"policy": policy, "prompts": rlhf.GRPODataset(["What?"], tiny_tokenizer), "reference": policy}
+    for scorer, name in ((lambda prompts, completions: [1.0], "lambda"), ("rules", "rules")):
+        assert rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), scorer=scorer, **good).scorer.name == name
+    with pytest.raises(TypeError, match="'scorer'"):
+        rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), reward=len, **good)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,8 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     "reward_funcs": ("reward", "scorer"),
     "reward_function": ("reward", "scorer"),
     "reward_fn": ("reward", "scorer"),
+    "reward": ("scorer",),
+    "judge": ("scorer",),
     "reward_model": ("reward", "scorer", "model"),
     "reward_models": ("scorers", "reward", "scorer"),
     "models": ("scorers", "members"),

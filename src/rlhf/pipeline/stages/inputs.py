@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf.config.model import ModelConfig
+from rlhf.config.row_filter import RowFilter
 from rlhf.config.stages import PolicyTraining
 from rlhf.data.contracts import Prompt
-from rlhf.data.datasets import GRPODataset, SFTDataset
+from rlhf.data.datasets import GRPODataset, SFTDataset, TokenizedDataset
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Group
 from rlhf.data.report import left_out
+from rlhf.data.verifiable import count_unverifiable
 from rlhf.errors import ConfigError, DataError
 from rlhf.files import check_space
 from rlhf.models.policy import PolicyModel
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 ROWS_FOR_SELF_CHECK = 3
 """Rows that are scored every way before a stage begins."""
+
+
+DataT = TypeVar("DataT", bound=TokenizedDataset[Any])
 
 
 def load_policy(config: ModelConfig, at: StageContext, *, seed: int) -> PolicyModel:
@@ -53,6 +58,10 @@ def open_datasets(
     source = at.paths(stage.data)
     with at.naming("eval_data"):
         held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
+    if stage.streaming and stage.row_filter is not None:
+        raise ConfigError(
+            f"stages.{at.name}.row_filter: a stream is not filtered; filter the file with `rlhf data dedup`."
+        )
     if stage.streaming:
         if streaming is None:
             raise ConfigError(
@@ -68,6 +77,7 @@ def open_datasets(
     with at.naming("data"):
         train = kind(source, model.tokenizer, limit=stage.limit, **options)
     at.log.write("note", message=f"data: {train.report.to_text()}")
+    train = filtered_rows(train, stage.row_filter, at, "data")
     if held_out is not None:
         at.log.write("note", message=f"eval_data: {held_out.report.to_text()}")
         _tell_rows_in_both(train, held_out, at)
@@ -79,6 +89,23 @@ def open_datasets(
         parts = f"{len(held_out):,} of these held out (eval_frac {stage.eval_frac:g}), {len(train):,} learned from"
         at.log.write("note", message=f"eval_data: {parts}")
     return train, held_out
+
+
+def filtered_rows(data: DataT, wanted: RowFilter | None, at: StageContext, key: str) -> DataT:
+    """The rows that a filter keeps; how many it leaves out is printed and logged."""
+    if wanted is None:
+        return data
+    near = None if isinstance(wanted.dedup, bool) else wanted.dedup
+    unique = data.deduplicate(near=near) if wanted.dedup else data
+    with at.naming("row_filter"):
+        kept = unique.filter_length(min_tokens=wanted.min_length, max_tokens=wanted.max_length)
+    told = (
+        f"{key}: {counted(len(data) - len(unique), 'duplicate')} and {len(unique) - len(kept):,} too short or too long left out, "
+        f"{len(kept):,} of {counted(len(data), 'row')} kept"
+    )
+    at.log.write("note", message=told)
+    at.log.say(f"  {told}")
+    return kept
 
 
 def _tell_rows_in_both(train: Iterable[Group], held_out: Sequence[Group], at: StageContext) -> None:
@@ -116,13 +143,24 @@ def choose_path(model: PolicyModel | RewardModel | ProcessRewardModel, data: Any
 
 
 def read_prompts(
-    source: str | list[str], policy: PolicyModel, at: StageContext, *, key: str = "prompts", **options: Any
+    source: str | list[str],
+    policy: PolicyModel,
+    at: StageContext,
+    *,
+    key: str = "prompts",
+    row_filter: RowFilter | None = None,
+    **options: Any,
 ) -> list[Prompt]:
     """All prompts of a data source, which stands under ``key`` of the stage."""
     with at.naming(key):
         data = GRPODataset(at.paths(source), policy.tokenizer, **options)
     at.log.write("note", message=f"prompts: {data.report.to_text()}")
-    return list(data)
+    prompts = list(filtered_rows(data, row_filter, at, key))
+    with at.naming(key):
+        if told := count_unverifiable(prompts):
+            at.log.write("note", message=f"{key}: {told}")
+            at.log.say(f"  {key}: {told}")
+    return prompts
 
 
 def penalties_of(stage: PolicyTraining, policy: PolicyModel, at: StageContext) -> list[ElasticWeightConsolidation]:

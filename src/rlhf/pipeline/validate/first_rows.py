@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import RewardStage, Stage
 from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Preference, Strength
 from rlhf.data.expand import prompt_of
+from rlhf.data.verifiable import is_verifiable
 from rlhf.errors import DataError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
 from rlhf.pipeline.validate.problems import Review
@@ -91,13 +95,23 @@ def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:
         )
 
 
+def _lacks(columns: Mapping[str, Any], reference: str) -> bool:
+    """Whether a row has no reference, and does not say that it needs none."""
+    if reference in columns:
+        return False
+    try:
+        return is_verifiable(columns) is not False
+    except ValueError:
+        return True
+
+
 def _check_references(review: Review, stage: Stage, found: RowsFound) -> None:
     """Whether prompts have the columns that verifiers compare completions with."""
     for key, spec in rewards_of(stage):
         column = getattr(spec, "column", None)
         if column is None or not found.rows:
             continue
-        lacking = [row for row in found.rows if column not in prompt_of(row).columns]
+        lacking = [row for row in found.rows if _lacks(prompt_of(row).columns, column)]
         if len(lacking) == len(found.rows):
             known = sorted({name for row in found.rows for name in prompt_of(row).columns})
             review.error(

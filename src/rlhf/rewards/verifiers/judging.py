@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rlhf.data.contracts import Prompt
+from rlhf.data.verifiable import is_verifiable
 from rlhf.errors import did_you_mean
 from rlhf.rewards.types import CompletionLike, OnError, ScoreResult
 from rlhf.rewards.verdicts import refuse
 from rlhf.rewards.worker import OURS, Failure
 
-NO_REFERENCE = Failure("its reference is null (the reward does not apply), and no other reward judges the sample")
+NO_REFERENCE = Failure(
+    "its reference is null or its row says `verifiable: false` (the reward does not apply), and no other reward judges the sample"
+)
 
 
 class Judged(Protocol):
@@ -23,7 +26,12 @@ class Judged(Protocol):
 
 
 def reference_of(prompt: Prompt, column: str) -> tuple[Any, Failure | None]:
-    """A row's reference, or why it has none; null is a reference and means that the reward does not apply."""
+    """A row's reference, or why it has none; null is a reference and means, like `verifiable: false`, that the reward does not apply."""
+    try:
+        if is_verifiable(prompt.columns) is False:
+            return None, None
+    except ValueError as err:
+        return None, Failure(str(err))
     if column in prompt.columns:
         return prompt.columns[column], None
     own = [name for name in sorted(prompt.columns) if name not in OURS]

@@ -13,9 +13,10 @@ from rlhf.config.foreign import convert, guide, openrlhf
 from rlhf.config.foreign.layouts import GUIDE, LAYOUTS, OPENRLHF, TRL
 from rlhf.config.foreign.read import Source
 from rlhf.config.foreign.table import TOP, Reason, To
-from rlhf.config.foreign_keys import OTHERS
+from rlhf.config.foreign_keys import OF_RLHF_CONFIG, OTHERS
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import BY_KIND
+from rlhf.pipeline.api import RLHFConfig
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -43,6 +44,10 @@ def test_every_key_of_ours_in_a_table_exists():
             if ours in ("path", "kind", "coef"):  # of a section, for errors in it
                 continue
             assert any(exists(owner, wanted) for owner in owners), f"{source}: {key} -> {ours}"
+
+
+def test_every_field_that_stands_for_a_wrong_one_exists():
+    assert {ours for entry in OF_RLHF_CONFIG.values() for ours in entry.ours} <= set(RLHFConfig.model_fields)
 
 
 def test_every_method_of_a_table_is_a_kind_of_stage():
