@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlhf import cli
+from rlhf import RLHFConfig, cli
 from rlhf.config.foreign_keys import REMARKS, THEIRS, VALUES
 from rlhf.config.recipe import RecipeConfig, load_recipe
 from rlhf.config.schema import stage_classes
@@ -343,7 +343,7 @@ def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, valu
     ("stage", "key", "ours"),
     [
         ("sft", "lr", "learning_rate"),
-        ("sft", "batch_size", "batch_size"),
+        ("sft", "rows_per_step", "batch_size"),
         ("ppo", "batch_size", "prompts_per_rollout"),
         ("ppo", "mini_batch_size", "minibatch_size"),
         ("sft", "per_device_train_batch_size", "batch_size"),
@@ -361,7 +361,7 @@ def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, valu
         ("ppo", "num_generations", "group_size"),
         ("ppo", "temperature", "sampling.temperature"),
         ("ppo", "lam", "gae_lambda"),
-        ("ppo", "minibatch_size", "minibatch_size"),
+        ("ppo", "sequences_per_step", "minibatch_size"),
         ("ppo", "overlap", "async_rollouts"),
         ("judge", "center_rewards_coefficient", "center_coef"),
         ("ppo", "reward_clip_range", "clip_score"),
@@ -445,7 +445,7 @@ def test_what_is_otherwise_here_is_said_beside_the_key_or_in_its_place(key, word
 
 
 def test_every_key_that_is_suggested_exists():
-    known = {name for cls in config_classes() for name in cls.model_fields}
+    known = {name for cls in (*config_classes(), RLHFConfig) for name in cls.model_fields}
     suggested = {part for ours in THEIRS.values() for name in ours for part in name.split(".")}
     suggested |= {key for remarks in REMARKS.values() for _, keys in remarks for key in keys}
     assert suggested <= known

@@ -199,5 +199,5 @@ def test_settings_cannot_be_changed_in_place():
 
 
 def test_the_old_key_of_soft_labels_is_answered_with_the_new_one():
-    with pytest.raises(ConfigError, match=r"use_label_probability.*use_label_probability"):
-        RewardModelConfig.of({"use_label_probability": True})
+    with pytest.raises(ConfigError, match=r"use_confidence.*use_label_probability"):
+        RewardModelConfig.of({"use_confidence": True})

@@ -11,7 +11,8 @@ import yaml
 
 import rlhf
 from rlhf import RLHFConfig, RLHFTrainer
-from rlhf.config.stages import GRPOStage, PPOStage
+from rlhf.config.methods.grpo import GRPOStage
+from rlhf.config.stages import PPOStage
 from rlhf.data.world import build_world
 from rlhf.data.world.pairs import annotate
 from rlhf.errors import ConfigError
@@ -319,7 +320,7 @@ def test_the_defaults_are_those_of_the_stages(files, tmp_path, monkeypatch):
         ("ppo_learning_rate", "learning_rate"),
         ("dpo_beta", "beta"),
         ("value_clip", "value_clip_range"),
-        ("gae_lambda", "gae_lambda"),
+        ("lam", "gae_lambda"),
     ],
 )
 def test_a_wrong_field_is_answered_with_the_right_one(wrong, right):

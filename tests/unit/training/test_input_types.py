@@ -59,7 +59,7 @@ def test_trainers_that_sample_name_each_input(policy, tiny_tokenizer):
 def test_a_trainer_takes_a_function_or_settings_in_the_place_of_a_scorer(policy, tiny_tokenizer):
     good = {"policy": policy, "prompts": rlhf.GRPODataset(["What?"], tiny_tokenizer), "reference": policy}
     for scorer, name in ((lambda prompts, completions: [1.0], "lambda"), ("rules", "rules")):
-        assert rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), scorer=scorer, **good).scorer.name == name
+        assert rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), scorer=scorer, **good).inputs.scorer.name == name
     with pytest.raises(TypeError, match="'scorer'"):
         rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), reward=len, **good)
 
