@@ -123,6 +123,10 @@ CASES = {
             "kl": {"where": "loss", "estimator": "k3", "coef": 0.05, "target": 1e-3, "controller": "doubling"},
         },
     ),
+    "grpo whose weight of the kl warms up": (
+        "grpo",
+        {"rollouts": 4, "kl": {"coef": 0.1, "warmup": {"from": 1.0, "rollouts": 3}}},
+    ),
     "kto with a running point": ("kto", {"reference_point": "running"}),
     "bco of single completions": ("kto", {"loss": "bco"}),
     "process reward model on pairs": ("prm", {"loss": "pairs"}),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf.config.formulas import PairFormula
+from rlhf.config.kl import KLConfig
 from rlhf.config.pair_losses import PAIR_FORMULAS, SEES_MARGIN_ONLY, owners_of
-from rlhf.config.policy import KLConfig, PolicyLoss, RLConfig
+from rlhf.config.policy import PolicyLoss, RLConfig
 from rlhf.config.preference import check_needs, listed_losses
 
 if TYPE_CHECKING:
