@@ -127,6 +127,7 @@ CASES = {
         "grpo",
         {"rollouts": 4, "kl": {"coef": 0.1, "warmup": {"from": 1.0, "rollouts": 3}}},
     ),
+    "ppo that goes on predicting other rows": ("ppo", {"ptx": 0.5, "rollouts": 3, "value_warmup_rollouts": 1}),
     "kto with a running point": ("kto", {"reference_point": "running"}),
     "bco of single completions": ("kto", {"loss": "bco"}),
     "process reward model on pairs": ("prm", {"loss": "pairs"}),

@@ -13,7 +13,7 @@ from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
-from rlhf.config.regularizers import EWCConfig
+from rlhf.config.regularizers import EWCConfig, PtxConfig
 from rlhf.config.rewards import PerhapsRewardSpecs
 from rlhf.config.training import OfflineConfig
 from rlhf.seeds import derive_seed
@@ -238,6 +238,8 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     kind: str
     reference: ModelConfig | None = None
     """What the KL penalty pulls towards; the starting policy by default."""
+    ptx: PtxConfig | None = None
+    """Other rows whose language-model loss every step of the policy adds, so that what they show is not forgotten; null for none."""
     environment: EnvironmentSpec | None = None
     """Whom the policy talks with: tools, games, simulated users; null where a completion is a single turn."""
     reward: PerhapsRewardSpecs = Field(None, validate_default=True)

@@ -5,6 +5,7 @@ rollout_collector samples and scores, sampler_checks compares sampler and traine
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -123,8 +124,21 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         """Nothing: most losses know no more than their own rows."""
 
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """AdamW's."""
-        return optimizer.step(step)
+        """AdamW's, with the gradient of ``ptx`` where there is one."""
+        return {**self._add_language_model_term(optimizer, step), **optimizer.step(step)}
+
+    def _add_language_model_term(self, optimizer: Optimizer, step: int) -> dict[str, float]:
+        """Its gradient to those of the step, one micro-batch after the other; its value."""
+        term = self.inputs.ptx
+        if term is None or term.coef == 0:
+            return {}
+        rows = term.rows_of(step, num_completions=self.config.minibatch_size)
+        parts = []
+        with doing("backward", tokens=sum(row.num_tokens for row in rows)), self.precision():
+            for loss in term.losses(self.policy, rows, max_tokens=self.config.microbatch_tokens):
+                optimizer.backward(loss)
+                parts.append(float(loss.detach()))
+        return {f"loss/{term.name}": math.fsum(parts)}
 
     @abstractmethod
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:

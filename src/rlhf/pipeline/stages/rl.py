@@ -17,6 +17,7 @@ from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, r
 from rlhf.pipeline.stages.inputs import (
     ROWS_FOR_SELF_CHECK,
     choose_path,
+    language_model_term,
     load_for_training,
     load_policy,
     read_prompts,
@@ -56,7 +57,8 @@ def train_rl(
     result, metrics = train(
         stage, at, policy, prompts, scorer,
         reference=build_reference(policy) if reference is None else load_policy(reference, at, seed=seed).requires_grad_(False),
-        eval_prompts=read_eval_prompts(stage, policy, at), engine=open_engine(stage, policy, at), name=stage.kind, **named,
+        eval_prompts=read_eval_prompts(stage, policy, at), engine=open_engine(stage, policy, at), name=stage.kind,
+        ptx=language_model_term(stage, policy, at), **named,
     )  # fmt: skip
     save_model(policy, stage, at, metrics)
     curve = [e["metrics"] for e in at.log.read("metrics") if f"{stage.kind}/score_mean" in e["metrics"]]
