@@ -151,3 +151,12 @@ class KLConfig(BaseConfig):
                 "kl.warmup is of the weight of the KL, which has none where kl.where is 'none'; leave it out"
             )
         return self
+
+
+class MovingReferenceConfig(BaseConfig):
+    """A reference that follows the policy: reference <- decay reference + (1 - decay) policy (TR-DPO; arXiv:2404.09656)."""
+
+    every: int = Field(1, ge=1)
+    """Rollouts between two moves; the first rollout has the reference as it was."""
+    decay: float = Field(0.99, ge=0, lt=1)
+    """Share of itself that the reference keeps at each move; 0 puts the policy in its place."""

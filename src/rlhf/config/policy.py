@@ -12,7 +12,7 @@ from rlhf.config.base import BaseConfig
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
 from rlhf.config.formulas import PolicyFormula
 from rlhf.config.held_out import HeldOutConfig
-from rlhf.config.kl import KLConfig, default_of
+from rlhf.config.kl import KLConfig, MovingReferenceConfig, default_of
 from rlhf.config.policy_losses import OF_SOME_LOSSES, POLICY_LOSSES
 from rlhf.config.training import TrainConfig, Truncation
 
@@ -134,6 +134,9 @@ class RLConfig(TrainConfig):
     `engine.weights` of a lower precision, the ratio of each token is cut at 2, unless something else is said here."""
     kl: KLConfig = KLConfig()
     """Penalty for moving away from the reference."""
+    moving_reference: MovingReferenceConfig | None = None
+    """Let the reference follow the policy; null where it stays. It is a copy of the policy then, also with an adapter, and the KL is that
+    to where it is."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, exact over the vocabulary."""
     missing_eos_penalty: float = Field(0.0, ge=0)
@@ -153,6 +156,11 @@ class RLConfig(TrainConfig):
     """What happens to longer prompts."""
     evaluation: HeldOutConfig = HeldOutConfig()
     """What is measured on held-out prompts, beside the mean score."""
+
+    @property
+    def learns_from_reference(self) -> bool:
+        """Whether the reference decides what the policy learns, and is not only measured against."""
+        return self.kl.where != "none"
 
     @property
     def policy_formula(self) -> PolicyFormula:
@@ -213,6 +221,14 @@ class RLConfig(TrainConfig):
             raise ValueError(
                 f"kl.warmup.rollouts ({self.kl.warmup.rollouts}) must be below rollouts ({self.rollouts}), or no rollout has the weight "
                 "kl.coef"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _moving_reference_pulls(self) -> Self:
+        if self.moving_reference is not None and not self.learns_from_reference:
+            raise ValueError(
+                "moving_reference moves what the KL pulls towards, and nothing does where kl.where is 'none'; leave one of the two out"
             )
         return self
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticKnownError
+from typing_extensions import override
 
 from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
@@ -255,6 +256,20 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
             if reward == []:
                 raise ValueError("an empty list judges nothing; name a reward")
         return [] if reward is None else reward
+
+    @model_validator(mode="after")
+    def _start_is_what_moves(self) -> Self:
+        if self.moving_reference is not None and self.reference is not None:
+            raise ValueError(
+                "moving_reference begins at the policy, and reference names another model; leave one of the two out"
+            )
+        return self
+
+    @property
+    @override
+    def holds_reference(self) -> bool:
+        """Also beside an adapter, where it moves."""
+        return super().holds_reference or self.moving_reference is not None
 
     @property
     def formulas(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.errors import ConfigError, DataError
 from rlhf.losses import nll_loss, token_mean
 from rlhf.models.policy import PolicyModel
-from rlhf.training.row_order import Cycle
+from rlhf.training.row_order import Cycle, MapData
 
 
 class LanguageModelTerm:
@@ -36,7 +36,7 @@ class LanguageModelTerm:
 
     name = "ptx"
 
-    def __init__(self, rows: Sequence[Group], *, coef: float, rows_per_step: int | None = None, seed: int = 0) -> None:
+    def __init__(self, rows: MapData, *, coef: float, rows_per_step: int | None = None, seed: int = 0) -> None:
         if not len(rows):
             raise DataError("ptx.data has no usable row; run `rlhf data check FILE` to see why.")
         if not coef >= 0 or (rows_per_step is not None and rows_per_step < 1):

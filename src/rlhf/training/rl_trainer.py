@@ -36,6 +36,7 @@ from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.rollout_alarms import all_weights_zero, steps_without_ratio
+from rlhf.training.moving_reference import MovingReference
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.policy_objective import correct_sampler
 from rlhf.training.randomness import random_state_kept
@@ -82,6 +83,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.penalties: list[Penalty] = []
         """Terms of the loss beside the completions'; to be appended to before training."""
         self.controller = build_kl_controller(config.kl)
+        self.moving_reference = MovingReference.of(config.moving_reference, inputs.reference, inputs.policy)
         self.kl_measured: tuple[float, int] | None = None
         """Mean KL to the reference of the newest rollout, nats per sequence, and how many sequences it is of; the weight follows it
         when the next rollout begins."""
@@ -154,6 +156,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         collector, ahead = self.collector, self.collector.ahead
         collector.version = rollout_index
         self._adapt_kl_weight()
+        if self.moving_reference is not None:
+            self.moving_reference.before_rollout(rollout_index)
         if ahead is not None and not ahead.has(rollout_index):
             ahead.begin(self.first_prompts(rollout_index), rollout_index=rollout_index, version=collector.version)
         if rollout_index == 0 and self.eval_prompts and self.held_out.wants_start:
@@ -325,6 +329,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             "at_start": self.checks.at_start,
             "held_out": self.held_out.state_dict(),
             "ahead": None if ahead is None else ahead.state_dict(),
+            **({} if self.moving_reference is None else {"reference": self.moving_reference.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -335,6 +340,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.equal_rollouts = state["equal_rollouts"]
         self.checks.at_start = dict(state["at_start"])
         self.held_out.load_state_dict(state["held_out"])
+        if self.moving_reference is not None:
+            self.moving_reference.load_state_dict(state["reference"])
         if self.collector.ahead is not None:
             self.collector.ahead.load_state_dict(state["ahead"])
 
