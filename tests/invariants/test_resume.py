@@ -123,6 +123,19 @@ CASES = {
             "kl": {"where": "loss", "estimator": "k3", "coef": 0.05, "target": 1e-3, "controller": "doubling"},
         },
     ),
+    "grpo whose weight of the kl warms up": (
+        "grpo",
+        {"rollouts": 4, "kl": {"coef": 0.1, "warmup": {"from": 1.0, "rollouts": 3}}},
+    ),
+    "ppo that goes on predicting other rows": ("ppo", {"ptx": 0.5, "rollouts": 3, "value_warmup_rollouts": 1}),
+    "grpo whose reference moves": (
+        "grpo",
+        {"rollouts": 4, "kl": {"coef": 1.0}, "moving_reference": {"every": 2, "decay": 0.5}},
+    ),
+    "ppo whose reference moves with its adapter": (
+        "ppo",
+        {"rollouts": 3, "lora": True, "llama": True, "dropout": 0.0, "moving_reference": {"decay": 0.3}},
+    ),
     "kto with a running point": ("kto", {"reference_point": "running"}),
     "bco of single completions": ("kto", {"loss": "bco"}),
     "process reward model on pairs": ("prm", {"loss": "pairs"}),

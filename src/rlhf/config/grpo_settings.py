@@ -6,7 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.policy import Aggregation, KLConfig, KLEstimator, KLPlace, RLConfig
+from rlhf.config.kl import KLConfig, KLEstimator, KLPlace
+from rlhf.config.policy import Aggregation, RLConfig
 
 Advantage = Literal["group", "group_mean", "leave_one_out", "batch_std", "batch", "greedy"]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from rlhf.config.formulas import PairFormula
+from rlhf.config.kl import KLConfig
 from rlhf.config.pair_losses import PAIR_FORMULAS, SEES_MARGIN_ONLY, owners_of
-from rlhf.config.policy import KLConfig, PolicyLoss, RLConfig
+from rlhf.config.policy import PolicyLoss, RLConfig
 from rlhf.config.preference import check_needs, listed_losses
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ class OnlineDPOConfig(RLConfig):
     """Nothing is clipped: there are no advantages."""
     kl: KLConfig = KLConfig(where="none", coef=0.0)
     """The pull is DPO's own; the KL is only measured."""
+
+    @property
+    @override
+    def learns_from_reference(self) -> bool:
+        """It is in the loss, without a KL."""
+        return True
 
     @property
     def pair_formula(self) -> PairFormula:
@@ -86,6 +94,10 @@ class DistillConfig(RLConfig):
     def _nothing_is_ignored(self) -> Self:
         of_scores = ("missing_eos_penalty", "overlong", "clip_score", "max_unscored_frac", "evaluation")
         _check_unused(self, (*OF_POLICY_GRADIENTS, *of_scores), "distillation, where nobody scores completions")
+        if self.moving_reference is not None:
+            raise ValueError(
+                "moving_reference is for learning from rewards; distillation's reference stays, leave it out"
+            )
         if self.kl.where == "reward":
             raise ValueError(
                 "distillation has no reward that a KL could be subtracted from; kl.where is `loss` or `none`"

@@ -12,20 +12,15 @@ from rlhf.config.base import BaseConfig
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
 from rlhf.config.formulas import PolicyFormula
 from rlhf.config.held_out import HeldOutConfig
+from rlhf.config.kl import KLConfig, MovingReferenceConfig, default_of
 from rlhf.config.policy_losses import OF_SOME_LOSSES, POLICY_LOSSES
 from rlhf.config.training import TrainConfig, Truncation
 
 Aggregation = Literal["token", "sequence", "constant"]
-KLPlace = Literal["reward", "loss", "none"]
-KLEstimator = Literal["k1", "k2", "k3", "abs", "mse", "exact"]
 if TYPE_CHECKING:
     PolicyLoss = str
 else:
     PolicyLoss = Literal[tuple(POLICY_LOSSES)]
-
-
-def _default(config: BaseConfig, key: str) -> object:
-    return type(config).model_fields[key].default
 
 
 class SamplingConfig(BaseConfig):
@@ -50,70 +45,6 @@ class SamplingConfig(BaseConfig):
     def is_whole(self) -> bool:
         """Whether completions come from the policy's own distribution, neither sharpened nor cut."""
         return (self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty) == (1, None, 1, 0, 1)
-
-
-class KLConfig(BaseConfig):
-    """The penalty for moving away from the reference policy."""
-
-    where: KLPlace = "reward"
-    """Subtracted from each token's reward, added to the loss, or only measured."""
-    estimator: KLEstimator = "k1"
-    """Per-token estimate (Schulman 2020, "Approximating KL divergence"): k1 in the reward, k3 or k2 in the loss; `exact` is
-    the divergence itself, summed over the vocabulary at every token."""
-    coef: float = Field(0.1, ge=0)
-    """Weight."""
-    target: float | None = Field(None, gt=0)
-    """Adapt the weight to this KL, nats per sequence; null for a fixed weight."""
-    controller: Literal["proportional", "doubling", "constraint"] = "proportional"
-    """How the weight is adapted to the KL to the reference, once a rollout: in proportion to the error (Ziegler et al. 2019,
-    section 2.2, arXiv:1909.08593); doubled beyond 1.5 times the target and halved below it by as much (the rule of Schulman et
-    al. 2017, section 4, whose KL was the one to the policy before the update); or as the multiplier of the constraint
-    KL <= target, 0 while it holds (arXiv:2310.12773)."""
-    horizon: int = Field(10_000, ge=1)
-    """Sequences over which the adaptive weight changes by at most about a fifth; for `proportional`."""
-    step_size: float = Field(0.01, gt=0)
-    """Change of the weight after a rollout whose KL is twice the target; for `constraint`."""
-    measure_every: int | None = Field(1, ge=1)
-    """Where it has no weight (`where: none`): ask the reference in the first rollout and every this many, each of which costs a
-    forward pass; null for the first alone. What watches the KL sees no other rollouts."""
-    unbiased: bool = False
-    """In the loss, by `k3`: weigh each token's estimate by its ratio, so that its gradient is that of the KL itself, also after
-    several steps on a rollout (DeepSeek-V3.2, arXiv:2512.02556)."""
-
-    def is_measured(self, rollout: int) -> bool:
-        """Whether the reference is asked in this rollout, counted from 0."""
-        return rollout % self.measure_every == 0 if self.measure_every is not None else rollout == 0
-
-    @model_validator(mode="after")
-    def _is_known_where_it_acts(self) -> Self:
-        if self.measure_every != 1 and self.where != "none":
-            raise ValueError(
-                f"kl.measure_every belongs to a KL without weight (`where: none`); where it is {self.where!r}, every rollout needs it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _can_pull(self) -> Self:
-        if self.where == "loss" and self.estimator == "k1":
-            raise ValueError("k1 pulls nowhere as a loss (its gradient is 0 on average); use `estimator: k3` or `k2`")
-        if self.unbiased and (self.where != "loss" or self.estimator != "k3"):
-            raise ValueError(
-                f"kl.unbiased weighs the estimate k3 in the loss; kl.where is {self.where!r} and kl.estimator {self.estimator!r}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_adapted(self) -> Self:
-        if self.target is None and self.controller != "proportional":
-            raise ValueError(f"kl.controller {self.controller!r} adapts the weight to `kl.target`, and there is none")
-        if self.target is not None and self.controller != "constraint" and self.where != "none" and self.coef == 0:
-            raise ValueError(
-                f"kl.controller {self.controller!r} multiplies the weight, and kl.coef is 0; give one above 0"
-            )
-        for key, controller in (("horizon", "proportional"), ("step_size", "constraint")):
-            if getattr(self, key) != _default(self, key) and self.controller != controller:
-                raise ValueError(f"kl.{key} belongs to kl.controller {controller!r}; it is {self.controller!r}")
-        return self
 
 
 class AsyncRolloutsConfig(BaseConfig):
@@ -203,6 +134,9 @@ class RLConfig(TrainConfig):
     `engine.weights` of a lower precision, the ratio of each token is cut at 2, unless something else is said here."""
     kl: KLConfig = KLConfig()
     """Penalty for moving away from the reference."""
+    moving_reference: MovingReferenceConfig | None = None
+    """Let the reference follow the policy; null where it stays. It is a copy of the policy then, also with an adapter, and the KL is that
+    to where it is."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, exact over the vocabulary."""
     missing_eos_penalty: float = Field(0.0, ge=0)
@@ -222,6 +156,11 @@ class RLConfig(TrainConfig):
     """What happens to longer prompts."""
     evaluation: HeldOutConfig = HeldOutConfig()
     """What is measured on held-out prompts, beside the mean score."""
+
+    @property
+    def learns_from_reference(self) -> bool:
+        """Whether the reference decides what the policy learns, and is not only measured against."""
+        return self.kl.where != "none"
 
     @property
     def policy_formula(self) -> PolicyFormula:
@@ -277,9 +216,26 @@ class RLConfig(TrainConfig):
         return self
 
     @model_validator(mode="after")
+    def _weight_of_kl_is_reached(self) -> Self:
+        if self.kl.warmup is not None and self.kl.warmup.rollouts >= self.rollouts:
+            raise ValueError(
+                f"kl.warmup.rollouts ({self.kl.warmup.rollouts}) must be below rollouts ({self.rollouts}), or no rollout has the weight "
+                "kl.coef"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _moving_reference_pulls(self) -> Self:
+        if self.moving_reference is not None and not self.learns_from_reference:
+            raise ValueError(
+                "moving_reference moves what the KL pulls towards, and nothing does where kl.where is 'none'; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _bounds_belong_to_the_loss(self) -> Self:
         for key in OF_SOME_LOSSES:
-            if getattr(self, key) != _default(self, key) and key not in self.policy_formula.settings:
+            if getattr(self, key) != default_of(self, key) and key not in self.policy_formula.settings:
                 owners = " or ".join(f"`{name}`" for name, loss in self.policy_losses.items() if key in loss.settings)
                 raise ValueError(
                     f"{key} does nothing where policy_loss is {self.policy_loss!r}; leave it out. It belongs to {owners}"
@@ -357,11 +313,11 @@ class PPOConfig(RLConfig):
 
     @model_validator(mode="after")
     def _options_belong_together(self) -> Self:
-        if self.length_adaptive_alpha is not None and self.gae_lambda != _default(self, "gae_lambda"):
+        if self.length_adaptive_alpha is not None and self.gae_lambda != default_of(self, "gae_lambda"):
             raise ValueError(
                 "gae_lambda does nothing where length_adaptive_alpha sets each completion's; give one of the two"
             )
-        if self.positive_score != _default(self, "positive_score") and not self.positive_nll_coef:
+        if self.positive_score != default_of(self, "positive_score") and not self.positive_nll_coef:
             raise ValueError("positive_score belongs to positive_nll_coef, which is 0; give it a weight such as 0.1")
         if self.policy_formula.sequence_ratio == "mean":
             raise ValueError(
@@ -433,7 +389,7 @@ class TRPOConfig(PPOConfig):
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
         for key in ("policy_loss", "clip_low", "clip_high", "dual_clip", "stop_at_kl", "l2_coef", "lr_find"):
-            if getattr(self, key) != _default(self, key):
+            if getattr(self, key) != default_of(self, key):
                 raise ValueError(f"{key} does nothing for TRPO, whose step is bounded by max_kl alone; leave it out")
         if self.value_model == "shared":
             raise ValueError("a shared value_model would move the policy outside the trust region; take `separate`")

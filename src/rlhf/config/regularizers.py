@@ -11,6 +11,19 @@ from rlhf.config.base import BaseConfig, InputPath
 FisherTargets = Literal["model", "data"]
 
 
+class PtxConfig(BaseConfig):
+    """Language-model loss of other rows in every step of the policy (PPO-ptx; Ouyang et al. 2022, eq. 2, arXiv:2203.02155)."""
+
+    data: InputPath | list[InputPath]
+    """Rows to go on predicting: demonstrations or texts."""
+    coef: float = Field(1.0, ge=0)
+    """Weight of their negative log-likelihood, a mean over tokens; 0 for none."""
+    rows_per_step: int | None = Field(None, ge=1)
+    """How many of them each optimizer step takes, in a shuffled order; `minibatch_size` by default."""
+    train_on: Literal["completion", "assistant", "all"] = "completion"
+    """Which of their tokens count: completions, every assistant turn, or whole texts."""
+
+
 class EWCConfig(BaseConfig):
     """Elastic weight consolidation: hold the weights that other data depends on (Kirkpatrick et al. 2017, arXiv:1612.00796)."""
 

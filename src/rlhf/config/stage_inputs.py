@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticKnownError
+from typing_extensions import override
 
 from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
-from rlhf.config.regularizers import EWCConfig
+from rlhf.config.regularizers import EWCConfig, PtxConfig
 from rlhf.config.rewards import PerhapsRewardSpecs
 from rlhf.config.row_filter import RowFilter, check_lifted, lifted_filter
 from rlhf.config.training import OfflineConfig
@@ -257,6 +258,8 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     kind: str
     reference: ModelConfig | None = None
     """What the KL penalty pulls towards; the starting policy by default."""
+    ptx: PtxConfig | None = None
+    """Other rows whose language-model loss every step of the policy adds, so that what they show is not forgotten; null for none."""
     environment: EnvironmentSpec | None = None
     """Whom the policy talks with: tools, games, simulated users; null where a completion is a single turn."""
     reward: PerhapsRewardSpecs = Field(None, validate_default=True)
@@ -272,6 +275,20 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
             if reward == []:
                 raise ValueError("an empty list judges nothing; name a reward")
         return [] if reward is None else reward
+
+    @model_validator(mode="after")
+    def _start_is_what_moves(self) -> Self:
+        if self.moving_reference is not None and self.reference is not None:
+            raise ValueError(
+                "moving_reference begins at the policy, and reference names another model; leave one of the two out"
+            )
+        return self
+
+    @property
+    @override
+    def holds_reference(self) -> bool:
+        """Also beside an adapter, where it moves."""
+        return super().holds_reference or self.moving_reference is not None
 
     @property
     def formulas(self) -> tuple[str, ...]:

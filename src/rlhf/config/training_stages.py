@@ -247,6 +247,14 @@ class TRPOStage(TRPOConfig, PolicyStage):
     trainer = "rlhf.training.trpo:TRPOTrainer"
     command = "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
+    @model_validator(mode="after")
+    def _takes_no_other_rows(self) -> Self:
+        if self.ptx is not None:
+            raise ValueError(
+                "ptx is not for TRPO, whose step is that of the rewards within max_kl; leave it out, or take `ppo`"
+            )
+        return self
+
 
 class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     """DPO on the policy's own completions, judged by a reward."""

@@ -73,9 +73,8 @@ class ReferenceModel(nn.Module):
             self.copy.to(dtype)
         self.decay = decay
         self.update_every = update_every
-        kept = next(self.copy.parameters()).dtype
-        if decay is not None and kept not in (torch.float32, torch.float64):
-            raise ModelError(f"A moving reference in {kept} would round its small steps away; keep it in float32.")
+        if decay is not None:
+            self.check_can_move()
         self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
@@ -97,11 +96,26 @@ class ReferenceModel(nn.Module):
         self.num_steps += 1
         if int(self.num_steps) % self.update_every:
             return False
+        self.move(policy, decay=self.decay)
+        return True
+
+    def check_can_move(self) -> None:
+        """Refuse a type whose numbers would swallow small steps.
+
+        Raises:
+            ModelError: The weights are in half precision.
+        """
+        kept = next(self.copy.parameters()).dtype
+        if kept not in (torch.float32, torch.float64):
+            raise ModelError(f"A moving reference in {kept} would round its small steps away; keep it in float32.")
+
+    @torch.no_grad()
+    def move(self, policy: PolicyModel, *, decay: float) -> None:
+        """Once: ``reference <- decay * reference + (1 - decay) * policy``, of the weights that the policy trains."""
         current = dict(policy.named_parameters())
         for name, kept in self.copy.named_parameters():
             if current[name].requires_grad:  # the rest never changes
-                kept.lerp_(current[name].to(kept), 1 - self.decay)
-        return True
+                kept.lerp_(current[name].to(kept), 1 - decay)
 
     def train(self, mode: bool = True) -> ReferenceModel:
         """Stays in evaluation mode: a reference with dropout would be another one at each call."""

@@ -6,16 +6,22 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, Self
 
-from rlhf.config.policy import KLConfig
+from rlhf.config.kl import KLConfig
 from rlhf.config.training import EarlyStoppingConfig
 from rlhf.errors import ConfigError
+
+PROPORTIONAL_LIMITS = (1e-3, 10.0)
+DOUBLING_LIMITS = (1e-4, 100.0)
+LARGEST_MULTIPLIER = 10.0
 
 
 class KLController(Protocol):
     """Holds the weight of a KL penalty, and may change it by the KL that a rollout shows."""
 
-    coef: float
-    """The weight as it is now."""
+    @property
+    def coef(self) -> float:
+        """The weight as it is now."""
+        ...
 
     def update(self, kl: float, num_sequences: int) -> None:
         """Adapt after a rollout of so many sequences, whose mean KL was ``kl`` nats per sequence."""
@@ -32,25 +38,88 @@ class KLController(Protocol):
 
 def build_kl_controller(config: KLConfig) -> KLController:
     """The controller that a recipe names; without a target, or a penalty that it could adapt, the weight stays."""
+    controller = _controller_after_warmup(config)
+    if config.warmup is None or config.where == "none":
+        return controller
+    return WarmupKLController(controller, start=config.warmup.start, rollouts=config.warmup.rollouts)
+
+
+def _controller_after_warmup(config: KLConfig) -> KLController:
     target = config.target if config.where != "none" else None
+    low, high = config.min_coef, config.max_coef
     if target is not None and config.controller == "doubling":
-        return DoublingKLController(config.coef, target=target)
+        limits = _limits(low, high, DOUBLING_LIMITS)
+        return DoublingKLController(
+            config.coef, target=target, tolerance=config.tolerance, factor=config.factor, limits=limits
+        )
     if target is not None and config.controller == "constraint":
-        return ConstraintKLController(config.coef, limit=target, step_size=config.step_size)
-    return AdaptiveKLController(config.coef, target=target, horizon=config.horizon)
+        largest = LARGEST_MULTIPLIER if high is None else high
+        return ConstraintKLController(config.coef, limit=target, step_size=config.step_size, largest=largest)
+    limits = _limits(low, high, PROPORTIONAL_LIMITS)
+    return AdaptiveKLController(
+        config.coef, target=target, horizon=config.horizon, error_clip=config.error_clip, limits=limits
+    )
+
+
+def _limits(low: float | None, high: float | None, default: tuple[float, float]) -> tuple[float, float]:
+    return default[0] if low is None else low, default[1] if high is None else high
+
+
+class WarmupKLController:
+    """Holds a KL weight that goes from one number to another in a straight line, and is another controller's from then on.
+
+        coef = start + (coef of the other - start) * n / rollouts,    n = rollouts that were reported so far
+
+    What the rollouts of the warm-up show does not reach the other controller: their KL is that of another weight.
+
+    Args:
+        controller: Whose weight is the end of the line.
+        start: The weight of the first rollout.
+        rollouts: The first rollout with the other controller's weight, counted from 0; at least 1.
+    """
+
+    def __init__(self, controller: KLController, *, start: float, rollouts: int) -> None:
+        self.controller = controller
+        self.start = start
+        self.rollouts = rollouts
+        self.num_updates = 0
+
+    @property
+    def coef(self) -> float:
+        """The weight as it is now."""
+        if self.num_updates >= self.rollouts:
+            return self.controller.coef
+        return self.start + (self.controller.coef - self.start) * self.num_updates / self.rollouts
+
+    def update(self, kl: float, num_sequences: int) -> None:
+        """One step of the line, or of the other controller."""
+        if self.num_updates >= self.rollouts:
+            self.controller.update(kl, num_sequences)
+        else:
+            self.num_updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is, and the other's."""
+        return {"num_updates": self.num_updates, "controller": self.controller.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self.num_updates = state["num_updates"]
+        self.controller.load_state_dict(state["controller"])
 
 
 class AdaptiveKLController:
     """Holds a KL weight that moves towards a target KL.
 
-        error = clip(kl / target - 1, -0.2, 0.2);   coef <- coef * (1 + error * n / horizon)
+        error = clip(kl / target - 1, -error_clip, error_clip);   coef <- coef * (1 + error * n / horizon)
 
-    Source: Ziegler et al. 2019, section 2.2, arXiv:1909.08593. Without a target the weight stays.
+    Source: Ziegler et al. 2019, section 2.2, arXiv:1909.08593. There the error is clipped at 0.2. Without a target the weight stays.
 
     Args:
         coef: Initial weight; above 0 where there is a target, as the rule multiplies.
         target: KL in nats per sequence, or None for a fixed weight.
-        horizon: Sequences over which the weight may change by about 20 %.
+        horizon: Sequences over which the weight may change by about ``error_clip``.
+        error_clip: Above 0; the error counts up to this.
         limits: The weight never leaves this range, which is widened to hold the initial one: a limit must not overrule it.
     """
 
@@ -60,7 +129,8 @@ class AdaptiveKLController:
         *,
         target: float | None = None,
         horizon: int = 10_000,
-        limits: tuple[float, float] = (1e-3, 10.0),
+        error_clip: float = 0.2,
+        limits: tuple[float, float] = PROPORTIONAL_LIMITS,
     ) -> None:
         if target is not None and (not target > 0 or not coef > 0):
             raise ConfigError(
@@ -70,13 +140,14 @@ class AdaptiveKLController:
         self.coef = coef
         self.target = target
         self.horizon = horizon
+        self.error_clip = error_clip
         self.limits = min(limits[0], coef), max(limits[1], coef)
 
     def update(self, kl: float, num_sequences: int) -> None:
         """Adapt after a rollout whose mean KL was ``kl`` nats per sequence; a KL that is not finite changes nothing."""
         if self.target is None or not math.isfinite(kl):
             return
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        error = min(max(kl / self.target - 1, -self.error_clip), self.error_clip)
         low, high = self.limits
         self.coef = min(max(self.coef * (1 + error * num_sequences / self.horizon), low), high)
 
@@ -116,7 +187,7 @@ class DoublingKLController:
         target: float,
         tolerance: float = 1.5,
         factor: float = 2.0,
-        limits: tuple[float, float] = (1e-4, 100.0),
+        limits: tuple[float, float] = DOUBLING_LIMITS,
     ) -> None:
         if not target > 0 or not coef > 0:
             raise ConfigError(
@@ -173,7 +244,9 @@ class ConstraintKLController:
         largest: The multiplier never exceeds this.
     """
 
-    def __init__(self, coef: float = 0.0, *, limit: float, step_size: float = 0.01, largest: float = 10.0) -> None:
+    def __init__(
+        self, coef: float = 0.0, *, limit: float, step_size: float = 0.01, largest: float = LARGEST_MULTIPLIER
+    ) -> None:
         if not limit > 0 or not step_size > 0 or not 0 <= coef <= largest:
             raise ConfigError(
                 f"A KL constraint needs a limit and a step size above 0, and a multiplier from 0 to {largest}; got limit "

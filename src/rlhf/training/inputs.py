@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the key of a stage that learns from files does not depend o
     from rlhf.models.value import ValueModel
     from rlhf.rollout.types import RolloutEngine
     from rlhf.training.log import TrainingLogger
+    from rlhf.training.ptx import LanguageModelTerm
     from rlhf.training.row_order import MapData, StreamData
 
 P = ParamSpec("P")
@@ -60,6 +61,8 @@ class RLInputs(Generic[RLConfigT]):
     demonstrations: Sequence[Group] = ()
     """Of distillation: rows of a ``SFTDataset``, one branch each, for the share of prompts that the policy does not complete itself;
     a row belongs to the prompt with the same ids."""
+    ptx: LanguageModelTerm | None = None
+    """Other rows whose language-model loss every step of the policy adds; None for none. Not for TRPO."""
     eval_prompts: Sequence[Prompt] = ()
     """Sampled from at each evaluation, with the same seeds; none for no evaluation."""
     engine: RolloutEngine | None = None

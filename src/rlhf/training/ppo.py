@@ -179,9 +179,10 @@ class PPOTrainer(RLTrainer[PPOConfig]):
     @override
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """AdamW's; where only the critic learns, whatever else has a gradient for the policy is forgotten."""
-        if not self.policy_learns:
-            for parameter in optimizer.parameters_of["policy"]:
-                parameter.grad = None  # None, not 0: AdamW passes over it, weight decay and all
+        if self.policy_learns:
+            return super().take_step(optimizer, step, batches)
+        for parameter in optimizer.parameters_of["policy"]:
+            parameter.grad = None  # None, not 0: AdamW passes over it, weight decay and all
         return optimizer.step(step)
 
     @override

@@ -5,6 +5,7 @@ rollout_collector samples and scores, sampler_checks compares sampler and traine
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -37,6 +38,7 @@ from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.rollout_alarms import all_weights_zero, steps_without_ratio
+from rlhf.training.moving_reference import MovingReference
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.policy_objective import correct_sampler
 from rlhf.training.randomness import random_state_kept
@@ -86,6 +88,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.penalties: list[Penalty] = []
         """Terms of the loss beside the completions'; to be appended to before training."""
         self.controller = build_kl_controller(config.kl)
+        self.moving_reference = MovingReference.of(config.moving_reference, inputs.reference, inputs.policy)
         self.kl_measured: tuple[float, int] | None = None
         """Mean KL to the reference of the newest rollout, nats per sequence, and how many sequences it is of; the weight follows it
         when the next rollout begins."""
@@ -128,8 +131,21 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         """Nothing: most losses know no more than their own rows."""
 
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """AdamW's."""
-        return optimizer.step(step)
+        """AdamW's, with the gradient of ``ptx`` where there is one."""
+        return {**self._add_language_model_term(optimizer, step), **optimizer.step(step)}
+
+    def _add_language_model_term(self, optimizer: Optimizer, step: int) -> dict[str, float]:
+        """Its gradient to those of the step, one micro-batch after the other; its value."""
+        term = self.inputs.ptx
+        if term is None or term.coef == 0:
+            return {}
+        rows = term.rows_of(step, num_completions=self.config.minibatch_size)
+        parts = []
+        with doing("backward", tokens=sum(row.num_tokens for row in rows)), self.precision():
+            for loss in term.losses(self.policy, rows, max_tokens=self.config.microbatch_tokens):
+                optimizer.backward(loss)
+                parts.append(float(loss.detach()))
+        return {f"loss/{term.name}": math.fsum(parts)}
 
     @abstractmethod
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
@@ -145,6 +161,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         collector, ahead = self.collector, self.collector.ahead
         collector.version = rollout_index
         self._adapt_kl_weight()
+        if self.moving_reference is not None:
+            self.moving_reference.before_rollout(rollout_index)
         if ahead is not None and not ahead.has(rollout_index):
             ahead.begin(self.first_prompts(rollout_index), rollout_index=rollout_index, version=collector.version)
         if rollout_index == 0 and self.eval_prompts and self.held_out.wants_start:
@@ -316,6 +334,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             "at_start": self.checks.at_start,
             "held_out": self.held_out.state_dict(),
             "ahead": None if ahead is None else ahead.state_dict(),
+            **({} if self.moving_reference is None else {"reference": self.moving_reference.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -326,6 +345,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.equal_rollouts = state["equal_rollouts"]
         self.checks.at_start = dict(state["at_start"])
         self.held_out.load_state_dict(state["held_out"])
+        if self.moving_reference is not None:
+            self.moving_reference.load_state_dict(state["reference"])
         if self.collector.ahead is not None:
             self.collector.ahead.load_state_dict(state["ahead"])
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from rlhf.config.policy import TRPOConfig
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import ModelError
+from rlhf.errors import ConfigError, ModelError
 from rlhf.losses import conjugate_gradient, fisher_product, line_search, trust_region_step
 from rlhf.losses.trust_region import StepFound
 from rlhf.models.attention import differentiable_twice
@@ -53,6 +53,8 @@ class TRPOTrainer(PPOTrainer):
     def prepare(self) -> None:
         """The policy's own step comes before the critic's."""
         super().prepare()
+        if self.inputs.ptx is not None:
+            raise ConfigError(f"{self.name} takes no ptx: its step is that of the rewards within max_kl; leave it out.")
         disable_dropout(self.policy.model)
         self.steps_per_phase += 1
 

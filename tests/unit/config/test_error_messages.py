@@ -9,7 +9,8 @@ import pytest
 
 from rlhf.config.error_messages import A_REWARD
 from rlhf.config.grpo_settings import GRPOConfig
-from rlhf.config.policy import KLConfig, PPOConfig
+from rlhf.config.kl import KLConfig
+from rlhf.config.policy import PPOConfig
 from rlhf.config.preference import DPOConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.reward_model import RewardModelConfig

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
-from rlhf.config.policy import KLConfig
+from rlhf.config.kl import KLConfig
+from rlhf.config.policy import PPOConfig
 from rlhf.errors import ConfigError
 from rlhf.training.control import (
     AdaptiveKLController,
@@ -74,6 +76,90 @@ def test_a_weight_that_is_only_reported_is_adapted_by_nobody():
     controller = build_kl_controller(KLConfig(where="none", coef=0.0, target=1.0))
     controller.update(100.0, 10_000)
     assert controller.coef == 0.0
+
+
+def warmed(**settings: object) -> KLConfig:
+    return KLConfig.of({"coef": 0.5, "warmup": {"from": 0.1, "rollouts": 4}, **settings})
+
+
+def test_a_warmed_weight_goes_in_a_straight_line_and_then_stays():
+    controller = build_kl_controller(warmed())
+    weights = []
+    for _ in range(7):
+        weights.append(controller.coef)
+        controller.update(math.nan, 8)
+    assert weights[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4], rel=1e-15)
+    assert weights[4:] == [0.5, 0.5, 0.5]
+
+
+def test_after_the_warmup_the_controller_adapts_the_weight_from_its_first_rollout_on():
+    controller = build_kl_controller(warmed(target=6.0, controller="doubling"))
+    for _ in range(4):
+        controller.update(600.0, 8)  # of other weights: moves nothing
+    assert controller.coef == 0.5
+    controller.update(600.0, 8)
+    assert controller.coef == 1.0
+
+
+def test_the_state_of_a_warmup_brings_it_back():
+    first, second = build_kl_controller(warmed(target=6.0)), build_kl_controller(warmed(target=6.0))
+    for _ in range(2):
+        first.update(1.0, 8)
+    second.load_state_dict(first.state_dict())
+    for _ in range(5):
+        assert first.coef == second.coef
+        first.update(60.0, 800)
+        second.update(60.0, 800)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kl", "weight"),
+    [
+        ({"horizon": 100, "error_clip": 0.5}, 60.0, 0.5 * 1.5),
+        ({"horizon": 1, "error_clip": 0.5, "max_coef": 0.8}, 60.0, 0.8),
+        ({"horizon": 1, "error_clip": 0.005, "min_coef": 0.45}, 0.0, 0.45),
+        ({"controller": "doubling", "tolerance": 3.0, "factor": 4.0}, 18.1, 2.0),
+        ({"controller": "doubling", "tolerance": 3.0, "factor": 4.0}, 17.9, 0.5),
+        ({"controller": "doubling", "max_coef": 0.6}, 60.0, 0.6),
+        ({"controller": "doubling", "min_coef": 0.4}, 0.0, 0.4),
+        ({"controller": "constraint", "step_size": 1.0, "max_coef": 0.7}, 60.0, 0.7),
+    ],
+)
+def test_a_recipe_sets_what_a_controller_multiplies_by_and_its_limits(settings, kl, weight):
+    controller = build_kl_controller(KLConfig.of({"coef": 0.5, "target": 6.0, **settings}))
+    controller.update(kl, 100)
+    assert controller.coef == pytest.approx(weight, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"max_coef": 1.0}, "kl.max_coef"),
+        ({"error_clip": 0.1}, "kl.error_clip"),
+        ({"target": 6.0, "factor": 3.0}, "kl.factor"),
+        ({"target": 6.0, "controller": "doubling", "error_clip": 0.1}, "kl.error_clip"),
+        ({"target": 6.0, "controller": "constraint", "min_coef": 0.1}, "kl.min_coef"),
+        ({"target": 6.0, "max_coef": 0.05}, "kl.coef"),
+        ({"target": 6.0, "controller": "doubling", "tolerance": 1.0}, "tolerance"),
+        ({"where": "none", "warmup": {"rollouts": 2}}, "kl.warmup"),
+        ({"warmup": {"from": -1, "rollouts": 2}}, "warmup.from"),
+        ({"warmup": {"fron": 1, "rollouts": 2}}, "Did you mean 'from'"),
+    ],
+)
+def test_settings_of_the_weight_that_would_do_nothing_are_refused(settings, key):
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        KLConfig.of(settings)
+
+
+def test_a_warmup_as_long_as_the_run_is_refused():
+    with pytest.raises(ConfigError, match=r"kl\.warmup\.rollouts"):
+        PPOConfig.of({"rollouts": 3, "kl": {"warmup": {"rollouts": 3}}})
+
+
+def test_a_warmup_is_written_as_it_is_read():
+    config = warmed()
+    assert config.model_dump(mode="json")["warmup"] == {"from": 0.1, "rollouts": 4}
+    assert KLConfig.of(config.model_dump(mode="json")) == config
 
 
 def test_the_state_of_the_controller_brings_it_back():

@@ -246,6 +246,15 @@ def test_the_adaptive_weight_follows_the_kl_and_is_what_the_next_rollout_uses():
     )
 
 
+def test_the_weight_warms_up_by_the_rollouts_of_the_policy():
+    log = TrainingLogger()
+    kl = {"coef": 0.1, "warmup": {"from": 0.5, "rollouts": 2}}
+    trainer = toy.build_trainer("vapo", log=log, rollouts=5, kl=kl)  # in the first of them only the critic learns
+    trainer.train()
+    coefs = [e["metrics"]["vapo/kl_coef"] for e in log.read("metrics") if "vapo/kl_coef" in e["metrics"]]
+    assert coefs == pytest.approx([0.5, 0.5, 0.3, 0.1, 0.1])
+
+
 @pytest.mark.parametrize("where", ["loss", "reward"])
 def test_a_rollout_has_one_weight_in_its_loss_in_its_reward_and_in_the_log(where, monkeypatch):
     log, used = TrainingLogger(), []

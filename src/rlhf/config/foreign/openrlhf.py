@@ -124,7 +124,7 @@ FLAGS: dict[str, Entry] = {
     **no("async_train async_queue_size partial_rollout", "rollouts of vLLM are not asynchronous here (docs/overlap.md says what is)"),
     **no("normalize_reward", NORMALIZED),
     **no("stop_properly_penalty_coef", "missing_eos_penalty is subtracted from the score of a cut completion; theirs multiplies it"),
-    **no("ptx_coef", "no counterpart in a policy's stage"),
+    **no("ptx_coef", "`ptx: {data, coef}` of stages that learn from rewards, where `data` names the rows"),
     **no("agent_func_path", "a policy that acts talks with an `environment` (docs/environments.md)"),
     **no("aux_loss_coef", "no counterpart: the router's loss of a mixture of experts is not added"),
     **no("dataset_probs prompt_data_probs", "rows of several files count alike; write a file with the mixture"),

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf.config.model import ModelConfig
+from rlhf.config.regularizers import EWCConfig, PtxConfig
 from rlhf.config.row_filter import RowFilter
-from rlhf.config.stages import PolicyTraining
+from rlhf.config.stages import PolicyStage, PolicyTraining
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset, SFTDataset, TokenizedDataset
 from rlhf.data.message_text import counted
@@ -22,6 +23,7 @@ from rlhf.models.score import base_model, context_length
 from rlhf.pipeline.stages.context import StageContext, seed_of
 from rlhf.seeds import derive_seed
 from rlhf.training.penalties import ElasticWeightConsolidation
+from rlhf.training.ptx import LanguageModelTerm
 from rlhf.version import __version__
 
 if TYPE_CHECKING:
@@ -168,11 +170,32 @@ def penalties_of(stage: PolicyTraining, policy: PolicyModel, at: StageContext) -
     if stage.ewc is None:
         return []
     ewc, seed = stage.ewc, derive_seed(seed_of(getattr(stage, "seed", None)), "ewc")
-    limits = {"limit": ewc.rows, "max_length": longest_row(None, policy), "truncation": "keep_start"}
-    rows = SFTDataset(at.paths(ewc.data), policy.tokenizer, train_on=ewc.train_on, **limits)  # type: ignore[arg-type]
-    at.log.write("note", message=f"ewc.data: {rows.report.to_text()}")
+    rows = _rows_to_keep("ewc.data", ewc, policy, at, limit=ewc.rows)
     at.log.say(f"  measuring what {counted(len(rows), 'row')} of ewc.data depend on")
     return [ElasticWeightConsolidation(policy, rows, coef=ewc.coef, targets=ewc.targets, seed=seed)]
+
+
+def language_model_term(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> LanguageModelTerm | None:
+    """Rows whose likelihood every step adds; None where there are none, or they have no weight."""
+    ptx = stage.ptx
+    if ptx is None or ptx.coef == 0:
+        return None
+    rows = _rows_to_keep("ptx.data", ptx, policy, at)
+    seed = derive_seed(seed_of(stage.seed), "ptx")
+    return LanguageModelTerm(rows, coef=ptx.coef, rows_per_step=ptx.rows_per_step, seed=seed)
+
+
+def _rows_to_keep(
+    key: str, config: EWCConfig | PtxConfig, policy: PolicyModel, at: StageContext, *, limit: int | None = None
+) -> SFTDataset:
+    """Rows that a policy is to remember, the start of those that are longer than its context."""
+    with at.naming(key):
+        rows = SFTDataset(
+            at.paths(config.data), policy.tokenizer, train_on=config.train_on,
+            limit=limit, max_length=longest_row(None, policy), truncation="keep_start",
+        )  # fmt: skip
+    at.log.write("note", message=f"{key}: {rows.report.to_text()}")
+    return rows
 
 
 def save_model(

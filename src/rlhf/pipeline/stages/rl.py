@@ -12,11 +12,12 @@ from rlhf.data.pack import Branch, Group
 from rlhf.formatting import rounded
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import build_reference
+from rlhf.models.reference import Reference, ReferenceModel, build_reference
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import (
     ROWS_FOR_SELF_CHECK,
     choose_path,
+    language_model_term,
     load_for_training,
     load_policy,
     read_prompts,
@@ -52,11 +53,11 @@ def train_rl(
     """
     scorer = _build_scorer(stage, policy, at)
     listen(scorer, at.log.alarm)
-    seed, reference = seed_of(stage.seed), stage.reference
     result, metrics = train(
         stage, at, policy, prompts, scorer,
-        reference=build_reference(policy) if reference is None else load_policy(reference, at, seed=seed).requires_grad_(False),
-        eval_prompts=read_eval_prompts(stage, policy, at), engine=open_engine(stage, policy, at), name=stage.kind, **named,
+        reference=_open_reference(stage, policy, at),
+        eval_prompts=read_eval_prompts(stage, policy, at), engine=open_engine(stage, policy, at), name=stage.kind,
+        ptx=language_model_term(stage, policy, at), **named,
     )  # fmt: skip
     save_model(policy, stage, at, metrics)
     curve = [e["metrics"] for e in at.log.read("metrics") if f"{stage.kind}/score_mean" in e["metrics"]]
@@ -102,6 +103,13 @@ def open_engine(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Ro
         role=environment.role,
         timeout_seconds=environment.timeout_seconds,
     )
+
+
+def _open_reference(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Reference:
+    """The policy as it is, or a model that is named."""
+    if stage.reference is not None:
+        return load_policy(stage.reference, at, seed=seed_of(stage.seed)).requires_grad_(False)
+    return ReferenceModel(policy) if stage.moving_reference is not None else build_reference(policy)
 
 
 def _build_scorer(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Scorer:

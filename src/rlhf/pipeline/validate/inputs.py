@@ -14,6 +14,7 @@ from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_inputs import RowsInput, listed
 from rlhf.config.stages import (
     MODEL_STAGES,
+    PolicyStage,
     PolicyTraining,
     PreferencesStage,
     RowsFor,
@@ -49,6 +50,8 @@ def rows_inputs(stage: Stage) -> list[RowsInput]:
     """All rows that a stage reads, those that it learns from first."""
     ewc = stage.ewc if isinstance(stage, PolicyTraining) else None
     kept = [RowsInput("ewc.data", listed(ewc.data), "sft", limit=ewc.rows)] if ewc is not None else []
+    ptx = stage.ptx if isinstance(stage, PolicyStage) else None
+    kept += [RowsInput("ptx.data", listed(ptx.data), "sft")] if ptx is not None else []
     return [*stage.rows_read(), *kept]
 
 

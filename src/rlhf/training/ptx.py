@@ -1,0 +1,73 @@
+"""Language-model loss of other rows in every step of a policy (PPO-ptx)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from rlhf.data.pack import Group, pack, split_by_tokens
+from rlhf.errors import ConfigError, DataError
+from rlhf.losses import nll_loss, token_mean
+from rlhf.models.policy import PolicyModel
+from rlhf.training.row_order import Cycle, MapData
+
+
+class LanguageModelTerm:
+    """Negative log-likelihood of rows that a policy should go on predicting, a mean over the scored tokens of a step's rows.
+
+        coef * mean over scored tokens of -log p(token | all before it)
+
+    Step n takes rows ``n * count`` to ``(n + 1) * count`` of an endless shuffled order of all of them, whatever the steps before it
+    were: a resumed run takes the same ones, and there is nothing to save.
+
+    Source: the last term of Ouyang et al. 2022, eq. 2, arXiv:2203.02155.
+
+    Args:
+        rows: Demonstrations, as ``SFTDataset`` gives them; at least one.
+        coef: Weight of the term, the paper's gamma; 0 for none.
+        rows_per_step: How many rows an optimizer step takes; None for as many as a full step has completions.
+        seed: Of their order.
+
+    Raises:
+        DataError: There are no rows.
+        ConfigError: The weight is below 0, or the number of rows below 1.
+    """
+
+    name = "ptx"
+
+    def __init__(self, rows: MapData, *, coef: float, rows_per_step: int | None = None, seed: int = 0) -> None:
+        if not len(rows):
+            raise DataError("ptx.data has no usable row; run `rlhf data check FILE` to see why.")
+        if not coef >= 0 or (rows_per_step is not None and rows_per_step < 1):
+            raise ConfigError(
+                f"ptx.coef is {coef} and ptx.rows_per_step {rows_per_step}; give at least 0, and 1 or more."
+            )
+        self.rows = rows
+        self.coef = coef
+        self.rows_per_step = rows_per_step
+        self.order = Cycle(len(rows), seed=seed, name=self.name)
+
+    def rows_of(self, step: int, *, num_completions: int) -> list[Group]:
+        """The rows of an optimizer step, counted from 0.
+
+        Args:
+            step: Optimizer steps before this one.
+            num_completions: Of a full step: how many rows, where ``rows_per_step`` does not say it.
+        """
+        count = self.rows_per_step or num_completions
+        return [self.rows[number] for number in self.order.take(step * count, count)]
+
+    def losses(self, policy: PolicyModel, rows: Sequence[Group], *, max_tokens: int) -> Iterator[Tensor]:
+        """The term in parts that add up to it, one for each micro-batch, so that only one has its graph at a time.
+
+        Args:
+            policy: Who learns.
+            rows: Of one step.
+            max_tokens: Distinct tokens of a micro-batch.
+        """
+        batches = [pack(run) for run in split_by_tokens(rows, max_tokens=max_tokens)]
+        num_tokens = sum(batch.num_scored for batch in batches)
+        for batch in batches:
+            logprobs = policy.score(batch.to(policy.device)).logprobs
+            yield self.coef * token_mean(nll_loss(logprobs), num_tokens=num_tokens)
