@@ -17,7 +17,7 @@ STEPS = re.findall(r"^```(python|diff)\n# src/rlhf/(\S+)\n(.*?)^```", PAGE, re.M
 USE = """\
 import json, sys
 from pathlib import Path
-from rlhf.cli.run import stage_commands
+from rlhf.cli.run import stages_with_commands
 from rlhf.config.methods import METHODS
 from rlhf.config.methods.topr import TOPRConfig
 from rlhf.config.recipe import RecipeConfig
@@ -55,7 +55,7 @@ print(json.dumps({
     "code": {name: sorted(code_of_stage(stage.kind, stage)) for name, stage in recipe.stages.items()},
     "errors": [problem.line for problem in validate_recipe(recipe, deep=False).problems if problem.level == "error"],
     "losses": losses,
-    "commands": [name for name in stage_commands() if name == "topr"],
+    "commands": [name for name in stages_with_commands() if name == "topr"],
     "unexplained": [option.name for method in added for option in method.described_options() if not method.source_of(option)],
 }))
 """

@@ -153,7 +153,7 @@ def test_too_many_prompts_without_a_score_stop_before_anything_is_trained(name):
     with pytest.raises(RewardError) as caught:
         trainer.train()
     message = str(caught.value)
-    assert "at most 5% of a rollout may be left out (max_unscored_frac)" in message
+    assert "max_unscored_frac" in message
     assert "Nothing was trained on this rollout" in message
     assert toy.largest_difference(toy.weights_of(trainer), before) == 0.0
 

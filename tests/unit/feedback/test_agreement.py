@@ -165,7 +165,7 @@ def test_a_value_that_many_draws_lack_has_no_interval_and_the_reason_is_true():
     assert one.value == 1
     assert math.isnan(one.low)
     assert re.fullmatch(
-        r"no interval: all values but one are so rare that 3\d% of draws of the items lack them", one.reason
+        r"no interval: all values but one are so rare that 3\d\s% of draws of the items lack them", one.reason
     )
     assert math.isnan(agreement_estimate(rare(1, 60, split=1), krippendorff_alpha).low)
     five = agreement_estimate(rare(5, 60), krippendorff_alpha)

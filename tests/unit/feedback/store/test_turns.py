@@ -137,7 +137,7 @@ def test_who_reads_sees_one_moment_though_somebody_judges_in_the_middle(place):
             answer = Submission(assignment=given.number, key=name * 3, value={"preference": "a"})
             if n == 0:
                 other.submit("ann", answer)
-        with at(store.engine, "SELECT judgments.number", lambda: other.submit("ann", answer)):
+        with at(store.engine, "SELECT judgements.number", lambda: other.submit("ann", answer)):
             assert [judgment.task.id for judgment in store.judgments()] == ["x"]
         assert [judgment.task.id for judgment in store.judgments()] == ["x", "y"]
 
