@@ -282,6 +282,10 @@ class PPOConfig(RLConfig):
     """A critic with its own backbone, or a head on the policy's."""
     value_init: Literal["reward", "policy"] = "policy"
     """Where a separate critic's backbone starts: the (first) learned reward model, or the policy."""
+    value_head: Literal["linear", "mlp"] = "linear"
+    """Form of the critic's head: one matrix, or a hidden GELU layer before it."""
+    head_hidden_size: int | None = Field(None, ge=1)
+    """Width of the hidden layer of an `mlp` value_head; the model's by default."""
     value_coef: float = Field(0.5, ge=0)
     """Weight of the value loss."""
     clip_value: float | None = Field(0.2, gt=0)
@@ -317,6 +321,8 @@ class PPOConfig(RLConfig):
             raise ValueError(
                 "gae_lambda does nothing where length_adaptive_alpha sets each completion's; give one of the two"
             )
+        if self.head_hidden_size is not None and self.value_head != "mlp":
+            raise ValueError(f"head_hidden_size belongs to value_head 'mlp'; it is {self.value_head!r}")
         if self.positive_score != default_of(self, "positive_score") and not self.positive_nll_coef:
             raise ValueError("positive_score belongs to positive_nll_coef, which is 0; give it a weight such as 0.1")
         if self.policy_formula.sequence_ratio == "mean":

@@ -49,6 +49,8 @@ class RewardModelConfig(OfflineConfig):
     """`plackett_luce` learns only who took the first so many places, not the order of the rest; null for the whole ranking."""
     head: Literal["linear", "mlp"] = "linear"
     """`linear` is what transformers calls sequence classification; `mlp` has a hidden GELU layer."""
+    head_hidden_size: int | None = Field(None, ge=1)
+    """Width of the hidden layer of an `mlp` head; the model's by default."""
     head_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the head."""
     num_models: int = Field(1, ge=1)
@@ -67,6 +69,12 @@ class RewardModelConfig(OfflineConfig):
     """Longest sequence in tokens."""
     truncation: Truncation = "drop"
     """What happens to longer rows."""
+
+    @model_validator(mode="after")
+    def _head_has_a_hidden_layer(self) -> Self:
+        if self.head_hidden_size is not None and self.head != "mlp":
+            raise ValueError(f"head_hidden_size belongs to head 'mlp'; the head is {self.head!r}")
+        return self
 
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:

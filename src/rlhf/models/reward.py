@@ -33,6 +33,7 @@ from rlhf.models.scalar import (
     HeadKind,
     HeadSettings,
     build_scalar_model,
+    check_head,
     head_outputs,
     num_outputs,
     read_head,
@@ -97,6 +98,7 @@ class RewardModel(ScalarModel):
         *,
         head: HeadKind = "linear",
         head_dropout: float = 0.0,
+        head_hidden_size: int | None = None,
         num_models: int = 1,
         num_heads: int = 1,
         lora: LoRAConfig | None = None,
@@ -108,12 +110,15 @@ class RewardModel(ScalarModel):
             source: A policy in memory (which stays as it is), or where to load one.
             head: "linear", or "mlp" for a hidden GELU layer.
             head_dropout: Dropout before the head, and inside an mlp.
+            head_hidden_size: Width of an mlp's hidden layer; None for the model's.
             num_models: Ensemble by seed: so many backbones, each with its own head.
             num_heads: Ensemble by head: so many heads on each backbone.
             lora: Train adapters and the head; for a source that is loaded, its config's ``lora`` counts too.
             seed: Seeds heads and adapters; member i draws from its own.
         """
-        settings = HeadSettings(kind=head, num_outputs=num_heads, dropout=head_dropout if head == "mlp" else 0.0)
+        check_head(head, head_hidden_size)
+        dropout = head_dropout if head == "mlp" else 0.0
+        settings = HeadSettings(kind=head, num_outputs=num_heads, dropout=dropout, hidden_size=head_hidden_size)
         config, tokenizer = started_from(source, lora)
         members = []
         for number in range(num_models):
@@ -279,7 +284,7 @@ class RewardModel(ScalarModel):
         head = read_head(base_model(first).config)  # type: ignore[arg-type]
         settings = {
             "num_models": len(self.members),
-            "head": {"kind": head.kind, "num_outputs": head.num_outputs, "bias": head.bias, "dropout": head.dropout},
+            "head": head.to_dict(),
             "head_dropout": self.head_dropout,
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),

@@ -34,18 +34,36 @@ class HeadSettings:
     """The form of a scalar head; kept in the model's config under ``rlhf_head`` where it is not transformers' own."""
 
     kind: HeadKind = "linear"
-    """One matrix, or a hidden GELU layer of the model's width before it."""
+    """One matrix, or a hidden GELU layer before it."""
     num_outputs: int = 1
     """Heads on one backbone."""
     bias: bool = False
     """A learned constant; transformers' own linear head has none."""
     dropout: float = 0.0
     """On the head's input and, in an mlp, before its last matrix."""
+    hidden_size: int | None = None
+    """Width of an mlp's hidden layer, of each output; None for the model's."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is written into folders; what has no value is left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
     def is_plain(self) -> bool:
         """Whether transformers can load it."""
         return self.kind == "linear" and not self.bias
+
+
+def check_head(kind: HeadKind, hidden_size: int | None) -> None:
+    """Refuse a hidden layer's width where there is no hidden layer.
+
+    Raises:
+        ModelError: Naming ``head_hidden_size``.
+    """
+    if hidden_size is not None and (kind != "mlp" or hidden_size < 1):
+        raise ModelError(
+            f"head_hidden_size is {hidden_size}: it is the width, 1 or more, of the hidden layer of an `mlp` head."
+        )
 
 
 class ScalarHead(nn.Module):
@@ -58,9 +76,17 @@ class ScalarHead(nn.Module):
         outputs = settings.num_outputs
         if settings.kind == "mlp":
             # One matrix holds the hidden layers of all heads, which stay independent: each output reads its own block.
-            self.hidden = nn.Linear(hidden_size, outputs * hidden_size)
-        self.out = nn.Linear(hidden_size, outputs, bias=settings.bias or settings.kind == "mlp")
+            width = settings.hidden_size or hidden_size
+            self.hidden = nn.Linear(hidden_size, outputs * width)
+        else:
+            width = hidden_size
+        self.out = nn.Linear(width, outputs, bias=settings.bias or settings.kind == "mlp")
         self.reset()
+
+    @property
+    def input_size(self) -> int:
+        """H of the hidden states that it reads."""
+        return (self.hidden if self.settings.kind == "mlp" else self.out).in_features
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -143,7 +169,7 @@ def write_head(config: PretrainedConfig, settings: HeadSettings) -> None:
         if hasattr(config, "rlhf_head"):
             del config.rlhf_head
     else:
-        config.rlhf_head = asdict(settings)
+        config.rlhf_head = settings.to_dict()
 
 
 def head_outputs(model: PreTrainedModel | PeftModel, hidden: Tensor, *, dropout: float = 0.0) -> Tensor:

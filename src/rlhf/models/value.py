@@ -31,7 +31,7 @@ from rlhf.models.folders import (
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
-from rlhf.models.scalar import HeadSettings, ScalarHead, build_scalar_model, head_outputs
+from rlhf.models.scalar import HeadKind, HeadSettings, ScalarHead, build_scalar_model, check_head, head_outputs
 from rlhf.models.scalar_model import ScalarModel, copied_backbone, load_member, saveable
 from rlhf.models.score import active_module, backbone_of, base_model
 from rlhf.models.sources import model_source, plain_errors
@@ -60,7 +60,7 @@ class ValueModel(ScalarModel):
         """Use ``from_policy``, ``from_reward``, ``shared`` or ``from_pretrained``.
 
         Args:
-            model: Backbone with a head of the form HEAD, or None for a shared backbone.
+            model: Backbone with a scalar head, or None for a shared backbone.
             head: The head alone, for a shared backbone.
             choice: The path it takes, where that is known; else the first batch decides.
         """
@@ -75,6 +75,8 @@ class ValueModel(ScalarModel):
         policy: PolicyModel,
         *,
         head: Literal["zero", "random"] = "zero",
+        head_kind: HeadKind = "linear",
+        head_hidden_size: int | None = None,
         lora: LoRAConfig | None = None,
         seed: int = 0,
     ) -> Self:
@@ -83,13 +85,15 @@ class ValueModel(ScalarModel):
         Args:
             policy: Stays as it is.
             head: "zero" begins with value 0 everywhere, so that the first advantages are the rewards.
+            head_kind: "linear", or "mlp" for a hidden GELU layer.
+            head_hidden_size: Width of an mlp's hidden layer; None for the model's.
             lora: Train an adapter and the head.
             seed: Seeds head and adapter.
         """
         check_type(
             policy, PolicyModel, name="policy", expected="a PolicyModel; PolicyModel.from_pretrained(folder) loads one"
         )
-        return cls._build(copied_backbone(policy.model), head, lora, seed)
+        return cls._build(copied_backbone(policy.model), head, lora, seed, form=_form(head_kind, head_hidden_size))
 
     @classmethod
     def from_reward(
@@ -98,6 +102,8 @@ class ValueModel(ScalarModel):
         *,
         member: int = 0,
         head: HeadInit = "zero",
+        head_kind: HeadKind = "linear",
+        head_hidden_size: int | None = None,
         lora: LoRAConfig | None = None,
         seed: int = 0,
     ) -> Self:
@@ -107,17 +113,21 @@ class ValueModel(ScalarModel):
             reward: Stays as it is.
             member: Which one of an ensemble.
             head: "reward" also takes over a linear head with its normalization: values begin as the scores of unfinished texts.
+            head_kind: "linear", or "mlp" for a hidden GELU layer.
+            head_hidden_size: Width of an mlp's hidden layer; None for the model's.
             lora: Train an adapter and the head.
             seed: Seeds head and adapter.
         """
         source: Any = reward.members[member]
-        backbone = copied_backbone(source)
+        backbone, form = copied_backbone(source), _form(head_kind, head_hidden_size)
         if head != "reward":
-            return cls._build(backbone, head, lora, seed)
+            return cls._build(backbone, head, lora, seed, form=form)
         single = reward.member(member)
         matrix = active_module(base_model(source).score)  # type: ignore[arg-type]
-        if type(matrix) is not nn.Linear or single.num_scores != 1:
-            raise ModelError("Only a single linear reward head can become a value head; use head='zero' or 'random'.")
+        if type(matrix) is not nn.Linear or single.num_scores != 1 or form != HEAD:
+            raise ModelError(
+                "Only a single linear reward head can become a value head, which is linear then; use head='zero' or 'random'."
+            )
         value = cls._build(backbone, "zero", None, seed)
         with torch.no_grad():
             out = value._head.out
@@ -127,12 +137,20 @@ class ValueModel(ScalarModel):
         return value
 
     @classmethod
-    def shared(cls, policy: PolicyModel, *, head: Literal["zero", "random"] = "zero", seed: int = 0) -> Self:
+    def shared(
+        cls,
+        policy: PolicyModel,
+        *,
+        head: Literal["zero", "random"] = "zero",
+        head_kind: HeadKind = "linear",
+        head_hidden_size: int | None = None,
+        seed: int = 0,
+    ) -> Self:
         """A head on the policy's hidden states: no second backbone, and one forward pass for both."""
         backbone = backbone_of(base_model(policy.model))
         width = int(backbone.config.get_text_config().hidden_size)
         with seeded(seed, "value head"):
-            module = ScalarHead(width, HEAD)
+            module = ScalarHead(width, _form(head_kind, head_hidden_size))
         _set_head(module, head)
         return cls(None, module.to(policy.device)).eval()
 
@@ -150,9 +168,10 @@ class ValueModel(ScalarModel):
             )
         with described_by(Path(source) / SETTINGS_FILE):
             shared, width = bool(settings["shared"]), int(settings["hidden_size"])
+            form = HeadSettings(**settings["head"]) if "head" in settings else HEAD
         if shared:
-            return cls(None, placed(_load_head(Path(source) / HEAD_FILE, width))).eval()
-        return cls(load_member(source, config, HEAD, seed=0, what="value model")).eval()
+            return cls(None, placed(_load_head(Path(source) / HEAD_FILE, width, form))).eval()
+        return cls(load_member(source, config, form, seed=0, what="value model")).eval()
 
     @property
     def is_shared(self) -> bool:
@@ -212,7 +231,9 @@ class ValueModel(ScalarModel):
                 save_file({n: v.detach().contiguous() for n, v in self.head.state_dict().items()}, aside / HEAD_FILE)
             else:
                 save_weights(saveable(self.model), aside)
-            write_settings(aside, SETTINGS_FILE, {"shared": self.is_shared, "hidden_size": self._head.out.in_features})
+            head = self._head
+            form = {} if head.settings == HEAD else {"head": head.settings.to_dict()}
+            write_settings(aside, SETTINGS_FILE, {"shared": self.is_shared, "hidden_size": head.input_size, **form})
             write_text(aside / "README.md", model_card(facts))
         return folder
 
@@ -224,16 +245,27 @@ class ValueModel(ScalarModel):
 
     @classmethod
     def _build(
-        cls, backbone: PreTrainedModel, head: Literal["zero", "random"], lora: LoRAConfig | None, seed: int
+        cls,
+        backbone: PreTrainedModel,
+        head: Literal["zero", "random"],
+        lora: LoRAConfig | None,
+        seed: int,
+        *,
+        form: HeadSettings = HEAD,
     ) -> Self:
-        model = build_scalar_model(backbone, HEAD, seed=seed)
+        model = build_scalar_model(backbone, form, seed=seed)
         _set_head(model.score, head)  # type: ignore[arg-type]
         return cls(adapt(model, _lora_config(lora), task=TaskType.SEQ_CLS, seed=seed)).eval()
 
 
-def _load_head(path: Path, width: int) -> ScalarHead:
+def _form(kind: HeadKind, hidden_size: int | None) -> HeadSettings:
+    check_head(kind, hidden_size)
+    return HeadSettings(kind=kind, bias=True, hidden_size=hidden_size)
+
+
+def _load_head(path: Path, width: int, form: HeadSettings) -> ScalarHead:
     """A head alone, as ``ValueModel.shared`` saves it."""
-    head = ScalarHead(width, HEAD)
+    head = ScalarHead(width, form)
     safetensors_names(path)
     with plain_errors(f"the value head {str(path)!r}"):
         head.load_state_dict(load_file(path))

@@ -8,8 +8,9 @@ from peft import AutoPeftModelForSequenceClassification
 from transformers import AutoModelForSequenceClassification, LlamaForSequenceClassification
 
 from rlhf.config.model import LoRAConfig, ModelConfig
+from rlhf.config.reward_model import RewardModelConfig
 from rlhf.data.pack import Branch, Group, pack
-from rlhf.errors import ModelError
+from rlhf.errors import ConfigError, ModelError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from tests.unit.models.families import build, family
@@ -128,9 +129,11 @@ def test_head_dropout_acts_in_training_only(policy):
         {"head": "mlp", "head_dropout": 0.1},
         {"num_heads": 3},
         {"head": "mlp", "num_heads": 2},
+        {"head": "mlp", "num_heads": 2, "head_hidden_size": 5},
         {"num_models": 2},
         {"lora": LoRAConfig(rank=2)},
         {"lora": LoRAConfig(rank=2), "head": "mlp"},
+        {"lora": LoRAConfig(rank=2), "head": "mlp", "head_hidden_size": 5},
         {"lora": LoRAConfig(rank=2), "num_models": 2, "num_heads": 2},
     ],
     ids=str,
@@ -270,6 +273,29 @@ def test_the_members_of_an_ensemble_disagree_and_their_mean_is_the_score(policy,
 
 def test_one_model_does_not_disagree_with_itself(policy):
     assert RewardModel.from_policy(policy).scores_and_spread(BATCH)[1].tolist() == [0.0] * len(ROWS)
+
+
+def test_an_mlp_head_has_the_width_that_was_asked_for_and_computes_its_formula(policy):
+    reward = RewardModel.from_policy(policy, head="mlp", num_heads=2, head_hidden_size=5)
+    head = reward.members[0].score.double()
+    assert (head.hidden.weight.shape, head.out.weight.shape) == ((10, 32), (2, 5))
+    hidden = torch.randn(3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    middle = torch.nn.functional.gelu(hidden @ head.hidden.weight.T + head.hidden.bias)
+    expected = torch.stack([middle[:, :5] @ head.out.weight[0], middle[:, 5:] @ head.out.weight[1]], 1) + head.out.bias
+    torch.testing.assert_close(head(hidden), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_without_a_width_an_mlp_head_has_the_model_s_and_the_same_bits(policy):
+    first, again = (RewardModel.from_policy(policy, head="mlp", head_hidden_size=width) for width in (None, 32))
+    assert first.fingerprint() == again.fingerprint()
+
+
+@pytest.mark.parametrize("form", [{"head_hidden_size": 5}, {"head": "mlp", "head_hidden_size": 0}], ids=str)
+def test_a_width_of_no_hidden_layer_is_refused(policy, form):
+    with pytest.raises(ModelError, match="head_hidden_size"):
+        RewardModel.from_policy(policy, **form)
+    with pytest.raises(ConfigError, match="head_hidden_size"):
+        RewardModelConfig.of(form)
 
 
 def test_heads_of_an_mlp_ensemble_are_independent(policy):

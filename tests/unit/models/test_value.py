@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from rlhf.config.model import LoRAConfig
+from rlhf.config.policy import PPOConfig
 from rlhf.data.pack import Branch, Group, pack
-from rlhf.errors import ModelError
+from rlhf.errors import ConfigError, ModelError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.models.value import ValueModel
@@ -135,6 +138,46 @@ def test_a_critic_with_an_adapter_trains_adapter_and_head_only(policy):
     assert all(".lora_" in name or ".score.modules_to_save." in name for name in names)
     critic.values(BATCH).sum().backward()
     assert any(".score." in name and p.grad is not None and p.grad.any() for name, p in critic.named_parameters())
+
+
+MLP = {"head_kind": "mlp", "head_hidden_size": 5}
+
+
+@pytest.mark.parametrize("make_one", [ValueModel.from_policy, ValueModel.shared])
+def test_a_critic_with_a_hidden_layer_begins_at_zero_and_learns(policy, make_one):
+    critic = make_one(policy, **MLP)
+    assert values(critic, policy).tolist() == [0.0] * BATCH.num_scored
+    values(critic, policy).sum().backward()
+    assert critic._head.out.weight.grad.any()
+    assert critic._head.hidden.weight.shape == (5, 32)
+
+
+@pytest.mark.parametrize("form", ["separate", "shared", "lora", "reward"])
+def test_a_saved_critic_with_a_hidden_layer_comes_back_bit_for_bit(tmp_path, policy, reward, form):
+    critic = {
+        "separate": lambda: ValueModel.from_policy(policy, head="random", **MLP),
+        "shared": lambda: ValueModel.shared(policy, head="random", **MLP),
+        "lora": lambda: ValueModel.from_policy(policy, head="random", lora=LoRAConfig(rank=2), **MLP),
+        "reward": lambda: ValueModel.from_reward(reward, head="random", **MLP),
+    }[form]()
+    again = ValueModel.from_pretrained(str(critic.save_pretrained(tmp_path / "value")))
+    assert torch.equal(values(again, policy), values(critic, policy))
+    assert values(critic, policy).abs().min() > 0
+
+
+def test_the_file_of_a_linear_critic_is_what_it_was(tmp_path, policy):
+    folder = ValueModel.from_policy(policy).save_pretrained(tmp_path / "value")
+    assert json.loads((folder / "rlhf_value.json").read_text()).keys() >= {"shared", "hidden_size"}
+    assert "head" not in json.loads((folder / "rlhf_value.json").read_text())
+
+
+def test_forms_of_a_critic_that_do_not_fit_are_refused(policy, reward):
+    with pytest.raises(ModelError, match="head_hidden_size"):
+        ValueModel.from_policy(policy, head_hidden_size=5)
+    with pytest.raises(ModelError, match="Only a single linear reward head"):
+        ValueModel.from_reward(reward, head="reward", head_kind="mlp")
+    with pytest.raises(ConfigError, match="head_hidden_size"):
+        PPOConfig.of({"head_hidden_size": 5})
 
 
 @pytest.mark.parametrize("form", ["separate", "shared", "lora", "reward", "reward and lora"])

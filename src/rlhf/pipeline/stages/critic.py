@@ -25,13 +25,14 @@ def run_with_critic(stage: Any, at: StageContext) -> StageOutcome:
 def _build_critic(
     stage: PPOStage | VAPOStage | TRPOStage, policy: PolicyModel, at: StageContext, *, seed: int
 ) -> ValueModel:
+    head: dict[str, Any] = {"head_kind": stage.value_head, "head_hidden_size": stage.head_hidden_size}
     if stage.value_model == "shared":
-        value_model = ValueModel.shared(policy, seed=seed)
+        value_model = ValueModel.shared(policy, **head, seed=seed)
     elif stage.value_init == "reward":
         reward_model = RewardModel.from_pretrained(at.path(_learned_source(stage.reward)))
-        value_model = ValueModel.from_reward(reward_model, lora=stage.model.lora, seed=seed)
+        value_model = ValueModel.from_reward(reward_model, **head, lora=stage.model.lora, seed=seed)
     else:
-        value_model = ValueModel.from_policy(policy, lora=stage.model.lora, seed=seed)
+        value_model = ValueModel.from_policy(policy, **head, lora=stage.model.lora, seed=seed)
     disable_dropout(value_model)
     return value_model
 

@@ -45,6 +45,7 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
         at.model(stage.model),
         head=stage.head,
         head_dropout=stage.head_dropout,
+        head_hidden_size=stage.head_hidden_size,
         num_models=stage.num_models,
         num_heads=stage.num_heads,
         seed=seed,
