@@ -18,7 +18,7 @@ class PtxConfig(BaseConfig):
     """Rows to go on predicting: demonstrations or texts."""
     coef: float = Field(1.0, ge=0)
     """Weight of their negative log-likelihood, a mean over tokens; 0 for none."""
-    rows_per_step: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1)
     """How many of them each optimizer step takes, in a shuffled order; `minibatch_size` by default."""
     train_on: Literal["completion", "assistant", "all"] = "completion"
     """Which of their tokens count: completions, every assistant turn, or whole texts."""

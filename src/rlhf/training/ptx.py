@@ -26,7 +26,7 @@ class LanguageModelTerm:
     Args:
         rows: Demonstrations, as ``SFTDataset`` gives them; at least one.
         coef: Weight of the term, the paper's gamma; 0 for none.
-        rows_per_step: How many rows an optimizer step takes; None for as many as a full step has completions.
+        batch_size: How many rows an optimizer step takes; None for as many as a full step has completions.
         seed: Of their order.
 
     Raises:
@@ -36,16 +36,14 @@ class LanguageModelTerm:
 
     name = "ptx"
 
-    def __init__(self, rows: MapData, *, coef: float, rows_per_step: int | None = None, seed: int = 0) -> None:
+    def __init__(self, rows: MapData, *, coef: float, batch_size: int | None = None, seed: int = 0) -> None:
         if not len(rows):
             raise DataError("ptx.data has no usable row; run `rlhf data check FILE` to see why.")
-        if not coef >= 0 or (rows_per_step is not None and rows_per_step < 1):
-            raise ConfigError(
-                f"ptx.coef is {coef} and ptx.rows_per_step {rows_per_step}; give at least 0, and 1 or more."
-            )
+        if not coef >= 0 or (batch_size is not None and batch_size < 1):
+            raise ConfigError(f"ptx.coef is {coef} and ptx.batch_size {batch_size}; give at least 0, and 1 or more.")
         self.rows = rows
         self.coef = coef
-        self.rows_per_step = rows_per_step
+        self.batch_size = batch_size
         self.order = Cycle(len(rows), seed=seed, name=self.name)
 
     def rows_of(self, step: int, *, num_completions: int) -> list[Group]:
@@ -53,9 +51,9 @@ class LanguageModelTerm:
 
         Args:
             step: Optimizer steps before this one.
-            num_completions: Of a full step: how many rows, where ``rows_per_step`` does not say it.
+            num_completions: Of a full step: how many rows, where ``batch_size`` does not say it.
         """
-        count = self.rows_per_step or num_completions
+        count = self.batch_size or num_completions
         return [self.rows[number] for number in self.order.take(step * count, count)]
 
     def losses(self, policy: PolicyModel, rows: Sequence[Group], *, max_tokens: int) -> Iterator[Tensor]:

@@ -21,7 +21,7 @@ def with_ptx(kind, folder, **ptx):
 @pytest.mark.parametrize("kind", ["ppo", "grpo", "online_dpo"])
 def test_a_stage_reads_the_rows_and_logs_their_loss(kind, tmp_path, monkeypatch):
     monkeypatch.setattr("rlhf.pipeline.run.write_report", plain_report)
-    events = run(with_ptx(kind, tmp_path, coef=0.5, rows_per_step=2), tmp_path)
+    events = run(with_ptx(kind, tmp_path, coef=0.5, batch_size=2), tmp_path)
     metrics = [event["metrics"] for event in events if event["event"] == "metrics"]
     assert metrics
     assert all(found["loss/ptx"] > 0 for found in metrics)

@@ -52,7 +52,7 @@ def test_steps_take_the_next_rows_of_a_shuffled_order_whatever_was_before():
     assert ids[:6] != ids[6:]
     again = LanguageModelTerm(rows, coef=1.0, seed=4)
     assert again.rows_of(2, num_completions=4) == taken[2]
-    assert len(LanguageModelTerm(rows, coef=1.0, rows_per_step=5).rows_of(0, num_completions=4)) == 5
+    assert len(LanguageModelTerm(rows, coef=1.0, batch_size=5).rows_of(0, num_completions=4)) == 5
 
 
 @pytest.mark.parametrize("name", ONLINE)
@@ -111,7 +111,7 @@ def test_trpo_has_no_place_for_it():
         (0, {"coef": 1.0}, DataError),
         (2, {"coef": -1.0}, ConfigError),
         (2, {"coef": float("nan")}, ConfigError),
-        (2, {"coef": 1.0, "rows_per_step": 0}, ConfigError),
+        (2, {"coef": 1.0, "batch_size": 0}, ConfigError),
     ],
 )
 def test_a_term_that_could_not_work_is_refused(rows, settings, error):

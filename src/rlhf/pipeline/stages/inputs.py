@@ -182,7 +182,7 @@ def language_model_term(stage: PolicyStage, policy: PolicyModel, at: StageContex
         return None
     rows = _rows_to_keep("ptx.data", ptx, policy, at)
     seed = derive_seed(seed_of(stage.seed), "ptx")
-    return LanguageModelTerm(rows, coef=ptx.coef, rows_per_step=ptx.rows_per_step, seed=seed)
+    return LanguageModelTerm(rows, coef=ptx.coef, batch_size=ptx.batch_size, seed=seed)
 
 
 def _rows_to_keep(
