@@ -82,6 +82,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.dpo import DPOTrainer as DPOTrainer
     from rlhf.training.grpo import GRPOTrainer as GRPOTrainer
     from rlhf.training.grpo import RLOOTrainer as RLOOTrainer
+    from rlhf.training.inputs import OfflineInputs as OfflineInputs
+    from rlhf.training.inputs import RLInputs as RLInputs
     from rlhf.training.kto import KTOTrainer as KTOTrainer
     from rlhf.training.log import TrainingLogger as TrainingLogger
     from rlhf.training.optim import create_optimizer as create_optimizer
@@ -128,6 +130,7 @@ PUBLIC: dict[str, str] = {
     "ModelConfig": "rlhf.config.model:ModelConfig",
     "ORPOConfig": "rlhf.config.preference:ORPOConfig",
     "ORPOTrainer": "rlhf.training.reference_free:ORPOTrainer",
+    "OfflineInputs": "rlhf.training.inputs:OfflineInputs",
     "OptimizedAttention": "rlhf.models.optimized_attention:OptimizedAttention",
     "PPOConfig": "rlhf.config.policy:PPOConfig",
     "PPOTrainer": "rlhf.training.ppo:PPOTrainer",
@@ -145,6 +148,7 @@ PUBLIC: dict[str, str] = {
     "RLHFEvaluator": "rlhf.evaluation.evaluator:RLHFEvaluator",
     "RLHFOrchestrator": "rlhf.pipeline.orchestrator:RLHFOrchestrator",
     "RLHFTrainer": "rlhf.pipeline.api:RLHFTrainer",
+    "RLInputs": "rlhf.training.inputs:RLInputs",
     "RLOOConfig": "rlhf.config.methods.rloo:RLOOConfig",
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",

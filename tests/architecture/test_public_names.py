@@ -17,7 +17,7 @@ PROMISED = set(
     StreamingPreferenceDataset StreamingSFTDataset StreamingKTODataset StreamingGRPODataset
     PolicyModel RewardModel ProcessRewardModel ValueModel ReferenceModel ContextCompressor
     SFTTrainer RewardModelTrainer ProcessRewardModelTrainer DPOTrainer SimPOTrainer ORPOTrainer KTOTrainer
-    PPOTrainer GRPOTrainer RLOOTrainer
+    PPOTrainer GRPOTrainer RLOOTrainer RLInputs OfflineInputs
     SFTConfig RewardModelConfig ProcessRewardModelConfig DPOConfig SimPOConfig ORPOConfig KTOConfig
     PPOConfig GRPOConfig RLOOConfig
     AdaptiveKLController EarlyStopping ElasticWeightConsolidation
