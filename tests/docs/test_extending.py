@@ -53,7 +53,7 @@ print(json.dumps({
     "headline": outcome.headline,
     "scores": build_reward(topr.reward).score(*samples("ABc", "abC", "")).per_component,
     "code": {name: sorted(code_of_stage(stage.kind, stage)) for name, stage in recipe.stages.items()},
-    "errors": [problem.line for problem in validate_recipe(recipe, deep=False).problems if problem.level == "error"],
+    "errors": [problem.line for problem in validate_recipe(recipe).problems if problem.level == "error"],
     "losses": losses,
     "commands": [name for name in stages_with_commands() if name == "topr"],
     "unexplained": [option.name for method in added for option in method.described_options() if not method.source_of(option)],

@@ -19,7 +19,7 @@ from rlhf.config.error_messages import TAG, shortened
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.numbers import MOST
 from rlhf.config.overrides import blame_overrides
-from rlhf.config.stages import FILE_STAGES, Stage
+from rlhf.config.stages import BY_KIND, FILE_STAGES, Stage
 from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError, did_you_mean
 
@@ -34,6 +34,14 @@ ASSETS = "RLHF_ASSETS"
 DEFAULT_ASSETS = "../shared/assets"
 Input = tuple[str, str]
 """Dotted place inside a stage, and the text that stands there."""
+
+
+def _takes_seed(stage: Any) -> bool:
+    """Whether a stage as written has a seed; of an unknown kind the complaint is about the kind."""
+    if not isinstance(stage, Mapping):
+        return False
+    kind = stage.get("kind")
+    return not isinstance(kind, str) or kind not in BY_KIND or "seed" in BY_KIND[kind].model_fields
 
 
 class RecipeConfig(BaseConfig):
@@ -68,13 +76,13 @@ class RecipeConfig(BaseConfig):
     @model_validator(mode="before")
     @classmethod
     def _seeded(cls, tree: Any) -> Any:
-        """The recipe's seed goes into every stage that has none of its own."""
+        """The recipe's seed goes into every stage that takes one and has none of its own."""
         stages = tree.get("stages") if isinstance(tree, Mapping) else None
         seed = seed_of_stages(tree) if isinstance(tree, Mapping) else None
         if not isinstance(stages, Mapping) or seed is None:
             return tree  # a wrong seed is complained about once, where it stands
         filled = {
-            name: {**stage, "seed": stage.get("seed", seed)} if isinstance(stage, Mapping) else stage
+            name: {**stage, "seed": stage.get("seed", seed)} if _takes_seed(stage) else stage
             for name, stage in stages.items()
         }
         return {**tree, "stages": filled}

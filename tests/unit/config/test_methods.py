@@ -15,7 +15,7 @@ from rlhf.config.methods import FAMILIES, KIND_OF_METHOD, METHODS, method
 from rlhf.config.methods.grpo import GRPOStage
 from rlhf.config.schema import describe_setting, settings_class, stage_classes
 from rlhf.config.stages import DPOStage
-from rlhf.errors import UnknownNameError
+from rlhf.errors import ConfigError, UnknownNameError
 
 MODULES_OF_NO_METHOD = {"__init__", "method", "table"}
 
@@ -32,6 +32,23 @@ def test_the_table_says_which_kind_of_stage_each_method_is():
     for name, found in METHODS.items():
         if found.stage is not None:
             assert found.stage.kind_name() == found.kind == name
+
+
+@pytest.mark.parametrize(("name", "kind"), [("nowhere", "dpo"), ("ipo", "kto")])
+def test_a_line_of_the_table_that_its_module_does_not_bear_out_names_both(name, kind, monkeypatch):
+    monkeypatch.setitem(KIND_OF_METHOD, name, kind)
+    with pytest.raises(
+        ConfigError, match=rf"'{name}'.*methods\.{name}.*KIND_OF_METHOD|'{name}'.*KIND_OF_METHOD.*methods\.{name}"
+    ):
+        METHODS[name]
+
+
+def test_a_formula_that_is_not_there_is_named():
+    from rlhf.losses.formula import load_formula
+
+    for text in ("losses.preference:dpo_los", "losses.nowhere:dpo_loss"):
+        with pytest.raises(ConfigError, match=text):
+            load_formula(text)
 
 
 def test_looking_one_up_imports_no_other_and_neither_torch_nor_pydantic():

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
-from rlhf.config.recipe import RecipeConfig, expand_variables, load_recipe, stage_references
+from rlhf.config.recipe import RecipeConfig, _takes_seed, expand_variables, load_recipe, stage_references
+from rlhf.config.stage_inputs import StageConfig
 from rlhf.config.stages import BY_KIND, judge_kinds
 from rlhf.errors import ConfigError
 
@@ -130,3 +133,16 @@ def test_a_kind_declares_what_others_ask_of_it():
     assert BY_KIND["dpo"].of(dpo).asks_reference_once
     assert not BY_KIND["dpo"].of({**dpo, "reference_free": True}).asks_reference_once
     assert BY_KIND["world"].why_unwritten.keys() == {"pretrain.jsonl", "tokenizer"}
+
+
+def test_a_stage_without_a_seed_is_given_none(monkeypatch):
+    class Plain(StageConfig):
+        """A stage that draws nothing."""
+
+        kind: Literal["plain"]
+        runs = "plain:run_plain"
+
+    monkeypatch.setitem(BY_KIND, "plain", Plain)
+    assert not _takes_seed({"kind": "plain"})
+    assert _takes_seed(SFT)
+    assert _takes_seed({"kind": "unknown"}), "the complaint is about the kind"

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rlhf.config.methods.method import Method
-from rlhf.errors import UnknownNameError, folded, look_up
+from rlhf.errors import ConfigError, UnknownNameError, folded, look_up
 
 if TYPE_CHECKING:
     from rlhf.config.stage_inputs import StageConfig
@@ -80,10 +80,23 @@ class Methods(Mapping[str, Method]):
 
         Raises:
             KeyError: There is none.
+            ConfigError: Its module is missing or declares it wrongly.
         """
         if name not in KIND_OF_METHOD:
             raise KeyError(name)
-        method: Method = import_module(f"{__package__}.{MODULES.get(name, name)}").METHOD
+        module = f"{__package__}.{MODULES.get(name, name)}"
+        try:
+            method: Method = import_module(module).METHOD
+        except (ModuleNotFoundError, TypeError, AttributeError) as err:
+            raise ConfigError(
+                f"The method {name!r} has a line in KIND_OF_METHOD (rlhf/config/methods/table.py), and {module} does not declare it: "
+                f"{type(err).__name__}: {err}. The module needs METHOD = Method(...); see docs/extending.md."
+            ) from err
+        if method.kind != KIND_OF_METHOD[name]:
+            raise ConfigError(
+                f"The method {name!r} is of kind {method.kind!r} in {module} and of kind {KIND_OF_METHOD[name]!r} in KIND_OF_METHOD "
+                "(rlhf/config/methods/table.py); write the same kind in both."
+            )
         return method
 
     def __contains__(self, name: object) -> bool:

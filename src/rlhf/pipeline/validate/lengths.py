@@ -181,8 +181,11 @@ def _check_room(review: Review, stage: Stage) -> None:
 
 
 def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) -> Lengths | None:
-    """A sample of rows tokenized without any limit; None where the tokenizer is not there. Complains about what fails."""
-    key, config = policies(stage)[0]
+    """A sample of rows tokenized without any limit; None without a model or its tokenizer. Complains about what fails."""
+    models = policies(stage)
+    if not models:
+        return None
+    key, config = models[0]
     root = root_model(review.recipe.stages, config)
     place = (
         "lengths",
