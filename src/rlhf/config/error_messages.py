@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf.config.foreign_keys import VALUES, answer, elsewhere
 from rlhf.config.methods import METHODS, as_settings, method_behind
 from rlhf.errors import did_you_mean
 
@@ -101,6 +100,8 @@ def _value(place: Place, error: Any) -> str:
     word = error["input"]
     if error["type"] != "literal_error" or not isinstance(word, str):
         return ""
+    from rlhf.config.foreign_keys import VALUES  # here: tables that only a mistake needs
+
     if word in VALUES:
         return f"; that is `{VALUES[word]}` here"
     found = METHODS.get(word) if place and place[-1] == "loss" else None
@@ -115,6 +116,8 @@ def _method(word: str, kinds: list[str]) -> str:
 
 def _hint(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> str:
     """What may have been meant by a key that is not there, and what is here instead of another library's."""
+    from rlhf.config.foreign_keys import answer, elsewhere  # here: tables that only a mistake needs
+
     name, known = str(place[-1]), _known_keys(root, tree, place[:-1])
     if theirs := answer(name, known):
         return theirs
