@@ -122,7 +122,7 @@ base: $(VENV)/.core  ## train the embedded base model again and compare it with 
 # -------------------------------------------------------------------------------------------------------- keeping
 
 .PHONY: lock
-lock:  ## resolve pyproject.toml anew into requirements/core.txt and dev.txt, on the oldest Python
+lock:  ## resolve pyproject.toml again into requirements/core.txt and dev.txt, on the oldest Python
 	requirements/lock.sh
 
 .PHONY: clean

@@ -3,7 +3,7 @@
     python tools/learning_table.py                                  all methods, seeds 1 2 3, two at a time
     python tools/learning_table.py --methods dpo ipo --seeds 1      some of them; what is there already stays in the table
     python tools/learning_table.py --collect                        the table of what is there, and train nothing
-    python tools/learning_table.py --methods dpo --keep             one anew; the others' rows stay as the page has them
+    python tools/learning_table.py --methods dpo --keep             one again; the others' rows stay as the page has them
     python tools/learning_table.py --page                           the page once more, from the rows beside it
 
 Each method runs as its recipe in recipes/methods says. The stages that all recipes share (world, SFT, pairs, reward model)

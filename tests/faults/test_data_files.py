@@ -106,7 +106,7 @@ BAD_LINES = {
         "write the character whole or remove it",
     ),
     "surrogate in another column": (rb'{"prompt": "a", "x": {"y": ["\udfff"]}}', r"2: column 'x[y][0]'", "surrogate"),
-    "NUL": (b'{"prompt": "a"}\0\0\0', "2: holds 3 NUL bytes, which no text has", "Write it anew"),
+    "NUL": (b'{"prompt": "a"}\0\0\0', "2: holds 3 NUL bytes, which no text has", "Write it again"),
     "a long key": (
         b'{"%s": 1}' % (b"k" * 100_000),
         "2: no known kind of row has these columns; columns found: 'kkk",

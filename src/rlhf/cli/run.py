@@ -13,7 +13,7 @@ from rlhf.cli.options import DeviceOption, Overrides, QuietOption, console
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Do everything anew, whatever is there.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Rerun everything, even what is finished.")]
 IgnoreCodeOption = Annotated[
     bool, typer.Option("--ignore-code", help="Keep stages of which nothing but this library's code has changed.")
 ]
@@ -29,7 +29,7 @@ def run(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe; recipes/quickstart.yaml is a start.")],
     overrides: Overrides = None,
     from_stage: Annotated[
-        str | None, typer.Option("--from", help="Do this stage and everything that depends on it anew.")
+        str | None, typer.Option("--from", help="Rerun this stage and everything that depends on it.")
     ] = None,
     until: Annotated[str | None, typer.Option("--until", help="Stop after this stage.")] = None,
     force: ForceOption = False,
@@ -130,7 +130,7 @@ def run_recipe(recipe: RecipeConfig, *, quiet: bool, dry_run: bool = False, **op
         pipeline.run(**options)
         if options.get("profile") and not pipeline.has_trained and out is not None:
             out.print(
-                "Nothing was trained, so nothing was measured; --force or --from STAGE does it anew.", soft_wrap=True
+                "Nothing was trained, so nothing was measured; --force or --from STAGE reruns it.", soft_wrap=True
             )
         return
     for plan in pipeline.plan(**options):

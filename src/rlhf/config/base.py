@@ -267,7 +267,7 @@ def _refusal(cls: type[BaseModel], tree: Mapping[str, Any], err: ValidationError
     if issubclass(cls, BaseConfig) and all(
         error["loc"] for error in err.errors(include_url=False, include_input=False)
     ):
-        # No complaint about the whole: what looks at the whole did not run. Users should not mend a file in two rounds.
+        # No complaint about the whole: what looks at the whole did not run. Users should not have to fix a file in two rounds.
         lines += cls.left_unchecked(tree)
     return refusal(source, lines)
 

@@ -72,7 +72,7 @@ class LocalEngineConfig(BaseConfig):
 
     kind: Literal["local"] = "local"
     weights: RolloutWeights = "same"
-    """What linear layers multiply with while sampling: the policy's own weights, or a copy in a lower precision, made anew for each
+    """What linear layers multiply with while sampling: the policy's own weights, or a copy in a lower precision, made again for each
     rollout. What is sampled is then corrected by `importance`, and its distance from the policy measured in every rollout."""
     mismatch: MismatchConfig = MismatchConfig()
     """How far the engine's probabilities may lie from the trainer's, where its weights are a copy, or it plays episodes."""

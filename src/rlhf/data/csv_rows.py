@@ -81,5 +81,5 @@ def _csv_row(header: list[str], cells: list[str], path: Path) -> Any:
         if bad := undecodable_byte(cell):
             return Unreadable(not_utf8(path, bad[1], f"in column {short(name)}, character {bad[0] + 1}"))
         if "\0" in cell:
-            return Unreadable(f"column {short(name)} holds a NUL byte, which no text has; write the file anew.")
+            return Unreadable(f"column {short(name)} holds a NUL byte, which no text has; write the file again.")
     return dict(zip(header, cells, strict=True))

@@ -50,7 +50,7 @@ def _refuse_pretty_json(path: Path) -> None:
         raise DataError(f"{name} is a JSON array over several lines, not one object on each line; name it .json.")
     if first == b"{" and goes_on:
         raise DataError(
-            f"{name} holds JSON objects over several lines each, not one on each line; write them anew: jq -c . {name}"
+            f"{name} holds JSON objects over several lines each, not one on each line; write them again: jq -c . {name}"
         )
 
 
@@ -81,7 +81,7 @@ def _decode_line(line: bytes, path: Path) -> Any:
     if 0 in line:
         count = line.count(0)
         return Unreadable(
-            f"holds {count:,} NUL bytes, which no text has; was the file cut short by a crash? Write it anew."
+            f"holds {count:,} NUL bytes, which no text has; was the file cut short by a crash? Write it again."
         )
     try:
         return decode(line.decode().rstrip("\r\n"))

@@ -55,7 +55,7 @@ class RowStream:
     accepts: Sequence[Kind] | None = None
     strings_are: Kind = Kind.TEXT
     bad_rows: list[BadRow] = field(default_factory=list)
-    """Rows that were skipped so far, in order; emptied when iteration starts anew."""
+    """Rows that were skipped so far, in order; emptied when iteration starts again."""
 
     def __iter__(self) -> Iterator[Row]:
         self.bad_rows.clear()

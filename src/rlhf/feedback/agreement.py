@@ -5,7 +5,7 @@ All of them are functions of one small table, which is a sum over items:
     coincidences   [k, k]  how often values c and k met on an item; each item counts once for each of its values
     contingencies  [k, k]  first annotator's value against the second's, over the items that both judged
 
-so an interval comes from drawing items anew, and nothing else is to be measured again. Items are what is independent:
+so an interval comes from drawing items again, and nothing else is to be measured again. Items are what is independent:
 the judgments of one item belong together.
 
 A coefficient whose chance agreement is perfect (everybody gave one and the same value) has no meaning: it is NaN, with

@@ -7,7 +7,7 @@ half a win: the soft label of the reward stage with `use_label_probability`.
 Labels of several classes become one row for each item, with the probability of every class. Dawid-Skene's probabilities are
 tempered on held-out judgments (``rlhf.feedback.tempering``).
 
-Which completion is called the first is drawn anew for each pair before anything is learned: in a file of preferences the
+Which completion is called the first is drawn again for each pair before anything is learned: in a file of preferences the
 chosen one always stands first, and a prior or a confusion table over "first" and "second" would learn that.
 """
 

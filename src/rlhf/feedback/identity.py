@@ -27,7 +27,7 @@ def content_id(kind: TaskKind, prompt: Any, texts: Sequence[Any]) -> str:
 
 
 def sampled_id(given: str, kind: TaskKind, prompt: Any, texts: Sequence[Any]) -> str:
-    """A name for sampled completions: a prompt may have an id, and completions that are sampled anew are another question.
+    """A name for sampled completions: a prompt may have an id, and completions that are sampled again are another question.
 
     Args:
         given: The prompt's id; empty where it has none.

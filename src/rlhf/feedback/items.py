@@ -119,7 +119,7 @@ def laid_out_as(what: str, where: str) -> Iterator[None]:
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as err:
         problem = f"{type(err).__name__}: {one_line(err, 120)}"
         raise RowError(
-            where, f"a value in it has not the shape that {what} has ({problem}); mend the row, or export it anew."
+            where, f"a value in it does not have the shape of {what} ({problem}); fix the row, or export it again."
         ) from err
 
 

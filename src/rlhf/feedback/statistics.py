@@ -1,7 +1,7 @@
 """What is found in a store: coverage, annotators, agreement, and what divides them. ``rlhf.feedback.report`` says it.
 
 Agreement leaves gold items out: they are chosen to be clear,
-and would flatter it. Intervals draw tasks anew, since the answers about one task belong together. What could not be
+and would flatter it. Intervals draw tasks again, since the answers about one task belong together. What could not be
 measured is said with its reason.
 """
 

@@ -67,7 +67,7 @@ class Artifact:
     contents: Mapping[str, str] = field(default_factory=dict)
     """Input from an earlier stage to the hash of what it held."""
     asked: str = ""
-    """Which request to begin anew it answers; empty for none."""
+    """Which request to begin again it answers; empty for none."""
     finished: str = ""
     """When, in UTC."""
     versions: Mapping[str, str] = field(default_factory=dict)

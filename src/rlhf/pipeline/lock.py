@@ -49,7 +49,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(run_dir: Path) -> Iterator[IO[str]]:
-    """The lock's file, locked; opened anew where somebody removed the run between opening and locking."""
+    """The lock's file, locked; opened again where somebody removed the run between opening and locking."""
     while True:
         run_dir.mkdir(parents=True, exist_ok=True)
         with (run_dir / FILE).open("a+", encoding="utf-8") as file:

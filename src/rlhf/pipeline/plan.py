@@ -39,13 +39,13 @@ class RunOptions:
     """What the caller of a run may ask for."""
 
     from_stage: str | None = None
-    """This stage and everything that depends on it are done anew."""
+    """This stage and everything that depends on it are rerun."""
     until: str | None = None
     """Stop after this stage."""
     only_for: str | None = None
     """Only this stage and what it needs; the others stay as they are."""
     force: bool = False
-    """Everything is done anew."""
+    """Everything is rerun."""
     ignore_code: bool = False
     """A stage is kept where nothing but the code of this library has changed."""
     brief: bool = False
@@ -55,7 +55,7 @@ class RunOptions:
 
     @property
     def request(self) -> str:
-        """The part that must be remembered until it is done; empty where nothing is asked to begin anew."""
+        """The part that must be remembered until it is done; empty where nothing is asked to begin again."""
         if not self.force and self.from_stage is None:
             return ""
         words = ["--force" if self.force else f"--from {self.from_stage}"]
@@ -332,7 +332,7 @@ def selected_stages(recipe: RecipeConfig, options: RunOptions) -> list[str]:
 
 
 def asked_stages(recipe: RecipeConfig, options: RunOptions, stages: list[str]) -> set[str]:
-    """Stages that are to be done anew whatever is there."""
+    """Stages to rerun even if they are finished."""
     if options.force:
         return set(stages)
     asked = {options.from_stage} if options.from_stage is not None else set()

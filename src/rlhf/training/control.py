@@ -166,7 +166,7 @@ class DoublingKLController:
         kl > target * tolerance:  coef <- coef * factor;    kl < target / tolerance:  coef <- coef / factor
 
     The rule of PPO's penalty form, with its 1.5 and 2. It answers at once, where ``AdaptiveKLController`` moves by
-    some percent. The paper penalizes and measures the KL to the policy before the update, which each update decides anew;
+    some percent. The paper penalizes and measures the KL to the policy before the update, which each update decides again;
     trainers feed it the KL to the reference, whose penalty the weight is of. That one grows over a run and answers late, so
     the weight may swing about a target by a factor or two.
 

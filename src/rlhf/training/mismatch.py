@@ -144,7 +144,7 @@ class Mismatch:
             )
         if (left := self._left_by_a_new_start(rollout, asked)) is not None and left <= FITS * gap:
             return (
-                f"weights left behind: an engine that was started anew with the same weights has a gap of {left:.2g}, so loading new "
+                f"weights left behind: an engine that was started again with the same weights has a gap of {left:.2g}, so loading new "
                 "ones into a running engine does not reach all of this model. Take engine: local, and report it with the model's family."
             )
         tried = "".join(f"; not {cause.split(':')[0]} ({left:.2g} left)" for cause, left in others.items())
@@ -194,7 +194,7 @@ class Mismatch:
         return then.version if is_old else None
 
     def _left_by_a_new_start(self, rollout: Rollout, asked: Asked) -> float | None:
-        """The gap of the first prompt's completions by an engine that was started anew; None for engines that can't be."""
+        """The gap of the first prompt's completions by an engine that was started again; None for engines that can't be."""
         inner = innermost(self.engine)
         if not isinstance(inner, VLLMEngine) or any(map(_is_episode, rollout.completions)):
             return None

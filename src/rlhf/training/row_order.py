@@ -33,7 +33,7 @@ class StreamData(Protocol):
     """Rows that come one after another and remember where they are."""
 
     def __iter__(self) -> Iterator[Group]:
-        """From the cursor to the end of the data; the next iteration begins anew."""
+        """From the cursor to the end of the data; the next iteration begins again."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def permutation(size: int, seed: int, *names: str | int) -> list[int]:
 
 
 class Cycle:
-    """Endless slices of a list, shuffled anew in each epoch; a slice may cross the border between epochs.
+    """Endless slices of a list, shuffled again in each epoch; a slice may cross the border between epochs.
 
     Used for prompts, where every rollout should ask the same number.
     """

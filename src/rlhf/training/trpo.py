@@ -194,7 +194,7 @@ class TrustRegion:
     def fisher(self, parameters: Sequence[Tensor], *, share: float) -> Callable[[Tensor], Tensor]:
         """The map v -> F v at the old weights, F the Hessian of the mean KL over the first ``share`` of the completions.
 
-        The order of completions is random, so the first ones are a sample. Graphs are built anew for every product: only one
+        The order of completions is random, so the first ones are a sample. Graphs are built again for every product: only one
         micro-batch's is alive at a time.
         """
         last = math.ceil(share * self.totals.num_sequences)

@@ -107,4 +107,4 @@ def test_where_everything_is_kept_nothing_is_measured_and_that_is_said(call, rec
     assert call("run", recipe, "--quiet")[0] == 0
     code, out, _ = call("run", recipe, "--profile")
     assert code == 0
-    assert "Nothing was trained, so nothing was measured; --force or --from STAGE does it anew." in out
+    assert "Nothing was trained, so nothing was measured; --force or --from STAGE reruns it." in out

@@ -216,7 +216,7 @@ def test_vllm_with_stale_weights_that_lies_about_them_is_stopped(policy, tmp_pat
 def test_vllm_that_loads_all_but_a_part_is_told_from_one_that_is_stale(policy, tmp_path):
     (tmp_path / "faults").write_text("head stays")
     _, error = train_with_vllm(policy, tmp_path, learning_rate=0.1)
-    assert "weights left behind: an engine that was started anew with the same weights has a gap of" in error
+    assert "weights left behind: an engine that was started again with the same weights has a gap of" in error
 
 
 def test_vllm_that_dies_while_a_run_samples_is_an_alarm_and_changes_nothing(tiny_tokenizer, tmp_path):

@@ -63,7 +63,7 @@ def task_from_dict(kept: Mapping[str, Any], prompt: Text, texts: Sequence[Text])
         if isinstance(err, DataError):
             raise
         raise DataError(
-            f"What was kept under {NAME!r} has been changed ({type(err).__name__}: {err}); export it anew."
+            f"What was kept under {NAME!r} has been changed ({type(err).__name__}: {err}); export it again."
         ) from None
 
 

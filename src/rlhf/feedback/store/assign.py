@@ -128,7 +128,7 @@ def drawn_order(seed: int, annotator: str, task: TaskRow) -> list[int]:
 def take_slot_again(session: Session, row: AssignmentRow, *, overlap: int) -> None:
     """Let somebody go on who skipped a task or whose time was over: in their own slot, or in another that is free.
 
-    Where they have been given the task anew meanwhile, what they hold of it is this again.
+    Where they have been given the task again meanwhile, what they hold of it is this again.
 
     Raises:
         DataError: The task has all the judgments it wants, or people who are at it.
@@ -276,7 +276,7 @@ def _new_task(
     again = unseen.join(left, left.c.task == TaskRow.number).where(sa.or_(is_gold, is_wanted))
     if (task := session.scalar(again.order_by(None).order_by(left.c.first).limit(1))) is not None:
         return task
-    # a draw for each task that they were ever given: what they leave and take again draws nothing anew
+    # a draw for each task that they were ever given: what they leave and take again draws nothing again
     given = sa.select(sa.func.count(AssignmentRow.task.distinct())).where(AssignmentRow.annotator == who.number)
     number = session.scalar(given) or 0
     chance = rules.gold_frac

@@ -195,7 +195,7 @@ def writing(engine: Engine) -> Iterator[Session]:
 
 
 def write(engine: Engine, step: Callable[[Session], T]) -> T:
-    """Do ``step`` in a transaction, and do it anew where somebody else got in between.
+    """Do ``step`` in a transaction, and do it again where somebody else got in between.
 
     SQLite has one writer at a time and never needs the second try. PostgreSQL lets writers look at the same moment, and its
     indices then refuse all but one of them: anyone who is refused looks again, and finds what the other one wrote.

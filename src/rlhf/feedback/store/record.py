@@ -129,7 +129,7 @@ def _write_down(
 
 @dataclass(slots=True)
 class _Shelf:
-    """What is in the store already, read once: asking for each judgment anew takes most of an import's time."""
+    """What is in the store already, read once: asking for each judgment again takes most of an import's time."""
 
     tasks: dict[str, TaskRow]
     live: dict[tuple[int, int], AssignmentRow]

@@ -91,7 +91,7 @@ def label(
         raise
     except Exception as err:
         raise DataError(
-            f"The labeler {name} failed on {where}: {type(err).__name__}: {err}. Mend it, or call it alone on one of "
+            f"The labeler {name} failed on {where}: {type(err).__name__}: {err}. Fix it, or call it alone on one of "
             "them to see why."
         ) from err
     if not isinstance(said, Sequence) or len(said) != len(prompts):

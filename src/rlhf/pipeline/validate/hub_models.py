@@ -1,4 +1,4 @@
-"""Models of the hub that a new run wants: whether they can be had is asked before torch and transformers are imported."""
+"""Hub models that a new run needs: their availability is checked before torch and transformers are imported."""
 
 from __future__ import annotations
 
