@@ -9,12 +9,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3.11}
+constraints=()
 torch=${TORCH:-$(grep '^torch==' requirements/core.txt 2>/dev/null || echo torch)}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$python" -m venv "$work/venv"
-pip=("$work/venv/bin/python" -m pip --disable-pip-version-check)
+pip() {  # in the environment of that name
+    "$work/$1/bin/python" -m pip --disable-pip-version-check "${@:2}"
+}
 
 dependencies() {  # of one section of pyproject.toml, one a line
     "$python" - "$1" <<'PYTHON'
@@ -32,21 +34,23 @@ PYTHON
 
 # torch's build (+cpu, +cu130) and the CUDA packages that belong to it are the machine's business, not the lock's.
 freeze() {
-    "${pip[@]}" freeze --all --exclude pip --exclude wheel |
+    pip "$1" freeze --all --exclude pip --exclude wheel |
         grep -vE '^(nvidia-|cuda-|triton==)' | sed -E 's/^(torch==[^+]+)\+.*/\1/' | LC_ALL=C sort -f
 }
 
-dependencies core >"$work/core.in"
-dependencies dev >"$work/dev.in"
-"${pip[@]}" install "$torch" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
-"${pip[@]}" install -r "$work/core.in"
-freeze >"$work/core"
-"${pip[@]}" install -r "$work/dev.in"
-freeze >"$work/all"
+# The tools come first: where they allow only an older version of what the core needs, that is the one to lock.
+for set in dev core; do
+    dependencies "$set" >"$work/$set.in"
+    "$python" -m venv "$work/$set"
+    pip "$set" install "$torch" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+    [[ $set == dev ]] || constraints=(-c "$work/dev.frozen")
+    pip "$set" install -r "$work/$set.in" "${constraints[@]}"
+    freeze "$set" >"$work/$set.frozen"
+done
 
 head="# Made by \`make lock\` from pyproject.toml; good for every Python we support. Change that file, not this one."
-{ echo "$head"; cat "$work/core"; } >"$work/core.txt"
-{ echo "$head"; echo "-r core.txt"; LC_ALL=C comm -13 <(LC_ALL=C sort "$work/core") <(LC_ALL=C sort "$work/all") | LC_ALL=C sort -f; } >"$work/dev.txt"
+{ echo "$head"; cat "$work/core.frozen"; } >"$work/core.txt"
+{ echo "$head"; echo "-r core.txt"; LC_ALL=C comm -13 <(LC_ALL=C sort "$work/core.frozen") <(LC_ALL=C sort "$work/dev.frozen") | LC_ALL=C sort -f; } >"$work/dev.txt"
 if grep -nE '(://| @ )' "$work/core.txt" "$work/dev.txt"; then
     echo "A package was installed from an address instead of an index: it can't be locked." >&2
     exit 1
