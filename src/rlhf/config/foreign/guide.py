@@ -182,7 +182,7 @@ KEYS: dict[str, Entry] = {
     "num_return_sequences": to("group_size"), "num_generations": to("group_size"), "group_size": to("group_size"),
     # reward models and preferences
     "ranking_loss": to("loss", by=RANKING_LOSSES), "comparison_type": to("loss", by=COMPARISONS),
-    "margin": to("hinge_margin"), "label_smoothing": to("label_smoothing"), "loss_type": to("loss"), "beta": to("beta", "odds_coef", "kl.coef"),
+    "margin": to("margin"), "label_smoothing": to("label_smoothing"), "loss_type": to("loss"), "beta": to("beta", "odds_coef", "kl.coef"),
     "num_models": to("num_models"), "ensemble_size": to("num_models"), "dropout": to("head_dropout"), "normalize_rewards": to("normalize"),
     "head_type": to("head", by={"linear": "linear", "mlp": "mlp"}), "desirable_weight": to("desirable_weight"),
     "undesirable_weight": to("undesirable_weight"), "gamma_beta_ratio": Reason("target_margin is the margin itself: beta times the ratio"),

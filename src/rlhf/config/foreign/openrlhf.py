@@ -82,7 +82,7 @@ FLAGS: dict[str, Entry] = {
     "desirable_loss_weight": to("desirable_weight"),
     "undesirable_loss_weight": to("undesirable_weight"),
     "loss": to("loss", by={"sigmoid": "bradley_terry", "logexp": "bradley_terry"}),
-    "margin_loss": to("use_margin", by=common.switch("use_margin")),
+    "margin_loss": to("margin", by=common.switch("margin", "column")),
     "max_len": to("max_length", "max_prompt_length", "sampling.max_new_tokens", by=become.whole_length),
     # rewards
     "advantage_estimator": to("advantage", "baseline", by=become.estimator),

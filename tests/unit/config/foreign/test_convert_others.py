@@ -163,7 +163,7 @@ def test_flags_with_dots_and_an_estimator_of_groups(tmp_path):
         ),
         (
             "train_rm", "--dataset a --loss logexp --margin_loss",
-            {"kind": "reward", "loss": "bradley_terry", "use_margin": True, "max_length": 512},
+            {"kind": "reward", "loss": "bradley_terry", "margin": "column", "max_length": 512},
         ),
         ("train_kto", "--dataset a --desirable_loss_weight 1.2", {"kind": "kto", "desirable_weight": 1.2}),
         (
@@ -208,7 +208,7 @@ def test_a_layout_in_sections_is_a_recipe_of_all_its_stages(tmp_path):
         "eval/loss",
         "min",
     )
-    assert (reward.model.path, reward.loss, reward.hinge_margin, reward.epochs) == ("gpt2", "hinge", 0.5, 3)
+    assert (reward.model.path, reward.loss, reward.margin, reward.epochs) == ("gpt2", "hinge", 0.5, 3)
     assert (reward.learning_rate, reward.early_stopping.metric, reward.early_stopping.patience) == (
         1e-5,
         "eval/accuracy",
