@@ -164,7 +164,21 @@ class DataInputs(StageConfig):
         return self.eval_data is not None or self.eval_frac > 0
 
 
-class PromptInputs(StageConfig):
+class FilteredPrompts(StageConfig):
+    """Prompts of which some may be left out."""
+
+    row_filter: RowFilter | None = None
+    """Rows of `prompts` that are left out; `prompts: {path: FILE, dedup: true}` is short for it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_filter(cls, stage: Any) -> Any:
+        return lifted_filter(stage, "prompts")
+
+    _check_prompts = field_validator("prompts", mode="before", check_fields=False)(check_lifted)
+
+
+class PromptInputs(FilteredPrompts):
     """What a policy is asked."""
 
     samples = True
@@ -178,15 +192,6 @@ class PromptInputs(StageConfig):
     """Other names for columns of all prompts, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)
     """Use only this many prompts, the first of the file or files."""
-    row_filter: RowFilter | None = None
-    """Rows of `prompts` that are left out; `prompts: {path: FILE, dedup: true}` is short for it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_filter(cls, stage: Any) -> Any:
-        return lifted_filter(stage, "prompts")
-
-    _check_prompts = field_validator("prompts", mode="before")(check_lifted)
 
     @property
     def has_held_out(self) -> bool:
