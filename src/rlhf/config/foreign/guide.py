@@ -203,6 +203,7 @@ KEYS: dict[str, Entry] = {
     "normalize_advantages": to("whiten_advantages"), "advantage_normalization": to("whiten_advantages"),
     "whiten_advantages": to("whiten_advantages"),
     "reward_model": to("reward"), "reward_model_path": to("reward"), "reference_model": to("reference"), "ref_model": to("reference"),
+    "ptx_coef": to("ptx.coef"), "ptx_data": to("ptx.data"), "pretrain_data": to("ptx.data"),
     "missing_eos_penalty": to("missing_eos_penalty"),
     **no("do_sample", "nothing to set: completions are sampled; temperature 0 is greedy, for evaluation"),
     **no("logging_steps log_interval", common.LOGGED),
