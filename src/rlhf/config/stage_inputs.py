@@ -304,4 +304,5 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     def measured(self) -> tuple[str, ...]:
         """With what counts solved problems, and with what an environment reports."""
         episodes = MEASURED_ON_EPISODES if self.environment is not None else ()
-        return (*self.measures, *self.evaluation.metrics, *episodes)
+        first = ("eval/first_ref_kl",) if self.moving_reference is not None else ()
+        return (*self.measures, *self.evaluation.metrics, *episodes, *first)
