@@ -110,6 +110,9 @@ class ProcessRewardModelConfig(OfflineConfig):
     loss: Literal["steps", "pairs"] = "steps"
     """`steps`: cross-entropy of each step's label. `pairs`: Bradley-Terry on pairs of whole solutions, each scored by its
     steps brought together as `aggregate` says: labels of outcomes only."""
+    step_coef: float = Field(0.0, ge=0)
+    """Weight of the loss `steps` next to `pairs`, of pairs whose steps are labeled too: the columns `chosen_labels` and
+    `rejected_labels` hold a label for each step; a completion without them counts in the pair alone."""
     until_first_error: bool = False
     """Learn from each solution's steps up to its first wrong one, as PRM800K is labeled; else from all."""
     wrong_weight: float = Field(1.0, gt=0)
@@ -133,8 +136,12 @@ class ProcessRewardModelConfig(OfflineConfig):
 
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
-        if self.loss == "pairs":
+        if self.loss == "steps" and self.step_coef:
+            raise ValueError("step_coef weighs labels of steps next to the loss `pairs`; the loss is 'steps'")
+        if self.loss == "pairs" and not self.step_coef:
             for name in ("until_first_error", "wrong_weight", "lm_coef"):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name} needs labels of steps, which the loss `pairs` has none of")
+                    raise ValueError(
+                        f"{name} needs labels of steps, which the loss `pairs` reads with a step_coef above 0"
+                    )
         return self
