@@ -150,6 +150,9 @@ class DataInputs(StageConfig):
     """Stop at a bad row, or count and list it."""
     row_filter: RowFilter | None = None
     """Rows of `data` that are left out, before a share is held out; `data: {path: FILE, dedup: true}` is short for it."""
+    data_workers: int = Field(1, ge=1)
+    """Processes that tokenize the rows, for large files; the rows are the same with any number. `data: {path: FILE, workers: 4}` is
+    short for it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -169,6 +172,9 @@ class FilteredPrompts(StageConfig):
 
     row_filter: RowFilter | None = None
     """Rows of `prompts` that are left out; `prompts: {path: FILE, dedup: true}` is short for it."""
+    data_workers: int = Field(1, ge=1)
+    """Processes that tokenize the prompts, for large files; the rows are the same with any number. `prompts: {path: FILE, workers: 4}`
+    is short for it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -37,6 +37,7 @@ FREE_TO_CHANGE: dict[str, bool | set[str]] = {
     "guards": True,
     "max_nonfinite_steps": True,
     "cache_reference": True,
+    "data_workers": True,
     "engine": {"python", "env", "kv_cache_gib", "start_timeout_seconds", "timeout_seconds", "mismatch"},
 }
 """Settings that a resumed run may change, whole sections or keys in them: where it keeps what, where helpers live, and when it asks for

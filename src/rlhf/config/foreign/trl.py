@@ -62,6 +62,7 @@ COMMON: dict[str, Entry] = {
     "report_to": to("log_to", by=common.loggers),
     "neftune_noise_alpha": to("neftune_alpha"),
     "label_smoothing_factor": to("label_smoothing"),
+    "dataset_num_proc": to("data_workers"),
     "max_length": to("max_length"),
     "max_seq_length": to("max_length"),
     "truncation_mode": to("truncation", by=common.TRUNCATIONS),
@@ -99,7 +100,7 @@ COMMON: dict[str, Entry] = {
         common.PACKED,
     ),
     **no(
-        "dataset_num_proc dataset_kwargs dataloader_num_workers dataloader_drop_last dataloader_pin_memory "
+        "dataset_kwargs dataloader_num_workers dataloader_drop_last dataloader_pin_memory "
         "dataloader_in_order dataloader_persistent_workers dataloader_prefetch_factor "
         "dataloader_multiprocessing_context remove_unused_columns label_names",
         common.LOADING,

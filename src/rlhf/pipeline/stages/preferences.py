@@ -47,7 +47,7 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
     if stage.test_prompts is not None:
         wanted.append(("test_pairs", stage.test_prompts, stage.num_test_pairs, 0.0))
     for name, source, count, noise in wanted:
-        data = GRPODataset(at.path(source), policy.tokenizer)
+        data = GRPODataset(at.path(source), policy.tokenizer, workers=stage.data_workers)
         prompts = list(filtered_rows(data, stage.row_filter, at, "prompts") if name == "pairs" else data)
         random.Random(derive_seed(seed_of(stage.seed), "preferences", name)).shuffle(prompts)
         rows: list[Any] = []
