@@ -59,7 +59,7 @@ class Layout:
         """The methods that most of these keys belong to; none where all belong to every method."""
         plain = [self.plain(key) for key in keys]
         counts = {
-            method: sum(any(name in table for name in spellings(key)) for key in plain)
+            method: sum(any(name in table and name not in self.common for name in spellings(key)) for key in plain)
             for method, table in self.methods.items()
         }
         most = max(counts.values(), default=0)

@@ -205,7 +205,6 @@ PRM: dict[str, Entry] = {
         by={False: {}, True: Reason("every labeled step is learned from; labels of outcomes alone are `kind: reward, loss: binary`")},
         note="Every labeled step is learned from.",
     ),
-    **no("max_completion_length", "max_length holds prompt and steps together"),
 }  # fmt: skip
 
 METHODS: dict[str, dict[str, Entry]] = {

@@ -148,7 +148,6 @@ DISTILL: dict[str, Entry] = {
     "beta": to("divergence_beta"),
     "seq_kd": to(by={False: {}, True: Reason(TEACHER_WRITES)}, note=f"{TEACHER_WRITES[0].upper()}{TEACHER_WRITES[1:]}."),
     **no("teacher_model_init_kwargs", "`teacher: {path: ..., dtype: ...}` takes what `model` takes"),
-    **no("loss_type completion_only_loss assistant_only_loss dataset_text_field", "a completion's tokens are compared, all of them"),
     **no("max_length truncation_mode", "max_prompt_length and sampling.max_new_tokens are its two parts"),
 }  # fmt: skip
 PPO: dict[str, Entry] = {
