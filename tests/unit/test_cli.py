@@ -55,7 +55,7 @@ COMMANDS = {
     "lineage": "PATH --runs --json",
     "runs list": "--runs --json",
     "runs show": "RUN --runs --json",
-    "runs diff": "FIRST SECOND --runs --all --json",
+    "runs compare": "FIRST SECOND --runs --all --page --json",
     "runs prune": "NAMES --runs --whole --yes --dry-run --json",
     "config show": "RECIPE OVERRIDES",
     "config convert": "FILE --output/-o --method --processes --rows",

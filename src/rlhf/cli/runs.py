@@ -58,41 +58,54 @@ def runs_show(run: Annotated[str, RUN], runs: RunsOption = RUNS, as_json: JsonOp
         _show(found)
 
 
-@app.command("diff")
-def runs_diff(
+@app.command("compare")
+def runs_compare(
     first: Annotated[str, RUN],
     second: Annotated[str, RUN],
     runs: RunsOption = RUNS,
     everything: Annotated[
         bool, typer.Option("--all", help="Every number of every stage, those of its last step too.")
     ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the page; by default FIRST-vs-SECOND.html in --runs.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two runs: results side by side, settings and input files that differ."""
+    """Compare two runs: results, settings and input files that differ; curves and samples on a page."""
     from rich.table import Table
 
-    from rlhf.pipeline.runs import difference, find_run, words_for
+    from rlhf.pipeline.run_comparison import compare_runs, words_for
+    from rlhf.pipeline.runs import find_run
 
-    found = difference(find_run(first, runs), find_run(second, runs))
+    folders = find_run(first, runs), find_run(second, runs)
+    found = compare_runs(*folders)
     if as_json:
         _print_json(found.to_dict())
-        return
-    table = Table("", *map(_plain, found.runs), box=None, pad_edge=False)
-    results = found.results if everything else found.headlines
-    for name, a, b in results:
-        table.add_row(_plain(words_for(name)), _number(a), _number(b))
-    if not results:
-        table.add_row("(neither run has a result)", "", "")
-    table.add_section()
-    for place, a, b in found.settings:
-        table.add_row(_plain(place), _plain(a), _plain(b))
-    for place, a, b in found.inputs:
-        table.add_row(f"{_plain(place)}: other content", a[:8], b[:8])
-    if not found.settings:
-        table.add_row("(the settings are the same)", "", "")
-    console().print(table)
-    if more := len(found.results) - len(results):
-        console().print(f"{more} more number{'s' * (more > 1)} with --all.", markup=False, highlight=False)
+        if page is None:
+            return
+    else:
+        table = Table("", *map(_plain, found.runs), box=None, pad_edge=False)
+        results = found.results if everything else found.headlines
+        for name, a, b in results:
+            table.add_row(_plain(words_for(name)), _number(a), _number(b))
+        if not results:
+            table.add_row("(neither run has a result)", "", "")
+        table.add_section()
+        for place, a, b in found.settings:
+            table.add_row(_plain(place), _plain(a), _plain(b))
+        for place, a, b in found.inputs:
+            table.add_row(f"{_plain(place)}: other content", a[:8], b[:8])
+        if not found.settings:
+            table.add_row("(the settings are the same)", "", "")
+        console().print(table)
+        if more := len(found.results) - len(results):
+            console().print(f"{more} more number{'s' * (more > 1)} with --all.", markup=False, highlight=False)
+    from rlhf.pipeline.report.compare_page import write_comparison
+
+    written = write_comparison(*folders, page or folders[1].parent / f"{folders[0].name}-vs-{folders[1].name}.html")
+    if not as_json:
+        console().print(f"Page: {written}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("prune")
@@ -151,7 +164,7 @@ def lineage(
 
 
 def _show(run: RunLook) -> None:
-    from rlhf.pipeline.runs import words_for
+    from rlhf.pipeline.run_comparison import words_for
 
     out = console()
     running = ", running now" if run.running else ""

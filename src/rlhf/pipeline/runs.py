@@ -1,4 +1,4 @@
-"""Looking at run folders from outside: which there are, what one holds, how two differ, what may go."""
+"""Looking at run folders from outside: which there are, what one holds, what may go. Two next to each other: ``run_comparison``."""
 
 from __future__ import annotations
 
@@ -12,35 +12,16 @@ from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError, RLHFError, did_you_mean
 from rlhf.pipeline.archive import FOLDER as PREVIOUS
 from rlhf.pipeline.archive import GONE, events_of, previous_of, remove
-from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started
+from rlhf.pipeline.artifacts import RECORD, Artifact, Started
 from rlhf.pipeline.kinds import EVALUATION
 from rlhf.pipeline.lock import is_locked, locked
 from rlhf.pipeline.manifest import alarms
-from rlhf.pipeline.reasons import changed_settings, shown_both
 from rlhf.training.checkpoint_names import PREFIX
 from rlhf.training.log import EVENTS, read_jsonl
 
 LEFTOVERS = (f"**/{GONE}*", "**/.*.tmp")
 """What killed processes leave of what they wrote or deleted."""
 LEFT = "left by a process that was killed"
-NOT_COMPARED = ("name", "output_dir")
-WORDS = {
-    "win_rate": "win rate",
-    "win_rate_low": "win rate, low end of its 95 % interval",
-    "win_rate_high": "win rate, high end of its 95 % interval",
-    "reward_accuracy": "reward model's accuracy on held-out pairs",
-    "kl": "KL from the baseline, nats per answer, an estimate",
-    "gold_before": "judge's mean score before",
-    "gold_after": "judge's mean score after",
-    "compared": "policy, baseline, judge",
-    "verdict": "verdict",
-    "verdict_title": "verdict in words",
-    "score_first": "mean score of the first rollout",
-    "score_last": "mean score of the last rollout",
-}
-"""Names in summary.json, the algorithm's prefix left out -> what people call them."""
-OF_THE_WHOLE = ("eval/", "score_first", "score_last")
-"""Parts of the names of a stage's metrics that say how it came out; the others are of its last step, or stand above already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +77,6 @@ class RunLook:
     def to_dict(self) -> dict[str, Any]:
         """For machines."""
         return asdict(self) | {"num_finished": self.num_finished}
-
-
-@dataclass(frozen=True, slots=True)
-class RunDifference:
-    """Two runs side by side."""
-
-    runs: tuple[str, str]
-    """Names; folders where both have one name."""
-    inputs: tuple[tuple[str, str, str], ...]
-    """(place, hash in the first, hash in the second) of each file whose content differs, as the stages recorded it."""
-    settings: tuple[tuple[str, str, str], ...]
-    """(place, in the first, in the second) of each that differs."""
-    results: tuple[tuple[str, Any, Any], ...]
-    """(name, of the first, of the second); null for what nobody measured."""
-
-    @property
-    def headlines(self) -> tuple[tuple[str, Any, Any], ...]:
-        """Those results that say how the runs came out: of the whole, and what their stages measured on held-out data."""
-        return tuple(
-            row for row in self.results
-            if row[0].rpartition(": ")[2] in WORDS or any(part in row[0] for part in OF_THE_WHOLE)
-        )  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "runs": list(self.runs),
-            "inputs": {place: [a, b] for place, a, b in self.inputs},
-            "settings": {place: [a, b] for place, a, b in self.settings},
-            "results": {name: [a, b] for name, a, b in self.results},
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +137,7 @@ def find_run(name: str, runs: Path) -> Path:
 
 def look_at(run: Path) -> RunLook:
     """What a run holds."""
-    tree = _recipe(run)
+    tree = recipe_of(run)
     asked = tree.get("stages")
     names = dict.fromkeys(asked if isinstance(asked, dict) else [])
     names |= dict.fromkeys(sorted(file.parent.name for file in run.glob(f"*/{RECORD}")))
@@ -199,7 +149,7 @@ def look_at(run: Path) -> RunLook:
         kind = str(settings.get("kind", "")) if isinstance(settings, dict) else ""
         count = sum(event.get("stage") == name for event in raised)
         stages.append(_look_at_stage(run, name, kind, count, _trouble(events_of(log, name))))
-    events, summary = run / EVENTS, _json(run / "summary.json")
+    events, summary = run / EVENTS, json_of(run / "summary.json")
     return RunLook(
         name=run.resolve().name,
         folder=str(run),
@@ -232,35 +182,6 @@ def _evaluation_line(found: Mapping[str, Any]) -> str:
         words.append(f"win rate {rate:.3f} [{low:.3f}, {high:.3f}]")
     who = f"{found['policy']} against {found['baseline']} by {found.get('judge')}: " if found.get("policy") else ""
     return who + ", ".join(words) if words else ""
-
-
-def difference(first: Path, second: Path) -> RunDifference:
-    """Settings and contents of input files that differ, and results side by side."""
-    was, wanted = ({k: v for k, v in _recipe(run).items() if k not in NOT_COMPARED} for run in (first, second))
-    settings = tuple((place, *shown_both(a, b)) for place, a, b in changed_settings(was, wanted))
-    found = [_results(run) for run in (first, second)]
-    results = tuple((name, found[0].get(name), found[1].get(name)) for name in dict.fromkeys((*found[0], *found[1])))
-    hashes = [_input_hashes(run) for run in (first, second)]
-    inputs = tuple(
-        (place, digest, hashes[1][place])
-        for place, digest in hashes[0].items()
-        if hashes[1].get(place, digest) != digest
-    )
-    names = first.resolve().name, second.resolve().name
-    return RunDifference((str(first), str(second)) if names[0] == names[1] else names, inputs, settings, results)
-
-
-def _input_hashes(run: Path) -> dict[str, str]:
-    """``stages.sft.data`` -> hash of what that file or folder held, of every stage that recorded it; inputs from other stages left out."""
-    found = {}
-    for folder in sorted(path for path in run.glob("*") if path.is_dir()):
-        record = Artifact.read(folder) or Started.read(folder)
-        parents = record.made_from.parents if isinstance(record, Started) else record.parents if record else {}
-        for place, parent in parents.items():
-            source, _, digest = parent.rpartition("@")
-            if not source.startswith(STAGE_INPUT):
-                found[f"stages.{folder.name}.{place}"] = digest
-    return found
 
 
 def prune(runs: Sequence[Path], *, whole: bool = False, delete: bool = False) -> Pruning:
@@ -377,42 +298,16 @@ def _trouble(events: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(str(ends[-1].get("message") or "it does not say why").split())
 
 
-def words_for(name: str) -> str:
-    """What people call a result of a run, or of one of its evaluations."""
-    stage, colon, key = name.rpartition(": ")
-    return f"{stage}{colon}{WORDS.get(key.rpartition('/')[2], key)}"
-
-
-def _results(run: Path) -> dict[str, Any]:
-    """Numbers of the summary by name, an evaluation's verdict and numbers and a stage's metrics under the stage."""
-    tree = _json(run / "summary.json")
-    evaluations = evaluations_of(tree)
-    told = {(name, value) for each in evaluations.values() for name, value in each.items() if _is_number(value)}
-    found: dict[str, Any] = {n: v for n, v in tree.items() if _is_number(v) and (n, v) not in told}
-    for name, each in evaluations.items():
-        words = [str(each[key]) for key in ("policy", "baseline", "judge") if each.get(key)]
-        found |= {f"{name}: compared": " / ".join(words)} if words else {}
-        found |= {f"{name}: {key}": each[key] for key in ("verdict", "verdict_title") if isinstance(each.get(key), str)}
-        found |= {f"{name}: {key}": value for key, value in each.items() if key in WORDS and _is_number(value)}
-    stages = tree.get("stages")
-    for name, stage in stages.items() if isinstance(stages, dict) else ():
-        metrics = stage.get("metrics") if isinstance(stage, dict) else None
-        found |= {f"{name}: {m}": v for m, v in metrics.items() if _is_number(v)} if isinstance(metrics, dict) else {}
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _recipe(run: Path) -> dict[str, Any]:
+def recipe_of(run: Path) -> dict[str, Any]:
+    """A run's recipe as its file has it; empty where it can't be read."""
     try:
         return read_yaml(run / "recipe.yaml", written_by_us=True)
     except RLHFError:
         return {}
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where it can't be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -79,10 +79,10 @@ def test_runs_are_listed_shown_and_compared(call, done, recipe, tmp_path):
     assert "finished" in out
     assert "not begun" in out
     assert json.loads(call("runs", "show", "other", *runs, "--json")[1])["num_finished"] == 2
-    _, out, _ = call("runs", "diff", "loop", "other", *runs)
+    _, out, _ = call("runs", "compare", "loop", "other", *runs)
     assert "stages.sft.epochs" in out
     assert "9.0" in out
-    assert json.loads(call("runs", "diff", "loop", "other", *runs, "--json")[1])["runs"] == ["loop", "other"]
+    assert json.loads(call("runs", "compare", "loop", "other", *runs, "--json")[1])["runs"] == ["loop", "other"]
     code, _, err = call("runs", "show", "othr", *runs)
     assert code == 2
     assert "Did you mean 'other'?" in err
@@ -192,7 +192,7 @@ def test_other_data_under_the_same_name_shows_in_a_comparison(call, done, recipe
     call("run", recipe, "--until", "sft")
     (tmp_path / "sft.jsonl").write_text('{"prompt": "a", "completion": "other"}\n')
     call("run", recipe, "--until", "sft", f"output_dir={tmp_path / 'b'}")
-    _, out, _ = call("runs", "diff", tmp_path / "runs" / "loop", tmp_path / "b" / "loop")
+    _, out, _ = call("runs", "compare", tmp_path / "runs" / "loop", tmp_path / "b" / "loop")
     [line] = [line for line in out.splitlines() if line.startswith("stages.sft.data")]
     assert "other content" in line
 
@@ -217,13 +217,13 @@ def test_a_comparison_begins_with_the_results_and_keeps_the_last_step_for_all(ca
         found = json.loads(path.read_text()) | {"win_rate": rate, "gold_before": rate}
         found["stages"]["reward"]["metrics"] |= {"eval/accuracy": rate, "learning_rate": rate}
         path.write_text(json.dumps(found))
-    _, out, _ = call("runs", "diff", "loop", "other", *runs)
+    _, out, _ = call("runs", "compare", "loop", "other", *runs)
     assert out.index("win rate") < out.index("stages.sft.epochs")
     assert "judge's mean score before" in out
     assert "reward: eval/accuracy" in out
     assert "learning_rate" not in out
     assert "more numbers with --all." in out
-    assert "reward: learning_rate" in call("runs", "diff", "loop", "other", *runs, "--all")[1]
+    assert "reward: learning_rate" in call("runs", "compare", "loop", "other", *runs, "--all")[1]
     assert "judge's mean score before = 0.5" in call("runs", "show", "loop", *runs)[1]
 
 
@@ -281,7 +281,7 @@ def test_who_only_looks_at_a_run_waits_for_no_torch(call, done, recipe, tmp_path
     looks = [
         ["runs", "list", *runs],
         ["runs", "show", "loop", *runs],
-        ["runs", "diff", "loop", "loop", *runs],
+        ["runs", "compare", "loop", "loop", *runs],
         ["report", "loop", *runs],
         ["lineage", str(folder / "sft"), *runs],
     ]

@@ -17,7 +17,8 @@ from rlhf.pipeline.artifacts import RECORD, Artifact
 from rlhf.pipeline.lineage import State, lineage
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.manifest import summary
-from rlhf.pipeline.runs import LEFT, difference, find_run, look_at, prune, run_folders, size_of, words_for
+from rlhf.pipeline.run_comparison import compare_runs, words_for
+from rlhf.pipeline.runs import LEFT, find_run, look_at, prune, run_folders, size_of
 from tests.fixtures.cheap_stages import install, make, pipeline_of
 
 
@@ -80,7 +81,7 @@ def test_every_evaluation_speaks_for_a_run_and_says_of_what_it_speaks(runs):
         "ppo against sft by a:judge: The model became better, win rate 0.910 [0.880, 0.940]; "
         "dpo against sft by b:judge: No difference could be shown, win rate 0.510 [0.480, 0.540]"
     )
-    shown = {name: a for name, a, _ in difference(runs / "loop", runs / "other").headlines}
+    shown = {name: a for name, a, _ in compare_runs(runs / "loop", runs / "other").headlines}
     assert (shown["one: win_rate"], shown["two: win_rate"]) == (0.91, 0.51)
     assert shown["two: verdict_title"] == "No difference could be shown"
     assert shown["one: compared"] == "ppo / sft / a:judge"
@@ -109,32 +110,32 @@ def test_a_damaged_run_can_still_be_looked_at(runs, name, content):
     if content is not None:
         path.write_bytes(content)
     assert look_at(runs / "loop").name == "loop"
-    assert difference(runs / "loop", runs / "other").runs == ("loop", "other")
+    assert compare_runs(runs / "loop", runs / "other").runs == ("loop", "other")
 
 
 def test_two_runs_differ_in_settings_and_results(runs):
-    found = difference(runs / "loop", runs / "other")
+    found = compare_runs(runs / "loop", runs / "other")
     assert ("stages.sft.epochs", "3.0", "9.0") in found.settings
     assert ("seed", "0", "4") in found.settings
     assert not [place for place, *_ in found.settings if place in ("name", "output_dir")]
     results = {name: (a, b) for name, a, b in found.results}
     assert results["sft: digest"][0] != results["sft: digest"][1]
     assert found.to_dict()["settings"]["stages.sft.epochs"] == ["3.0", "9.0"]
-    assert difference(runs / "loop", runs / "loop").settings == ()
+    assert compare_runs(runs / "loop", runs / "loop").settings == ()
 
 
 def test_the_same_settings_on_other_data_are_a_difference(runs, tmp_path):
     (tmp_path / "b").mkdir()
     write_text(tmp_path / "sft.jsonl", '{"prompt": "a", "completion": "other"}\n')
     pipeline_of(tmp_path, output_dir=str(tmp_path / "b")).run()
-    found = difference(runs / "loop", tmp_path / "b" / "loop")
+    found = compare_runs(runs / "loop", tmp_path / "b" / "loop")
     assert found.settings == ()
     assert [place for place, *_ in found.inputs] == ["stages.alone.data", "stages.sft.data"]
     (_, first, second), *_ = found.inputs
     assert first == Artifact.read(runs / "loop" / "alone").parents["data"].rpartition("@")[2] != second
     assert found.runs == (str(runs / "loop"), str(tmp_path / "b" / "loop")), "one name, so the folders tell them apart"
     assert found.to_dict()["inputs"]["stages.sft.data"] == [first, second]
-    assert difference(runs / "loop", runs / "other").inputs == ()
+    assert compare_runs(runs / "loop", runs / "other").inputs == ()
 
 
 def test_scores_of_any_algorithm_have_words():

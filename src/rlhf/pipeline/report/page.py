@@ -72,7 +72,17 @@ def render(run: RunRecord, *, strict: bool = False) -> str:
         strict: Raise if a section can't be shown or its template uses an undefined variable. Otherwise the section
             shows the error: a report is written after hours of work, and one unexpected file must not prevent the rest.
     """
-    environment = jinja2.Environment(
+    templates = environment(strict=strict)
+    sections = [_section(templates, section, run, strict=strict) for section in SECTIONS]
+    page = templates.get_template("page.jinja")
+    verdict = _headline(run, strict=strict)
+    shown = [section for section, text in zip(SECTIONS, sections, strict=True) if text.strip()]
+    return page.render(run=run, sections=sections, contents=shown[1:], headline=verdict, made=datetime.now(UTC))
+
+
+def environment(*, strict: bool = False) -> jinja2.Environment:
+    """What renders the templates; ``strict`` raises where one uses an undefined variable."""
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         bytecode_cache=kept_templates(),
         autoescape=True,
@@ -80,24 +90,20 @@ def render(run: RunRecord, *, strict: bool = False) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FILTERS
-    sections = [_section(environment, section, run, strict=strict) for section in SECTIONS]
-    page = environment.get_template("page.jinja")
-    verdict = _headline(run, strict=strict)
-    shown = [section for section, text in zip(SECTIONS, sections, strict=True) if text.strip()]
-    return page.render(run=run, sections=sections, contents=shown[1:], headline=verdict, made=datetime.now(UTC))
+    found.filters |= FILTERS
+    return found
 
 
-def _section(environment: jinja2.Environment, section: Section, run: RunRecord, *, strict: bool) -> Markup:
+def _section(templates: jinja2.Environment, section: Section, run: RunRecord, *, strict: bool) -> Markup:
     try:
-        template = environment.get_template(f"{section.name}.jinja")
+        template = templates.get_template(f"{section.name}.jinja")
         return Markup(template.render(run=run, title=section.title, **section.view(run)))
     except Exception as err:
         if strict:
             raise
         logger.exception("The report's section %r can't be shown", section.name)
         why = f"this section can't be shown: {type(err).__name__}: {err}."
-        return Markup(environment.get_template("broken.jinja").render(section=section, why=why))
+        return Markup(templates.get_template("broken.jinja").render(section=section, why=why))
 
 
 def _headline(run: RunRecord, *, strict: bool) -> Headline:

@@ -116,7 +116,7 @@ def stage_curves(stage: StageRecord) -> StageCurves:
         drawn: list[str] = []
         for number_of_line, (label, pattern) in enumerate(spec.lines.items()):
             wanted = TWO if number_of_line or label == "held out" else ONE
-            found = [name for name in stage.curves if _matches(pattern, name) and name not in used]
+            found = [name for name in curves_of(stage, pattern) if name not in used]
             used.update(found)
             drawn += found
             for name in found:
@@ -134,6 +134,11 @@ def stage_curves(stage: StageRecord) -> StageCurves:
         if name not in used
     ]
     return StageCurves(stage, panels, sorted(others))
+
+
+def curves_of(stage: StageRecord, pattern: str) -> dict[str, dict[int, float]]:
+    """Those of a stage's curves whose names match; ``*`` is any algorithm."""
+    return {name: curve for name, curve in stage.curves.items() if _matches(pattern, name)}
 
 
 def outcome_view(stage: StageRecord, verdict: Verdict) -> dict[str, Any]:
