@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
+from rlhf.config.method_hints import MethodHints
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
 from rlhf.config.regularizers import EWCConfig, PtxConfig
@@ -53,7 +54,7 @@ def listed(source: str | list[str]) -> tuple[str, ...]:
     return (source,) if isinstance(source, str) else tuple(source)
 
 
-class StageConfig(Kind):
+class StageConfig(Kind, MethodHints):
     """A stage of a recipe: its settings, and what the library has to know of its kind.
 
     A new kind is a class like this, its line in ``rlhf.config.stages``, and the function that ``runs`` names.

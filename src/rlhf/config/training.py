@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from rlhf.config.base import BaseConfig
 from rlhf.config.guards import GuardsConfig
+from rlhf.config.method_hints import MethodHints
 
 Truncation = Literal["error", "keep_start", "keep_end", "drop"]
 Autocast = Literal["none", "bfloat16", "float16"]
@@ -60,7 +61,7 @@ class EarlyStoppingConfig(BaseConfig):
     """The weights of the best evaluation are the result, not the last ones."""
 
 
-class TrainConfig(BaseConfig):
+class TrainConfig(MethodHints):
     """Optimizer, schedule, evaluation, checkpoints and logging: the same for every trainer."""
 
     learning_rate: float = Field(2e-5, gt=0)
