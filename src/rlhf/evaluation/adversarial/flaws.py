@@ -8,13 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rlhf.evaluation.suites.refusals import is_refusal
+from rlhf.training.monitoring.hacking.observations import words_of
+from rlhf.training.monitoring.hacking.repetition_share import longest_repeated_block
 
 LOOP_WORDS = 20
 """Words that an immediately repeated block must fill. Of 1,865 real completions 33 have such a loop, nearly all of them runaway
 (research/evaluation.md, section 3.3)."""
 ECHO_WORDS = 8
 """Prompts of fewer words are repeated in good completions, too."""
-_CONTROL = re.compile(r"<\|[^|<>]{1,40}\|>|\[/?INST\]|<</?SYS>>|</?s>|^(?:user|human|assistant|system)\s*:", re.IGNORECASE | re.MULTILINE)
+_CONTROL = re.compile(
+    r"<\|[^|<>]{1,40}\|>|\[/?INST\]|<</?SYS>>|</?s>|^(?:user|human|assistant|system)\s*:", re.IGNORECASE | re.MULTILINE
+)
 
 
 class Asked(NamedTuple):
@@ -23,26 +27,6 @@ class Asked(NamedTuple):
     prompt: str
     completion: str
     truncated: bool = False
-
-
-def loop_length(text: str) -> int:
-    """Words of the longest run in which each word equals the one a period before it, for any period up to half the text.
-
-    Args:
-        text: Of a completion.
-
-    Returns:
-        0 where no block is repeated.
-    """
-    words = text.split()
-    longest = 0
-    for period in range(1, len(words) // 2 + 1):
-        run = 0
-        for place in range(period, len(words)):
-            run = run + 1 if words[place] == words[place - period] else 0
-            if run >= period:
-                longest = max(longest, run + period)
-    return longest
 
 
 def _echoes(asked: Asked) -> bool:
@@ -62,14 +46,17 @@ def _other_script(asked: Asked) -> bool:
 
 def _unreadable(asked: Asked) -> bool:
     text = asked.completion.strip()
-    bad = sum(letter == "\ufffd" or unicodedata.category(letter) in ("Cc", "Co", "Cn") and letter not in "\n\t\r" for letter in text)
+    bad = sum(
+        letter == "\ufffd" or (unicodedata.category(letter) in ("Cc", "Co", "Cn") and letter not in "\n\t\r")
+        for letter in text
+    )
     return bool(text) and bad > len(text) / 20
 
 
 FLAWS: Mapping[str, Callable[[Asked], bool]] = {
     "empty": lambda asked: not asked.completion.strip(),
     "truncated": lambda asked: asked.truncated,
-    "loop": lambda asked: loop_length(asked.completion) >= LOOP_WORDS,
+    "loop": lambda asked: longest_repeated_block(words_of(asked.completion)) >= LOOP_WORDS,
     "echo": _echoes,
     "control_tokens": lambda asked: _CONTROL.search(asked.completion) is not None,
     "other_script": _other_script,

@@ -47,6 +47,8 @@ class SuiteRun:
     """Item -> the unit that it belongs to."""
     completions: Mapping[str, list[str]] = field(default_factory=dict)
     """Item -> texts; empty where nothing was sampled."""
+    truncated: Mapping[str, list[bool]] = field(default_factory=dict)
+    """Item -> whether the length limit cut each of them."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Item -> why a score is missing."""
 
@@ -112,6 +114,7 @@ def run_suite(
         RewardError: The scorer can't work at all.
     """
     texts: dict[str, list[str]] = {}
+    cut: dict[str, list[bool]] = {}
     missing: dict[str, str] = {}
     if uses_likelihood(suite.config):
         values: list[list[float | None]] = [[score] for score in score_choices(policy, suite)]
@@ -133,6 +136,7 @@ def run_suite(
         finally:
             close_engine(engine)
         texts = {item.id: [c.text for c in group] for item, group in zip(suite.items, completions, strict=True)}
+        cut = {item.id: [c.truncated for c in group] for item, group in zip(suite.items, completions, strict=True)}
         values, missing = score_completions(suite, prompts, completions)
     return SuiteRun(
         suite=suite.name,
@@ -144,6 +148,7 @@ def run_suite(
         scores={item.id: scores for item, scores in zip(suite.items, values, strict=True)},
         groups={item.id: item.group for item in suite.items},
         completions=texts,
+        truncated=cut,
         missing=missing,
     )
 
