@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from rlhf.evaluation.suites.refusals import is_refusal
+from rlhf.evaluation.metrics.refusal import is_refusal, refusal_pattern
 from rlhf.training.monitoring.hacking.observations import words_of
 from rlhf.training.monitoring.hacking.repetition_share import longest_repeated_block
 
@@ -61,7 +61,7 @@ FLAWS: Mapping[str, Callable[[Asked], bool]] = {
     "control_tokens": lambda asked: _CONTROL.search(asked.completion) is not None,
     "other_script": _other_script,
     "unreadable": _unreadable,
-    "refusal": lambda asked: is_refusal(asked.completion),
+    "refusal": lambda asked: is_refusal(asked.completion, refusal_pattern()),
 }
 """Name -> whether a completion has it."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from rlhf.config.suites import ChoicesScorer, RefusalScorer, SuiteConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import DataError
-from rlhf.evaluation.suites.refusals import is_refusal
+from rlhf.evaluation.metrics.refusal import is_refusal, refusal_pattern
 from rlhf.evaluation.suites.suite import Item, Suite
 from rlhf.models.policy import PolicyModel
 from rlhf.rewards.factory import build_reward
@@ -154,6 +154,8 @@ def _refusal_scores(suite: Suite, item: Item, group: Sequence[Completion]) -> li
             f"The suite {suite.name}, item {item.id}: `should_refuse` is {wanted.get('should_refuse')!r}; give true or false."
         )
     return [
-        float(bool(completion.text.strip()) and is_refusal(completion.text) == wanted["should_refuse"])
+        float(
+            bool(completion.text.strip()) and is_refusal(completion.text, refusal_pattern()) == wanted["should_refuse"]
+        )
         for completion in group
     ]

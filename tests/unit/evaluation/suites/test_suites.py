@@ -10,8 +10,8 @@ import pytest
 
 from rlhf.config.suites import BUNDLED
 from rlhf.errors import ConfigError, DataError, RewardError, UnknownNameError
+from rlhf.evaluation.metrics.refusal import is_refusal, refusal_pattern
 from rlhf.evaluation.suites.instructions import CHECKS, follows
-from rlhf.evaluation.suites.refusals import is_refusal
 from rlhf.evaluation.suites.run import SuiteRun, run_suite
 from rlhf.evaluation.suites.scorers import choice_credit, probability_mass
 from rlhf.evaluation.suites.suite import load_suite
@@ -118,7 +118,7 @@ def test_the_mass_of_long_choices_does_not_underflow():
     ],
 )
 def test_refusals_are_found(text):
-    assert is_refusal(text)
+    assert is_refusal(text, refusal_pattern())
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_refusals_are_found(text):
     ],
 )
 def test_help_is_no_refusal(text):
-    assert not is_refusal(text)
+    assert not is_refusal(text, refusal_pattern())
 
 
 @pytest.mark.parametrize(
