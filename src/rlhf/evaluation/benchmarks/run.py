@@ -15,8 +15,7 @@ from rlhf.evaluation.benchmarks.results import BenchmarkResult
 from rlhf.evaluation.benchmarks.table import BENCHMARKS, Benchmark
 from rlhf.files import make_folder
 from rlhf.models.policy import PolicyModel
-from rlhf.rewards.factory import build_reward
-from rlhf.rewards.in_memory import as_scorer
+from rlhf.rewards.factory import as_scorer, build_reward
 from rlhf.rewards.types import Scorer, TextCompletion, ask_scorer
 
 FOLDER_VARIABLE = "RLHF_BENCHMARKS"
