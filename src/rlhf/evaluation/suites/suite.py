@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from rlhf.config.suites import BUNDLED, SuiteConfig
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.contracts import Text
@@ -78,11 +76,7 @@ def load_suite(source: Suite | SuiteConfig | Mapping[str, Any] | str | Path) -> 
             )
         source, folder, where = read_yaml(path), path.parent, f"The suite {path}"
     if not isinstance(source, SuiteConfig):
-        try:
-            source = SuiteConfig.model_validate(source)
-        except ValidationError as err:
-            told = "\n".join(f"  {'.'.join(map(str, each['loc'])) or 'suite'}: {each['msg']}" for each in err.errors())
-            raise ConfigError(f"{where} is not valid:\n{told}") from err
+        source = SuiteConfig.of(source, source=where)
     rows = _rows(source, folder) if source.items is None else source.items
     return Suite(source, tuple(_items(source, rows[: source.limit], where)))
 
