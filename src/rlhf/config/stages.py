@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
+from rlhf.config.capabilities import CapabilitiesStage
 from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
 from rlhf.config.methods import KIND_OF_METHOD, METHODS
 from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
@@ -82,6 +83,7 @@ STAGE_KINDS: tuple[type[StageConfig], ...] = (
     BestOfNStage,
     EvaluateStage,
     PassAtKStage,
+    CapabilitiesStage,
 )
 """Every kind of stage; a line more is a kind more, and so is a line of ``KIND_OF_METHOD`` for a method that declares its stage. The order
 is that of `rlhf config schema` and of errors."""
@@ -150,6 +152,7 @@ __all__ = [
     "BestOfNStage",
     "CPOStage",
     "CalculatorStage",
+    "CapabilitiesStage",
     "DPOStage",
     "DataInputs",
     "DistillStage",
