@@ -41,7 +41,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.streaming import StreamingKTODataset as StreamingKTODataset
     from rlhf.data.streaming import StreamingPreferenceDataset as StreamingPreferenceDataset
     from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
+    from rlhf.evaluation.adversarial.validator import AdversarialValidator as AdversarialValidator
+    from rlhf.evaluation.benchmarks.run_benchmark import run_benchmark as run_benchmark
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
+    from rlhf.evaluation.suites.capability import CapabilityTester as CapabilityTester
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
     from rlhf.feedback.agreement import calculate_fleiss_kappa as calculate_fleiss_kappa
     from rlhf.feedback.guidelines import STANDARD_GUIDELINES as STANDARD_GUIDELINES
@@ -66,6 +69,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.pipeline.orchestrator import RLHFOrchestrator as RLHFOrchestrator
     from rlhf.pipeline.orchestrator import TrainingStage as TrainingStage
     from rlhf.pipeline.run import Pipeline as Pipeline
+    from rlhf.registry.registry import Registry as Registry
     from rlhf.rewards.composite import CompositeReward as CompositeReward
     from rlhf.rewards.ensemble import EnsembleReward as EnsembleReward
     from rlhf.rewards.factory import REWARDS as REWARDS
@@ -86,6 +90,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.inputs import RLInputs as RLInputs
     from rlhf.training.kto import KTOTrainer as KTOTrainer
     from rlhf.training.log import TrainingLogger as TrainingLogger
+    from rlhf.training.monitoring.hacking.detector import RewardHackingDetector as RewardHackingDetector
     from rlhf.training.optim import create_optimizer as create_optimizer
     from rlhf.training.penalties import ElasticWeightConsolidation as ElasticWeightConsolidation
     from rlhf.training.ppo import PPOTrainer as PPOTrainer
@@ -103,9 +108,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
 PUBLIC: dict[str, str] = {
     "ALGORITHMS": "rlhf.training.algorithm_table:ALGORITHMS",
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
+    "AdversarialValidator": "rlhf.evaluation.adversarial.validator:AdversarialValidator",
     "AnnotationGuideline": "rlhf.feedback.guidelines:AnnotationGuideline",
     "AnnotatorQualityControl": "rlhf.feedback.quality:AnnotatorQualityControl",
     "BaseConfig": "rlhf.config.base:BaseConfig",
+    "CapabilityTester": "rlhf.evaluation.suites.capability:CapabilityTester",
     "CheckpointManager": "rlhf.training.checkpoint:CheckpointManager",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
@@ -153,7 +160,9 @@ PUBLIC: dict[str, str] = {
     "RLOOTrainer": "rlhf.training.grpo:RLOOTrainer",
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",
+    "Registry": "rlhf.registry.registry:Registry",
     "RewardFunctionFactory": "rlhf.rewards.shortcuts:RewardFunctionFactory",
+    "RewardHackingDetector": "rlhf.training.monitoring.hacking.detector:RewardHackingDetector",
     "RewardModel": "rlhf.models.reward:RewardModel",
     "RewardModelConfig": "rlhf.config.reward_model:RewardModelConfig",
     "RewardModelTrainer": "rlhf.training.reward_model:RewardModelTrainer",
@@ -184,6 +193,7 @@ PUBLIC: dict[str, str] = {
     "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
+    "run_benchmark": "rlhf.evaluation.benchmarks.run_benchmark:run_benchmark",
     "setup_logging": "rlhf.training.console:setup_logging",
 }
 """Public name -> where it lives. tests/architecture/test_public_names.py keeps it complete, true and sorted."""

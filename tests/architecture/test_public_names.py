@@ -35,7 +35,7 @@ PROMISED = set(
     TrainingLogger CheckpointManager BaseConfig
     DeviceManager create_optimizer apply_lora compile_model OptimizedAttention
     RolloutBuffer TRPOTrainer SamplingConfig TrainResult LoRAConfig ModelConfig
-    RewardTrainer
+    RewardTrainer Registry
     calculate_fleiss_kappa STANDARD_GUIDELINES DATASET_GUIDELINES DatasetSizeGuidelines estimate_annotation_cost
     HumanEvalTask
     """.split()

@@ -17,8 +17,8 @@ from rlhf.evaluation.adversarial.flaws import FLAWS, Asked, flaws_of
 from rlhf.evaluation.adversarial.perturbations import PERTURBATIONS, Perturbation
 from rlhf.evaluation.intervals import Estimate, mean_interval, share_interval
 from rlhf.evaluation.paired_tests import holm
-from rlhf.evaluation.suites.run import SuiteRun, run_suite
 from rlhf.evaluation.suites.suite import Item, Suite, load_suite
+from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine

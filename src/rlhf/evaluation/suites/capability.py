@@ -14,8 +14,8 @@ from rlhf.errors import ConfigError
 from rlhf.evaluation.decision import Decision, Ruling, combined
 from rlhf.evaluation.intervals import CONFIDENCE, Estimate, mean_interval
 from rlhf.evaluation.noninferiority import noninferiority_of_tasks
-from rlhf.evaluation.suites.run import SuiteRun, run_suite
 from rlhf.evaluation.suites.suite import Suite, load_suite
+from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
 from rlhf.files import write_json
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.local import LocalEngine

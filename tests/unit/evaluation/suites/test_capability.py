@@ -10,7 +10,7 @@ import pytest
 from rlhf.errors import ConfigError
 from rlhf.evaluation.decision import Decision
 from rlhf.evaluation.suites.capability import CapabilityTester
-from rlhf.evaluation.suites.run import SuiteRun
+from rlhf.evaluation.suites.suite_run import SuiteRun
 from rlhf.evaluation.suites.suite import load_suite
 from rlhf.models.policy import PolicyModel
 from tests.fixtures import tiny
