@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,9 +41,7 @@ def plackett_luce_ratings(
             raise DataError(
                 f"Ranking {number} is {list(ranking)!r}; wanted at least two systems, each once, the best first."
             )
-    pairs = Matches.of(
-        (better, worse, 1.0) for ranking in rankings for better, worse in zip(ranking, ranking[1:], strict=False)
-    )
+    pairs = Matches.of((better, worse, 1.0) for ranking in rankings for better, worse in pairwise(ranking))
     if prior == 0:
         check_identified(pairs)
     stages = _Stages(rankings, pairs.names)
