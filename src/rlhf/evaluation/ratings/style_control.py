@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from rlhf.errors import ConfigError, DataError, require
@@ -30,6 +30,7 @@ STRENGTHS_TRIED = np.logspace(-4, 4, 10)
 """Inverse L1 penalties, those of scikit-learn's ``LogisticRegressionCV``."""
 NUM_FOLDS = 5
 RESAMPLES = 200
+Rows = NDArray[np.signedinteger[Any]]
 FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 ELEMENTS = {
     "headers": re.compile(r"^#{1,6}\s", re.MULTILINE),
@@ -217,7 +218,7 @@ class _LengthFit:
             losses.append(loss)
         return cls(y, features, float(STRENGTHS_TRIED[int(np.argmin(losses))]))
 
-    def coefficients(self, rows: Array) -> Array:
+    def coefficients(self, rows: Rows) -> Array:
         """[2 or 3] of a fit to some prompts; each is a win and a loss with weights y and 1 - y."""
         linear = require("sklearn.linear_model", extra="eval", needed_for="The length-controlled win rate")
         y, x = self.y[rows], self.features[rows]
@@ -232,7 +233,7 @@ class _LengthFit:
         model.fit(np.concatenate([x, x])[used], label[used], sample_weight=weight[used])
         return np.asarray(model.coef_[0], dtype=np.float64)
 
-    def rate(self, rows: Array) -> tuple[float, float]:
+    def rate(self, rows: Rows) -> tuple[float, float]:
         """At equal length, over the drawn prompts; and the effect of length."""
         found = self.coefficients(rows)
         return float(expit(self.features[rows][:, 1:] @ found[1:]).mean()), float(found[0])
