@@ -171,7 +171,7 @@ def interval_rows(scale: float) -> Iterator[str]:
         *((f"Bradley-Terry, ties {ties}, {n} prompts", rated(ties, n), 500) for ties in ("half", "davidson", "rao_kupper") for n in (60, 200)),
         ("Bradley-Terry, 100 prompts of 4 matches that resemble each other", rated("half", 100, 4), 300),
         ("Plackett-Luce, 60 rankings of five", ranked(60), 500),
-        ("length-controlled win rate, 500 prompts (bootstrap, penalized)", at_equal_length(500), 100),
+        ("length-controlled win rate, 500 prompts (bootstrap, penalized)", at_equal_length(500), 300),
     ]  # fmt: skip
     yield "| interval at 95 % | holds the truth | mean width | runs |"
     yield "|---|---|---|---|"
@@ -254,7 +254,7 @@ def sequential_rows(scale: float) -> Iterator[str]:
     ]
     yield f"| *naive: 95 % Wilson interval every 10 from 50 on* | {np.mean(peeked):.3f} |"
     limit = math.log(20)
-    tests = {
+    tests: dict[str, Callable[[], VoteProcess | BettingProcess]] = {
         "`VoteProcess`, every vote": VoteProcess,
         "`BettingProcess`, every vote, each side by itself": lambda: BettingProcess(0.5),
     }

@@ -43,7 +43,7 @@ def noninferiority(
 
     c keeps prompts that all agree from being certain: with no change at all in n prompts, what can be excluded is a loss of
     3.0 / n ("rule of three"). k corrects for skewed differences, such as a few losses and no wins. Without both, a loss of
-    exactly the margin that consists of rare failures passes in 11 to 20 % of runs of 50 to 150 prompts, with them in at most 5.2 %
+    exactly the margin that consists of rare failures passes in 9 to 20 % of runs of 50 to 500 prompts, with them in at most 5.0 %
     (docs/results/evaluation-statistics.md).
 
     Sources: non-inferiority: Wellek 2010, "Testing Statistical Hypotheses of Equivalence and Noninferiority", section 2.2;
@@ -85,7 +85,7 @@ def better(
     2.5 % of runs at 95 %.
 
     Args:
-        differences: [n] new - old.
+        differences: [n] new - old; of outcomes 1, 1/2, 0 of a comparison 2 y - 1.
         confidence: Two-sided.
         units: [n] prompt of each difference.
         largest: As in ``noninferiority``.
@@ -240,7 +240,8 @@ class SequentialNoninferiority:
         y = (d / largest + 1) / 2,  m = (1 - margin / largest) / 2;   PASS at E(y above m) >= 1/alpha, FAIL at E(y below m) >= 1/alpha
 
     The first decision stays. Each of the two mistakes happens in at most alpha of runs, however often one looks: a true loss of
-    exactly the margin (2 points, 15 % discordant) passes in 2 %. The price is power: an unchanged system passes in 42 %
+    exactly the margin (2 points, 15 % discordant) passes in 3 % by
+    5,000 prompts. The price is power: an unchanged system passes in 42 %
     by 2,000 prompts where a fixed number gives 75 %.
 
     Source: ``rlhf.evaluation.sequential.BettingProcess``.

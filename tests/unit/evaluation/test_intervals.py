@@ -37,7 +37,7 @@ def test_without_ties_the_share_interval_is_wilson():
     assert (share.low, share.high) == (pytest.approx(wilson.low), pytest.approx(wilson.high))
 
 
-def test_ties_narrow_the_interval_and_all_ties_do_not_make_it_a_point():
+def test_trap_01_ties_narrow_the_interval_and_all_ties_do_not_make_it_a_point():
     half_ties = share_interval([0.5] * 100 + [1.0] * 50 + [0.0] * 50)
     no_ties = share_interval([1.0] * 100 + [0.0] * 100)
     all_ties = share_interval([0.5] * 20)
@@ -63,7 +63,7 @@ def test_the_share_interval_holds_the_truth_in_95_of_100_runs_with_ties(n, ties)
     assert 0.935 <= coverage(draw, share_interval, truth=probabilities[0] + ties / 2) <= 0.98
 
 
-def test_several_samples_of_a_prompt_count_as_one_unit():
+def test_trap_01_several_samples_of_a_prompt_count_as_one_unit():
     """Eight samples a prompt, prompts of very different difficulty: samples as units promise too much."""
     prompts, samples = 120, 8
 
