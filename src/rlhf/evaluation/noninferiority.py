@@ -93,7 +93,7 @@ def better(
     found = _paired(differences, (1 + confidence) / 2, units, largest)
     if isinstance(found, Ruling):
         return found
-    return _ruling(found, 0.0, "no gain at all", found.more_for_gain(confidence), confidence)
+    return _ruling(found, 0.0, "a difference of 0 or less", found.more_for_gain(confidence), confidence)
 
 
 def noninferiority_of_tasks(
@@ -175,7 +175,10 @@ class _Paired:
 def _paired(
     differences: ArrayLike, level: float, units: Sequence[Hashable] | None, largest: float | None
 ) -> _Paired | Ruling:
-    check_confidence(level)
+    if not 0.5 < level < 1:
+        raise ConfigError(f"The one-sided confidence is {level}; a gate needs one above 0.5 and below 1, such as 0.95.")
+    if largest is not None and not largest > 0:
+        raise ConfigError(f"The largest difference is {largest}; it is above 0, or None where there is no bound.")
     d = unit_means(differences, units)
     if (problem := _undecidable(d, largest)) is not None:
         return Ruling(decision=Decision.UNDECIDED, reason=problem, evidence={"n": int(d.size)})

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -220,7 +221,8 @@ class _LengthFit:
 
     def coefficients(self, rows: Rows) -> Array:
         """[2 or 3] of a fit to some prompts; each is a win and a loss with weights y and 1 - y."""
-        linear = require("sklearn.linear_model", extra="eval", needed_for="The length-controlled win rate")
+        require("sklearn", extra="eval", needed_for="The length-controlled win rate")
+        linear = import_module("sklearn.linear_model")
         y, x = self.y[rows], self.features[rows]
         label = np.concatenate([np.ones(len(y)), np.zeros(len(y))])
         weight = np.concatenate([y, 1 - y])

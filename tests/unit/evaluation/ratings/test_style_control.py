@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import ConfigError, DataError, MissingExtraError
 from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings
 from rlhf.evaluation.ratings.style_control import (
     length_controlled_win_rate,
@@ -141,6 +142,13 @@ def test_a_rate_that_moved_far_says_so():
     found = length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=2)
     assert found.raw.value - found.rate.value > 0.2
     assert found.moved_far
+
+
+def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    y, mine, theirs = lengths_and_outcomes(np.random.default_rng(8), 100, theta=0.0, phi=1.0)
+    with pytest.raises(MissingExtraError, match="eval"):
+        length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=2)
 
 
 def test_outcomes_without_lengths_are_refused():
