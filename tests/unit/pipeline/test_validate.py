@@ -676,8 +676,8 @@ def test_hundreds_of_passes_are_asked_about(tree):
 
 
 def test_margins_must_be_there_where_they_are_used(tree):
-    problem = only(changed(tree, "reward", use_margin=True), deep=True)
-    assert (problem.key, problem.level) == ("use_margin", "error")
+    problem = only(changed(tree, "reward", margin="column"), deep=True)
+    assert (problem.key, problem.level) == ("margin", "error")
     assert "40 of 40 rows have none, such as pairs.jsonl:1" in problem.message
 
 
