@@ -102,7 +102,7 @@ def noninferiority_of_tasks(
     *,
     confidence: float = CONFIDENCE,
     units: Mapping[str, Sequence[Hashable]] | None = None,
-    largest: float | None = 1.0,
+    largest: Mapping[str, float | None] | float | None = 1.0,
 ) -> dict[str, Ruling]:
     """``noninferiority`` of each task of a suite, where a failure must survive Holm's correction for their number.
 
@@ -114,7 +114,7 @@ def noninferiority_of_tasks(
         margins: Task -> margin, or one for all.
         confidence: As in ``noninferiority``; failures anywhere in a suite without regressions are at most 1 - confidence.
         units: Task -> [n] prompt of each difference.
-        largest: As in ``noninferiority``.
+        largest: As in ``noninferiority``, for all tasks or task -> value. Tasks of both kinds belong into one call: Holm counts them together.
     """
     found = {
         task: noninferiority(
@@ -122,7 +122,7 @@ def noninferiority_of_tasks(
             margins if isinstance(margins, int | float) else margins[task],
             confidence=confidence,
             units=None if units is None else units[task],
-            largest=largest,
+            largest=largest[task] if isinstance(largest, Mapping) else largest,
         )
         for task, values in differences.items()
     }

@@ -17,6 +17,7 @@ from rlhf.evaluation.noninferiority import (
     noninferiority,
     noninferiority_of_tasks,
 )
+from rlhf.evaluation.paired_tests import holm
 
 
 def changes(num_worse, num_better, n):
@@ -143,6 +144,17 @@ def test_a_task_without_numbers_leaves_the_others_their_correction():
     rulings = noninferiority_of_tasks({"a": changes(60, 0, 300), "b": [math.nan, 1.0]}, 0.05)
     assert (rulings["a"].decision, rulings["b"].decision) == (Decision.FAIL, Decision.UNDECIDED)
     assert rulings["a"].evidence["p_beyond_holm"] == rulings["a"].evidence["p_beyond"]
+
+
+def test_tasks_with_and_without_bounds_are_one_family():
+    tasks = {"accuracy": changes(13, 0, 100), "reward": np.resize([-3.0, 1.0], 60)}
+    alone = [
+        noninferiority(tasks["accuracy"], 0.05).evidence["p_beyond"],
+        noninferiority(tasks["reward"], 0.05, largest=None).evidence["p_beyond"],
+    ]
+    rulings = noninferiority_of_tasks(tasks, 0.05, largest={"accuracy": 1.0, "reward": None})
+    assert [rulings[name].evidence["p_beyond_holm"] for name in tasks] == pytest.approx(list(holm(alone)))
+    assert max(holm(alone)) > max(alone) or min(holm(alone)) > min(alone)
 
 
 # --------------------------------------------------------------------------------------------------------- sequential
