@@ -44,6 +44,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.evaluation.adversarial.validator import AdversarialValidator as AdversarialValidator
     from rlhf.evaluation.benchmarks.run_benchmark import run_benchmark as run_benchmark
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
+    from rlhf.evaluation.noninferiority import noninferiority as noninferiority
+    from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings as bradley_terry_ratings
+    from rlhf.evaluation.ratings.elo import compute_elo_ratings as compute_elo_ratings
     from rlhf.evaluation.suites.capability import CapabilityTester as CapabilityTester
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
     from rlhf.feedback.agreement import calculate_fleiss_kappa as calculate_fleiss_kappa
@@ -187,12 +190,15 @@ PUBLIC: dict[str, str] = {
     "ValueModel": "rlhf.models.value:ValueModel",
     "WinRateEvaluator": "rlhf.evaluation.winrate:WinRateEvaluator",
     "apply_lora": "rlhf.models.adapted:apply_lora",
+    "bradley_terry_ratings": "rlhf.evaluation.ratings.bradley_terry:bradley_terry_ratings",
     "calculate_fleiss_kappa": "rlhf.feedback.agreement:calculate_fleiss_kappa",
     "compile_model": "rlhf.models.adapted:compile_model",
+    "compute_elo_ratings": "rlhf.evaluation.ratings.elo:compute_elo_ratings",
     "create_optimizer": "rlhf.training.optim:create_optimizer",
     "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
+    "noninferiority": "rlhf.evaluation.noninferiority:noninferiority",
     "run_benchmark": "rlhf.evaluation.benchmarks.run_benchmark:run_benchmark",
     "setup_logging": "rlhf.training.console:setup_logging",
 }

@@ -38,6 +38,7 @@ PROMISED = set(
     RewardTrainer Registry
     calculate_fleiss_kappa STANDARD_GUIDELINES DATASET_GUIDELINES DatasetSizeGuidelines estimate_annotation_cost
     HumanEvalTask
+    bradley_terry_ratings compute_elo_ratings noninferiority
     """.split()
 )
 

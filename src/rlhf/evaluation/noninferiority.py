@@ -43,7 +43,7 @@ def noninferiority(
 
     c keeps prompts that all agree from being certain: with no change at all in n prompts, what can be excluded is a loss of
     3.0 / n ("rule of three"). k corrects for skewed differences, such as a few losses and no wins. Without both, a loss of
-    exactly the margin that consists of rare failures passes in 11 to 20 % of runs of 50 to 150 prompts, with them in at most 5.2 %
+    exactly the margin that consists of rare failures passes in 9 to 20 % of runs of 50 to 500 prompts, with them in at most 5.0 %
     (docs/results/evaluation-statistics.md).
 
     Sources: non-inferiority: Wellek 2010, "Testing Statistical Hypotheses of Equivalence and Noninferiority", section 2.2;
@@ -85,7 +85,7 @@ def better(
     2.5 % of runs at 95 %.
 
     Args:
-        differences: [n] new - old.
+        differences: [n] new - old; of outcomes 1, 1/2, 0 of a comparison 2 y - 1.
         confidence: Two-sided.
         units: [n] prompt of each difference.
         largest: As in ``noninferiority``.
@@ -93,7 +93,7 @@ def better(
     found = _paired(differences, (1 + confidence) / 2, units, largest)
     if isinstance(found, Ruling):
         return found
-    return _ruling(found, 0.0, "no gain at all", found.more_for_gain(confidence), confidence)
+    return _ruling(found, 0.0, "a difference of 0 or less", found.more_for_gain(confidence), confidence)
 
 
 def noninferiority_of_tasks(
@@ -102,7 +102,7 @@ def noninferiority_of_tasks(
     *,
     confidence: float = CONFIDENCE,
     units: Mapping[str, Sequence[Hashable]] | None = None,
-    largest: float | None = 1.0,
+    largest: Mapping[str, float | None] | float | None = 1.0,
 ) -> dict[str, Ruling]:
     """``noninferiority`` of each task of a suite, where a failure must survive Holm's correction for their number.
 
@@ -114,7 +114,7 @@ def noninferiority_of_tasks(
         margins: Task -> margin, or one for all.
         confidence: As in ``noninferiority``; failures anywhere in a suite without regressions are at most 1 - confidence.
         units: Task -> [n] prompt of each difference.
-        largest: As in ``noninferiority``.
+        largest: As in ``noninferiority``, for all tasks or task -> value. Tasks of both kinds belong into one call: Holm counts them together.
     """
     found = {
         task: noninferiority(
@@ -122,7 +122,7 @@ def noninferiority_of_tasks(
             margins if isinstance(margins, int | float) else margins[task],
             confidence=confidence,
             units=None if units is None else units[task],
-            largest=largest,
+            largest=largest[task] if isinstance(largest, Mapping) else largest,
         )
         for task, values in differences.items()
     }
@@ -175,7 +175,10 @@ class _Paired:
 def _paired(
     differences: ArrayLike, level: float, units: Sequence[Hashable] | None, largest: float | None
 ) -> _Paired | Ruling:
-    check_confidence(level)
+    if not 0.5 < level < 1:
+        raise ConfigError(f"The one-sided confidence is {level}; a gate needs one above 0.5 and below 1, such as 0.95.")
+    if largest is not None and not largest > 0:
+        raise ConfigError(f"The largest difference is {largest}; it is above 0, or None where there is no bound.")
     d = unit_means(differences, units)
     if (problem := _undecidable(d, largest)) is not None:
         return Ruling(decision=Decision.UNDECIDED, reason=problem, evidence={"n": int(d.size)})
@@ -240,7 +243,8 @@ class SequentialNoninferiority:
         y = (d / largest + 1) / 2,  m = (1 - margin / largest) / 2;   PASS at E(y above m) >= 1/alpha, FAIL at E(y below m) >= 1/alpha
 
     The first decision stays. Each of the two mistakes happens in at most alpha of runs, however often one looks: a true loss of
-    exactly the margin (2 points, 15 % discordant) passes in 0.9 %. The price is power: an unchanged system passes in 34 %
+    exactly the margin (2 points, 15 % discordant) passes in 3 % by
+    5,000 prompts. The price is power: an unchanged system passes in 42 %
     by 2,000 prompts where a fixed number gives 75 %.
 
     Source: ``rlhf.evaluation.sequential.BettingProcess``.

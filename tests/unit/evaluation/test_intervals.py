@@ -11,6 +11,7 @@ from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import (
     Estimate,
     bootstrap_interval,
+    clustered_interval,
     mean_interval,
     paired_bootstrap,
     share_interval,
@@ -36,7 +37,7 @@ def test_without_ties_the_share_interval_is_wilson():
     assert (share.low, share.high) == (pytest.approx(wilson.low), pytest.approx(wilson.high))
 
 
-def test_ties_narrow_the_interval_and_all_ties_do_not_make_it_a_point():
+def test_trap_01_ties_narrow_the_interval_and_all_ties_do_not_make_it_a_point():
     half_ties = share_interval([0.5] * 100 + [1.0] * 50 + [0.0] * 50)
     no_ties = share_interval([1.0] * 100 + [0.0] * 100)
     all_ties = share_interval([0.5] * 20)
@@ -62,7 +63,7 @@ def test_the_share_interval_holds_the_truth_in_95_of_100_runs_with_ties(n, ties)
     assert 0.935 <= coverage(draw, share_interval, truth=probabilities[0] + ties / 2) <= 0.98
 
 
-def test_several_samples_of_a_prompt_count_as_one_unit():
+def test_trap_01_several_samples_of_a_prompt_count_as_one_unit():
     """Eight samples a prompt, prompts of very different difficulty: samples as units promise too much."""
     prompts, samples = 120, 8
 
@@ -168,3 +169,37 @@ def test_missing_says_why():
     assert Estimate.missing("no judge").to_dict() == {
         "value": None, "low": None, "high": None, "n": 0, "confidence": 0.95, "reason": "no judge",
     }  # fmt: skip
+
+
+def test_the_clustered_error_by_hand():
+    # values 1, 0 of one prompt, 1 of another, 0 of a third: mean 1/2, sums per prompt 0, 1/2, -1/2
+    # se = sqrt(3/2 * 1/2) / 4, t_2(.975) = 4.302653
+    found = clustered_interval([1.0, 0.0, 1.0, 0.0], ["a", "a", "b", "c"])
+    assert (found.value, found.n) == (0.5, 3)
+    assert found.high - 0.5 == pytest.approx(4.302653 * math.sqrt(0.75) / 4, abs=1e-6)
+
+
+def test_the_clustered_interval_of_equal_units_is_that_of_their_means():
+    values = np.random.default_rng(3).random((40, 5))
+    units = np.repeat(np.arange(40), 5).tolist()
+    clustered, means = clustered_interval(values.ravel(), units), mean_interval(values.mean(axis=1))
+    assert (clustered.low, clustered.high) == (pytest.approx(means.low), pytest.approx(means.high))
+
+
+def test_the_clustered_error_is_that_of_statsmodels():
+    api = pytest.importorskip("statsmodels.api")
+    rng = np.random.default_rng(4)
+    units = rng.integers(0, 30, 200)
+    y = rng.normal(0, 1, 30)[units] + rng.normal(0, 1, 200)
+    fit = api.OLS(y, np.ones(200)).fit(cov_type="cluster", cov_kwds={"groups": units, "use_correction": False})
+    found = clustered_interval(y, units.tolist())
+    error = (found.high - found.value) / 2.045230  # t_29(.975)
+    assert error == pytest.approx(fit.bse[0] * math.sqrt(30 / 29), rel=1e-5)
+
+
+def test_trap_07_one_unit_has_no_error_and_not_an_error_of_0():
+    found = clustered_interval([0.0, 1.0, 1.0], ["a", "a", "a"])
+    assert found.value == pytest.approx(2 / 3)
+    assert math.isnan(found.low)
+    assert found.reason
+    assert not clustered_interval([1.0, math.nan], ["a", "b"]).measured

@@ -65,6 +65,15 @@ def true_probabilities(n, seed=0, scale=1.0):
     return np.where(agrees, np.abs(logits), -np.abs(logits)) / scale
 
 
+@pytest.mark.parametrize(("pairs", "null"), [(200, 0.070), (1000, 0.032), (5000, 0.014)])
+def test_trap_18_the_calibration_error_of_true_probabilities_is_not_0(pairs, null):
+    difference = np.abs(np.random.default_rng(0).normal(0, 1.5, pairs))
+    right = np.random.default_rng(1).random(pairs) < 1 / (1 + np.exp(-difference))
+    found = calibration(np.where(right, difference, -difference))
+    assert found.expected_error_null == pytest.approx(null, rel=0.25)
+    assert found.expected_error < 1.8 * found.expected_error_null
+
+
 def test_true_probabilities_err_as_much_as_the_null_says_and_bold_ones_more():
     calibrated = calibration(true_probabilities(2000))
     bold = calibration(true_probabilities(2000) * 3)

@@ -197,13 +197,10 @@ class CapabilityTester:
             if (why := obstacles(suite, before[name], after[name], again.get(name))) is not None:
                 found[name] = Ruling(decision=Decision.UNDECIDED, reason=why)
         tested = [suite for suite in self.suites if suite.name not in found]
-        for bounded in (True, False):
-            part = [suite for suite in tested if is_bounded(shared[suite.name]) is bounded]
-            differences = {suite.name: np.array([b - a for a, b in shared[suite.name].values()]) for suite in part}
-            margins = {suite.name: suite.config.margin for suite in part}
-            largest = 1.0 if bounded else None
-            found |= noninferiority_of_tasks(differences, margins, confidence=self.confidence, largest=largest)
-        return found
+        differences = {suite.name: np.array([b - a for a, b in shared[suite.name].values()]) for suite in tested}
+        margins = {suite.name: suite.config.margin for suite in tested}
+        largest = {suite.name: 1.0 if is_bounded(shared[suite.name]) else None for suite in tested}
+        return found | noninferiority_of_tasks(differences, margins, confidence=self.confidence, largest=largest)
 
     def _ask(
         self, policy: PolicyModel, suite: Suite, name: str, seed: int, progress: Callable[..., None] | None

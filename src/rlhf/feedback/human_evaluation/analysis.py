@@ -10,10 +10,10 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy.sparse.csgraph import connected_components
 
 from rlhf.data.message_text import counted
 from rlhf.evaluation.intervals import Estimate, mean_interval, share_with_ties_interval, unit_means
+from rlhf.evaluation.ratings.matches import Matches, are_connected, components
 from rlhf.evaluation.sample_size import detectable_difference, prompts_for_win_rate
 from rlhf.evaluation.winrate import win_rate
 from rlhf.feedback.agreement import MAX_VOID_FRAC, MIN_ITEMS
@@ -282,15 +282,10 @@ def _why_boundless(outcomes: Sequence[_Outcome]) -> str:
     Source: Ford 1957, "Solution of a ranking problem from binary comparisons", Am. Math. Monthly 64: strengths exist where, of
     every split of the competitors in two, each part has won against the other.
     """
-    models = sorted({model for outcome in outcomes for model in (outcome.first, outcome.second)})
-    won = np.zeros((len(models), len(models)), dtype=bool)
-    for outcome in outcomes:
-        i, j = models.index(outcome.first), models.index(outcome.second)
-        won[i, j] |= outcome.y > 0
-        won[j, i] |= outcome.y < 1
-    if connected_components(won, directed=True, connection="strong", return_labels=False) == 1:
+    matches = Matches.of((outcome.first, outcome.second, outcome.y) for outcome in outcomes)
+    if len(components(matches)) == 1:
         return ""
-    if connected_components(won, directed=True, connection="weak", return_labels=False) > 1:
+    if not are_connected(matches):
         return "no interval: some models were never compared with the others"
     return (
         "no interval: some models won every comparison with the others, which puts no bound to how far they are ahead"
