@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.streaming import StreamingKTODataset as StreamingKTODataset
     from rlhf.data.streaming import StreamingPreferenceDataset as StreamingPreferenceDataset
     from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
+    from rlhf.evaluation.evaluate_model import evaluate_model as evaluate_model
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
     from rlhf.feedback.agreement import calculate_fleiss_kappa as calculate_fleiss_kappa
@@ -182,6 +183,7 @@ PUBLIC: dict[str, str] = {
     "compile_model": "rlhf.models.adapted:compile_model",
     "create_optimizer": "rlhf.training.optim:create_optimizer",
     "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
+    "evaluate_model": "rlhf.evaluation.evaluate_model:evaluate_model",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
     "setup_logging": "rlhf.training.console:setup_logging",

@@ -58,9 +58,7 @@ def _cosines(texts: Sequence[str]) -> Array:
     counts = []
     for text in texts:
         words = WORDS.findall(text.lower())
-        counts.append(
-            Counter([*words, *pairwise(words)]) or Counter([""])
-        )  # an empty text is like another
+        counts.append(Counter([*words, *pairwise(words)]) or Counter([""]))  # an empty text is like another
     place = {piece: number for number, piece in enumerate(dict.fromkeys(p for each in counts for p in each))}
     table = np.zeros((len(texts), len(place)))
     for row, each in enumerate(counts):
