@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
+from rlhf.config.capabilities import CapabilitiesStage
 from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
 from rlhf.config.methods import declared_stages
 from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
@@ -68,6 +69,7 @@ STAGE_KINDS: tuple[type[StageConfig], ...] = (
     BestOfNStage,
     EvaluateStage,
     PassAtKStage,
+    CapabilitiesStage,
 )
 """Every kind of stage; a line more is a kind more, and so is a line of ``KIND_OF_METHOD`` for a method that declares its stage. The order
 is that of `rlhf config schema` and of errors."""
@@ -136,6 +138,7 @@ __all__ = [
     "BestOfNStage",
     "CPOStage",
     "CalculatorStage",
+    "CapabilitiesStage",
     "DPOStage",
     "DataInputs",
     "DistillStage",

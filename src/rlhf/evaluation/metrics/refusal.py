@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def is_refusal(text: str, pattern: re.Pattern[str]) -> bool:
     return bool(pattern.search(text.strip()[:LOOKED_AT].replace("’", "'")))
 
 
+@cache
 def refusal_pattern(path: Path | str | None = None) -> re.Pattern[str]:
     """One expression of all lines of a file; ``#`` begins a comment.
 
