@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from rlhf.config.metric_table import Metric
 from rlhf.errors import look_up
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.evaluation.metrics.unit_statistics import Measured, Statistic, difference_of
+from rlhf.evaluation.paired_tests import holm
 from rlhf.evaluation.records import SHARE, Change
 from rlhf.seeds import derive_seed
 
@@ -144,7 +143,7 @@ class ModelEvaluation(Mapping[str, float]):
             for group in _in_order(labels)
         }
         tested = {key: p for key, (_, _, p) in raw.items() if math.isfinite(p)}
-        corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+        corrected = dict(zip(tested, holm(list(tested.values())).tolist(), strict=True))
         found: dict[str, dict[str, GroupValue]] = {}
         for (name, group), (estimate, difference, p_value) in raw.items():
             found.setdefault(name, {})[str(group)] = GroupValue(
@@ -189,17 +188,6 @@ class ModelEvaluation(Mapping[str, float]):
 
     def __str__(self) -> str:
         return "\n".join(f"{name} {estimate.value:.4g}" for name, estimate in self._estimates.items())
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values: their smallest family-wise level. Source: Holm 1979, Scandinavian Journal of Statistics 6."""
-    p = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(p, kind="stable")
-    raised = np.minimum(1.0, np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))))
-    adjusted = np.empty_like(p)
-    adjusted[order] = raised
-    found: list[float] = adjusted.tolist()
-    return found
 
 
 def _statistics(measured: Mapping[str, Measured]) -> dict[str, Statistic]:
