@@ -53,6 +53,8 @@ NEEDS: Mapping[str, str] = {
     "should_refuse": "test rows with a column `should_refuse`, true or false",
 }
 """What a metric may need -> what to give."""
+COLUMN_NEEDS = frozenset({"references", "should_refuse"})
+"""Columns of the rows: whether they are there shows when the rows are read."""
 NO_COMPLETIONS = frozenset({"pairs", "texts"})
 """A metric with one of these reads rows of its own and samples nothing."""
 

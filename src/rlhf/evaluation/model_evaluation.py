@@ -16,6 +16,7 @@ from rlhf.evaluation.paired_tests import holm
 from rlhf.evaluation.records import SHARE, Change
 from rlhf.seeds import derive_seed
 
+NUM_IN_HEADLINE = 4
 NO_BASELINE = "there is no baseline"
 NOT_OF_BASELINE = "it is not a property of one model"
 
@@ -108,9 +109,7 @@ class ModelEvaluation(Mapping[str, float]):
         for name, estimate in self._estimates.items():
             metric, _, part = name.partition("/")
             was = before[name].estimate(seed=self._seed(name)) if name in before else Estimate.missing(NO_BASELINE)
-            unit = self.metrics[metric].unit
-            if part:
-                unit = SHARE if _is_share(self, name) else "" if unit == SHARE else unit
+            unit = SHARE if part and _is_share(self, name) else self.metrics[metric].unit
             found[name] = Change(before=was, after=estimate, gain=self.gain(name), unit=unit)
         return found
 
@@ -169,6 +168,14 @@ class ModelEvaluation(Mapping[str, float]):
         """Flat numbers, for ``summary.json``."""
         return {name: finite_or_none(estimate.value) for name, estimate in self._estimates.items()}
 
+    def headline(self) -> str:
+        """A one-line summary: the first metrics, and how many more there are."""
+        shown = [
+            f"{name} {value:.4g}" if math.isfinite(value) else f"{name} not measured" for name, value in self.items()
+        ]
+        more = f" and {len(shown) - NUM_IN_HEADLINE} more" if len(shown) > NUM_IN_HEADLINE else ""
+        return f"{', '.join(shown[:NUM_IN_HEADLINE])}{more}, of {self.settings.get('policy')}"
+
     def _group(self, name: str, statistic: Statistic, inside: list[int]) -> tuple[Estimate, Estimate, float]:
         among = set(inside)
         outside = [number for number in range(statistic.num_units) if number not in among]
@@ -185,9 +192,6 @@ class ModelEvaluation(Mapping[str, float]):
 
     def _seed(self, *names: str) -> int:
         return derive_seed(int(self.settings.get("seed", 0)), "metric", *names)
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name} {estimate.value:.4g}" for name, estimate in self._estimates.items())
 
 
 def _statistics(measured: Mapping[str, Measured]) -> dict[str, Statistic]:
