@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.data.streaming import StreamingSFTDataset as StreamingSFTDataset
     from rlhf.evaluation.adversarial.validator import AdversarialValidator as AdversarialValidator
     from rlhf.evaluation.benchmarks.run_benchmark import run_benchmark as run_benchmark
+    from rlhf.evaluation.evaluate_model import evaluate_model as evaluate_model
     from rlhf.evaluation.evaluator import RLHFEvaluator as RLHFEvaluator
     from rlhf.evaluation.noninferiority import noninferiority as noninferiority
     from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings as bradley_terry_ratings
@@ -196,6 +197,7 @@ PUBLIC: dict[str, str] = {
     "compute_elo_ratings": "rlhf.evaluation.ratings.elo:compute_elo_ratings",
     "create_optimizer": "rlhf.training.optim:create_optimizer",
     "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
+    "evaluate_model": "rlhf.evaluation.evaluate_model:evaluate_model",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
     "noninferiority": "rlhf.evaluation.noninferiority:noninferiority",

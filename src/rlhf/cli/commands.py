@@ -43,6 +43,7 @@ def _click_command(name: str, implementation: Any, *, panel: str | None, takes_s
 
 COMMANDS = {
     "run": Entry("run:run", "The loop", takes_settings=True),
+    "evaluate": Entry("evaluate:evaluate", "Look", takes_settings=True),
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),
     "generate": Entry("generate:generate", "Look"),
@@ -53,6 +54,7 @@ COMMANDS = {
     "annotate": Entry("annotate:annotate", "The human side"),
     "config": Entry("config:app"),
     "data": Entry("data:app"),
+    "debug": Entry("debug:app", "Look"),
     "runs": Entry("runs:app"),
     "feedback": Entry("feedback:app", "The human side"),
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from rlhf.config.base import FunctionName, InputPath
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
+from rlhf.config.metric_table import COLUMN_NEEDS, NEEDS, Metric, check_metric_names, metric_named, missing_need
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec, RewardSpecs
@@ -167,7 +169,7 @@ class BestOfNStage(FilteredPrompts):
 
 
 class EvaluateStage(FilteredPrompts):
-    """Compare a policy with where it started, on prompts nobody trained on."""
+    """Measure a policy on prompts nobody trained on: against where it started by a judge, by metrics, or both."""
 
     kind: Literal["evaluate"]
     runs = "evaluate:run_evaluate"
@@ -175,16 +177,28 @@ class EvaluateStage(FilteredPrompts):
     evaluates = True
     policy: ModelConfig
     """The policy after."""
-    baseline: ModelConfig
-    """The policy before."""
+    metrics: list[str] = Field(default_factory=list)
+    """Metrics to measure, by name (docs/evaluation.md), or a user's own as `package.module:name`; of the baseline too where there is one."""
+    baseline: ModelConfig | None = Field(None, validate_default=True)
+    """The policy before, and what KL is measured to; required without `metrics`."""
     prompts: InputPath | list[InputPath]
-    """Held-out prompts."""
-    judge: JudgeSpec
-    """Ground truth that no policy stage was trained against: any kind of reward."""
+    """Held-out prompts; rows may have columns that metrics need, such as `reference` or `should_refuse`."""
+    judge: JudgeSpec | None = Field(None, validate_default=True)
+    """Ground truth that no policy stage was trained against: any kind of reward. Required without `metrics`."""
     reward_model: InputPath | None = None
     """The proxy that the policy was trained against: measured before and after, and on `pairs`."""
     pairs: InputPath | None = None
     """Held-out preference pairs, for the reward model's accuracy and calibration."""
+    texts: InputPath | None = None
+    """Texts, dialogues or demonstrations for the metrics `perplexity` and `bits_per_byte`."""
+    toxicity_classifier: str | None = None
+    """For the metric `toxicity`: folder or hub name of a text classifier, or `lexicon:FILE`."""
+    refusal_patterns: InputPath | None = None
+    """For `refusal` and `over_refusal`: a file of regular expressions; null for the bundled one."""
+    solved_at: float = 1.0
+    """For `pass_at_k`: the judge's score from which on a prompt counts as solved."""
+    by: str | None = None
+    """A column of the prompts: every metric for each of its values too, and how it differs from the rest."""
     rollouts: InputPath | None = None
     """`rollouts.jsonl` of a policy stage: judged after the fact for the curve of proxy against truth."""
     max_prompt_length: int | None = Field(None, ge=1)
@@ -200,6 +214,33 @@ class EvaluateStage(FilteredPrompts):
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
 
+    @field_validator("baseline", "judge", mode="after")
+    @classmethod
+    def _compares_or_measures(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("metrics", "wrong") == []:
+            raise PydanticKnownError(
+                "missing"
+            )  # as of any required key: without metrics there is nothing else to measure
+        return value
+
+    @field_validator("metrics")
+    @classmethod
+    def _are_metrics(cls, names: list[str]) -> list[str]:
+        if names:
+            check_metric_names(names)
+        return names
+
+    @model_validator(mode="after")
+    def _metrics_have_what_they_need(self) -> Self:
+        given = {need for need in NEEDS if getattr(self, need, None) is not None} | COLUMN_NEEDS
+        given |= {"ref_model"} if self.baseline is not None else set()
+        given |= {"quality"} if self.judge is not None or self.reward_model is not None else set()
+        for name in self.metrics:
+            metric = metric_named(name)
+            if isinstance(metric, Metric) and (need := missing_need(metric.needs, frozenset(given))) is not None:
+                raise ValueError(f"the metric {name!r} needs {NEEDS[need].replace('=', '')}")
+        return self
+
     @model_validator(mode="after")
     def _engine_can_sample_so(self) -> Self:
         if complaint := engine_complaint(self.engine, self.sampling):
@@ -212,8 +253,9 @@ class EvaluateStage(FilteredPrompts):
         return self
 
     def rows_read(self) -> list[RowsInput]:
-        """Prompts, and pairs for the reward model."""
+        """Prompts, texts, and pairs for the reward model."""
         found = [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)]
+        found += [RowsInput("texts", (self.texts,), "sft")] if self.texts else []
         return found + ([RowsInput("pairs", (self.pairs,), "preference")] if self.pairs else [])
 
     def files_written(self) -> dict[str, str | None]:

@@ -7,6 +7,7 @@ number or None for each completion.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,14 @@ class Metric:
     of_baseline: bool = True
     """Whether it means something for the baseline, too, so that the difference of the two is measured."""
     about: str = ""
-    """One line for `rlhf evaluate --list`."""
+    """One line for `rlhf evaluate --help`."""
+
+    def __call__(self, inputs: Any) -> Any:
+        """Measure it: ``MetricInputs`` -> ``Measured``."""
+        if not isinstance(self.measure, str):
+            return self.measure(inputs)
+        module, _, name = self.measure.partition(":")
+        return getattr(importlib.import_module(f"rlhf.evaluation.metrics.{module}"), name)(inputs)
 
 
 NEEDS: Mapping[str, str] = {
@@ -45,6 +53,8 @@ NEEDS: Mapping[str, str] = {
     "should_refuse": "test rows with a column `should_refuse`, true or false",
 }
 """What a metric may need -> what to give."""
+COLUMN_NEEDS = frozenset({"references", "should_refuse"})
+"""Columns of the rows: whether they are there shows when the rows are read."""
 NO_COMPLETIONS = frozenset({"pairs", "texts"})
 """A metric with one of these reads rows of its own and samples nothing."""
 

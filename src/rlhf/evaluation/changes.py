@@ -13,7 +13,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.evaluation.intervals import Array, Estimate, mean_interval, paired_bootstrap, share_interval, unit_means
 from rlhf.evaluation.judges import Judged
 from rlhf.evaluation.measures import KnownTexts, distinct_n, effective_pairs
-from rlhf.evaluation.records import SHARE, Change, ProxyAgreement, Side, SideBySide
+from rlhf.evaluation.records import SHARE, Change, PerPrompt, ProxyAgreement, Side, SideBySide
 from rlhf.evaluation.reward_quality import spearman
 from rlhf.evaluation.winrate import outcomes
 from rlhf.rollout.types import Completion
@@ -63,6 +63,19 @@ def changes_between(before: Answers, after: Answers, units: Sequence[int], *, se
     for name, (measure, unit) in VARIETY.items():
         was, became = (measure([c.text for c in side.flat]) for side in (before, after))
         found[name] = _variety(was, became, n=len(set(units)), unit=unit)
+    return found
+
+
+def prompt_pairs(before: Answers, after: Answers, prompts: Sequence[Prompt]) -> PerPrompt:
+    """Quantity -> prompt -> its values before and after, of every quantity that all completions of both sides have."""
+    units = [i for i, group in enumerate(after.completions) for _ in group]
+    old, new = quantities(before), quantities(after)
+    found = {}
+    for name in [name for name in old if name in new]:
+        first, second = (_complete(side[name][0]) for side in (old, new))
+        if first is not None and second is not None:
+            pairs = zip(unit_means(first, units).tolist(), unit_means(second, units).tolist(), strict=True)
+            found[name] = {prompt.id: pair for prompt, pair in zip(prompts, pairs, strict=True)}
     return found
 
 

@@ -4,16 +4,19 @@ completions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import DataError
-from rlhf.evaluation.changes import Answers, changes_between, choose_samples, proxy_agreement
+from rlhf.errors import ConfigError, DataError
+from rlhf.evaluation.changes import Answers, changes_between, choose_samples, prompt_pairs, proxy_agreement
+from rlhf.evaluation.evaluate_model import ModelLike, evaluate_model
 from rlhf.evaluation.intervals import mean_interval, unit_means
 from rlhf.evaluation.judges import Judge, judge_completions, judge_name, load_judge
 from rlhf.evaluation.measures import KnownTexts, token_measures, why_no_kl
+from rlhf.evaluation.model_evaluation import ModelEvaluation
 from rlhf.evaluation.records import KL, Evaluation
 from rlhf.evaluation.reward_model_quality import Pairs, judge_reward_model
 from rlhf.evaluation.sampled_completions import sample_completions
@@ -141,34 +144,41 @@ def evaluate_policies(
         reward_model=judge_reward_model(reward_model, pairs, seed=seed) if reward_model and pairs else None,
         proxy=proxy_agreement(before, after, units) if proxy else None,
         missing=missing,
+        per_prompt=prompt_pairs(before, after, prompts),
     )
 
 
 class RLHFEvaluator:
-    """``evaluate_policies`` with the settings that stay the same between calls.
+    """``evaluate_policies`` and ``evaluate_model`` with the settings that stay the same between calls.
 
     Args:
-        judge: A judge or its ``package.module:function``.
+        judge: A judge or its ``package.module:function``; None where only metrics without one are measured.
+        metrics: What ``evaluate_model`` measures by default; see ``rlhf.config.metric_table``.
         sampling: How completions are drawn; by default at temperature 1.
         samples_per_prompt: Completions of each policy for each prompt.
         tie_band: Judge scores this close are ties.
         seed: The run's seed.
+        needs: What metrics need, as of ``evaluate_model``: ``ref_model``, ``reward_model``, ``toxicity_classifier`` ...
     """
 
     def __init__(
         self,
-        judge: Judge | str,
+        judge: Judge | str | None = None,
         *,
+        metrics: Sequence[str] | None = None,
         sampling: SamplingConfig | None = None,
         samples_per_prompt: int = 1,
         tie_band: float = 0.0,
         seed: int = 0,
+        **needs: Any,
     ) -> None:
         self.judge = load_judge(judge) if isinstance(judge, str) else judge
+        self.metrics = metrics
         self.sampling = sampling or SamplingConfig()
         self.samples_per_prompt = samples_per_prompt
         self.tie_band = tie_band
         self.seed = seed
+        self.needs = needs
 
     def evaluate(
         self,
@@ -179,7 +189,13 @@ class RLHFEvaluator:
         reward_model: RewardModel | None = None,
         pairs: Pairs | None = None,
     ) -> Evaluation:
-        """See ``evaluate_policies``."""
+        """See ``evaluate_policies``.
+
+        Raises:
+            ConfigError: The evaluator has no judge.
+        """
+        if self.judge is None:
+            raise ConfigError("evaluate compares two policies by a judge; RLHFEvaluator(judge=...) names it.")
         return evaluate_policies(
             policy,
             baseline,
@@ -192,3 +208,14 @@ class RLHFEvaluator:
             pairs=pairs,
             tie_band=self.tie_band,
         )
+
+    def evaluate_model(
+        self, model: ModelLike, test_dataset: Any, metrics: Sequence[str] | str | None = None, **needs: Any
+    ) -> ModelEvaluation:
+        """See ``rlhf.evaluate_model``; what is given here comes before what the evaluator was made with."""
+        own: dict[str, Any] = {
+            "judge": self.judge, "sampling": self.sampling, "samples_per_prompt": self.samples_per_prompt,
+            "tie_band": self.tie_band, "seed": self.seed,
+        }  # fmt: skip
+        chosen = metrics if metrics is not None else self.metrics
+        return evaluate_model(model, test_dataset, chosen, **(own | self.needs | needs))

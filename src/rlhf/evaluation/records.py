@@ -21,6 +21,9 @@
     hacking       null, or what ``rlhf.evaluation.overoptimization`` found: {verdict, sentence, ...}
     samples       [{chosen_as, prompt_id, prompt, verdict, before, after}]; before and after are
                   {text, ended, score, proxy, metrics}
+    per_prompt    quantity -> prompt -> [before, after], means over the prompt's samples, null where there is none: what paired tests
+                  and gates read. Names as in changes, and those of metrics that are a mean over prompts
+    metrics       null, or {settings, changes, about, groups, missing}: what ``evaluate_model`` found; changes as above
     missing       name -> why a part was not measured
 
 An *estimate* is {value, low, high, n, confidence}; a number that could not be measured is null, and ``reason`` says
@@ -44,6 +47,8 @@ from rlhf.evaluation.winrate import WinRate
 from rlhf.files import write_json
 
 SCHEMA = 1
+PerPrompt = Mapping[str, Mapping[str, tuple[float | None, float | None]]]
+"""Quantity -> prompt -> values of the baseline and of the policy."""
 SHARE = "share"
 """Unit of quantities between 0 and 1, which reports print as percentages."""
 
@@ -168,6 +173,9 @@ class Evaluation:
     independence: Independence | None = None
     """What training saw of judge and prompts, in words."""
     missing: Mapping[str, str] = field(default_factory=dict)
+    per_prompt: PerPrompt = field(default_factory=dict)
+    metrics: Mapping[str, Any] | None = None
+    """The part ``metrics`` of the document."""
 
     def with_curve(self, curve: Sequence[Mapping[str, Any]]) -> Evaluation:
         """A copy with a training run's curve (``judge_rollouts``) and its finding about reward hacking."""
@@ -239,6 +247,10 @@ class Evaluation:
             "hacking": self.hacking.to_dict() if self.hacking else None,
             "training": [training.to_dict() for training in self.training],
             "samples": [sample.to_dict() for sample in self.samples],
+            "metrics": None if self.metrics is None else dict(self.metrics),
+            "per_prompt": {
+                name: {prompt: list(pair) for prompt, pair in of.items()} for name, of in self.per_prompt.items()
+            },
             "missing": dict(self.missing),
         }
 

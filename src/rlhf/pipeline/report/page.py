@@ -24,6 +24,7 @@ from rlhf.pipeline.report.template_cache import kept_templates
 from rlhf.pipeline.report.views import (
     changes_view,
     hacking_view,
+    metrics_view,
     outcome_view,
     reward_views,
     samples_view,
@@ -162,6 +163,10 @@ def _solving(run: RunRecord) -> dict[str, Any]:
     return {"solvings": [solving_view(*found) for found in run.parts("solving")]}
 
 
+def _metrics(run: RunRecord) -> dict[str, Any]:
+    return {"measurements": [metrics_view(*found) for found in run.parts("metrics")]}
+
+
 def _process(run: RunRecord) -> dict[str, Any]:
     return {"processes": [{"stage": stage, "quality": part} for stage, part in run.parts("process_reward_model")]}
 
@@ -184,6 +189,7 @@ def _alarms(run: RunRecord) -> dict[str, Any]:
 SECTIONS: tuple[Section, ...] = (
     Section("result", "Result", _result),
     Section("changes", "What changed", _changes),
+    Section("metrics", "Metrics", _metrics),
     Section("solving", "Problems solved", _solving),
     Section("samples", "Before and after", _samples),
     Section("hacking", "Was the reward gamed?", _hacking),

@@ -237,6 +237,24 @@ def solving_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def metrics_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of a policy, of its baseline where there was one, and of groups of prompts."""
+    settings = mapping(part.get("settings"))
+    groups = [
+        {"metric": name, "group": group, **mapping(found)}
+        for name, of in mapping(part.get("groups")).items()
+        for group, found in mapping(of).items()
+    ]
+    return {
+        "stage": stage,
+        "settings": settings,
+        "compared": settings.get("baseline") is not None,
+        "changes": [{**row, "label": row["label"].replace("_", " ")} for row in changes(part)],
+        "groups": groups,
+        "missing_parts": mapping(part.get("missing")),
+    }
+
+
 def reward_views(run: RunRecord) -> list[dict[str, Any]]:
     """Accuracy and calibration of each reward model that was measured."""
     return [_reward_view(stages, quality) for stages, quality in run.reward_models]

@@ -1,4 +1,4 @@
-"""Policy against baseline on held-out prompts."""
+"""A policy on held-out prompts: metrics, and against its baseline."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from typing import Any
 
 from rlhf.config.stages import EvaluateStage
 from rlhf.config.yaml_text import read_yaml
+from rlhf.data.accepted import ACCEPTED
+from rlhf.data.contracts import PreferenceRow
 from rlhf.data.datasets import PreferenceDataset
+from rlhf.data.expand import preferences_of
+from rlhf.data.read import read_rows
 from rlhf.errors import RewardError, RLHFError
+from rlhf.evaluation.evaluate_model import asks_model, load_metrics, measure, reward_of, with_baseline
 from rlhf.evaluation.evaluator import evaluate_policies
+from rlhf.evaluation.judges import Judge
+from rlhf.evaluation.metrics.metric_inputs import MetricInputs, MetricNeeds
 from rlhf.evaluation.overoptimization import judge_rollouts
+from rlhf.evaluation.records import SCHEMA, Evaluation
+from rlhf.files import write_json
+from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.evidence import called, judge_called, judge_texts, training_between
 from rlhf.pipeline.leakage import Leakage, recorded_leakage
@@ -25,45 +35,110 @@ from rlhf.rollout.engines import build_engine
 
 
 def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
-    """Policy against baseline on held-out prompts."""
+    """A policy on held-out prompts: by metrics, and against a baseline where there are one and a judge."""
     seed = seed_of(stage.seed)
     policy = load_policy(stage.policy, at, seed=seed)
-    baseline = load_policy(stage.baseline, at, seed=seed)
+    baseline = load_policy(stage.baseline, at, seed=seed) if stage.baseline is not None else None
     prompts = read_prompts(
         stage.prompts, policy, at, row_filter=stage.row_filter, workers=stage.data_workers,
         limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop",
     )  # fmt: skip
     reward_model = RewardModel.from_pretrained(at.path(stage.reward_model)) if stage.reward_model else None
+    judge = open_judge(stage.judge, at) if stage.judge is not None else None
+    chosen = load_metrics(stage.metrics) if stage.metrics else {}
+    whose = at.naming("judge", RewardError, what="The judge is")
+    compares = baseline is not None and judge is not None
+    asks = (compares or any(map(asks_model, chosen.values()))) * (1 if baseline is None else 2)
+    with whose, at.log.progress(at.name, asks * len(prompts) * stage.samples_per_prompt) as bar:
+        inputs = MetricInputs(
+            model=policy, prompts=prompts, sampling=stage.sampling, samples_per_prompt=stage.samples_per_prompt, seed=seed,
+            needs=_needs(stage, at, policy, baseline, reward_model, judge), name=called(stage.policy.path),
+            build_engine=functools.partial(build_engine, config=stage.engine), progress=bar.advance,
+        )  # fmt: skip
+        if baseline is not None:
+            assert stage.baseline is not None
+            inputs = with_baseline(inputs, baseline, name=called(stage.baseline.path))
+        evaluation = _compared(stage, at, inputs, reward_model) if compares else None
+        measured = measure(inputs, chosen, by=stage.by) if chosen else None
+    if evaluation is None:
+        assert measured is not None, "a stage without metrics has a baseline and a judge"
+        write_json(
+            at.folder / "evaluation.json",
+            {"schema": SCHEMA, "metrics": measured.to_dict(), "per_prompt": measured.per_prompt},
+        )
+        return StageOutcome(measured.headline(), measured.summary())
+    summary = evaluation.summary()
+    if measured is not None:
+        per_prompt = {**evaluation.per_prompt, **measured.per_prompt}
+        evaluation = replace(evaluation, metrics=measured.to_dict(), per_prompt=per_prompt)
+        summary |= {f"metrics/{name}": value for name, value in measured.summary().items()}
+    evaluation.write(at.folder / "evaluation.json")
+    return StageOutcome(evaluation.headline(), summary)
+
+
+def _needs(
+    stage: EvaluateStage,
+    at: StageContext,
+    policy: PolicyModel,
+    baseline: PolicyModel | None,
+    reward_model: RewardModel | None,
+    judge: Judge | None,
+) -> MetricNeeds:
+    """What metrics may ask for."""
+    pairs: list[PreferenceRow] = []
+    if stage.pairs:
+        with at.naming("pairs"):
+            rows = read_rows(at.path(stage.pairs), accepts=ACCEPTED["preference"])
+            pairs = [pair for row in rows for pair in preferences_of(row)]
+    reward, learned = reward_of(reward_model, policy)
+    return MetricNeeds(
+        ref_model=baseline,
+        reward=reward,
+        reward_model=learned,
+        judge=judge,
+        pairs=pairs,
+        texts=at.path(stage.texts) if stage.texts else None,
+        toxicity_classifier=stage.toxicity_classifier,
+        refusal_patterns=at.path(stage.refusal_patterns) if stage.refusal_patterns else None,
+        solved_at=stage.solved_at,
+    )
+
+
+def _compared(
+    stage: EvaluateStage, at: StageContext, inputs: MetricInputs, reward_model: RewardModel | None
+) -> Evaluation:
+    """Policy against baseline by the judge."""
+    judge = inputs.needs.judge
+    assert inputs.baseline is not None
+    assert judge is not None
+    assert stage.baseline is not None
+    assert stage.judge is not None
     pairs = None
     if stage.pairs and reward_model:  # it reads its own tokens, not the policy's, and no more than it was made for
         limits: Any = {"max_length": longest_row(None, reward_model), "truncation": "drop"}
         pairs = PreferenceDataset(at.path(stage.pairs), reward_model.tokenizer, **limits)
         at.log.write("note", message=f"pairs: {pairs.report.to_text()}")
-    judge, knows = open_judge(stage.judge, at), judge_texts(resolved_reward(stage.judge, at), runs=at.run_dir.parent)
-    whose = at.naming("judge", RewardError, what="The judge is")
-    with whose, at.log.progress(at.name, 2 * len(prompts) * stage.samples_per_prompt) as bar:
-        evaluation = evaluate_policies(
-            policy, baseline, prompts, judge,
-            reward_model=reward_model, pairs=pairs, sampling=stage.sampling,
-            samples_per_prompt=stage.samples_per_prompt, seed=seed, progress=bar.advance,
-            build_engine=functools.partial(build_engine, config=stage.engine),
-            names=(called(stage.policy.path), called(stage.baseline.path)),
-            judge_called=judge_called(stage.judge), judge_knows=None if isinstance(knows, str) else knows,
-        )  # fmt: skip
+    knows = judge_texts(resolved_reward(stage.judge, at), runs=at.run_dir.parent)
+    before = inputs.baseline.completions
+    evaluation = evaluate_policies(
+        inputs.model, inputs.baseline.model, inputs.prompts, judge,
+        reward_model=reward_model, pairs=pairs, sampling=stage.sampling,
+        samples_per_prompt=stage.samples_per_prompt, seed=inputs.seed, completions=(inputs.completions, before),
+        names=(inputs.name, inputs.baseline.name),
+        judge_called=judge_called(stage.judge), judge_knows=None if isinstance(knows, str) else knows,
+    )  # fmt: skip
     if stage.rollouts is not None:
         evaluation = evaluation.with_curve(judge_rollouts(Path(at.path(stage.rollouts)), judge))
     tell_cuts(judge, at, *evaluation.settings["proxy_cuts"])
     models = (at.model(model).path for model in (stage.policy, stage.baseline))
     training, untraced = training_between(*models, runs=at.run_dir.parent)
     missing = {"judge_unseen_frac": knows if isinstance(knows, str) else None, "training": untraced}
-    evaluation = replace(
+    return replace(
         evaluation,
         training=training,
         independence=independence_of(_seen(at)),
         missing={**evaluation.missing, **{name: why for name, why in missing.items() if why}},
     )
-    evaluation.write(at.folder / "evaluation.json")
-    return StageOutcome(evaluation.headline(), evaluation.summary())
 
 
 def _seen(at: StageContext) -> Leakage | None:

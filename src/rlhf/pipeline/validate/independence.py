@@ -100,7 +100,7 @@ def find_leakage(
     baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
     found = Leakage()
     judges: list[Made | Root] = []
-    if isinstance(evaluation, EvaluateStage):
+    if isinstance(evaluation, EvaluateStage) and evaluation.judge is not None:
         judges = models_of(evaluation.judge, "judge", asked)
         found = _seen_judge(asked, evaluation.judge, judges, policy)
     about = (count or by_name)(asked, policy, baseline)

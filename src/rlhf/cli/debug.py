@@ -1,0 +1,190 @@
+"""`rlhf debug`: look at scores and at distances, sample by sample. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.cli.options import DeviceOption, JsonOption, Overrides, SettingsCommand
+from rlhf.errors import ConfigError, did_you_mean, printable
+from rlhf.formatting import interval, percentage, plain_number
+
+if TYPE_CHECKING:
+    from rlhf.evaluation.score_distribution import ScoredRows, ScoreReport
+
+app = typer.Typer(help="Look into scores and distances, sample by sample.", no_args_is_help=True)
+SHOWN = 100
+"""Characters of a text."""
+POSITIONS = 12
+
+
+@app.command("rewards", cls=SettingsCommand)
+def debug_rewards(
+    file: Annotated[
+        Path,
+        typer.Argument(help="rollouts.jsonl of a run, any .jsonl with a column score, .npy, or .pt (weights only)."),
+    ],
+    settings: Overrides = None,
+    shown: Annotated[int, typer.Option("--shown", help="Best and worst completions.", min=0)] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at scores: how they are spread, what they follow, which prompts teach nothing, the best and the worst.
+
+    \b
+    rlhf debug rewards runs/demo/ppo/rollouts.jsonl
+    rlhf debug rewards rows.jsonl reward=runs/demo/reward/model source=topic
+
+    reward=SPEC scores the rows first (a folder, FILE.py:FUNCTION, rules, a URL); source=COLUMN groups by a column.
+    """
+    given = _settings(settings, ("reward", "source"))
+    from rlhf.evaluation.score_distribution import read_scores, score_report
+
+    rows = read_scores(file, needs_scores="reward" not in given)
+    if "reward" in given:
+        rows = _scored(rows, given["reward"], file)
+    found = score_report(rows, source=given.get("source"), num_shown=shown)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        print(printable(_rewards_text(found)))
+
+
+@app.command("kl", cls=SettingsCommand)
+def debug_kl(
+    policy: Annotated[str, typer.Argument(help="Model folder or hub name; it writes the completions.")],
+    reference: Annotated[str, typer.Argument(help="The model that the distance is measured to; the same tokenizer.")],
+    settings: Overrides = None,
+    shown: Annotated[int, typer.Option("--shown", help="Sequences and tokens with the largest KL.", min=1)] = 5,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Look where a policy left its reference: exact KL by position, the sequences and tokens with the most.
+
+    \b
+    rlhf debug kl runs/demo/ppo/model runs/demo/sft/model prompts=test.jsonl limit=100
+
+    Settings: prompts=FILE, limit, max_new_tokens (64), temperature (1), seed.
+    """
+    given = _settings(settings, ("prompts", "limit", "max_new_tokens", "temperature", "seed"))
+    if "prompts" not in given:
+        raise ConfigError("debug kl needs prompts=FILE, what the policy is asked.")
+    from rlhf.config.policy import SamplingConfig
+    from rlhf.data.datasets import GRPODataset
+    from rlhf.evaluation.kl_positions import kl_positions
+    from rlhf.models.device import placed_on
+    from rlhf.models.policy import PolicyModel
+
+    with placed_on(device):
+        ours, theirs = PolicyModel.from_pretrained(policy), PolicyModel.from_pretrained(reference)
+    prompts = list(GRPODataset(str(given["prompts"]), ours.tokenizer, limit=given.get("limit")))
+    sampling = SamplingConfig.of(
+        {"max_new_tokens": given.get("max_new_tokens", 64), "temperature": given.get("temperature", 1.0)},
+        source="The command line",
+    )
+    found = kl_positions(ours, theirs, prompts, sampling=sampling, seed=int(given.get("seed", 0)), num_shown=shown)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        return
+    total = found.per_sequence
+    lines = [
+        f"KL(policy || reference): {plain_number(total.value, 3)} nats per completion [{interval(total.to_dict())}], "
+        f"{plain_number(found.per_token, 4)} per token, {len(prompts)} prompts",
+        "",
+        "position  mean nats  completions",
+    ]
+    lines += [f"{p:>8}  {mean:>9.4f}  {n:>11}" for p, mean, n in found.by_position[:POSITIONS]]
+    if len(found.by_position) > POSITIONS:
+        lines.append(f"... {len(found.by_position) - POSITIONS} more with --json")
+    lines += ["", "Sequences with the most:"]
+    lines += [
+        f"  {s['nats']:.3f} nats, {s['num_tokens']} tokens  {_short(s['prompt'])} -> {_short(s['completion'])}"
+        for s in found.sequences
+    ]
+    lines += ["", "Tokens with the most:"]
+    lines += [
+        f"  {t['nats']:.3f} nats at {t['position']} of {t['prompt_id']}: {t['before']!r} -> {t['token']!r}"
+        for t in found.tokens
+    ]
+    print(printable("\n".join(lines)))
+
+
+def _settings(items: list[str] | None, known: tuple[str, ...]) -> dict[str, Any]:
+    from rlhf.config.base import apply_overrides
+
+    given = apply_overrides({}, items or [])
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"There is no setting {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+    return {
+        name: value["path"] if isinstance(value, Mapping) and set(value) == {"path"} else value
+        for name, value in given.items()
+    }
+
+
+def _scored(rows: ScoredRows, reward: Any, file: Path) -> ScoredRows:
+    """The same rows with the scores of a reward; NaN where it failed."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from rlhf.data.contracts import Prompt
+    from rlhf.evaluation.metrics.metric_inputs import score_all
+    from rlhf.rewards.factory import build_reward
+    from rlhf.rewards.types import TextCompletion
+
+    if rows.completions is None or rows.prompts is None:
+        raise ConfigError(f"reward=... scores rows with prompt and completion, and {file} has rows without.")
+    names = {name: values for name, values in rows.columns.items() if name not in ("id", "score")}
+    texts = rows.plain_prompts or rows.prompts
+    prompts = [
+        Prompt(f"{file.name}:{i + 1}", [], text, columns={name: values[i] for name, values in names.items()})
+        for i, text in enumerate(texts)
+    ]
+    ended = rows.columns.get("ended", [True] * len(prompts))
+    said = [TextCompletion(text, truncated=end is False) for text, end in zip(rows.completions, ended, strict=True)]
+    found = score_all(build_reward(reward, on_error="report"), prompts, said)
+    return replace(rows, scores=np.array(found.scores, dtype=np.float64))
+
+
+def _rewards_text(found: ScoreReport) -> str:
+    lines = [
+        f"{found.num_rows:,} rows, {found.num_missing:,} without a score",
+        f"mean {plain_number(found.mean, 3)}, deviation {plain_number(found.std, 3)}, {found.num_values:,} different values, "
+        f"{percentage(found.tied_frac)} tied with another row",
+        "quantiles  " + "  ".join(f"{float(q) * 100:g} %: {plain_number(v, 3)}" for q, v in found.quantiles.items()),
+    ]
+    if found.num_groups:
+        lines.append(
+            f"{found.num_groups:,} prompts with several completions: {percentage(found.equal_groups_frac)} have equal scores and teach "
+            f"nothing; deviation within a prompt {plain_number(found.within_std, 3)}"
+        )
+    if found.by_length:
+        within = found.length_correlation_within
+        lines += [
+            f"correlation with length {plain_number(found.length_correlation.value)}"
+            + (f", within prompts {plain_number(within)}" if math.isfinite(within) else ""),
+            "characters        rows  mean",
+            *(f"{characters:<14} {count:>7,}  {plain_number(mean, 3)}" for characters, count, mean in found.by_length),
+        ]
+    if found.by_source:
+        lines += [
+            f"by {found.source_column}",
+            *(f"  {name}: {n:,} rows, mean {plain_number(m, 3)}" for name, (n, m) in found.by_source.items()),
+        ]
+    for title, samples in (("best", found.best), ("worst", found.worst)):
+        lines += (
+            [f"{title}:", *(f"  {plain_number(s, 3)}  {_short(p)} -> {_short(c)}" for s, p, c in samples)]
+            if samples
+            else []
+        )
+    return "\n".join(lines)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."

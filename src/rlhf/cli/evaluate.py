@@ -1,0 +1,125 @@
+"""`rlhf evaluate`: metrics of a model on held-out prompts. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, console
+from rlhf.cli.run import ForceOption, run_recipe
+from rlhf.errors import ModelError
+from rlhf.formatting import formatted, interval, mapping, number
+
+STAGE = "evaluate"
+TABLE_WIDTH = 120
+"""Numbers are not cut where a terminal is narrow, or there is none."""
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Model folder or hub name; `embedded` for the built-in one.")],
+    settings: Overrides = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs") / STAGE,
+    device: DeviceOption = "auto",
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure a model on held-out prompts: numbers with intervals, next to a baseline's where one is given.
+
+    \b
+    rlhf evaluate runs/demo/dpo/model prompts=test.jsonl baseline=runs/demo/sft/model
+    rlhf evaluate MODEL prompts=test.jsonl metrics=[length,toxicity] toxicity_classifier=FOLDER
+    rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=FILE.py:FUNCTION by=topic
+
+    Settings are those of a recipe's stage `evaluate` (rlhf config schema evaluate): prompts, baseline, judge, reward_model, pairs, texts,
+    limit, samples_per_prompt, sampling.max_new_tokens ... Without `metrics`, all whose needs are given; docs/evaluation.md explains each.
+    """
+    from rlhf.config.base import apply_overrides
+    from rlhf.config.recipe import RecipeConfig, expand_variables
+    from rlhf.pipeline.models import where_models_are
+
+    if not (Path(model) / "config.json").is_file() and (models := where_models_are(Path(model))):
+        raise ModelError(f"{model} is the folder of a run and no model. {models}")
+    tree = apply_overrides({"kind": STAGE, "policy": {"path": model}}, settings or [])
+    stage = expand_variables(tree, "The command line")
+    if "metrics" not in stage:
+        stage["metrics"] = _default_metrics(stage)
+    recipe = RecipeConfig.of(
+        {"name": output.name, "output_dir": str(output.parent), "device": device, "stages": {STAGE: stage}},
+        source="The command line",
+    )
+    run_recipe(recipe, quiet=quiet or as_json, force=force)
+    document = json.loads((output / STAGE / "evaluation.json").read_text(encoding="utf-8"))
+    if as_json:
+        print(
+            json.dumps(
+                {name: value for name, value in document.items() if name != "per_prompt"}, indent=2, ensure_ascii=False
+            )
+        )
+    elif not quiet:
+        _show(document)
+
+
+def _default_metrics(stage: Mapping[str, Any]) -> list[str]:
+    """All whose needs are among the settings; those that need a column or more samples are asked for by name."""
+    from rlhf.config.metric_table import METRICS, missing_need
+
+    given = {name for name, value in stage.items() if value is not None}
+    given |= {"ref_model"} if "baseline" in given else set()
+    given |= {"quality"} if {"judge", "reward_model"} & given else set()
+    many = int(number(stage.get("samples_per_prompt")) or 1) > 1
+    return [
+        name
+        for name, metric in METRICS.items()
+        if missing_need(metric.needs, frozenset(given)) is None and (many or name not in ("self_bleu", "pass_at_k"))
+    ]
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    part = mapping(document.get("metrics"))
+    compared = mapping(part.get("settings")).get("baseline") is not None
+    table = Table(box=None, pad_edge=False)
+    for title in ("metric", *(("before", "after", "change") if compared else ("value",)), "95 % interval", "n"):
+        table.add_column(title, justify="left" if title == "metric" else "right", no_wrap=True)
+    for name, change in mapping(part.get("changes")).items():
+        before, after, gain = (mapping(change.get(side)) for side in ("before", "after", "gain"))
+        share = change.get("unit") == "share"
+        unit = f" ({change['unit']})" if change.get("unit") and not share else ""
+        numbers = [_text(after, share)]
+        ends = interval(after, share)
+        if compared:
+            numbers = [_text(before, share), _text(after, share), _text(gain, share, signed=True)]
+            ends = interval(gain, share, signed=True) or ends
+        table.add_row(escape(f"{name}{unit}"), *numbers, ends, str(after.get("n", "")))
+    out = console()
+    out.print(table, width=max(out.width, TABLE_WIDTH), crop=False)
+    if compared:
+        out.print(
+            "The interval is that of the change, paired by prompt, or of the value where there is no change.",
+            soft_wrap=True,
+        )
+    groups = Table(box=None, pad_edge=False)
+    for title in ("metric", "group", "value", "from the rest", "p (Holm)"):
+        groups.add_column(title)
+    for name, found in mapping(part.get("groups")).items():
+        for group, value in found.items():
+            p = value.get("p_corrected")
+            groups.add_row(
+                escape(name), escape(group), _text(value["value"], False), _text(value["difference"], False, signed=True),
+                "" if p is None else f"{p:.3g}",
+            )  # fmt: skip
+    if groups.row_count:
+        out.print(groups)
+    for name, why in mapping(part.get("missing")).items():
+        out.print(f"{name}: {why}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _text(estimate: Mapping[str, Any], share: bool, signed: bool = False) -> str:
+    return "" if number(estimate.get("value")) is None else formatted(estimate["value"], share, signed)
