@@ -407,3 +407,8 @@ def rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:
         )
         found += [(place, item) for place, item in places.items() if isinstance(item, RewardBase)]
     return found
+
+
+def training_rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:
+    """Those of ``rewards_of`` that the stage learns from, or chooses by: all but its judge."""
+    return [(place, item) for place, item in rewards_of(stage) if place != "judge"]
