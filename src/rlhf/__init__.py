@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.pipeline.orchestrator import TrainingStage as TrainingStage
     from rlhf.pipeline.run import Pipeline as Pipeline
     from rlhf.rewards.composite import CompositeReward as CompositeReward
+    from rlhf.rewards.constitution import ConstitutionalRewardWrapper as ConstitutionalRewardWrapper
     from rlhf.rewards.ensemble import EnsembleReward as EnsembleReward
     from rlhf.rewards.factory import REWARDS as REWARDS
     from rlhf.rewards.learned import LearnedReward as LearnedReward
@@ -86,6 +87,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.training.inputs import RLInputs as RLInputs
     from rlhf.training.kto import KTOTrainer as KTOTrainer
     from rlhf.training.log import TrainingLogger as TrainingLogger
+    from rlhf.training.monitoring.hacking.detector import RewardHackingDetector as RewardHackingDetector
     from rlhf.training.optim import create_optimizer as create_optimizer
     from rlhf.training.penalties import ElasticWeightConsolidation as ElasticWeightConsolidation
     from rlhf.training.ppo import PPOTrainer as PPOTrainer
@@ -109,6 +111,7 @@ PUBLIC: dict[str, str] = {
     "CheckpointManager": "rlhf.training.checkpoint:CheckpointManager",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
+    "ConstitutionalRewardWrapper": "rlhf.rewards.constitution:ConstitutionalRewardWrapper",
     "DATASET_GUIDELINES": "rlhf.feedback.planning:DATASET_GUIDELINES",
     "DPOConfig": "rlhf.config.preference:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",
@@ -154,6 +157,7 @@ PUBLIC: dict[str, str] = {
     "RankingSample": "rlhf.data.contracts:RankingSample",
     "ReferenceModel": "rlhf.models.reference:ReferenceModel",
     "RewardFunctionFactory": "rlhf.rewards.shortcuts:RewardFunctionFactory",
+    "RewardHackingDetector": "rlhf.training.monitoring.hacking.detector:RewardHackingDetector",
     "RewardModel": "rlhf.models.reward:RewardModel",
     "RewardModelConfig": "rlhf.config.reward_model:RewardModelConfig",
     "RewardModelTrainer": "rlhf.training.reward_model:RewardModelTrainer",

@@ -23,7 +23,7 @@ from rlhf.files import sha256
 from rlhf.pipeline.validate.inputs import embedded_model, rows_inputs
 
 EMBEDDED = "embedded"
-NOT_OF_A_VERDICT = {"weight", "normalize", "name", "in_process", "timeout_seconds"}
+NOT_OF_A_VERDICT = {"weight", "normalize", "length_debias", "name", "in_process", "timeout_seconds"}
 """Settings of a judge that change none of its verdicts, or only their scale."""
 NOT_RECORDED = "no rlhf run recorded it"
 LONGEST = 100
