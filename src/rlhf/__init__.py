@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.pipeline.run import Pipeline as Pipeline
     from rlhf.registry.registry import Registry as Registry
     from rlhf.rewards.composite import CompositeReward as CompositeReward
+    from rlhf.rewards.constitution import ConstitutionalRewardWrapper as ConstitutionalRewardWrapper
     from rlhf.rewards.ensemble import EnsembleReward as EnsembleReward
     from rlhf.rewards.factory import REWARDS as REWARDS
     from rlhf.rewards.learned import LearnedReward as LearnedReward
@@ -120,6 +121,7 @@ PUBLIC: dict[str, str] = {
     "CheckpointManager": "rlhf.training.checkpoint:CheckpointManager",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
+    "ConstitutionalRewardWrapper": "rlhf.rewards.constitution:ConstitutionalRewardWrapper",
     "DATASET_GUIDELINES": "rlhf.feedback.planning:DATASET_GUIDELINES",
     "DPOConfig": "rlhf.config.preference:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",

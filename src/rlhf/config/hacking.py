@@ -74,6 +74,9 @@ class WinRateDropConfig(DetectorConfig):
     """Chance of an alarm within the run's evaluations, as long as the win rate is healthy."""
     anchor_window: int = Field(5, ge=1)
     """The best checkpoint is the one with the highest mean of the judge over so many evaluations up to it."""
+    anchor_gain: float = Field(1.0, ge=0)
+    """A better checkpoint takes its place once that mean is higher by so many standard errors of one evaluation's mean; each change
+    costs `anchor_completions` of each prompt."""
     anchor_completions: int = Field(4, ge=2)
     """Completions of the best checkpoint for each prompt, sampled after it was chosen."""
 

@@ -11,6 +11,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from rlhf.config.base import BaseConfig
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
 from rlhf.config.formulas import PolicyFormula
+from rlhf.config.hacking import HackingConfig
 from rlhf.config.held_out import HeldOutConfig
 from rlhf.config.kl import KLConfig, MovingReferenceConfig, default_of
 from rlhf.config.policy_losses import OF_SOME_LOSSES, POLICY_LOSSES
@@ -156,6 +157,9 @@ class RLConfig(TrainConfig):
     """What happens to longer prompts."""
     evaluation: HeldOutConfig = HeldOutConfig()
     """What is measured on held-out prompts, beside the mean score."""
+    hacking: HackingConfig | None = None
+    """Detectors of reward hacking; by default those of docs/reward-hacking.md where there is a held-out `judge`, else none. `warn` for
+    those that need no judge, too."""
 
     @property
     def learns_from_reference(self) -> bool:

@@ -15,7 +15,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, TypeAdapter, field_validator, model_validator
 
 from rlhf.config.base import BaseConfig, FunctionName, InputPath, Kind, Names
 
@@ -45,8 +45,15 @@ class RewardBase(Kind):
     name: str | None = None
     """What metrics call it; by default its kind or its function's name."""
 
+    length_debias: bool = False
+    """Subtract a local regression of the score on length, over the completions of each rollout (arXiv:2409.17407); needs the extra `eval`."""
+
     def models_asked(self) -> list[tuple[str, str]]:
         """Key and source of every reward model that it asks."""
+        return []
+
+    def rewards_inside(self) -> list[tuple[str, RewardBase]]:
+        """Key and settings of the rewards that it is made of."""
         return []
 
 
@@ -336,6 +343,49 @@ class CodeRewardConfig(RewardBase):
     """Programs at a time; 0 for as many as there are processors, at most 8."""
 
 
+def _any_reward(value: Any) -> Any:
+    """A reward inside another."""
+    return value if value is None or isinstance(value, RewardBase) else TypeAdapter(JudgeSpec).validate_python(value)
+
+
+class PrincipleConfig(BaseConfig):
+    """One thing that is asked of every completion."""
+
+    name: str = Field(pattern=r"^\w+$")
+    """What metrics call it: `reward/constitution/NAME`."""
+    text: str = ""
+    """The principle in words, for people."""
+    judge: Annotated[Any, BeforeValidator(_any_reward)]
+    """Who says how well it is kept: any kind of reward."""
+    weight: FiniteFloat = 1.0
+    """Its verdict is multiplied by this."""
+
+
+class ConstitutionRewardConfig(RewardBase):
+    """Principles, each judged by a rule, a classifier or a judge, that become one score; every principle is a metric."""
+
+    builds = "rlhf.rewards.constitution:build_constitution"
+    kind: Literal["constitution"] = "constitution"
+    principles: list[PrincipleConfig] = Field(min_length=1)
+    """What is asked of every completion."""
+    combine: Literal["sum", "min"] = "sum"
+    """The weighted sum, or the smallest weighted verdict: then the worst broken principle decides."""
+    reward: Annotated[Any, BeforeValidator(_any_reward)] = None
+    """A reward that the principles are added to; null for principles alone."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [principle.name for principle in self.principles]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each principle needs a name of its own; got {', '.join(names)}")
+        return self
+
+    def rewards_inside(self) -> list[tuple[str, RewardBase]]:
+        """Of each principle, and the reward."""
+        found = [(f"principles.{place}.judge", principle.judge) for place, principle in enumerate(self.principles)]
+        return found + ([] if self.reward is None else [("reward", self.reward)])
+
+
 def _from_text(value: Any) -> Any:
     """The settings that a plain text stands for."""
     if not isinstance(value, str):
@@ -363,6 +413,7 @@ REWARD_KINDS: tuple[type[RewardBase], ...] = (
     PatternRewardConfig,
     JSONRewardConfig,
     CodeRewardConfig,
+    ConstitutionRewardConfig,
 )
 """Every kind of reward; one line more is one kind more. The order is that of `rlhf config schema` and of errors."""
 
@@ -374,9 +425,9 @@ else:
 
 
 def _on_one_scale(spec: Any) -> Any:
-    if spec.normalize:
+    if spec.normalize or spec.length_debias:
         raise ValueError(
-            "normalize gives the scores of every policy the same mean, so nothing could be told between two; leave it out"
+            "normalize and length_debias give the scores of every policy the same mean, so nothing could be told between two; leave it out"
         )
     return spec
 
@@ -405,5 +456,12 @@ def rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:
         places = (
             {f"{key}.{place}": item for place, item in enumerate(value)} if isinstance(value, list) else {key: value}
         )
-        found += [(place, item) for place, item in places.items() if isinstance(item, RewardBase)]
+        for place, item in places.items():
+            if isinstance(item, RewardBase):
+                found += [(place, item), *((f"{place}.{inner}", part) for inner, part in item.rewards_inside())]
     return found
+
+
+def training_rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:
+    """Those of ``rewards_of`` that the stage learns from, or chooses by: all but its judge."""
+    return [(place, item) for place, item in rewards_of(stage) if place.partition(".")[0] != "judge"]

@@ -16,7 +16,7 @@ from rlhf.config.method_hints import MethodHints
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
 from rlhf.config.regularizers import EWCConfig, PtxConfig
-from rlhf.config.rewards import PerhapsRewardSpecs
+from rlhf.config.rewards import JudgeSpec, PerhapsRewardSpecs
 from rlhf.config.row_filter import RowFilter, check_lifted, lifted_filter
 from rlhf.config.training import OfflineConfig
 from rlhf.seeds import derive_seed
@@ -278,6 +278,10 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     """Who judges: a reward model, a built-in rule, a Python function, or a weighted list of them. Required where there is no
     environment; what an environment gives is added."""
 
+    judge: JudgeSpec | None = None
+    """Who judges completions of `eval_prompts` now and then and teaches nothing: any kind of reward, of other weights and trained on other
+    rows than the policy's. Detectors compare it with the reward (`hacking`), and a run whose judge falls while the reward rises stops."""
+
     @field_validator("reward", mode="before")
     @classmethod
     def _somebody_judges(cls, reward: Any, info: ValidationInfo) -> Any:
@@ -289,12 +293,23 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
         return [] if reward is None else reward
 
     @model_validator(mode="after")
+    def _judge_is_asked_something(self) -> Self:
+        if self.judge is not None and self.eval_prompts is None:
+            raise ValueError("judge scores completions of held-out prompts, and there are none; give eval_prompts")
+        return self
+
+    @model_validator(mode="after")
     def _start_is_what_moves(self) -> Self:
         if self.moving_reference is not None and self.reference is not None:
             raise ValueError(
                 "moving_reference begins at the policy, and reference names another model; leave one of the two out"
             )
         return self
+
+    @property
+    def allows_shared_judge(self) -> bool:
+        """Whether the judge may be the reward, or share its rows."""
+        return self.hacking is not None and self.hacking.allow_shared
 
     @property
     @override

@@ -37,6 +37,7 @@ FREE_TO_CHANGE: dict[str, bool | set[str]] = {
     "log_to": True,
     "guards": True,
     "max_nonfinite_steps": True,
+    "hacking": {"action", "judge_slope", "collapse", "win_rate_drop", "judge_gap", "spikes"},
     "cache_reference": True,
     "data_workers": True,
     "engine": {"python", "env", "kv_cache_gib", "start_timeout_seconds", "timeout_seconds", "mismatch"},

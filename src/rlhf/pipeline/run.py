@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from rlhf.config.base import Names, named_things
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import Stage
+from rlhf.config.stages import PolicyStage, Stage
 from rlhf.config.threads import check_threads
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
@@ -34,7 +34,7 @@ from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOption
 from rlhf.pipeline.provenance import inputs_by_name, local_inputs
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
-from rlhf.pipeline.validate.independence import find_leakage
+from rlhf.pipeline.validate.independence import find_leakage, find_shared_judge
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.rewards.in_memory import is_in_memory, warning_about
 from rlhf.training.checkpoint_names import PREFIX, step_of
@@ -268,6 +268,13 @@ class Pipeline:
         for _, text, names in named_things(stage):
             if names is Names.FUNCTION and is_in_memory(text) and warning_about(text) not in said:
                 log.alarm(warning_about(text))
+        if isinstance(stage, PolicyStage) and stage.judge is not None:
+            shared = find_shared_judge(self.recipe.stages, stage, run=self.run_dir, runs=self.run_dir.parent)
+            if shared.refusal and not stage.allows_shared_judge:
+                raise ConfigError(f"stages.{name}.judge: {shared.refusal}")
+            if shared.note and shared.note not in said:
+                log.write("note", message=shared.note)
+                self.log.say(escape(f"  {shared.note}"))
         if not stage.evaluates:
             return
         seen = find_leakage(

@@ -13,6 +13,8 @@
     learned     a reward model
     steps       a process reward model
     ensemble    several judges of the same thing
+    constitution   principles, each with a judge of its own
+    length_debias  a reward less what length explains of it
     rules       heuristics of form
     lexicon     how positive a text is
     verifiers/  answers that can be checked: exact, numeric, math, pattern, JSON

@@ -105,7 +105,7 @@ def build_reward(
         _validated(spec) for spec in (specs if isinstance(specs, Sequence) and not isinstance(specs, str) else [specs])
     ]
     context = RewardContext(tokenizer, on_error)
-    scorers = [_builder(spec)(spec, context) for spec in found]
+    scorers = [_debiased(_builder(spec)(spec, context), spec) for spec in found]
     if len(found) == 1 and found[0].weight == 1 and not found[0].normalize:
         return scorers[0]
     return CompositeReward(
@@ -157,6 +157,14 @@ def _registered(name: str, reward: str | RewardFunction, settings: Mapping[str, 
         return scorer
     in_process = not isinstance(reward, str) and needs_this_process(reward)
     return FunctionReward(reward, name=name, arguments=settings, in_process=in_process, on_error=on_error)
+
+
+def _debiased(scorer: Scorer, spec: RewardBase) -> Scorer:
+    if not spec.length_debias:
+        return scorer
+    from rlhf.rewards.length_debias import LengthDebiasedReward  # here: few rewards ask for it
+
+    return LengthDebiasedReward(scorer)
 
 
 def _builder(spec: RewardBase) -> Callable[[Any, RewardContext], Scorer]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf.data.pack import PackedBatch
 from rlhf.training.metrics import Metrics
+from rlhf.training.monitoring.guards import Finding
 from rlhf.training.optim import Optimizer, TrainedModule
 
 
@@ -118,6 +119,15 @@ class Algorithm(Protocol):
 
     def self_checks(self, step: int, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
         """What must be so after this step, the run's first or the first that learns; empty where there is nothing to check."""
+        ...
+
+    @property
+    def may_restore(self) -> bool:
+        """Whether a finding may ask for the last good checkpoint."""
+        ...
+
+    def findings(self) -> Sequence[Finding]:
+        """What detectors of its own said since this was last asked."""
         ...
 
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:

@@ -51,6 +51,9 @@ class RLInputs(Generic[RLConfigT]):
     """Scores completions: a ``Scorer``, a function, or what a recipe's ``reward`` takes (``as_scorer``); None
     only where nothing is learned from scores (distillation). Constructors of trainers take it as ``reward=``, too."""
     _: KW_ONLY
+    judge: Any = None
+    """Scores completions of ``eval_prompts`` now and then, and teaches nothing: detectors of reward hacking compare it with the
+    scorer. Takes what ``scorer`` takes; None for none."""
     reference: Reference
     """Log-probabilities of the policy that the KL penalty pulls towards; usually the policy as it was."""
     value_model: ValueModel | None = None

@@ -86,7 +86,10 @@ class Loop:
         self.average = (
             WeightAverage(self.optimizer.parameters, decay=config.ema_decay) if config.ema_decay is not None else None
         )
-        self.watch = Watch(config, self.log, name=self.name, algorithm=algorithm.name, tokenizer=algorithm.tokenizer)
+        self.watch = Watch(
+            config, self.log,
+            name=self.name, algorithm=algorithm.name, tokenizer=algorithm.tokenizer, may_restore=algorithm.may_restore,
+        )  # fmt: skip
         if self.watch.may_restore and self.checkpoints is None:
             raise ConfigError(
                 f"{self.name}: a guard's action is `restore`, and there is no folder for checkpoints; give one."
@@ -218,7 +221,7 @@ class Loop:
         """Let the guards look at the newest step; True where the run stands at an earlier one now."""
         self._self_check()
         rows = functools.partial(self.algorithm.everything, self.experience)
-        alarm = self.watch.check(self.at.step, self.last_metrics, rows)
+        alarm = self.watch.check(self.at.step, self.last_metrics, rows, self.algorithm.findings())
         if alarm is None:
             return False
         self._restore(alarm, rows(), bar)
@@ -245,8 +248,9 @@ class Loop:
         self.checkpoints.wait()
         # A rollout and a gradient are measured before the step that reports them: the weights behind the alarm are those of the
         # step before. From them the same seeds would raise the same alarm, at any learning rate.
+        before = self.at.step - 1 if alarm.good_step is None else min(self.at.step - 1, alarm.good_step + 1)
         checkpoint = self.checkpoints.load_last_good(
-            before=self.at.step - 1,
+            before=before,
             is_good=lambda one: not one.state["watch"]["guards"]["clean"],
             name=self.name,
             warn=self.log.alarm,

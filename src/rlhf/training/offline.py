@@ -19,6 +19,7 @@ from rlhf.training.input_types import check_offline_inputs
 from rlhf.training.inputs import ModelT, OfflineConfigT, OfflineInputs, built_from
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
+from rlhf.training.monitoring.guards import Finding
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.row_order import Rows, build_rows
 
@@ -129,6 +130,15 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         return self.batches(experience.groups)
 
     def self_checks(self, step: int, metrics: Mapping[str, float]) -> Sequence[SelfCheck]:
+        """None: nothing was sampled."""
+        return ()
+
+    @property
+    def may_restore(self) -> bool:
+        """No: it has no findings."""
+        return False
+
+    def findings(self) -> Sequence[Finding]:
         """None: nothing was sampled."""
         return ()
 

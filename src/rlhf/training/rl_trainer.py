@@ -31,12 +31,14 @@ from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.control import build_kl_controller
 from rlhf.training.experience import RolloutExperience
+from rlhf.training.hacking_watch import HackingWatch
 from rlhf.training.held_out import HeldOut
 from rlhf.training.input_types import check_rl_inputs
 from rlhf.training.inputs import RLConfigT, RLInputs, built_from
 from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
+from rlhf.training.monitoring.guards import Finding
 from rlhf.training.monitoring.rollout_alarms import all_weights_zero, steps_without_ratio
 from rlhf.training.moving_reference import MovingReference
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
@@ -71,6 +73,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         if inputs.scorer is not None:
             tokenizer = getattr(inputs.policy, "tokenizer", None)
             inputs = replace(inputs, scorer=as_scorer(inputs.scorer, tokenizer=tokenizer))
+            if inputs.judge is not None:
+                inputs = replace(inputs, judge=as_scorer(inputs.judge, tokenizer=tokenizer))
         check_rl_inputs(inputs, self.config_class)
         if config.early_stopping is not None and not inputs.eval_prompts:
             raise ConfigError("early_stopping watches held-out prompts, and there are none; give eval_prompts.")
@@ -104,6 +108,10 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self._shown: dict[str, float] = {}
         self.prepare()
         self.collector = RolloutCollector(inputs, name=self.name, log=self.log)
+        self.hacking = HackingWatch.of(
+            inputs, self.collector, training_prompts=lambda count: self.next_prompts(0, min(count, len(self.prompts))),
+            num_steps=self.num_phases * self.steps_per_phase, steps_per_rollout=self.steps_per_phase,
+        )  # fmt: skip
         self.checks = SamplerChecks(self.collector, self.rescore, steps_per_rollout=self.steps_per_phase)
 
     def prepare(self) -> None:
@@ -171,11 +179,16 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             with random_state_kept():
                 start = self._sample_held_out(step=0)
             self.held_out.remember_start(start.rollout.completions, start.scores)
+        if self.hacking is not None:
+            self.hacking.before_rollout(rollout_index, metrics)
         gathered = self.gather(rollout_index, metrics)
         rollout, experience = gathered.rollout, gathered.rollout.experience
         for name, value in collector.figures.items():
             metrics.mean(name, torch.tensor(value))
         scores = self.shaped_scores(rollout, gathered.scores)
+        if self.hacking is not None:
+            step = self.first_step_of(rollout_index)
+            scores = scores - self.hacking.after_judging(rollout, gathered.scores, step=step, metrics=metrics)
         experience.columns.update(gathered.columns, scores=scores, truncated=rollout.truncated)
         # 2. Measure against the policy as it is, the reference, and the sampler.
         old = rollout.sampled_logprobs
@@ -286,6 +299,15 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         """Before the policy has learned anything, sampler, trainer and reference are one model."""
         return self.checks.self_checks(step, metrics, policy_step=self.first_step_of_policy)
 
+    @property
+    def may_restore(self) -> bool:
+        """Where a detector of reward hacking may."""
+        return self.hacking is not None and self.hacking.may_restore
+
+    def findings(self) -> Sequence[Finding]:
+        """Of the detectors of reward hacking."""
+        return () if self.hacking is None else self.hacking.findings()
+
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
         """True once the policy has moved too far from the one that sampled."""
         limit = self.config.stop_at_kl
@@ -344,6 +366,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             "at_start": self.checks.at_start,
             "held_out": self.held_out.state_dict(),
             "ahead": None if ahead is None else ahead.state_dict(),
+            **({} if self.hacking is None else {"hacking": self.hacking.state_dict()}),
             **({} if self.moving_reference is None else {"reference": self.moving_reference.state_dict()}),
         }
 
@@ -355,6 +378,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.equal_rollouts = state["equal_rollouts"]
         self.checks.at_start = dict(state["at_start"])
         self.held_out.load_state_dict(state["held_out"])
+        if self.hacking is not None and "hacking" in state:
+            self.hacking.load_state_dict(state["hacking"])
         if self.moving_reference is not None:
             self.moving_reference.load_state_dict(state["reference"])
         if self.collector.ahead is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.base import Names, named_things
+from rlhf.config.base import BaseConfig, Names, named_things
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import STAGE
 from rlhf.config.rewards import RewardSpec
@@ -71,18 +71,21 @@ class StageOutcome:
 
 def resolved_reward(spec: RewardSpec, at: StageContext) -> RewardSpec:
     """A reward's settings with files and folders where they stood ``stage:`` inputs."""
-    places = {
-        place[0] for place, text, names in named_things(spec) if names is not Names.FUNCTION and STAGE.match(text)
-    }
-    return spec.updated(**{key: resolved(getattr(spec, key), at) for key in places}) if places else spec
+    found: RewardSpec = resolved(spec, at)
+    return found
 
 
 def resolved(value: Any, at: StageContext) -> Any:
-    """A setting with files and folders where it names ``stage:`` inputs: a text, or a list or mapping of such."""
+    """A setting with files and folders where it names ``stage:`` inputs: a text, settings, or a list or mapping of such."""
     if isinstance(value, Mapping):
         return {name: resolved(item, at) for name, item in value.items()}
     if isinstance(value, list):
         return [resolved(item, at) for item in value]
+    if isinstance(value, BaseConfig):
+        places = {
+            place[0] for place, text, names in named_things(value) if names is not Names.FUNCTION and STAGE.match(text)
+        }
+        return value.updated(**{key: resolved(getattr(value, key), at) for key in places}) if places else value
     return at.path(value) if isinstance(value, str) else value
 
 

@@ -9,20 +9,45 @@ from typing import Any
 from rich.markup import escape
 
 from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
-from rlhf.evaluation.judges import Judge, load_judge
+from rlhf.data.contracts import Prompt
+from rlhf.evaluation.judges import Judge, judge_completions, judge_name, load_judge
 from rlhf.pipeline.stages.context import StageContext, resolved_reward
+from rlhf.rewards.composite import Component
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.lengths import cut_too_long, cuts_told
-from rlhf.rewards.types import Scorer, listen
+from rlhf.rewards.types import CompletionLike, OnError, Scorer, ScoreResult, ask_scorer, listen
 
 
-def open_judge(spec: RewardSpec, at: StageContext) -> Judge:
+class HeldOutJudge:
+    """The judge of a stage that measures, as a scorer: what a policy's training asks and never learns from.
+
+    Args:
+        judge: As ``open_judge`` gives it.
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.components = [Component(scorer=judge)] if isinstance(judge, Scorer) else []
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return judge_name(self.judge)
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
+        """See ``Scorer``; a scorer that was built to report a sample without a score does so here, too."""
+        if isinstance(self.judge, Scorer):
+            return ask_scorer(self.judge, prompts, completions)
+        return ScoreResult(judge_completions(self.judge, prompts, completions).scores)
+
+
+def open_judge(spec: RewardSpec, at: StageContext, *, on_error: OnError = "raise") -> Judge:
     """A function as it is, for it may say more than a score; any other kind of reward as the scorer that it is in training."""
     spec = resolved_reward(spec, at)
     if isinstance(spec, FunctionRewardConfig):
         judge = functools.partial(load_judge(spec.function), **spec.arguments)
         return judge if spec.weight == 1 else weighted(judge, spec.weight)
-    scorer = build_reward(spec)
+    scorer = build_reward(spec, on_error=on_error)
     listen(scorer, at.log.alarm)
     cut_too_long(scorer)
     return scorer

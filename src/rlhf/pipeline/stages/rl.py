@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 from rlhf.config.stages import DistillStage, PolicyStage
@@ -56,7 +57,7 @@ def train_rl(
     result, metrics = train(
         stage, at, policy, prompts, scorer,
         reference=_open_reference(stage, policy, at),
-        eval_prompts=read_eval_prompts(stage, policy, at), engine=open_engine(stage, policy, at), name=stage.kind,
+        judge=_open_judge(stage, at), eval_prompts=read_eval_prompts(stage, policy, at), engine=open_engine(stage, policy, at), name=stage.kind,
         ptx=language_model_term(stage, policy, at), **named,
     )  # fmt: skip
     save_model(policy, stage, at, metrics)
@@ -120,6 +121,15 @@ def _build_scorer(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> 
     if scorer is not None and stage.environment is None:
         return scorer
     return with_environment(scorer)
+
+
+def _open_judge(stage: PolicyStage, at: StageContext) -> Scorer | None:
+    """Who judges held-out completions; None where nobody does."""
+    if stage.judge is None:
+        return None
+    judging = importlib.import_module(f"{__package__}.judging")  # by text: who only watches is not in the stage's key
+    judge: Scorer = judging.HeldOutJudge(judging.open_judge(stage.judge, at, on_error="report"))
+    return judge
 
 
 def read_eval_prompts(stage: PolicyStage | DistillStage, policy: PolicyModel, at: StageContext) -> list[Prompt]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.config.base import Names, named_things
 from rlhf.config.recipe import STAGE
-from rlhf.config.rewards import RewardBase, rewards_of
+from rlhf.config.rewards import RewardBase, training_rewards_of
 from rlhf.config.schema import stage_classes
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import MODEL_STAGES, BestOfNStage, OfflineStage, PolicyStage, Stage
@@ -23,7 +23,7 @@ from rlhf.files import sha256
 from rlhf.pipeline.validate.inputs import embedded_model, rows_inputs
 
 EMBEDDED = "embedded"
-NOT_OF_A_VERDICT = {"weight", "normalize", "name", "in_process", "timeout_seconds"}
+NOT_OF_A_VERDICT = {"weight", "normalize", "length_debias", "name", "in_process", "timeout_seconds"}
 """Settings of a judge that change none of its verdicts, or only their scale."""
 NOT_RECORDED = "no rlhf run recorded it"
 LONGEST = 100
@@ -273,7 +273,7 @@ def is_trained_against(made: Made, judge: RewardBase, asked: Made) -> bool:
     rows did."""
     if isinstance(made.stage, PolicyStage | BestOfNStage):
         judges = models_of(judge, "judge", asked)
-        for place, spec in rewards_of(made.stage):
+        for place, spec in training_rewards_of(made.stage):
             models = models_of(spec, place, made)
             if any(one.is_same(other) for one in models for other in judges):
                 return True

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlhf.config.reasoning_stages import PassAtKStage
-from rlhf.config.rewards import RewardBase, rewards_of
-from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, Stage, stage_adapter
+from rlhf.config.rewards import RewardBase, training_rewards_of
+from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, PolicyStage, Stage, stage_adapter
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.validate.ancestry import (
     NOT_RECORDED,
@@ -122,6 +122,65 @@ def find_leakage(
     )
 
 
+GIVE_ANOTHER = "Give another judge, or hacking.allow_shared: true."
+
+
+@dataclass(frozen=True, slots=True)
+class SharedJudge:
+    """What the held-out judge of a policy stage has in common with the stage's own reward."""
+
+    is_reward: bool = False
+    """It is the reward, or has the weights of one."""
+    rows: tuple[str, ...] = ()
+    """Reward models that were trained on rows that it was trained on."""
+    origin: str = ""
+    """The newest weights that both began as, in words; empty where there are none."""
+
+    @property
+    def refusal(self) -> str:
+        """Why it is no held-out judge; empty where it is one."""
+        if self.is_reward:
+            return (
+                "It is the reward that the policy is trained against, or has its weights: it shares every flaw that it should find. "
+                f"{GIVE_ANOTHER}"
+            )
+        if self.rows:
+            return f"It was trained on rows that {' and '.join(self.rows)}, the reward, was trained on: it shares its mistakes. {GIVE_ANOTHER}"
+        return ""
+
+    @property
+    def note(self) -> str:
+        """What a reader may want to know; empty where there is nothing."""
+        return (
+            f"The judge began from {self.origin}, as the reward did: what fools one may fool the other."
+            if self.origin
+            else ""
+        )
+
+
+def find_shared_judge(
+    stages: Mapping[str, Stage],
+    stage: PolicyStage,
+    *,
+    run: Path | None = None,
+    runs: Path | None = None,
+    reads_records: bool = True,
+) -> SharedJudge:
+    """What the held-out judge of a policy stage shares with its reward; arguments as of ``find_leakage``."""
+    if stage.judge is None:
+        return SharedJudge()
+    made = Made("", stage, Surroundings(run, runs, stages, reads_records=reads_records))
+    judges = models_of(stage.judge, "judge", made)
+    rewards = [model for place, spec in training_rewards_of(stage) for model in models_of(spec, place, made)]
+    learned = [source for one in judges if isinstance(one, Made) for source in _learned(one)]
+    rows = [reward.name for reward in rewards if isinstance(reward, Made) and _shares(reward, learned)]
+    return SharedJudge(
+        is_trained_against(made, stage.judge, made),
+        tuple(dict.fromkeys(f"stage {name}" for name in rows)),
+        _shared_origin(judges, [model for reward in rewards for model in ancestors(reward)]),
+    )
+
+
 def leakage_in_recipe(recipe: Mapping[str, Any], name: str) -> Leakage | None:
     """The same from a recipe as written, by names only; None if it is incomplete."""
     written = recipe.get("stages")
@@ -146,7 +205,10 @@ def _seen_judge(asked: Made, judge: RewardBase, judges: list[Made | Root], polic
     made = [model for model in policy if isinstance(model, Made) and model.stage.kind not in JUDGE_KINDS]
     against = [model.name for model in made if is_trained_against(model, judge, asked)]
     rewarded = [
-        reward for model in made for place, spec in rewards_of(model.stage) for reward in models_of(spec, place, model)
+        reward
+        for model in made
+        for place, spec in training_rewards_of(model.stage)
+        for reward in models_of(spec, place, model)
     ]
     learned = [source for one in judges if isinstance(one, Made) for source in _learned(one)]
     rows = [

@@ -68,7 +68,8 @@ def written_key(stage: Stage, key: str) -> str:
     for place, spec in judges:
         if key == place or key.startswith(f"{place}."):
             inner = key.removeprefix(place).removeprefix(".")
-            outer = place if len(judges) > 1 else place.partition(".")[0]
+            key_of_stage = place.partition(".")[0]
+            outer = place if sum(p.partition(".")[0] == key_of_stage for p, _ in judges) > 1 else key_of_stage
             is_text = inner == spec.text_key and spec.model_fields_set <= {"kind", inner}
             return f"{outer}.{inner}" if inner and not is_text else outer
     return key

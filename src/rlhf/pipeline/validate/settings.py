@@ -8,7 +8,7 @@ from typing import Any
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig, rewards_of
+from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig, training_rewards_of
 from rlhf.config.stages import (
     DataInputs,
     EvaluateStage,
@@ -21,7 +21,7 @@ from rlhf.config.training import TrainConfig
 from rlhf.config.typical_learning_rates import far_from_usual, method_and_size, usual_rates
 from rlhf.errors import ModelError, RewardError, did_you_mean
 from rlhf.native.library import compiler, why_no_compiler
-from rlhf.pipeline.validate.independence import find_leakage
+from rlhf.pipeline.validate.independence import find_leakage, find_shared_judge
 from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import policies
 from rlhf.pipeline.validate.problems import Review
@@ -59,6 +59,8 @@ def check_settings(review: Review) -> None:
             _check_rows(review, stage)
         if isinstance(stage, RLConfig):
             _check_policy_stage(review, stage)
+        if isinstance(stage, PolicyStage) and stage.judge is not None:
+            _check_held_out_judge(review, stage)
         if isinstance(stage, EvaluateStage):
             _check_evaluate(review, stage)
             _check_compiled(review, stage)
@@ -305,7 +307,7 @@ def _why_constant(stage: PolicyStage) -> str | None:
         return "sampling.top_k is 1, so all completions of a prompt are the same" if stage.group_size > 1 else None
     if stage.environment is not None:
         return None  # it may give its own rewards
-    reasons = [_why_worthless(key, spec) for key, spec in rewards_of(stage)]
+    reasons = [_why_worthless(key, spec) for key, spec in training_rewards_of(stage)]
     return " and ".join(reason for reason in reasons if reason) if all(reasons) else None
 
 
@@ -317,6 +319,15 @@ def _why_worthless(key: str, spec: RewardBase) -> str | None:
     ):
         return f"the three weights of {key} are 0"
     return None
+
+
+def _check_held_out_judge(review: Review, stage: PolicyStage) -> None:
+    runs = Path(review.recipe.output_dir)
+    shared = find_shared_judge(review.recipe.stages, stage, runs=runs, reads_records=review.deep)
+    if shared.refusal and not stage.allows_shared_judge:
+        review.error("judge", shared.refusal)
+    elif shared.note:
+        review.notes.append(f"{review.stage}: {shared.note}")
 
 
 def _check_evaluate(review: Review, stage: EvaluateStage) -> None:

@@ -9,7 +9,7 @@ from rlhf.config.training import TrainConfig
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import TrainingError
 from rlhf.training.log import TrainingLogger
-from rlhf.training.monitoring.guards import Alarm, Guards, gravest, repetition, worst_samples
+from rlhf.training.monitoring.guards import Alarm, Finding, Guards, gravest, repetition, worst_samples
 
 SHOWN = 3
 """Samples beside an alarm."""
@@ -28,9 +28,19 @@ class Watch:
         name: What messages call the run.
         algorithm: What metrics call it.
         tokenizer: Turns the samples that raised an alarm back into text.
+        may_restore: Whether a finding of the algorithm's own may ask for the last good state.
     """
 
-    def __init__(self, config: TrainConfig, log: TrainingLogger, *, name: str, algorithm: str, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        log: TrainingLogger,
+        *,
+        name: str,
+        algorithm: str,
+        tokenizer: Any,
+        may_restore: bool = False,
+    ) -> None:
         self.config = config
         self.log = log
         self.name = name
@@ -38,15 +48,23 @@ class Watch:
         self.guards = Guards(config.guards, name=algorithm)
         self.nonfinite = 0
         """Steps left out so far."""
-        self.may_restore = any(config.guards.action_of(guard) == "restore" for guard in config.guards.of_each())
+        restoring = any(config.guards.action_of(guard) == "restore" for guard in config.guards.of_each())
+        self.may_restore = may_restore or restoring
 
-    def check(self, step: int, metrics: Mapping[str, float], rows: Callable[[], Sequence[PackedBatch]]) -> Alarm | None:
+    def check(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rows: Callable[[], Sequence[PackedBatch]],
+        findings: Sequence[Finding] = (),
+    ) -> Alarm | None:
         """Run the guards over a step's metrics.
 
         Args:
             step: That gave them, counted from 1.
             metrics: Name to number.
             rows: What it learned from; asked only where a guard fires.
+            findings: Of the algorithm's own detectors.
 
         Returns:
             The alarm that wants the last good state back, where there is one.
@@ -54,7 +72,7 @@ class Watch:
         Raises:
             TrainingError: A guard says stop.
         """
-        alarms = self.guards.check(step, metrics)
+        alarms = self.guards.check(step, metrics, findings)
         if not alarms:
             return None
         found = rows()
@@ -66,7 +84,7 @@ class Watch:
             alarm = next(alarm for alarm in alarms if alarm.action == "stop")
             raise TrainingError(
                 f"{self.name}: the guard `{alarm.guard}` stopped the run at step {step}. {alarm.message} The last checkpoint is "
-                "kept: with other settings under `guards:` the same command goes on from it."
+                "kept: with another action under `guards:`, or under `hacking:`, the same command goes on from it."
             )
         return next((alarm for alarm in alarms if alarm.action == "restore"), None)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rlhf.config.guards import GuardsConfig
@@ -32,9 +32,15 @@ class Alarm:
     value: float
     limit: float | None
     """The bound that was crossed; None where there is none, as for a number that is none."""
-    action: Literal["warn", "stop", "restore"]
+    action: Literal["warn", "penalize", "stop", "restore"]
     message: str
     evidence: Evidence | None = None
+    samples: Sequence[Mapping[str, Any]] | None = None
+    """What shows it, where the guard has chosen; None where the worst of the rows are to be looked for."""
+    false_alarms: str | None = None
+    """How often the guard is wrong in healthy runs, where that was measured."""
+    good_step: int | None = None
+    """Newest step whose weights showed nothing yet, where it is not the step before."""
 
     def fields(self) -> dict[str, Any]:
         """For ``TrainingLogger.alarm``, beside message and step."""
@@ -44,7 +50,18 @@ class Alarm:
             "value": self.value,
             "limit": self.limit,
             "action": self.action,
+            **({} if self.false_alarms is None else {"false_alarms": self.false_alarms}),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a detector of an algorithm's own said of what it looked at."""
+
+    about: str
+    """Names the detector; one alarm is raised for each time that it is not well."""
+    alarm: Alarm | None
+    """None where all is well."""
 
 
 class Guards:
@@ -69,8 +86,13 @@ class Guards:
         """Whether no guard has spoken without everything being well again since: such a checkpoint is a good one."""
         return not self.clean
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+    def check(self, step: int, metrics: Mapping[str, float], findings: Sequence[Finding] = ()) -> list[Alarm]:
         """Look at the metrics of one step; those that are absent are not looked at.
+
+        Args:
+            step: Counted from 1.
+            metrics: Name to number.
+            findings: Of the algorithm's own detectors, which have their own settings.
 
         Returns:
             New alarms, in the order of the settings; nearly always none.
@@ -87,6 +109,9 @@ class Guards:
                 if self._speaks(f"{guard}:{key}", breached=breach is not None) and breach is not None:
                     alarms.append(self._alarm(guard, step, short[key], breach))
         alarms += self._not_finite(step, metrics)
+        for finding in findings:
+            if self._speaks(finding.about, breached=finding.alarm is not None) and finding.alarm is not None:
+                alarms.append(self._within_restores(replace(finding.alarm, step=step)))
         for key in WATCHED & measured.keys():
             self._past(key).add(measured[key])
         return alarms
@@ -143,19 +168,25 @@ class Guards:
         return [self._alarm("finite", step, bad[0], breach)]
 
     def _alarm(self, guard: str, step: int, metric: str, breach: Breach) -> Alarm:
-        action, message = self.config.action_of(guard), breach.message
+        action = self.config.action_of(guard)
         assert action != "off"
-        if action == "restore" and self.restores >= self.config.max_restores:
-            action = "stop"
-            times = f"{self.restores} time{'s' if self.restores != 1 else ''}"
-            message += f" The run went back {times} already (guards.max_restores), so it stops here."
         limit = breach.limit if math.isfinite(breach.limit) else None
-        return Alarm(guard, step, metric, breach.value, limit, action, message, breach.evidence)
+        return self._within_restores(
+            Alarm(guard, step, metric, breach.value, limit, action, breach.message, breach.evidence)
+        )
+
+    def _within_restores(self, alarm: Alarm) -> Alarm:
+        """The same, but a run that went back often enough stops."""
+        if alarm.action != "restore" or self.restores < self.config.max_restores:
+            return alarm
+        times = f"{self.restores} time{'s' if self.restores != 1 else ''}"
+        message = f"{alarm.message} The run went back {times} already (guards.max_restores), so it stops here."
+        return replace(alarm, action="stop", message=message)
 
 
-def gravest(alarms: Sequence[Alarm]) -> Literal["warn", "stop", "restore"] | None:
+def gravest(alarms: Sequence[Alarm]) -> Literal["warn", "penalize", "stop", "restore"] | None:
     """What to do about several alarms of one step: stopping goes before going back; None where there are none."""
-    return max((alarm.action for alarm in alarms), key=["warn", "restore", "stop"].index, default=None)
+    return max((alarm.action for alarm in alarms), key=["warn", "penalize", "restore", "stop"].index, default=None)
 
 
 def worst_samples(alarm: Alarm, samples: Iterable[Mapping[str, Any]], *, count: int = 5) -> list[dict[str, Any]]:
@@ -166,6 +197,8 @@ def worst_samples(alarm: Alarm, samples: Iterable[Mapping[str, Any]], *, count: 
         samples: Rows such as ``{prompt, completion, score, kl, length}``; where the column is absent their order stays.
         count: How many.
     """
+    if alarm.samples is not None:
+        return [dict(row) for row in alarm.samples[:count]]
     rows = [dict(row) for row in samples]
     if alarm.evidence is None:
         return rows[:count]

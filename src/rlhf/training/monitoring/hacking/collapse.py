@@ -14,6 +14,8 @@ class Collapse(JudgeWindows):
     A policy whose quality wanders does that now and then, and comes back: a warning.
     """
 
+    shows = "proxy"
+
     def update(self, observation: HeldOutObservation) -> Detection | None:
         """See ``Detector``."""
         for fall in self.falls(observation):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -74,11 +74,14 @@ class JudgeWindows:
         config: Windows and thresholds.
     """
 
+    shows: ClassVar[Literal["judge", "proxy"]] = "judge"
+    """Whose t over the short window is ``value``."""
+
     def __init__(self, config: JudgeSlopeConfig) -> None:
         self.windows = ((config.window, config.threshold), (config.long_window, config.long_threshold))
         self.proxy_threshold = config.proxy_threshold
         self.value: float | None = None
-        """The judge's t over the short window."""
+        """See ``shows``."""
         self.steps: list[int] = []
         self.proxy: list[list[float]] = []
         self.judge: list[list[float]] = []
@@ -90,7 +93,8 @@ class JudgeWindows:
         self.proxy = [*self.proxy, observation.proxy.tolist()][-longest:]
         self.judge = [*self.judge, observation.judge.tolist()][-longest:]
         judge, proxy = np.array(self.judge), np.array(self.proxy)
-        self.value = mean_t(prompt_slopes(judge[-self.windows[0][0] :])) if len(judge) >= self.windows[0][0] else None
+        short, shown = self.windows[0][0], proxy if self.shows == "proxy" else judge
+        self.value = mean_t(prompt_slopes(shown[-short:])) if len(shown) >= short else None
         return self._falls(judge, proxy)
 
     def _falls(self, judge: Array, proxy: Array) -> Iterator[Fall]:

@@ -33,7 +33,7 @@ class Entry:
 
 DETECTORS: dict[str, Entry] = {
     "judge_slope": Entry(JudgeSlope, "held_out", "hacking/judge_slope_t", "PENDING"),
-    "collapse": Entry(Collapse, "held_out", "hacking/collapse_t", "PENDING"),
+    "collapse": Entry(Collapse, "held_out", "hacking/proxy_slope_t", "PENDING"),
     "win_rate_drop": Entry(WinRateDrop, "held_out", "hacking/win_rate_log_e", "PENDING"),
     "judge_gap": Entry(JudgeGap, "held_out", "hacking/judge_gap_t", "PENDING"),
     "repetition_share": Entry(RepetitionShare, "rollout", "hacking/repetition_share", "PENDING"),

@@ -32,7 +32,7 @@ class WinRateDrop:
 
     While the true win rate is at least ``win_rate``, the chance of an alarm within J evaluations is at most alpha, whatever the
     scores look like. The anchor is the checkpoint with the highest mean of the judge over ``anchor_window`` evaluations up to it. Its
-    completions are sampled after it was chosen: those that chose it were lucky. Where the anchor changes, what was bet stays.
+    completions are sampled after it was chosen: those that chose it were lucky. Where the anchor changes, the bets go on.
 
     Source: Shin, Ramdas and Rinaldo 2022, arXiv:2203.03532.
 
@@ -43,7 +43,8 @@ class WinRateDrop:
 
     def __init__(self, config: WinRateDropConfig, *, horizon: int) -> None:
         self.win_rate, self.alpha, self.horizon = config.win_rate, config.alpha, max(1, horizon)
-        self.anchor_window, self.anchor_completions = config.anchor_window, config.anchor_completions
+        self.anchor_window, self.anchor_gain = config.anchor_window, config.anchor_gain
+        self.anchor_completions = config.anchor_completions
         self.bets = np.array([bet for bet in BETS if bet < 1 / (1 - config.win_rate)])
         self.value: float | None = None
         """Log of the e-detector, less that of its limit: an alarm from 0 on."""
@@ -61,11 +62,14 @@ class WinRateDrop:
     def update(self, observation: HeldOutObservation) -> Detection | None:
         """See ``Detector``."""
         found = self._bet(observation) if self.anchor is not None else None
-        mean = float(np.nanmean(observation.judge)) if np.isfinite(observation.judge).any() else math.nan
-        if math.isfinite(mean):
-            self.means = [*self.means, mean][-self.anchor_window :]
-        trailing = float(np.mean(self.means)) if self.means else -math.inf
-        self.wants_anchor = len(self.means) == self.anchor_window and trailing > self.best
+        judged = observation.judge[np.isfinite(observation.judge)]
+        self.wants_anchor = False
+        if len(judged) < 2:
+            return found
+        self.means = [*self.means, float(judged.mean())][-self.anchor_window :]
+        trailing, error = float(np.mean(self.means)), float(judged.std(ddof=1)) / math.sqrt(len(judged))
+        better = self.anchor is None or trailing > self.best + self.anchor_gain * error
+        self.wants_anchor = len(self.means) == self.anchor_window and better
         if self.wants_anchor:
             self.best, self.anchor_step = trailing, observation.step
         return found
