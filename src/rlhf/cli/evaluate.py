@@ -13,8 +13,9 @@ from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, c
 from rlhf.cli.run import ForceOption, run_recipe
 from rlhf.errors import ModelError
 from rlhf.formatting import formatted, interval, mapping, number
+from rlhf.pipeline.kinds import EVALUATION
 
-STAGE = "evaluate"
+STAGE = EVALUATION
 TABLE_WIDTH = 120
 """Numbers are not cut where a terminal is narrow, or there is none."""
 

@@ -28,5 +28,7 @@ ACCEPTED: Mapping[str, tuple[Kind, ...]] = {
 }
 """By the name that ``rlhf.data.plans.PLANS`` has for the data set; the kinds in the order in which messages list them."""
 
+TEACHES = ACCEPTED["sft"]
+"""Kinds of rows whose text a model can be trained on, or its likelihood measured."""
 STRINGS_ARE: Mapping[str, Kind] = {"grpo": Kind.PROMPT}
 """What a bare string is where it is not a ``Kind.TEXT``."""

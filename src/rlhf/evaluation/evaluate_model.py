@@ -10,7 +10,7 @@ from typing import Any
 from rlhf.config.metric_table import METRICS, NEEDS, NO_COMPLETIONS, Metric, check_metric_names, missing_need, unmet
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import FUNCTION
-from rlhf.data.accepted import ACCEPTED
+from rlhf.data.accepted import ACCEPTED, TEACHES
 from rlhf.data.contracts import Kind, PreferenceRow, Prompt, Row
 from rlhf.data.datasets import GRPODataset, TokenizedDataset
 from rlhf.data.expand import preferences_of
@@ -60,7 +60,7 @@ def evaluate_model(
 ) -> ModelEvaluation:
     """Measure a model.
 
-        found = evaluate_model("my-model", "test.jsonl", metrics=["reward_score", "kl_divergence"], reward_model="rm", ref_model="sft")
+        found = evaluate_model("my-model", "test.jsonl", metrics=["reward_score", "kl_divergence"], reward_model="rm", ref_model="start")
         found["kl_divergence"], found.interval("kl_divergence").low
 
     Args:
@@ -264,7 +264,7 @@ def rows_of(
 
 def texts_among(rows: Sequence[Row]) -> list[Row] | None:
     """The rows themselves where each has a text whose likelihood can be measured."""
-    return list(rows) if rows and all(row.kind in ACCEPTED["sft"] for row in rows) else None
+    return list(rows) if rows and all(row.kind in TEACHES for row in rows) else None
 
 
 def _pairs(rows: Sequence[Row]) -> list[PreferenceRow]:

@@ -9,10 +9,10 @@ import math
 import pytest
 
 from rlhf.errors import ConfigError, DataError, UnknownNameError
+from rlhf.evaluation.benchmarks.benchmark_table import BENCHMARKS
 from rlhf.evaluation.benchmarks.harness import per_item_values
 from rlhf.evaluation.benchmarks.reward_bench import ScoredRow, best_of_credit, reward_bench_result, ties_score
 from rlhf.evaluation.benchmarks.run_benchmark import run_benchmark
-from rlhf.evaluation.benchmarks.benchmark_table import BENCHMARKS
 from rlhf.evaluation.benchmarks.truthfulqa import read_truthfulqa
 from rlhf.models.policy import PolicyModel
 from tests.fixtures import tiny

@@ -10,9 +10,9 @@ from typing import Any
 
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, DataError, look_up
+from rlhf.evaluation.benchmarks.benchmark_table import BENCHMARKS, Benchmark
 from rlhf.evaluation.benchmarks.harness import PREFIX, run_harness_task
 from rlhf.evaluation.benchmarks.results import BenchmarkResult
-from rlhf.evaluation.benchmarks.benchmark_table import BENCHMARKS, Benchmark
 from rlhf.files import make_folder
 from rlhf.models.policy import PolicyModel
 from rlhf.rewards.factory import as_scorer, build_reward

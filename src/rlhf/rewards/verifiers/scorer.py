@@ -12,6 +12,7 @@ from rlhf.config.rewards import (
     MathRewardConfig,
     NumericRewardConfig,
     PatternRewardConfig,
+    RewardBase,
 )
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, require
@@ -187,7 +188,7 @@ class VerifierReward:
 
 def build_comparison(spec: ExactRewardConfig | NumericRewardConfig, at: RewardContext) -> VerifierReward:
     """A verifier that needs no separate process."""
-    options = spec.model_dump(exclude={"kind", "name", "weight", "normalize", "column"})
+    options = spec.model_dump(exclude={"kind", "column", *RewardBase.model_fields})
     return VerifierReward(spec.kind, column=spec.column, options=options, name=spec.name, on_error=at.on_error)
 
 

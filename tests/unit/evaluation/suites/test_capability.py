@@ -10,8 +10,8 @@ import pytest
 from rlhf.errors import ConfigError
 from rlhf.evaluation.decision import Decision
 from rlhf.evaluation.suites.capability import CapabilityTester
-from rlhf.evaluation.suites.suite_run import SuiteRun
 from rlhf.evaluation.suites.suite import load_suite
+from rlhf.evaluation.suites.suite_run import SuiteRun
 from rlhf.models.policy import PolicyModel
 from tests.fixtures import tiny
 from tests.fixtures.scripted_engine import ScriptedEngine, completion

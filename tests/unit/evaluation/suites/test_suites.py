@@ -12,9 +12,9 @@ from rlhf.config.suites import BUNDLED
 from rlhf.errors import ConfigError, DataError, RewardError, UnknownNameError
 from rlhf.evaluation.metrics.refusal import is_refusal, refusal_pattern
 from rlhf.evaluation.suites.instructions import CHECKS, follows
-from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
 from rlhf.evaluation.suites.scorers import choice_credit, probability_mass
 from rlhf.evaluation.suites.suite import load_suite
+from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
 from rlhf.models.policy import PolicyModel
 from tests.fixtures import tiny
 from tests.fixtures.scripted_engine import scripted
