@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf.evaluation.decision import Decision, combined
-from rlhf.evaluation.intervals import Estimate, clustered_interval, mean_interval, share_interval, wilson_interval
+from rlhf.evaluation.intervals import (
+    Estimate,
+    clustered_interval,
+    mean_interval,
+    paired_bootstrap,
+    share_interval,
+    share_with_ties_interval,
+    wilson_interval,
+)
 from rlhf.evaluation.noninferiority import (
     SequentialBetter,
     SequentialNoninferiority,
@@ -70,6 +78,33 @@ def samples(num: int, interval: Callable[[Array], Estimate]) -> tuple[float, Cal
 def skewed(n: int) -> tuple[float, Callable[[Generator], Estimate]]:
     """Exponential values."""
     return 1.0, lambda rng: mean_interval(rng.exponential(size=n))
+
+
+def counted(n: int) -> tuple[float, Callable[[Generator], Estimate]]:
+    """Successes among independent trials, 60 %."""
+    return 0.6, lambda rng: wilson_interval(int(rng.binomial(n, 0.6)), n)
+
+
+def partly_judged(judged: int, tie_frac: float) -> tuple[float, Callable[[Generator], Estimate]]:
+    """400 prompts, of which some are known to be ties and some of the others were judged; 70 % of those are won."""
+
+    def draw(rng: Generator) -> Estimate:
+        tied = int(rng.binomial(400, tie_frac))
+        y = (rng.random(min(judged, 400 - tied)) < 0.7).astype(float)
+        return share_with_ties_interval(y, num_tied=tied, num_open=400 - tied)
+
+    return (1 - tie_frac) * 0.7 + tie_frac / 2, draw
+
+
+def before_and_after(n: int) -> tuple[float, Callable[[Generator], Estimate]]:
+    """Paired scores with a difference of .3."""
+
+    def draw(rng: Generator) -> Estimate:
+        before = rng.normal(0, 3, n)
+        after = before + rng.normal(0.3, 1, n)
+        return paired_bootstrap(before, after, seed=int(rng.integers(2**31)), num_resamples=1000)
+
+    return 0.3, draw
 
 
 def by_prompt(y: Array) -> Estimate:
@@ -163,6 +198,9 @@ def interval_rows(scale: float) -> Iterator[str]:
     """A row for each interval."""
     worlds = [
         *((f"share, n = {n}, {ties:.0%} ties", shares(n, ties), 4000) for n in (20, 50, 200) for ties in (0.0, 0.5, 0.9)),
+        *((f"Wilson, n = {n}, no ties", counted(n), 4000) for n in (20, 200)),
+        *((f"share, {t:.0%} of 400 known ties, {j} of the others judged", partly_judged(j, t), 4000) for j, t in ((50, 0.5), (150, 0.2))),
+        *((f"paired bootstrap, n = {n}", before_and_after(n), 1500) for n in (20, 100)),
         *((f"clustered mean, 150 prompts of {m} samples", samples(m, by_prompt), 2000) for m in (1, 4, 8)),
         *((f"*naive: Wilson over those samples, {m} each*", samples(m, all_samples), 2000) for m in (4, 8)),
         *((f"Student's mean of skewed values, n = {n}", skewed(n), 4000) for n in (20, 100)),
@@ -171,7 +209,7 @@ def interval_rows(scale: float) -> Iterator[str]:
         *((f"Bradley-Terry, ties {ties}, {n} prompts", rated(ties, n), 500) for ties in ("half", "davidson", "rao_kupper") for n in (60, 200)),
         ("Bradley-Terry, 100 prompts of 4 matches that resemble each other", rated("half", 100, 4), 300),
         ("Plackett-Luce, 60 rankings of five", ranked(60), 500),
-        ("length-controlled win rate, 500 prompts (bootstrap, penalized)", at_equal_length(500), 300),
+        ("length-controlled win rate, 500 prompts (bootstrap, penalized)", at_equal_length(500), 200),
     ]  # fmt: skip
     yield "| interval at 95 % | holds the truth | mean width | runs |"
     yield "|---|---|---|---|"

@@ -110,7 +110,7 @@ def corrected_rate(
         se^2 = (p (1 - p) / N + th^2 q1 (1 - q1) / n1 + (1 - th)^2 q0 (1 - q0) / n0) / (q0 + q1 - 1)^2
 
     The interval takes the rates with successes and failures added, one of each for the two error rates and z^2 / 2 for the verdicts,
-    so that 40 of 40 right is not taken for certain. It is a little wide with few labels (98.8 % at 30 of each kind; without,
+    so that 40 of 40 right is not taken for certain. It is a little wide with few labels (98.7 % at 30 of each kind; without,
     87 % where nearly all are positive).
 
     Sources: Rogan and Gladen 1978, American Journal of Epidemiology 107; for judges: arXiv:2511.21140; added counts: Lang and
