@@ -166,7 +166,7 @@ def recipe_hash(name: str) -> str:
 def pair_accuracy(model: Path, pairs: Path) -> dict[str, Any]:
     """Of any reward model on the seed's held-out pairs of the preference stage, labeled without noise."""
     from rlhf.data.datasets import PreferenceDataset
-    from rlhf.evaluation.evaluator import judge_reward_model
+    from rlhf.evaluation.reward_model_quality import judge_reward_model
     from rlhf.models.reward import RewardModel
 
     reward_model = RewardModel.from_pretrained(str(model))

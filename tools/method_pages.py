@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from rlhf.config.method_options import described_options, source_of
 from rlhf.config.methods import FAMILIES, METHODS, Method, page_of, recipe_of
 from rlhf.config.methods.policy_family import STEPS
 from rlhf.config.policy import RLConfig
@@ -85,8 +86,8 @@ def options(name: str, method: Method) -> str:
     """Each option with its default and where that comes from, what the recipe sets it to, and what it does."""
     chosen = _flat(own_stage(name))
     lines = ["| setting | default | where that is from | in the recipe | |", "|---|---|---|---|---|"]
-    for setting in method.described_options():
-        default, source = setting.default, method.source_of(setting)
+    for setting in described_options(method):
+        default, source = setting.default, source_of(method, setting)
         if setting.name in method.settings:  # it makes the method; the class's own default is another method's
             default = f"**{default}**"
             usual = describe_setting(settings_class(method.kind), setting.name).default

@@ -49,7 +49,7 @@ def test_imports_only_point_down(file):
 CIRCLES = {
     frozenset({"rlhf.training.loop", "rlhf.training.lr_find"}): "the search moves the loop, whose class its types name",
 }
-"""Files of a room that import each other all the same, and why. Of ``config`` see ``test_config_has_one_circle``."""
+"""Files of a room that import each other all the same, and why."""
 
 
 def circles_among(modules: dict[str, set[str]]) -> list[frozenset[str]]:
@@ -79,15 +79,10 @@ def imports_within(room: str) -> dict[str, set[str]]:
 ROOMS = sorted({room_of(file) for file in FILES if file.parent != SOURCE})
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if room != "config"])
+@pytest.mark.parametrize("room", ROOMS)
 def test_files_of_a_room_do_not_import_each_other_in_a_circle(room):
     circles = [circle for circle in circles_among(imports_within(room)) if circle not in CIRCLES]
     assert not circles, f"{[sorted(circle) for circle in circles]}: move what both need to a file below them"
-
-
-def test_config_has_one_circle():
-    # `error_messages`, which `BaseConfig` answers with, and `schema` look methods up, and methods declare settings.
-    assert len(circles_among(imports_within("config"))) <= 1
 
 
 def test_circles_that_may_be_are_there():

@@ -18,6 +18,7 @@ USE = """\
 import json, sys
 from pathlib import Path
 from rlhf.cli.run import stages_with_commands
+from rlhf.config.method_options import described_options, source_of
 from rlhf.config.methods import METHODS
 from rlhf.config.methods.topr import TOPRConfig
 from rlhf.config.recipe import RecipeConfig
@@ -56,7 +57,7 @@ print(json.dumps({
     "errors": [problem.line for problem in validate_recipe(recipe).problems if problem.level == "error"],
     "losses": losses,
     "commands": [name for name in stages_with_commands() if name == "topr"],
-    "unexplained": [option.name for method in added for option in method.described_options() if not method.source_of(option)],
+    "unexplained": [option.name for method in added for option in described_options(method) if not source_of(method, option)],
 }))
 """
 

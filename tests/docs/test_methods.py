@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from rlhf.config.method_options import described_options
 from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import settings_class
@@ -74,7 +75,7 @@ def rows_of_options(name: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_option_on_a_page_says_where_its_default_comes_from(name):
     rows = rows_of_options(name)
-    assert len(rows) == len(list(METHODS[name].described_options()))
+    assert len(rows) == len(list(described_options(METHODS[name])))
     for option, default, source, *_ in rows:
         assert source, f"{page_of(name)}: {option} is {default}, and its module of rlhf.config.methods does not say why"
         assert (default == "required") == (source == "yours to give"), option
@@ -145,7 +146,7 @@ def test_a_recipe_is_valid_and_runs_the_method(name):
     assert stage.kind == METHODS[name].kind
     for key in METHODS[name].settings:
         assert key in stage.model_fields_set, f"{key} is what makes it {name}"
-    for option in METHODS[name].described_options():
+    for option in described_options(METHODS[name]):
         assert option.meaning, f"{name}: {option.name} has no docstring"
 
 

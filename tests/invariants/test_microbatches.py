@@ -20,7 +20,7 @@ CASES = {
     "sft dft with noise": {"loss": "dft", "neftune_alpha": 10.0},
     "reward": {"head_dropout": 0.0},
     "reward ensemble": {"head_dropout": 0.0, "num_models": 2, "label_smoothing": 0.1, "center_coef": 0.01},
-    "reward with margins": {"head_dropout": 0.0, "use_margin": True},
+    "reward with margins": {"head_dropout": 0.0, "margin": "column"},
     "reward by confidence": {"head_dropout": 0.0, "use_label_probability": True},
     "reward hinge": {"head_dropout": 0.0, "loss": "hinge"},
     "reward graded": {"head_dropout": 0.0, "loss": "graded", "num_models": 2},

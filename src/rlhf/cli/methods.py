@@ -72,7 +72,8 @@ def _print_one(name: str, found: Method) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from rlhf.config.methods import REQUIRED, as_settings, page_of, recipe_of
+    from rlhf.config.method_options import REQUIRED, described_options, source_of
+    from rlhf.config.methods import as_settings, page_of, recipe_of
 
     out = console()
     facts = Table.grid(padding=(0, 2))
@@ -96,8 +97,8 @@ def _print_one(name: str, found: Method) -> None:
     settings.add_column(no_wrap=True)
     settings.add_column(no_wrap=True, max_width=24)
     settings.add_column(ratio=1)
-    for setting in found.described_options():
-        source = "" if setting.default == REQUIRED else f"  [{found.source_of(setting)}]"
+    for setting in described_options(found):
+        source = "" if setting.default == REQUIRED else f"  [{source_of(found, setting)}]"
         settings.add_row(setting.name, Text(setting.default), Text.assemble(setting.told, (source, "dim")))
     out.print(settings)
     out.print()
@@ -106,6 +107,7 @@ def _print_one(name: str, found: Method) -> None:
 
 
 def _as_json(name: str, found: Method) -> dict[str, Any]:
+    from rlhf.config.method_options import described_options, source_of
     from rlhf.config.methods import page_of, recipe_of
 
     return {
@@ -113,7 +115,7 @@ def _as_json(name: str, found: Method) -> dict[str, Any]:
         **{key: getattr(found, key) for key in ("title", "about", "family", "kind", "settings", "computed_by")},
         "citation": found.citation,
         "options": [
-            {**dataclasses.asdict(setting), "source": found.source_of(setting)} for setting in found.described_options()
+            {**dataclasses.asdict(setting), "source": source_of(found, setting)} for setting in described_options(found)
         ],
         "recipe": recipe_of(name),
         "page": page_of(name),

@@ -133,6 +133,7 @@ def sample_size(
 ) -> None:
     """Before anybody is asked: how many pairs, how many judgments of each, and at what price."""
     from rlhf.cli.reward_plan import reward_plan
+    from rlhf.evaluation.sample_size import detectable_difference, prompts_for_win_rate
     from rlhf.feedback import planning
 
     if overlap is not None and wanted_accuracy is not None:
@@ -154,7 +155,7 @@ def sample_size(
             f"Annotators who are right {percentage(accuracy, 0)} of the time say no more than a coin, so no number of pairs finds anything; "
             "--accuracy lies above 0.5."
         )
-    needed = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
+    needed = prompts_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
     number = pairs or needed
     cost = planning.estimate_annotation_cost(
         number, judgments_per_pair=each, price_per_judgment=price, price_per_response=response_price
@@ -162,9 +163,7 @@ def sample_size(
     found: dict[str, Any] = {
         "pairs": number,
         "pairs_for_difference": needed,
-        "detectable_difference": planning.detectable_difference(
-            number, tie_frac=tie_frac, label_accuracy=right, power=power
-        ),
+        "detectable_difference": detectable_difference(number, tie_frac=tie_frac, label_accuracy=right, power=power),
         "judgments_per_pair": each,
         "majority_accuracy": right,
         "judgments": cost.comparisons,
@@ -210,12 +209,13 @@ def _by_overlap(
     difference: float, tie_frac: float, power: float, accuracy: float, price: float, response_price: float
 ) -> list[dict[str, Any]]:
     """What the same difference takes, and costs, with other numbers of judgments of each pair."""
+    from rlhf.evaluation.sample_size import prompts_for_win_rate
     from rlhf.feedback import planning
 
     rows = []
     for overlap in OVERLAPS:
         right = planning.majority_accuracy(accuracy, overlap)
-        pairs = planning.pairs_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
+        pairs = prompts_for_win_rate(difference, tie_frac=tie_frac, label_accuracy=right, power=power)
         cost = planning.estimate_annotation_cost(
             pairs, judgments_per_pair=overlap, price_per_judgment=price, price_per_response=response_price
         )

@@ -6,6 +6,7 @@ all complaints come together. Nothing here imports torch.
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -32,6 +33,8 @@ class Names(StrEnum):
     """``package.module:function`` or ``path/to/file.py:function``."""
 
 
+ROWS_NAME = r"^(?!stage:)(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^:\n]+\.py):[A-Za-z_]\w*\Z"
+"""Rows that Python gives in the place of a file: ``package.module:Rows`` or ``path/to/file.py:Rows``."""
 LONGEST_FILE_NAME = 255
 """Bytes of a part of a path, on every file system in use."""
 
@@ -158,7 +161,8 @@ def _named(value: Any, place: tuple[str, ...], kind: Names | None) -> Iterator[t
         for index, item in enumerate(value):
             yield from _named(item, (*place, str(index)), kind)
     elif isinstance(value, str) and kind is not None:
-        yield place, value, kind
+        is_code = kind is Names.INPUT and re.match(ROWS_NAME, value) is not None
+        yield place, value, Names.FUNCTION if is_code else kind
 
 
 def _marker(annotation: Any) -> Names | None:

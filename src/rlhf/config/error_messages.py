@@ -9,11 +9,10 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf.config.methods import METHODS, as_settings, method_behind
 from rlhf.errors import did_you_mean
 
 TAG = "kind"
@@ -34,6 +33,16 @@ A_REWARD = (
 EXAMPLES: Mapping[str | int, str] = {"reward": f"; give {A_REWARD}", "judge": f"; give {A_REWARD}"}
 """What a required key may be, where its name does not say it."""
 NO_SECTION = ("model_type", "model_attributes_type", "dict_type")
+
+
+@runtime_checkable
+class GivesHints(Protocol):
+    """A class of settings that knows more of a wrong word than that it is wrong."""
+
+    @classmethod
+    def hint_on(cls, key: str, word: str) -> str:
+        """What follows the refusal of ``word`` for the setting ``key``; empty where there is nothing to add."""
+        ...
 
 
 def complaints(root: type[BaseModel], tree: Mapping[str, Any], err: ValidationError) -> list[str]:
@@ -78,7 +87,8 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
             return (*place, TAG), f"this key is required; it says what the section is.{near}", ""
         case "union_tag_invalid":
             known = sorted(tag.strip("' ") for tag in context["expected_tags"].split(","))
-            near = _method(context["tag"], known) or did_you_mean(context["tag"], known)
+            meant = _word_hint(root, tree, (*place, TAG), context["tag"])
+            near = f" {meant[0].upper()}{meant[1:]}." if meant else did_you_mean(context["tag"], known)
             return (*place, TAG), f"there is no kind {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
         case "too_short" | "too_long" as kind:
             least = kind == "too_short"
@@ -92,26 +102,32 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
         case kind:
             message = "should hold keys and values" if kind in NO_SECTION else error["msg"]
             message = message.removeprefix("Value error, ").removeprefix("Input ")
-            return place, message, _got(error["input"]) + _quote_it(kind, error["input"]) + _value(place, error)
+            return (
+                place,
+                message,
+                _got(error["input"]) + _quote_it(kind, error["input"]) + _value(root, tree, place, error),
+            )
 
 
-def _value(place: Place, error: Any) -> str:
-    """What stands for a word of another library, or for a method that is named where a loss is."""
+def _value(root: type[BaseModel], tree: Mapping[str, Any], place: Place, error: Any) -> str:
+    """What stands for a word of another library, or for one that belongs to another setting."""
     word = error["input"]
     if error["type"] != "literal_error" or not isinstance(word, str):
         return ""
     from rlhf.config.foreign_keys import VALUES  # here: tables that only a mistake needs
 
-    if word in VALUES:
-        return f"; that is `{VALUES[word]}` here"
-    found = METHODS.get(word) if place and place[-1] == "loss" else None
-    return "" if found is None else f"; the method {word!r} is `{as_settings(found)}`"
+    meant = f"that is `{VALUES[word]}` here" if word in VALUES else _word_hint(root, tree, place, word)
+    return f"; {meant}" if meant else ""
 
 
-def _method(word: str, kinds: list[str]) -> str:
-    """' The method 'ipo' is `kind: dpo, loss: ipo`.', where the kind that there is none of is a method's name."""
-    found = method_behind(word, kinds)
-    return "" if found is None else f" The method {found[0]!r} is `{as_settings(found[1])}`."
+def _word_hint(root: type[BaseModel], tree: Mapping[str, Any], place: Place, word: str) -> str:
+    """What the classes that may have the key at ``place`` say of a word that it does not take."""
+    hints = (
+        model.hint_on(str(place[-1]), word)
+        for model in _models_at(root, tree, place[:-1])
+        if issubclass(model, GivesHints)
+    )
+    return next(filter(None, hints), "")
 
 
 def _hint(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> str:
@@ -212,13 +228,17 @@ def _has(node: Any, part: str | int) -> bool:
 
 def _known_keys(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> list[str]:
     """Keys that the section at ``place`` may have."""
+    return list(dict.fromkeys(name for model in _models_at(root, tree, place) for name in model.model_fields))
+
+
+def _models_at(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> list[type[BaseModel]]:
+    """Classes that the section at ``place`` may be of."""
     kinds: list[Any] = [root]
     node: Any = tree
     for part in place:
         node = node[part]
         kinds = _that_fit(node, [inner for kind in kinds for inner in _inside(kind, part)])
-    models = _that_fit(node, [model for kind in kinds for model in _models(kind)])
-    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+    return _that_fit(node, [model for kind in kinds for model in _models(kind)])
 
 
 def _that_fit(node: Any, kinds: list[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint,
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec, RewardSpecs
-from rlhf.config.stage_inputs import RowsInput, StageConfig, listed
+from rlhf.config.stage_inputs import FilteredPrompts, RowsInput, StageConfig, listed
 
 
 class WorldStage(StageConfig):
@@ -72,7 +72,7 @@ class CalculatorStage(StageConfig):
         }
 
 
-class PreferencesStage(StageConfig):
+class PreferencesStage(FilteredPrompts):
     """Sample completions and have an annotator compare them: preference pairs."""
 
     kind: Literal["preferences"]
@@ -114,7 +114,7 @@ class PreferencesStage(StageConfig):
         return written | ({"test_pairs.jsonl": self.rows} if self.test_prompts else {})
 
 
-class BestOfNStage(StageConfig):
+class BestOfNStage(FilteredPrompts):
     """Ask a policy several times and keep what the reward likes best: demonstrations for an `sft` stage.
 
     Rejection-sampling fine-tuning, also best-of-N distillation (RAFT, Dong et al. 2023, arXiv:2304.06767).
@@ -166,7 +166,7 @@ class BestOfNStage(StageConfig):
         return {"demonstrations.jsonl": "completion"}
 
 
-class EvaluateStage(StageConfig):
+class EvaluateStage(FilteredPrompts):
     """Compare a policy with where it started, on prompts nobody trained on."""
 
     kind: Literal["evaluate"]

@@ -19,12 +19,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from rlhf.config.base import BaseConfig
 
 
-def _as_written(value: Any) -> Any:
+def as_written(value: Any) -> Any:
     """YAML 1.1 reads a bare ``off`` as false; anyone who writes it means the word."""
     return "off" if value is False else value
 
 
-Action = Annotated[Literal["warn", "stop", "restore", "off"], BeforeValidator(_as_written)]
+Action = Annotated[Literal["warn", "stop", "restore", "off"], BeforeValidator(as_written)]
 """``warn``: say so and go on. ``stop``: end the run, its last checkpoint stays. ``restore``: go back to the last good
 checkpoint and halve the learning rate. ``off``: do not look."""
 

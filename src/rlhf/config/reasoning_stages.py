@@ -11,7 +11,7 @@ from rlhf.config.base import FunctionName, InputPath, Names
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec
-from rlhf.config.stage_inputs import RowsInput, StageConfig, listed
+from rlhf.config.stage_inputs import FilteredPrompts, RowsInput, StageConfig, listed
 
 
 class ReasoningStage(StageConfig):
@@ -44,7 +44,7 @@ class ReasoningStage(StageConfig):
         }
 
 
-class StepLabelsStage(StageConfig):
+class StepLabelsStage(FilteredPrompts):
     """Sample solutions from a model and have a program label every step: rows for models that judge."""
 
     kind: Literal["step_labels"]
@@ -82,7 +82,7 @@ class StepLabelsStage(StageConfig):
         return {"stepwise.jsonl": "stepwise", **({"outcome.jsonl": "unpaired"} if self.outcomes else {})}
 
 
-class PassAtKStage(StageConfig):
+class PassAtKStage(FilteredPrompts):
     """Ask a policy every problem many times and count what it solves: pass@k, greedy, and what changed."""
 
     kind: Literal["pass_at_k"]

@@ -13,6 +13,8 @@ RENAMED: Mapping[str, Sequence[str]] = {
     "overlap": ["async_rollouts"],
     "lam": ["gae_lambda"],
     "critic_lam": ["value_gae_lambda"],
+    "use_margin": ["margin"],
+    "hinge_margin": ["margin"],
     "use_confidence": ["use_label_probability"],
     "length_normalised": ["length_normalized"],
 }

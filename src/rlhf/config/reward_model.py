@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,9 @@ ROWS_OF_LOSS: Mapping[RewardLoss, JudgedRows] = {
     "binary": "kto",
 }
 """What each loss learns from; values are keys of ``rlhf.data.plans.PLANS``."""
+NO_FREE_MARGIN = (
+    "where judgments say only what was passed, the loss falls with a margin of its own, which would shrink without end"
+)
 
 
 class RewardModelConfig(OfflineConfig):
@@ -37,14 +40,16 @@ class RewardModelConfig(OfflineConfig):
     """What the scores are to explain. Pairs: `bradley_terry` (arXiv:2203.02155, eq. 1), `hinge`; with strengths, `graded`
     (a learned margin for each); with ties, `rao_kupper` (1967) or `davidson` (1970). Rankings: `plackett_luce`. Single
     completions: `rating` (squared error), `binary` (good or bad)."""
-    hinge_margin: float = Field(1.0, gt=0)
-    """Difference of scores that `hinge` asks for; `use_margin` asks for each pair's own."""
+    margin: Annotated[float, Field(gt=0)] | Literal["column", "learned"] | None = None
+    """By how much a chosen completion's score should lead, for `bradley_terry` and `hinge`: a number for all pairs; `column` for each
+    pair's own, in its column `margin` (Touvron et al. 2023, arXiv:2307.09288); null for 0, or 1 with `hinge`. `learned` is what `graded`
+    (a margin for each strength) and `rao_kupper` (one that ties bound) do in any case; no other loss can learn one."""
     scalar_learning_rate: float = Field(1e-2, gt=0)
     """Peak learning rate of the numbers that a loss learns beside the scores: the margins of `graded`, the threshold of
     `rao_kupper`, the tie weight of `davidson`, the offset of `rating` and `binary`."""
     use_label_probability: bool = False
-    """The column `label_probability` says how likely each label is to be right, from 0.5 (a guess) to 1 (certain): a soft label
-    in place of `label_smoothing`."""
+    """The column `label_probability` says how likely each label is to be right, from 0.5 (a guess) to 1 (certain): a soft label.
+    With `label_smoothing` a label is wrong by either cause."""
     top_ranks: int | None = Field(None, ge=1)
     """`plackett_luce` learns only who took the first so many places, not the order of the rest; null for the whole ranking."""
     head: Literal["linear", "mlp"] = "linear"
@@ -58,11 +63,9 @@ class RewardModelConfig(OfflineConfig):
     num_heads: int = Field(1, ge=1)
     """An ensemble of heads on each backbone: cheaper than backbones, and less independent."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs believed to be labeled the wrong way round."""
+    """Share of labels believed to be wrong: pairs the wrong way round, good for bad."""
     center_coef: float = Field(0.0, ge=0)
     """Weight of (chosen + rejected)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244: 0.01)."""
-    use_margin: bool = False
-    """Ask for a difference of scores of at least the column `margin` (Touvron et al. 2023, arXiv:2307.09288)."""
     normalize: bool = True
     """After training, shift and scale scores to mean 0 and deviation 1 over the training completions."""
     max_length: int | None = Field(512, ge=2)
@@ -79,22 +82,19 @@ class RewardModelConfig(OfflineConfig):
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
         owners = {
-            "label_smoothing": ("bradley_terry",),
-            "use_label_probability": ("bradley_terry",),
-            "use_margin": ("bradley_terry", "hinge"),
+            "label_smoothing": ("bradley_terry", "hinge", "graded", "rao_kupper", "davidson", "binary"),
+            "use_label_probability": ("bradley_terry", "hinge", "binary"),
+            "margin": ("bradley_terry", "hinge") if self.margin != "learned" else ("graded", "rao_kupper"),
             "center_coef": ("bradley_terry", "hinge", "graded", "rao_kupper", "davidson"),
-            "hinge_margin": ("hinge",),
             "top_ranks": ("plackett_luce",),
             "scalar_learning_rate": ("graded", "rao_kupper", "davidson", "rating", "binary"),
         }
         for name, losses in owners.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
                 listed = " or ".join(f"`{loss}`" for loss in losses)
-                raise ValueError(f"{name} belongs to the loss {listed}; the loss is {self.loss!r}")
-        if self.use_label_probability and self.label_smoothing:
-            raise ValueError("use_label_probability says how likely each label is right; leave label_smoothing out")
-        if self.use_margin and self.hinge_margin != type(self).model_fields["hinge_margin"].default:
-            raise ValueError("use_margin takes each pair's own margin; leave hinge_margin out")
+                why = f"; {NO_FREE_MARGIN}" if (name, self.margin) == ("margin", "learned") else ""
+                given = f"{name} {self.margin!r}" if why else name
+                raise ValueError(f"{given} belongs to the loss {listed}; the loss is {self.loss!r}{why}")
         return self
 
 
@@ -110,6 +110,9 @@ class ProcessRewardModelConfig(OfflineConfig):
     loss: Literal["steps", "pairs"] = "steps"
     """`steps`: cross-entropy of each step's label. `pairs`: Bradley-Terry on pairs of whole solutions, each scored by its
     steps brought together as `aggregate` says: labels of outcomes only."""
+    step_coef: float = Field(0.0, ge=0)
+    """Weight of the loss `steps` next to `pairs`, of pairs whose steps are labeled too: the columns `chosen_labels` and
+    `rejected_labels` hold a label for each step; a completion without them counts in the pair alone."""
     until_first_error: bool = False
     """Learn from each solution's steps up to its first wrong one, as PRM800K is labeled; else from all."""
     wrong_weight: float = Field(1.0, gt=0)
@@ -133,8 +136,12 @@ class ProcessRewardModelConfig(OfflineConfig):
 
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
-        if self.loss == "pairs":
+        if self.loss == "steps" and self.step_coef:
+            raise ValueError("step_coef weighs labels of steps next to the loss `pairs`; the loss is 'steps'")
+        if self.loss == "pairs" and not self.step_coef:
             for name in ("until_first_error", "wrong_weight", "lm_coef"):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name} needs labels of steps, which the loss `pairs` has none of")
+                    raise ValueError(
+                        f"{name} needs labels of steps, which the loss `pairs` reads with a step_coef above 0"
+                    )
         return self

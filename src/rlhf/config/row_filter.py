@@ -1,4 +1,4 @@
-"""Which rows of a data file are left out: duplicates, and rows that are too short or too long."""
+"""Which rows of a data file are left out: duplicates, and rows that are too short or too long; and how many processes tokenize them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rlhf.config.base import BaseConfig
 from rlhf.errors import ConfigError
 
 KEY = "row_filter"
+WORKERS = "data_workers"
 
 
 class RowFilter(BaseConfig):
@@ -31,19 +32,24 @@ class RowFilter(BaseConfig):
 
 
 def lifted_filter(stage: Any, key: str) -> Any:
-    """A stage's settings with `key: {path: FILE, dedup: ...}` as the file under `key` and the rest under `row_filter`.
+    """A stage's settings with `key: {path: FILE, dedup: ..., workers: N}` as the file under `key`, the number under `data_workers` and the
+    rest under `row_filter`.
 
     What is wrong stays where it is, for ``check_lifted``, whose complaint has the place of the key.
     """
     if not isinstance(stage, Mapping) or not isinstance(stage.get(key), Mapping):
         return stage
     given = stage[key]
-    if stage.get(KEY) is not None or "path" not in given:
+    if "path" not in given or (stage.get(KEY) is not None and given.keys() - {"path", "workers"}):
         return stage
+    if "workers" in given and (stage.get(WORKERS) is not None or not _is_count(given["workers"])):
+        return stage
+    workers = {WORKERS: given["workers"]} if "workers" in given else {}
     try:
-        return {**stage, key: given["path"], KEY: _filter_of(given)}
+        found = _filter_of(given)
     except ConfigError:
         return stage
+    return {**stage, key: given["path"], **workers, **({KEY: found} if found is not None else {})}
 
 
 def check_lifted(value: Any) -> Any:
@@ -55,9 +61,16 @@ def check_lifted(value: Any) -> Any:
             _filter_of(value)
         except ConfigError as err:
             raise ValueError("; ".join(line.strip() for line in str(err).splitlines()[1:])) from None
-        raise ValueError(f"a filter stands here and under {KEY}; give one of them")
+        if not _is_count(value.get("workers", 1)):
+            raise ValueError(f"workers: should be a whole number of processes, 1 or more (got {value['workers']!r})")
+        raise ValueError(f"a filter or workers stand here and under {KEY} or {WORKERS}; give one of them")
     return value
 
 
-def _filter_of(given: Mapping[str, Any]) -> RowFilter:
-    return RowFilter.of({name: value for name, value in given.items() if name != "path"})
+def _is_count(workers: Any) -> bool:
+    return isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
+
+
+def _filter_of(given: Mapping[str, Any]) -> RowFilter | None:
+    rest = {name: value for name, value in given.items() if name not in ("path", "workers")}
+    return RowFilter.of(rest) if rest else None

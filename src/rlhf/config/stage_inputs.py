@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
+from rlhf.config.method_hints import MethodHints
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
 from rlhf.config.regularizers import EWCConfig, PtxConfig
@@ -53,7 +54,7 @@ def listed(source: str | list[str]) -> tuple[str, ...]:
     return (source,) if isinstance(source, str) else tuple(source)
 
 
-class StageConfig(Kind):
+class StageConfig(Kind, MethodHints):
     """A stage of a recipe: its settings, and what the library has to know of its kind.
 
     A new kind is a class like this, its line in ``rlhf.config.stages``, and the function that ``runs`` names.
@@ -150,6 +151,9 @@ class DataInputs(StageConfig):
     """Stop at a bad row, or count and list it."""
     row_filter: RowFilter | None = None
     """Rows of `data` that are left out, before a share is held out; `data: {path: FILE, dedup: true}` is short for it."""
+    data_workers: int = Field(1, ge=1)
+    """Processes that tokenize the rows, for large files; the rows are the same with any number. `data: {path: FILE, workers: 4}` is
+    short for it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -164,7 +168,24 @@ class DataInputs(StageConfig):
         return self.eval_data is not None or self.eval_frac > 0
 
 
-class PromptInputs(StageConfig):
+class FilteredPrompts(StageConfig):
+    """Prompts of which some may be left out."""
+
+    row_filter: RowFilter | None = None
+    """Rows of `prompts` that are left out; `prompts: {path: FILE, dedup: true}` is short for it."""
+    data_workers: int = Field(1, ge=1)
+    """Processes that tokenize the prompts, for large files; the rows are the same with any number. `prompts: {path: FILE, workers: 4}`
+    is short for it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_filter(cls, stage: Any) -> Any:
+        return lifted_filter(stage, "prompts")
+
+    _check_prompts = field_validator("prompts", mode="before", check_fields=False)(check_lifted)
+
+
+class PromptInputs(FilteredPrompts):
     """What a policy is asked."""
 
     samples = True
@@ -178,15 +199,6 @@ class PromptInputs(StageConfig):
     """Other names for columns of all prompts, theirs to ours, as in `question: prompt`; null drops a column."""
     limit: int | None = Field(None, ge=1)
     """Use only this many prompts, the first of the file or files."""
-    row_filter: RowFilter | None = None
-    """Rows of `prompts` that are left out; `prompts: {path: FILE, dedup: true}` is short for it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_filter(cls, stage: Any) -> Any:
-        return lifted_filter(stage, "prompts")
-
-    _check_prompts = field_validator("prompts", mode="before")(check_lifted)
 
     @property
     def has_held_out(self) -> bool:
@@ -299,4 +311,5 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     def measured(self) -> tuple[str, ...]:
         """With what counts solved problems, and with what an environment reports."""
         episodes = MEASURED_ON_EPISODES if self.environment is not None else ()
-        return (*self.measures, *self.evaluation.metrics, *episodes)
+        first = ("eval/first_ref_kl",) if self.moving_reference is not None else ()
+        return (*self.measures, *self.evaluation.metrics, *episodes, *first)

@@ -10,6 +10,7 @@ method's module; a stage adds models, data and who judges.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache, partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
+from rlhf.config.capabilities import CapabilitiesStage
 from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
-from rlhf.config.methods import declared_stages
+from rlhf.config.methods import KIND_OF_METHOD, METHODS
 from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
 from rlhf.config.stage_inputs import (
     DataInputs,
@@ -44,6 +46,19 @@ from rlhf.config.training_stages import (
     TRPOStage,
     VAPOStage,
 )
+from rlhf.errors import ConfigError
+
+
+def declared_stages() -> Iterator[type[StageConfig]]:
+    """The kinds of stages that methods declare; methods that are variants of another kind are not imported."""
+    for name, kind in KIND_OF_METHOD.items():
+        if name == kind and (stage := METHODS[name].stage) is not None:
+            if not issubclass(stage, StageConfig):
+                raise ConfigError(
+                    f"The stage of the method {name!r} should be a class below StageConfig; got {stage.__name__}."
+                )
+            yield stage
+
 
 STAGE_KINDS: tuple[type[StageConfig], ...] = (
     WorldStage,
@@ -68,6 +83,7 @@ STAGE_KINDS: tuple[type[StageConfig], ...] = (
     BestOfNStage,
     EvaluateStage,
     PassAtKStage,
+    CapabilitiesStage,
 )
 """Every kind of stage; a line more is a kind more, and so is a line of ``KIND_OF_METHOD`` for a method that declares its stage. The order
 is that of `rlhf config schema` and of errors."""
@@ -136,6 +152,7 @@ __all__ = [
     "BestOfNStage",
     "CPOStage",
     "CalculatorStage",
+    "CapabilitiesStage",
     "DPOStage",
     "DataInputs",
     "DistillStage",

@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from rlhf.config.base import BaseConfig
 from rlhf.config.guards import GuardsConfig
+from rlhf.config.method_hints import MethodHints
 
 Truncation = Literal["error", "keep_start", "keep_end", "drop"]
 Autocast = Literal["none", "bfloat16", "float16"]
@@ -37,6 +38,7 @@ FREE_TO_CHANGE: dict[str, bool | set[str]] = {
     "guards": True,
     "max_nonfinite_steps": True,
     "cache_reference": True,
+    "data_workers": True,
     "engine": {"python", "env", "kv_cache_gib", "start_timeout_seconds", "timeout_seconds", "mismatch"},
 }
 """Settings that a resumed run may change, whole sections or keys in them: where it keeps what, where helpers live, and when it asks for
@@ -59,7 +61,7 @@ class EarlyStoppingConfig(BaseConfig):
     """The weights of the best evaluation are the result, not the last ones."""
 
 
-class TrainConfig(BaseConfig):
+class TrainConfig(MethodHints):
     """Optimizer, schedule, evaluation, checkpoints and logging: the same for every trainer."""
 
     learning_rate: float = Field(2e-5, gt=0)

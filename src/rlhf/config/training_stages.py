@@ -101,7 +101,8 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     def measured(self) -> tuple[str, ...]:
         """The loss decides."""
         if self.loss == "pairs":
-            return ("eval/loss", "eval/accuracy", "eval/margin")
+            labels = ("eval/step_loss", "eval/step_accuracy", "eval/wrong_found") if self.step_coef else ()
+            return ("eval/loss", "eval/accuracy", "eval/margin", *labels)
         return ("eval/loss", "eval/accuracy", "eval/wrong_found", "eval/first_wrong", "eval/sound", "eval/f1")
 
     def files_written(self) -> dict[str, str | None]:

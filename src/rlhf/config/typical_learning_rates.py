@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rlhf.config.methods import METHODS
+from rlhf.config.methods.rates import Rates, TypicalRates
 
 PAGE = "docs/learning-rates.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Of one method on models of one size."""
-
-    usual: float
-    lowest: float
-    """Below it a run of the usual length learns next to nothing."""
-    highest: float
-    """Above it no run of ours worked, or nobody has published one."""
-
-    @classmethod
-    def around(cls, usual: float) -> Rates:
-        """Published ones: a factor of 20 below is a default for larger models, one of 100 above a slip of the pen."""
-        return cls(usual, usual / 20, usual * 100)
-
-    def times(self, factor: float) -> Rates:
-        """All of them, so many times larger."""
-        return Rates(self.usual * factor, self.lowest * factor, self.highest * factor)
 
 
 SMALL, MEDIUM = 10_000_000, 1_000_000_000
 """Parameters below which a model is small, and below which it is of medium size. Rates of small ones were measured here, on models of
 0.26 to 1.1 million."""
-
-
-@dataclass(frozen=True, slots=True)
-class TypicalRates:
-    """Of one method on models of all sizes."""
-
-    small: Rates
-    """Usual: what works on the model that bears least; lowest: a tenth of the lowest rate that worked on any of the models of
-    docs/learning-rates.md; highest: the highest that worked on any of them."""
-    medium: float
-    """For all weights, of published runs of Llama, Qwen and Mistral models."""
-    large: float
-    """The same for the largest ones."""
 
 
 POLICY_RATES = TypicalRates(small=Rates(1e-4, 1e-5, 1e-3), medium=1e-5, large=1e-6)
@@ -59,8 +27,6 @@ def usual_rates(kind: str, num_parameters: int, *, is_lora: bool) -> Rates:
         num_parameters: Of the whole model.
         is_lora: An adapter is trained, not all weights.
     """
-    from rlhf.config.methods import METHODS  # here: the methods declare their rates with the classes above
-
     method = METHODS.get(kind)
     typical = method.rates if method is not None and method.rates is not None else POLICY_RATES
     if num_parameters < SMALL:

@@ -7,8 +7,9 @@ Data too large for that streams: see ``streaming``.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar, Unpack, cast, overload
 
@@ -23,6 +24,7 @@ from rlhf.data.report import TokenizationReport, nothing_left
 from rlhf.data.sources import Source, source_name
 from rlhf.data.split import SplitBy, held_out_numbers
 from rlhf.data.tokenization import Tokenization
+from rlhf.data.worker_pool import WorkerPool
 from rlhf.data.write import columns_of, write_rows
 from rlhf.errors import ConfigError, DataError
 
@@ -44,28 +46,39 @@ class TokenizedDataset(Generic[ItemT]):
     report: TokenizationReport
     """What happened to the rows on the way, bad ones included."""
 
-    def __init__(self, source: Source, tokenizer: PreTrainedTokenizerBase, **options: Unpack[DatasetOptions]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        workers: int = 1,
+        **options: Unpack[DatasetOptions],
+    ) -> None:
         """Read and tokenize.
 
         Args:
             source: See ``rlhf.data.read.open_rows``.
             tokenizer: Its ids are what the model knows. Stepwise rows need a fast one.
+            workers: Processes that tokenize; 1 for this one. Items, counts and errors are the same with any number.
             options: ``max_length``, ``max_prompt_length``, ``truncation``, ``chat_template`` and, where the kind has them,
                 ``add_eos``, ``train_on`` and ``step_separator``: see ``DatasetOptions``. Of the reading: ``on_bad_row``,
                 ``columns``, ``split``, ``subset``, ``limit``.
         """
+        if workers < 1:
+            raise ConfigError(f"workers is {workers}; wanted at least 1.")
         plan, self.how, reading = opened_with(self.plan, tokenizer, options, name=type(self).__name__)
         self.report = TokenizationReport()
         skip = reading.get("on_bad_row") == "skip"
         self._items: list[Item] = []
         stream = open_rows(source, streaming=False, accepts=plan.accepts, strings_are=plan.strings_are, **reading)
-        batch: list[Row] = []
-        for row in stream:
-            batch.append(row)
-            if len(batch) == ROWS_AT_ONCE:
+        batches = _batches(stream)
+        if workers == 1:
+            for batch in batches:
                 self._items += plan.items(batch, self.how, self.report, skip_bad_rows=skip)
-                batch = []
-        self._items += plan.items(batch, self.how, self.report, skip_bad_rows=skip)
+        else:
+            with WorkerPool(workers, self.plan, tokenizer, options) as pool:
+                for items in pool.items(batches, plan, self.how, self.report, skip_bad_rows=skip):
+                    self._items += items
         self.report.num_rows += len(stream.bad_rows)
         self.report.bad_rows = stream.bad_rows + self.report.bad_rows
         if not self._items:
@@ -168,6 +181,13 @@ class TokenizedDataset(Generic[ItemT]):
                     new = f"{row.id}#{count}"
                 seen[new] = 1
                 self._items[number] = (replace(row, id=new), stored)
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows in lists of ``ROWS_AT_ONCE``."""
+    source = iter(rows)
+    while batch := list(itertools.islice(source, ROWS_AT_ONCE)):
+        yield batch
 
 
 class SFTDataset(TokenizedDataset[Group]):

@@ -110,6 +110,7 @@ def read_json(path: Path, start: int) -> Iterator[RawRow]:
     elif first.startswith(b"["):
         with open_text(path) as text:
             for row in _JsonArray(text, path).rows():
+                assert isinstance(row.after, int)
                 if row.after > start:
                     yield row
     elif first:

@@ -119,6 +119,16 @@ class PackedBatch:
         """int64 [S] row of each sequence's last token: where a reward model reads its score."""
         return (self.start + self.length - 1).long()
 
+    def at_last_tokens(self) -> PackedBatch:
+        """The same tokens, with the state *after* each sequence's last token as the only one that is looked at: M = S.
+
+        What a critic says of it is the value of going on, where a completion was cut.
+        """
+        sequences = torch.arange(self.num_sequences, device=self.tokens.device)
+        # which token is scored there makes no difference to a value; the last one is at hand
+        last = self.last
+        return replace(self, score_at=last, score_token=self.tokens[last], score_seq=sequences, token_columns={})
+
     def to(self, device: torch.device | str) -> PackedBatch:
         """The same batch with every tensor on ``device``."""
         if self.tokens.device == torch.device(device):

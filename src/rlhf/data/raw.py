@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 MAX_ROW_BYTES = 1 << 24
 """A row of text is at most 16 MiB long: a file without line breaks must not fill the memory."""
+
+
+Place = int | Mapping[str, Any]
+"""Where a part goes on: how many lines or bytes lie before it, or what rows of the user's say of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,8 @@ class RawRow:
 
     place: str
     """Where in the part: a line number, or ``row 3`` in formats without lines; both count from 1."""
-    after: int
-    """What to pass as ``start`` to go on behind this row."""
+    after: int | Callable[[], Place]
+    """What to pass as ``start`` to go on behind this row; a function where that costs something, to be called before the next row."""
     value: Any
     """A mapping, or ``Unreadable``, or whatever else stood there."""
 

@@ -23,8 +23,8 @@ class NoUsableRowError(DataError):
     """A source was read to its end and gave nothing."""
 
 
-Cursor = tuple[int, int]
-"""Which part, and where in it: where a stream goes on."""
+Cursor = tuple[int, Any]
+"""Which part, and where in it (see ``RawRow.after``): where a stream goes on."""
 
 
 @dataclass(slots=True)

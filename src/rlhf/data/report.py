@@ -54,6 +54,13 @@ class TokenizationReport:
             if name in self.other_columns or len(self.other_columns) < MOST_COLUMNS:
                 self.other_columns[name] = self.other_columns.get(name, 0) + 1
 
+    def add(self, other: TokenizationReport) -> None:
+        """Add the counters and bad rows of further rows; not their other columns, of which only the first names of all rows count."""
+        for name, value in asdict(other).items():
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+        self.bad_rows += other.bad_rows
+
     def to_dict(self) -> dict[str, Any]:
         """All counters and the list of bad rows."""
         return asdict(self)

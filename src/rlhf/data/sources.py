@@ -22,6 +22,7 @@ from rlhf.data.message_text import describe, listed, one_line, printable
 from rlhf.data.raw import RawRow, number_rows
 from rlhf.data.readers import FileFormat, read_file
 from rlhf.data.saved import is_saved_dataset, saved_files
+from rlhf.data.user_rows import UserRows, names_rows
 from rlhf.errors import DataError, did_you_mean_file
 
 SUFFIXES: Mapping[str, FileFormat] = {
@@ -56,7 +57,7 @@ class Part:
     """The path as given; begins every message about a row. Empty for a list."""
     label: str
     """Short name that tells this part from the others; begins the ids of rows that bring none."""
-    read: Callable[[int], Iterator[RawRow]]
+    read: Callable[[Any], Iterator[RawRow]]
     """Rows from a start on; 0 is the beginning, others come from ``RawRow.after``."""
     content: Callable[[], str]
     """Hash of the data, made when it is asked for."""
@@ -80,7 +81,7 @@ class Part:
 
 
 Source = str | os.PathLike[str] | Iterable[Any]
-"""A path, a folder, a hub name, a list of paths, a list of rows, or a ``datasets`` object."""
+"""A path, a folder, a hub name, ``package.module:Rows``, a list of paths, a list of rows, or a ``datasets`` object."""
 
 
 def open_source(
@@ -152,12 +153,18 @@ def _has_known_suffix(name: str) -> bool:
 
 
 def _looks_like_path(text: str) -> bool:
-    return len(text) <= 1024 and "\n" not in text and (_has_known_suffix(text) or os.path.exists(text))
+    if len(text) > 1024 or "\n" in text:
+        return False
+    is_rows = names_rows(text) and "." in text.rpartition(":")[0]  # a plain word before a colon is as likely a text
+    return is_rows or _has_known_suffix(text) or os.path.exists(text)
 
 
 def _open_path(name: str, split: str | None, subset: str | None, streaming: bool) -> list[Part]:
     if not name.strip():
         raise DataError("The name of the data is empty; wanted a path, a folder or a hub name.")
+    if names_rows(name):
+        rows = UserRows(name)
+        return [Part(where=name, label=name.rpartition(":")[2], read=rows.read, content=rows.content)]
     with contextlib.suppress(RuntimeError):  # there is no such user's home
         name = os.path.expanduser(name)
     path = Path(name)

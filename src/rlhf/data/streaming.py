@@ -123,7 +123,8 @@ class StreamingDataset(Generic[ItemT]):
                 )
         self._check_same_data(state.get("data"))
         try:
-            part, place = map(int, state["cursor"])
+            part, place = state["cursor"]
+            cursor = (int(part), dict(place) if isinstance(place, dict) else int(place))
             counts = [int(state[name]) for name in ("epoch", "num_rows", "block", "done_of_block")]
             TokenizationReport.from_dict(state["report"])
         except (KeyError, TypeError, ValueError) as err:
@@ -131,7 +132,7 @@ class StreamingDataset(Generic[ItemT]):
                 f"The saved state of the data stream is not whole ({type(err).__name__}: {one_line(err)}); resume from an "
                 "earlier checkpoint, or start over."
             ) from err
-        self._cursor = (part, place)
+        self._cursor = cursor
         self.epoch, self._num_rows, self._block, self._done_of_block = counts
         self._report_before = state["report"]
 
@@ -174,6 +175,8 @@ class StreamingDataset(Generic[ItemT]):
         for row, behind in itertools.islice(source, self._block_rows):
             rows.append(row)
             cursor = behind
+        if callable(cursor[1]):
+            cursor = (cursor[0], cursor[1]())
         self.report.num_rows += len(self._stream.bad_rows)
         self.report.bad_rows += self._stream.bad_rows
         items = self._plan.items(rows, self.how, self.report, skip_bad_rows=self._skip_bad_rows)

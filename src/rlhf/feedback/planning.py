@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from rlhf.errors import ConfigError
+from rlhf.evaluation.sample_size import check_shares
 from rlhf.feedback.learning_curve import PairsNeeded
 from rlhf.formatting import percentage
 
@@ -94,81 +94,6 @@ def estimate_annotation_cost(
     )
 
 
-def pairs_for_win_rate(
-    difference: float,
-    *,
-    tie_frac: float = 0.0,
-    label_accuracy: float = 1.0,
-    confidence: float = 0.95,
-    power: float = 0.8,
-) -> int:
-    """Prompts needed to tell a true win rate of 1/2 + difference from 1/2, each with one label.
-
-        n    = ((z_alpha s0 + z_beta s1) / seen)^2,   s^2 = p(1 - p) - ties / 4  of outcomes 1, 1/2, 0,  p = 1/2 + seen
-        seen = (2 label_accuracy - 1) difference
-
-    A wrong label calls the loser the winner, as likely one way as the other, so what is seen shrinks towards 1/2.
-
-    Sources: the sample size of a one-sample test of a mean, two-sided, normal approximation (Fleiss, Levin and Paik 2003,
-    "Statistical methods for rates and proportions", section 2.4), with ties at one half; attenuation by wrong labels: Bross
-    1954, "Misclassification in 2 x 2 tables", Biometrics 10.
-
-    Args:
-        difference: Of the true win rate from 1/2, above 0 and below 1/2.
-        tie_frac: Share of ties, which narrow the spread; taken to be seen by everybody.
-        label_accuracy: How often the label of a pair that is no tie is right, above 1/2: ``majority_accuracy`` of its
-            judgments.
-        confidence: Of the two-sided test.
-        power: Chance to find a difference that is there.
-
-    Raises:
-        ConfigError: A share is out of its range, or no win rate can be so far from 1/2 with so many ties.
-    """
-    _check_shares(
-        label_accuracy=(label_accuracy, 0.5, 1 + 1e-12),
-        difference=(difference, 0, 0.5),
-        tie_frac=(tie_frac, -1e-12, 1),
-        power=(power, 0, 1),
-        confidence=(confidence, 0, 1),
-    )
-    z_alpha, z_beta = NormalDist().inv_cdf((1 + confidence) / 2), NormalDist().inv_cdf(power)
-    p = 0.5 + difference
-    if p > 1 - tie_frac / 2:
-        raise ConfigError(
-            f"A win rate of {p:g} can't be with {percentage(tie_frac, 0)} ties; it is at most {1 - tie_frac / 2:g}."
-        )
-    seen = (2 * label_accuracy - 1) * difference
-    without = math.sqrt(max(0.25 - tie_frac / 4, 0.0))
-    with_it = math.sqrt(max(0.25 - seen**2 - tie_frac / 4, 0.0))
-    return math.ceil(((z_alpha * without + z_beta * with_it) / seen) ** 2)
-
-
-def detectable_difference(
-    num_pairs: int, *, tie_frac: float = 0.0, label_accuracy: float = 1.0, confidence: float = 0.95, power: float = 0.8
-) -> float:
-    """The smallest distance of a true win rate from 1/2 that so many prompts find; NaN where none is found.
-
-    The inverse of ``pairs_for_win_rate``, by bisection.
-    """
-
-    def needed(difference: float) -> int:
-        return pairs_for_win_rate(
-            difference, tie_frac=tie_frac, label_accuracy=label_accuracy, confidence=confidence, power=power
-        )
-
-    highest = min(0.5, 0.5 - tie_frac / 2) - 1e-9
-    if num_pairs < 1 or highest <= 0 or needed(highest) > num_pairs:
-        return math.nan
-    low, high = 1e-6, highest
-    for _ in range(60):
-        middle = (low + high) / 2
-        if needed(middle) <= num_pairs:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
 def majority_accuracy(annotator_accuracy: float, judgments: int) -> float:
     """How often the majority of independent annotators is right; an even number's draws are broken by a coin.
 
@@ -180,7 +105,7 @@ def majority_accuracy(annotator_accuracy: float, judgments: int) -> float:
         annotator_accuracy: p of each, between 0 and 1.
         judgments: n of each item, at least 1.
     """
-    _check_shares(annotator_accuracy=(annotator_accuracy, -1e-12, 1 + 1e-12))
+    check_shares(annotator_accuracy=(annotator_accuracy, -1e-12, 1 + 1e-12))
     if judgments < 1:
         raise ConfigError(f"judgments is {judgments}; an item is judged at least once.")
     p, n = annotator_accuracy, judgments
@@ -271,9 +196,3 @@ def overlap_plans(
             )
         )  # fmt: skip
     return found
-
-
-def _check_shares(**shares: tuple[float, float, float]) -> None:
-    for name, (value, low, high) in shares.items():
-        if not low < value < high:
-            raise ConfigError(f"{name} is {value}; it lies between {max(low, 0):g} and {min(high, 1):g}.")

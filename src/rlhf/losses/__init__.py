@@ -115,6 +115,7 @@ from rlhf.losses.reward import bradley_terry_loss as bradley_terry_loss
 from rlhf.losses.reward import centering_penalty as centering_penalty
 from rlhf.losses.reward import hinge_margin_loss as hinge_margin_loss
 from rlhf.losses.reward import label_noise as label_noise
+from rlhf.losses.reward import loss_under_label_noise as loss_under_label_noise
 from rlhf.losses.reward import rating_loss as rating_loss
 
 # what unpaired losses remember

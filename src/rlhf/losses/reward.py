@@ -6,6 +6,8 @@ completions in ``rankings``, steps of a solution in ``process``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -69,23 +71,72 @@ def label_noise(label_probability: Tensor, *, label_smoothing: float = 0.0) -> T
     The loss's soft label is one minus this. A probability of 1/2, a guess, teaches nothing but equal scores.
 
     Args:
-        label_probability: [P] that each label is right, in [0.5, 1].
+        label_probability: [P] (or [S]) that each label is right, in [0.5, 1].
         label_smoothing: s, share of labels that are wrong whatever their probability, in [0, 0.5].
 
     Returns:
-        [P] in [label_smoothing, 0.5], for ``bradley_terry_loss(label_smoothing=...)``.
+        [P] in [label_smoothing, 0.5], for ``label_smoothing`` of the losses here.
     """
     guessed_wrong = 1 - label_probability
     return label_smoothing * (1 - guessed_wrong) + (1 - label_smoothing) * guessed_wrong
 
 
-def hinge_margin_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, margin: float | Tensor = 1.0) -> Tensor:
+def loss_under_label_noise(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    chosen_scores: Tensor,
+    rejected_scores: Tensor,
+    *,
+    label_smoothing: float | Tensor,
+) -> Tensor:
+    """Expected loss of each pair when its label is the wrong way round with probability s.
+
+        (1 - s) loss(chosen, rejected) + s loss(rejected, chosen)
+
+    A tie is its own mirror image: a loss that is symmetric in it, as those of ``ties`` are, stays as it is.
+
+    Source: as label smoothing of preferences: Mitchell 2023, "A note on DPO with noisy preferences", eq. 3.
+
+    Args:
+        loss: Gives [P] of two sides [P].
+        chosen_scores: [P] score of the preferred completion.
+        rejected_scores: [P].
+        label_smoothing: s in [0, 0.5]: one for all pairs, or [P] such as ``label_noise`` makes.
+
+    Returns:
+        [P] loss per pair. The caller reduces.
+
+    Raises:
+        ConfigError: One ``label_smoothing`` for all pairs is outside its range.
+    """
+    check_same_shape(chosen_scores, rejected_scores)
+    if isinstance(label_smoothing, Tensor):
+        check_same_shape(chosen_scores, label_smoothing)
+    elif label_smoothing == 0:
+        return loss(chosen_scores, rejected_scores)
+    elif label_smoothing != 0.5:  # half: the labels carry no information
+        check_smoothing(label_smoothing)
+    kept, swapped = loss(chosen_scores, rejected_scores), loss(rejected_scores, chosen_scores)
+    return (1 - label_smoothing) * kept + label_smoothing * swapped
+
+
+def hinge_margin_loss(
+    chosen_scores: Tensor,
+    rejected_scores: Tensor,
+    *,
+    margin: float | Tensor = 1.0,
+    label_smoothing: float | Tensor = 0.0,
+) -> Tensor:
     """What is missing of the margin by which each chosen completion should lead.
 
-        max(0, margin - (chosen - rejected))
+        L(d) = max(0, margin - d),   d = chosen - rejected
+        loss = (1 - s) L(d) + s L(-d)
 
     A pair that keeps its margin teaches nothing, and all that miss theirs pull alike. The size of the margin sets the
     scale of the scores.
+
+    With s > 0 the minimum stays at d = margin, for any s below 1/2: unlike ``bradley_terry_loss``, where an unsure label
+    asks for a smaller lead, here it pulls with a weight of 1 - 2 s, and back with s beyond the margin. At 1/2 all leads
+    up to the margin are alike.
 
     Source: Herbrich, Graepel and Obermayer 2000, "Large margin rank boundaries for ordinal regression".
 
@@ -93,14 +144,19 @@ def hinge_margin_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, margin:
         chosen_scores: [P] score of the preferred completion.
         rejected_scores: [P].
         margin: Above 0, in units of the score: one for all pairs, or [P].
+        label_smoothing: s, as in ``bradley_terry_loss``.
 
     Returns:
         [P] loss per pair. The caller reduces.
     """
-    check_same_shape(chosen_scores, rejected_scores)
     if isinstance(margin, Tensor):
         check_same_shape(chosen_scores, margin)
-    return F.relu(margin - (chosen_scores - rejected_scores))
+    return loss_under_label_noise(
+        lambda chosen, rejected: F.relu(margin - (chosen - rejected)),
+        chosen_scores,
+        rejected_scores,
+        label_smoothing=label_smoothing,
+    )
 
 
 def rating_loss(scores: Tensor, ratings: Tensor) -> Tensor:
@@ -124,7 +180,7 @@ def rating_loss(scores: Tensor, ratings: Tensor) -> Tensor:
 
 
 def binary_loss(
-    scores: Tensor, labels: Tensor, *, label_smoothing: float = 0.0, negative_weight: float = 1.0
+    scores: Tensor, labels: Tensor, *, label_smoothing: float | Tensor = 0.0, negative_weight: float = 1.0
 ) -> Tensor:
     """Cross-entropy of each score, read as the log-odds of "good", against a label.
 
@@ -138,7 +194,7 @@ def binary_loss(
     Args:
         scores: [S] log-odds.
         labels: [S] floats in [0, 1]: 1 good, 0 bad, between them a probability.
-        label_smoothing: s, probability that a label is wrong, in [0, 0.5].
+        label_smoothing: s, probability that a label is wrong, in [0, 0.5]: one for all, or [S].
         negative_weight: w, above 0; more than 1 where bad ones are rare and must not be missed.
 
     Returns:

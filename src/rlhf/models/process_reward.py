@@ -263,11 +263,12 @@ def pack_steps(groups: Sequence[Group]) -> PackedBatch:
 
     Args:
         groups: With the column ``step_ends``: for each branch, the places of its steps' last tokens. With the column
-            ``labels``, one for each step of the group's only branch, these are packed too.
+            ``labels``, one for each step of the group's only branch, these are packed too; with ``labels_of``, such a list for each
+            branch, None for one without labels.
 
     Returns:
-        A batch with the token columns ``step_end`` (bool), ``step_label`` (at the ends of steps; 0 elsewhere) and
-        ``in_right_step`` (bool).
+        A batch with the token columns ``step_end`` (bool), ``step_label`` (at the ends of steps; 0 elsewhere), ``step_labeled``
+        (bool, at the ends of steps that have a label) and ``in_right_step`` (bool).
 
     Raises:
         DataError: A row says nothing of its steps.
@@ -275,23 +276,29 @@ def pack_steps(groups: Sequence[Group]) -> PackedBatch:
     end: list[bool] = []
     label: list[float] = []
     right: list[bool] = []
+    labeled: list[bool] = []
     for group in groups:
         ends_of = group.columns.get("step_ends")
         if ends_of is None or not all(ends_of):
             raise DataError(f"Row {group.columns.get('id')}: its steps are not marked; give rows of kind stepwise.")
-        labels = [float(one) for one in group.columns.get("labels") or [0.0] * len(ends_of[0])]
-        for branch, ends in zip(group.branches, ends_of, strict=True):
+        labels_of = group.columns.get("labels_of") or [group.columns.get("labels")] * len(ends_of)
+        for branch, ends, labels in zip(group.branches, ends_of, labels_of, strict=True):
             places, count = set(ends), len(branch.tokens)
             end += [place in places for place in range(count)]
+            has_labels = labels is not None and len(labels) == len(ends)
+            labeled += [place in places and has_labels for place in range(count)]
             begins = [0, *(place + 1 for place in ends), count]
             # Behind the last end, and in branches without labels, nothing is known.
-            known = [*labels, 0.0] if len(labels) == len(ends) else [0.0] * (len(ends) + 1)
+            known = [*map(float, labels), 0.0] if has_labels else [0.0] * (len(ends) + 1)
             for begin, behind, one in zip(begins[:-1], begins[1:], known, strict=True):
                 label += [one] * (behind - begin)
                 right += [one >= 0.5] * (behind - begin)
     at_end = torch.tensor(end)
     return pack(groups).with_token_columns(
-        step_end=at_end, step_label=torch.tensor(label) * at_end, in_right_step=torch.tensor(right)
+        step_end=at_end,
+        step_label=torch.tensor(label) * at_end,
+        step_labeled=torch.tensor(labeled),
+        in_right_step=torch.tensor(right),
     )
 
 

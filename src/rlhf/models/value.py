@@ -191,18 +191,32 @@ class ValueModel(ScalarModel):
             raise ModelError("A value head on the policy's backbone has no separate path; use the policy's.")
         return super().choose_path(groups)
 
-    def values(self, batch: PackedBatch, hidden: Tensor | None = None) -> Tensor:
-        """Expected return before each scored token, [M], float32 at least; differentiable.
+    def values(
+        self, batch: PackedBatch, hidden: Tensor | None = None, *, at: Literal["tokens", "final"] = "tokens"
+    ) -> Tensor:
+        """Expected return before each scored token, or after each sequence's last one; float32 at least, differentiable.
 
         Args:
             batch: The packed batch.
-            hidden: [M, H] the policy's ``TokenScores.hidden``; for a shared backbone only.
+            hidden: The policy's ``TokenScores.hidden``, for a shared backbone only: [M, H] of ``batch``, or for "final" [S, H] of
+                ``batch.at_last_tokens()``.
+            at: "tokens" for [M], one value before each scored token; "final" for [S], one value of each whole sequence.
+
+        Raises:
+            ModelError: ``at`` is neither, or a shared backbone was given no hidden states, or not one for each value.
         """
+        if at not in ("tokens", "final"):
+            raise ModelError(f"at is {at!r}; values are read at 'tokens' or 'final'.")
+        if at == "final":
+            batch = batch.at_last_tokens()
         if self.model is None:
             if hidden is None:
                 raise ModelError(
-                    "A value head on the policy's backbone needs its hidden states: score(batch, with_hidden=True)."
+                    "A value head on the policy's backbone needs its hidden states: score(batch, with_hidden=True); for at='final', "
+                    "of batch.at_last_tokens()."
                 )
+            if len(hidden) != batch.num_scored:
+                raise ModelError(f"There are {len(hidden)} hidden states for {batch.num_scored} values at {at!r}.")
             assert self.head is not None
             with torch.autocast(hidden.device.type, enabled=False):
                 values: Tensor = self.head(hidden.to(torch.promote_types(hidden.dtype, torch.float32))).squeeze(1)

@@ -46,6 +46,7 @@ def extra_copies(stage: Any, shape: ModelShape) -> float:
         + int(stage.l2_coef > 0)
         + 2 * int(getattr(stage, "ewc", None) is not None)
         + int(getattr(stage, "moving_reference", None) is not None)  # where it was, should a rollout be broken off
+        + int(getattr(stage, "moving_reference", None) is not None and stage.has_held_out)  # where it began
     )
     return float(copies * shape.num_trainable * shape.trained_width)
 

@@ -135,18 +135,6 @@ class RolloutExperience:
         return cls(groups, columns=state["columns"], token_columns=state["token_columns"])
 
 
-def at_last_tokens(batch: PackedBatch) -> PackedBatch:
-    """The same tokens, with the state *after* each sequence's last token as the only one that is looked at: M = S.
-
-    What a critic says of it is the value of going on, where a completion was cut.
-    """
-    sequences = torch.arange(batch.num_sequences, device=batch.tokens.device)
-    # which token is scored there makes no difference to a value; the last one is at hand
-    return replace(
-        batch, score_at=batch.last, score_token=batch.tokens[batch.last], score_seq=sequences, token_columns={}
-    )
-
-
 def _ranges(first: Sequence[int], numbers: Sequence[int]) -> Tensor:
     """int64: first[n] .. first[n + 1] for each n, one after the other."""
     return torch.tensor([index for n in numbers for index in range(first[n], first[n + 1])])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -47,9 +47,9 @@ class RLInputs(Generic[RLConfigT]):
     config: RLConfigT
     prompts: Sequence[Prompt]
     """Sampled from in a shuffled, endless order; at least one."""
-    scorer: Any = None
+    scorer: Any = field(default=None, metadata={"asked_as": "reward"})
     """Scores completions: a ``Scorer``, a function, or what a recipe's ``reward`` takes (``as_scorer``); None
-    only where nothing is learned from scores (distillation)."""
+    only where nothing is learned from scores (distillation). Constructors of trainers take it as ``reward=``, too."""
     _: KW_ONLY
     reference: Reference
     """Log-probabilities of the policy that the KL penalty pulls towards; usually the policy as it was."""
@@ -101,12 +101,14 @@ def built_from(
     """Make a constructor that takes an inputs object one that can also be called with the object's fields.
 
     Args:
-        inputs: The dataclass.
+        inputs: The dataclass; metadata ``asked_as`` of a field is a second keyword for it.
 
     Raises:
-        TypeError: When the constructor is called with a keyword that is no field; names the trainer and the nearest field.
+        TypeError: When the constructor is called with a keyword that is no field, or gives a field twice; names the trainer and the
+            field.
     """
-    known = [field.name for field in fields(inputs)]  # type: ignore[arg-type]
+    known = [each.name for each in fields(inputs)]  # type: ignore[arg-type]
+    second = {each.metadata["asked_as"]: each.name for each in fields(inputs) if "asked_as" in each.metadata}  # type: ignore[arg-type]
 
     def decorate(init: Callable[[TrainerT, InputsT], None]) -> Callable[Concatenate[TrainerT, P], None]:
         @functools.wraps(init)
@@ -114,14 +116,22 @@ def built_from(
             if len(args) == 1 and not named and isinstance(args[0], inputs):  # type: ignore[arg-type]
                 init(self, cast("InputsT", args[0]))
                 return
-            for key in named:
+            owner, by_name = type(self).__name__, cast("dict[str, object]", named)
+            for key in by_name.keys() & second:
+                if second[key] in by_name or known.index(second[key]) < len(args):
+                    raise TypeError(f"{owner} was given both {second[key]!r} and {key!r}, which are one argument.")
+                by_name[second[key]] = by_name.pop(key)
+            for key in by_name:
                 if key not in known:
-                    raise TypeError(f"{type(self).__name__} takes no argument {key!r}.{did_you_mean(key, known)}")
+                    raise TypeError(f"{owner} takes no argument {key!r}.{did_you_mean(key, [*known, *second])}")
             init(self, inputs(*args, **named))
 
         own, given = inspect.signature(init), inspect.signature(inputs)
         first = next(iter(own.parameters.values()))
-        __init__.__signature__ = given.replace(parameters=[first, *given.parameters.values()])  # type: ignore[attr-defined]
+        also = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in second]
+        __init__.__signature__ = given.replace(  # type: ignore[attr-defined]
+            parameters=[first, *given.parameters.values(), *also]
+        )
         return __init__
 
     return decorate

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,13 +28,16 @@ class MovingReference:
         policy: Whom it follows.
         every: Rollouts between two moves.
         decay: Share of itself that the reference keeps.
+        keeps_first: Keep where it began, in the memory of the CPU, so that ``where_it_began`` can go back there.
 
     Raises:
         ConfigError: The reference is no copy of the policy, so that it can't follow it.
         ModelError: It is in half precision.
     """
 
-    def __init__(self, reference: Reference, policy: PolicyModel, *, every: int, decay: float) -> None:
+    def __init__(
+        self, reference: Reference, policy: PolicyModel, *, every: int, decay: float, keeps_first: bool = False
+    ) -> None:
         if not isinstance(reference, ReferenceModel):
             raise ConfigError(
                 f"moving_reference changes the reference, and that is {kind_of(reference)}; give a copy of the policy, "
@@ -50,18 +54,39 @@ class MovingReference:
         self.policy = policy
         self.every = every
         self.decay = decay
+        self.first = self._on_cpu() if keeps_first else None
+        """Where it began; a run that resumes begins there too, so that no checkpoint holds it."""
 
     @classmethod
     def of(
-        cls, config: MovingReferenceConfig | None, reference: Reference, policy: PolicyModel
+        cls,
+        config: MovingReferenceConfig | None,
+        reference: Reference,
+        policy: PolicyModel,
+        *,
+        keeps_first: bool = False,
     ) -> MovingReference | None:
         """As a recipe asks for it; None where it asks for none."""
-        return None if config is None else cls(reference, policy, every=config.every, decay=config.decay)
+        if config is None:
+            return None
+        return cls(reference, policy, every=config.every, decay=config.decay, keeps_first=keeps_first)
 
     def before_rollout(self, rollout_index: int) -> None:
         """Move, where it is due; rollouts are counted from 0, and the first has the reference as it was given."""
         if rollout_index and rollout_index % self.every == 0:
             self.reference.move(self.policy, decay=self.decay)
+
+    @contextlib.contextmanager
+    def where_it_began(self) -> Iterator[Reference]:
+        """The reference as it was before its first move, inside the block: its weights change places with those kept on the CPU, so that
+        the device holds no second reference."""
+        assert self.first is not None
+        moved = self._on_cpu()
+        self.load_state_dict(self.first)
+        try:
+            yield self.reference
+        finally:
+            self.load_state_dict(moved)
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the weights that move: a rollout that is broken off begins again from it."""
@@ -72,6 +97,9 @@ class MovingReference:
         """Go on where ``state_dict`` was taken."""
         for name, kept in self._moving().items():
             kept.copy_(state[name])
+
+    def _on_cpu(self) -> dict[str, Tensor]:
+        return {name: kept.detach().to("cpu", copy=True) for name, kept in self._moving().items()}
 
     def _moving(self) -> dict[str, Tensor]:
         trained = {name for name, parameter in self.policy.named_parameters() if parameter.requires_grad}

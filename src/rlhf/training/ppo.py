@@ -25,7 +25,7 @@ from rlhf.losses import (
 )
 from rlhf.models.score import TokenScores, evaluating
 from rlhf.training.algorithm import Totals
-from rlhf.training.experience import RolloutExperience, at_last_tokens
+from rlhf.training.experience import RolloutExperience
 from rlhf.training.metrics import Metrics
 from rlhf.training.optim import Optimizer, TrainedModule
 from rlhf.training.rl_trainer import RLTrainer
@@ -201,7 +201,7 @@ class PPOTrainer(RLTrainer[PPOConfig]):
             values = experience.map(self._values, max_tokens=limit)
             if not self.config.bootstrap_truncated:
                 return values, None
-            after_end = experience.map(lambda batch: self._values(at_last_tokens(batch)), max_tokens=limit)
+            after_end = experience.map(lambda batch: self._values(batch.at_last_tokens()), max_tokens=limit)
         return values, after_end * experience.columns["truncated"]
 
     def _values(self, batch: PackedBatch) -> Tensor:

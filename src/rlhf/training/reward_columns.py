@@ -64,7 +64,7 @@ def check_row(group: Group, config: RewardModelConfig) -> None:
 def _needs(config: RewardModelConfig) -> dict[str, Callable[[Group, RewardModelConfig], Sequence[float]]]:
     """Name of a column -> what reads it."""
     readers: dict[str, Callable[[Group, RewardModelConfig], Sequence[float]]] = {}
-    if config.use_margin:
+    if config.margin == "column":
         readers["margin"] = _margin
     if config.use_label_probability:
         readers["label_probability"] = _label_probability
@@ -81,7 +81,7 @@ def _needs(config: RewardModelConfig) -> dict[str, Callable[[Group, RewardModelC
 
 
 def _margin(group: Group, config: RewardModelConfig) -> list[float]:
-    margin = _number(group, "margin", "use_margin")
+    margin = _number(group, "margin", "margin: column")
     if config.loss == "hinge" and margin <= 0:
         raise _bad(group, f"the loss hinge needs margins above 0; got {margin!r}")
     return [margin] * len(group.branches)

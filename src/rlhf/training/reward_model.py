@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from rlhf.losses import (
     graded_loss,
     hinge_margin_loss,
     label_noise,
+    loss_under_label_noise,
     plackett_luce_loss,
     ranked_pairs,
     rao_kupper_logprobs,
@@ -146,19 +148,10 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
     def _losses(self, scores: Tensor, batch: PackedBatch, *, training: bool) -> Tensor:
         """[K * G] one for each score and row; outside training without smoothing and given margins of Bradley-Terry."""
         config, columns = self.config, batch.columns
+        smoothing = self._label_smoothing(batch) if training else 0.0
         match ROWS_OF_LOSS[config.loss]:
             case "preference":
-                chosen, rejected = (side.flatten() for side in _sides(scores))
-                margin = columns["margin"][0::2].repeat(len(scores)) if config.use_margin else None
-                if config.loss == "hinge":
-                    asked = margin if margin is not None else config.hinge_margin
-                    return hinge_margin_loss(chosen, rejected, margin=asked)
-                if not training:
-                    return bradley_terry_loss(chosen, rejected)
-                smoothing: float | Tensor = config.label_smoothing
-                if config.use_label_probability:
-                    smoothing = label_noise(columns["label_probability"][0::2]).repeat(len(scores))
-                return bradley_terry_loss(chosen, rejected, margin=margin, label_smoothing=smoothing)
+                return self._pair_losses(scores, batch, smoothing, training=training)
             case "ranking":
                 ranks = columns["rank"].to(scores.dtype)
                 return torch.cat([plackett_luce_loss(s, ranks, batch.group, batch.num_groups) for s in scores])
@@ -167,21 +160,52 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
                 return torch.cat([rating_loss(s + self._learned(k), ratings) for k, s in enumerate(scores)])
             case "kto":
                 labels = columns["label"].to(scores.dtype)
-                return torch.cat([binary_loss(s + self._learned(k), labels) for k, s in enumerate(scores)])
+                return torch.cat(
+                    [binary_loss(s + self._learned(k), labels, label_smoothing=smoothing) for k, s in enumerate(scores)]
+                )
         return torch.cat(
-            [self._comparison_loss(k, *sides, batch) for k, sides in enumerate(zip(*_sides(scores), strict=True))]
+            [
+                loss_under_label_noise(self._comparison_loss(k, batch), *sides, label_smoothing=smoothing)
+                for k, sides in enumerate(zip(*_sides(scores), strict=True))
+            ]
         )
 
-    def _comparison_loss(self, score: int, chosen: Tensor, rejected: Tensor, batch: PackedBatch) -> Tensor:
-        """[P] of one of the scores: pairs, some of them tied."""
+    def _label_smoothing(self, batch: PackedBatch) -> float | Tensor:
+        """How likely a label is to be wrong: one number, or of rows that say it [P] for pairs and [S] for single completions."""
+        if not self.config.use_label_probability:
+            return self.config.label_smoothing
+        probability = batch.columns["label_probability"]
+        if ROWS_OF_LOSS[self.config.loss] == "preference":
+            probability = probability[0::2]
+        return label_noise(probability, label_smoothing=self.config.label_smoothing)
+
+    def _pair_losses(self, scores: Tensor, batch: PackedBatch, smoothing: float | Tensor, *, training: bool) -> Tensor:
+        """[K * P] of pairs that have a winner."""
+        chosen, rejected = (side.flatten() for side in _sides(scores))
+        asked = self.config.margin
+        margin = batch.columns["margin"][0::2].repeat(len(scores)) if asked == "column" else asked
+        if isinstance(smoothing, Tensor):
+            smoothing = smoothing.repeat(len(scores))
+        if self.config.loss == "hinge":
+            lead: Any = 1.0 if margin is None else margin
+            return hinge_margin_loss(chosen, rejected, margin=lead, label_smoothing=smoothing)
+        if not training:
+            return bradley_terry_loss(chosen, rejected)
+        if isinstance(margin, float):
+            margin = torch.full_like(chosen, margin)
+        assert margin is None or isinstance(margin, Tensor)
+        return bradley_terry_loss(chosen, rejected, margin=margin, label_smoothing=smoothing)
+
+    def _comparison_loss(self, score: int, batch: PackedBatch) -> Callable[[Tensor, Tensor], Tensor]:
+        """[P] of the two sides of one of the scores: pairs, some of them tied."""
         grades = batch.columns["grade"][0::2]
         learned = self._learned(score)
         match self.config.loss:
             case "rao_kupper":
-                return rao_kupper_loss(chosen, rejected, grades == 0, threshold=learned)
+                return lambda chosen, rejected: rao_kupper_loss(chosen, rejected, grades == 0, threshold=learned)
             case "davidson":
-                return davidson_loss(chosen, rejected, grades == 0, tie_weight=learned)
-        return graded_loss(chosen, rejected, grades, margins=learned)
+                return lambda chosen, rejected: davidson_loss(chosen, rejected, grades == 0, tie_weight=learned)
+        return lambda chosen, rejected: graded_loss(chosen, rejected, grades, margins=learned)
 
     def _learned(self, score: int) -> Tensor:
         assert self.model.learned is not None

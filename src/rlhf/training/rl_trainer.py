@@ -88,7 +88,9 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.penalties: list[Penalty] = []
         """Terms of the loss beside the completions'; to be appended to before training."""
         self.controller = build_kl_controller(config.kl)
-        self.moving_reference = MovingReference.of(config.moving_reference, inputs.reference, inputs.policy)
+        self.moving_reference = MovingReference.of(
+            config.moving_reference, inputs.reference, inputs.policy, keeps_first=bool(inputs.eval_prompts)
+        )
         self.kl_measured: tuple[float, int] | None = None
         """Mean KL to the reference of the newest rollout, nats per sequence, and how many sequences it is of; the weight follows it
         when the next rollout begins."""
@@ -290,22 +292,30 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         return limit is not None and metrics[f"{self.name}/kl_mean"] > limit
 
     def evaluate(self) -> dict[str, float]:
-        """Score, KL to the reference (nats per sequence), length and share of ended completions on held-out prompts, and
-        what ``evaluation`` asks for."""
+        """Score, KL to the reference (nats per sequence; also to the first one, where it moves), length and share of ended completions
+        on held-out prompts, and what ``evaluation`` asks for."""
         if not self.eval_prompts:
             return {}
         metrics = Metrics()
         self.collector.version += 1
         judged = self._sample_held_out(step=self.collector.version * self.steps_per_phase)
         rollout, scores, experience = judged.rollout, judged.scores, judged.rollout.experience
-        log_ratio = rollout.sampled_logprobs - self._ref_logprobs(experience)
-        ref_kl = segment_sum(log_ratio, experience.score_seq, experience.num_sequences)
+        ref_kl = self._held_out_kl(rollout)
+        if self.moving_reference is not None:
+            with self.moving_reference.where_it_began():
+                metrics.mean("eval/first_ref_kl", self._held_out_kl(rollout))
         self.measure_held_out(experience, metrics)
         if self.inputs.scorer is None:
             measure_rollout("eval", rollout, None, ref_kl, metrics)
             return metrics.result()
         measure_rollout("eval", rollout, scores, ref_kl, metrics)
         return metrics.result() | self.held_out.metrics(rollout.completions, scores)
+
+    def _held_out_kl(self, rollout: Rollout) -> Tensor:
+        """[S] log-ratio to the reference as it is, nats per sequence."""
+        experience = rollout.experience
+        log_ratio = rollout.sampled_logprobs - self._ref_logprobs(experience)
+        return segment_sum(log_ratio, experience.score_seq, experience.num_sequences)
 
     def measure_held_out(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """Whatever else a trainer can say of the completions of held-out prompts: nothing."""

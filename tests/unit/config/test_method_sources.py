@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.config.methods import METHODS, REQUIRED
+from rlhf.config.method_options import REQUIRED, described_options, source_of
+from rlhf.config.methods import METHODS
 from rlhf.config.schema import describe_setting
 from rlhf.config.stages import DPOStage
 
@@ -16,12 +17,12 @@ from rlhf.config.stages import DPOStage
 @pytest.mark.parametrize("name", METHODS)
 def test_every_option_has_a_source(name):
     method = METHODS[name]
-    for setting in method.described_options():
-        assert method.source_of(setting), f"{name}: {setting.name}={setting.default}"
+    for setting in described_options(method):
+        assert source_of(method, setting), f"{name}: {setting.name}={setting.default}"
 
 
 def test_every_source_is_of_a_default_that_some_method_has():
-    shown = {name: {f"{s.name}={s.default}" for s in method.described_options()} for name, method in METHODS.items()}
+    shown = {name: {f"{s.name}={s.default}" for s in described_options(method)} for name, method in METHODS.items()}
     taken, given = defaultdict(set), defaultdict(set)
     for name, method in METHODS.items():
         assert method.sources.keys() <= shown[name], name
@@ -33,18 +34,18 @@ def test_every_source_is_of_a_default_that_some_method_has():
 
 def test_a_source_that_is_a_method_goes_with_a_word_and_not_with_a_number():
     dft = METHODS["dft"]
-    loss = next(setting for setting in dft.described_options() if setting.name == "loss")
-    assert dft.source_of(loss) == "it is the method: Wu et al. 2025, arXiv:2508.05629"
+    loss = next(setting for setting in described_options(dft) if setting.name == "loss")
+    assert source_of(dft, loss) == "it is the method: Wu et al. 2025, arXiv:2508.05629"
     noisy = METHODS["neftune"]
-    alpha = next(setting for setting in noisy.described_options() if setting.name == "neftune_alpha")
-    assert noisy.source_of(replace(alpha, default="7.0")) == ""
+    alpha = next(setting for setting in described_options(noisy) if setting.name == "neftune_alpha")
+    assert source_of(noisy, replace(alpha, default="7.0")) == ""
 
 
 def test_another_default_has_lost_its_source():
     dpo, beta = METHODS["dpo"], describe_setting(DPOStage, "beta")
-    assert dpo.source_of(beta) == "DPO, appendix B, arXiv:2305.18290"
-    assert dpo.source_of(replace(beta, default="0.3")) == ""
-    assert dpo.source_of(replace(beta, default=REQUIRED)) == "yours to give"
+    assert source_of(dpo, beta) == "DPO, appendix B, arXiv:2305.18290"
+    assert source_of(dpo, replace(beta, default="0.3")) == ""
+    assert source_of(dpo, replace(beta, default=REQUIRED)) == "yours to give"
 
 
 def test_arxiv_numbers_of_sources_have_the_right_form():

@@ -11,13 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf.config import methods
+from rlhf.config.method_options import described_options, required_settings
 from rlhf.config.methods import FAMILIES, KIND_OF_METHOD, METHODS, method
 from rlhf.config.methods.grpo import GRPOStage
 from rlhf.config.schema import describe_setting, settings_class, stage_classes
 from rlhf.config.stages import DPOStage
 from rlhf.errors import ConfigError, UnknownNameError
 
-MODULES_OF_NO_METHOD = {"__init__", "method", "table"}
+MODULES_OF_NO_METHOD = {"__init__", "method", "table", "rates"}
 
 
 def test_every_module_is_a_method_in_the_table_or_what_a_family_shares():
@@ -150,10 +151,10 @@ def test_a_setting_in_a_section_has_the_default_of_the_kind_and_not_of_the_secti
 
 
 def test_what_a_stage_cannot_do_without_comes_first():
-    assert METHODS["distill"].required_settings() == ("model", "prompts", "teacher")
-    assert METHODS["grpo"].required_settings() == ("model", "prompts", "reward"), "a reward, as nobody else judges"
-    assert METHODS["ipo"].required_settings() == ("model", "data")
-    model, prompts, teacher, *options = METHODS["distill"].described_options()
+    assert required_settings(METHODS["distill"]) == ("model", "prompts", "teacher")
+    assert required_settings(METHODS["grpo"]) == ("model", "prompts", "reward"), "a reward, as nobody else judges"
+    assert required_settings(METHODS["ipo"]) == ("model", "data")
+    model, prompts, teacher, *options = described_options(METHODS["distill"])
     assert (teacher.name, teacher.default) == ("teacher", "required")
     assert teacher.meaning.startswith("Whose distributions to learn")
     assert model.default == prompts.default == "required"
@@ -162,7 +163,7 @@ def test_what_a_stage_cannot_do_without_comes_first():
 
 def test_a_choice_is_told_with_the_words_to_type():
     def told(method, option):
-        return next(setting.told for setting in METHODS[method].described_options() if setting.name == option)
+        return next(setting.told for setting in described_options(METHODS[method]) if setting.name == option)
 
     assert told("fdpo", "divergence").endswith(" One of `reverse_kl`, `forward_kl`, `js`, `alpha`.")
     assert told("cispo", "aggregation") == "See GRPO. One of `token`, `sequence`, `constant`."
@@ -170,12 +171,12 @@ def test_a_choice_is_told_with_the_words_to_type():
     assert told("cispo", "kl.where").endswith(" One of `reward`, `loss`, `none`.")
     assert "One of" not in told("dpo", "beta")
     for found in METHODS.values():
-        for setting in found.described_options():
+        for setting in described_options(found):
             assert set(setting.choices) <= set(setting.type.split(" | ")), setting
 
 
 def test_a_default_that_follows_from_another_setting_is_told_as_it_follows():
-    overlong = next(setting for setting in METHODS["dapo"].described_options() if setting.name == "overlong")
+    overlong = next(setting for setting in described_options(METHODS["dapo"]) if setting.name == "overlong")
     assert overlong.default == "max_new_tokens / 5"
     sampling = {"max_new_tokens": 100}
     given = {"kind": "dapo", "model": "m", "prompts": "p", "reward": "r.py:score", "sampling": sampling}

@@ -37,3 +37,14 @@ def test_a_section_is_the_file_and_a_filter():
 def test_a_wrong_filter_is_named_where_it_was_written(settings, words):
     with pytest.raises(ConfigError, match=words):
         stage_of(**settings)
+
+
+def test_workers_stand_next_to_the_path():
+    stage = stage_of(data={"path": "rows.jsonl", "workers": 4})
+    assert (stage.data, stage.data_workers, stage.row_filter) == ("rows.jsonl", 4, None)
+    stage = stage_of(data={"path": "rows.jsonl", "workers": 2, "dedup": True})
+    assert (stage.data_workers, stage.row_filter) == (2, RowFilter(dedup=True))
+    with pytest.raises(ConfigError, match=r"stages\.s\.data: workers"):
+        stage_of(data={"path": "rows.jsonl", "workers": 0})
+    with pytest.raises(ConfigError, match="data_workers"):
+        stage_of(data={"path": "rows.jsonl", "workers": 2}, data_workers=3)

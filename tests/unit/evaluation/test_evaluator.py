@@ -11,7 +11,8 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import DataError, RewardError
-from rlhf.evaluation.evaluator import RLHFEvaluator, evaluate_policies, judge_reward_model
+from rlhf.evaluation.evaluator import RLHFEvaluator, evaluate_policies
+from rlhf.evaluation.reward_model_quality import judge_reward_model
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from tests.fixtures import tiny

@@ -245,3 +245,15 @@ def test_shapes_that_would_broadcast_are_refused():
             bradley_terry_loss(double(1, 2), double(1, 2), **extra)
     with pytest.raises(ConfigError, match=r"shapes \[2\], \[2, 1\]"):
         bradley_terry_loss(double(1, 2), double(1, 2)[:, None])
+
+
+def test_a_hinge_under_label_noise_keeps_its_minimum_at_the_margin():
+    chosen, rejected = double(0.5, 3), double(0, 0)
+    loss = hinge_margin_loss(chosen, rejected, margin=2.0, label_smoothing=double(0.25, 0.5))
+    # lead 1/2: 3/4 of 1.5 and 1/4 of 2.5; lead 3, a coin: half of 0 and half of 5
+    assert loss.tolist() == [1.75, 2.5]
+    leads = double(*[n / 10 for n in range(-30, 51)])
+    asked = hinge_margin_loss(leads, leads * 0, margin=2.0, label_smoothing=0.3)
+    assert float(leads[asked.argmin()]) == 2.0
+    with pytest.raises(ConfigError, match="label_smoothing"):
+        hinge_margin_loss(chosen, rejected, label_smoothing=0.6)

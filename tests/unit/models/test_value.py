@@ -66,6 +66,30 @@ def test_a_value_is_read_before_its_token(policy, form):
 
 
 @both
+def test_the_final_value_is_the_one_before_a_token_that_would_come_next(policy, form):
+    """One number a sequence; it knows the last token, which no value at tokens does."""
+    critic = make(form, policy)
+    longer = pack(
+        [
+            Group(g.prefix, [Branch([*b.tokens, 9], [False] * len(b.tokens) + [True]) for b in g.branches])
+            for g in GROUPS
+        ]
+    )
+    hidden = policy.score(BATCH.at_last_tokens(), with_hidden=True).hidden if critic.is_shared else None
+    final = critic.values(BATCH, hidden, at="final")
+    torch.testing.assert_close(final, values(critic, policy, longer), rtol=0, atol=1e-6)
+    assert final.shape == (BATCH.num_sequences,)
+
+
+def test_final_values_of_a_shared_critic_need_the_states_of_last_tokens(policy):
+    critic = ValueModel.shared(policy)
+    with pytest.raises(ModelError, match="9 hidden states for 3 values"):
+        critic.values(BATCH, policy.score(BATCH, with_hidden=True).hidden, at="final")
+    with pytest.raises(ModelError, match="'last'"):
+        critic.values(BATCH, at="last")
+
+
+@both
 def test_the_first_value_of_branches_with_one_prefix_is_the_same(policy, form):
     found = values(make(form, policy), policy)
     assert found[0] == found[3]

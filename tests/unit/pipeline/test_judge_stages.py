@@ -88,7 +88,7 @@ def test_every_loss_goes_from_a_file_to_a_model_that_judges(folder, tmp_path, lo
 
 
 def test_confidence_and_margins_come_from_the_file(folder, tmp_path):
-    outcome, _ = run(folder, tmp_path, RewardStage, "reward", "pairs", use_label_probability=True, use_margin=True)
+    outcome, _ = run(folder, tmp_path, RewardStage, "reward", "pairs", use_label_probability=True, margin="column")
     assert outcome.metrics["eval/loss"] > 0
 
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.world import build_world
 from rlhf.errors import ConfigError, DataError
+from rlhf.files import write_jsonl
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.run import Pipeline
 from rlhf.training.log import EVENTS, read_jsonl
@@ -179,3 +180,26 @@ def test_rows_that_a_filter_leaves_out_are_not_learned_from(files, tmp_path):
     assert any("3 duplicates and 1 too short or too long left out, 8 of 12 rows kept" in note for note in notes)
     with pytest.raises(ConfigError, match="row_filter"):
         run_stage(tmp_path / "b", kind="sft", model="embedded", data=data, max_steps=1, streaming=True)
+
+
+@pytest.mark.parametrize("kind", ["best_of_n", "evaluate", "pass_at_k", "preferences"])
+def test_prompts_that_a_filter_leaves_out_are_not_asked(files, tmp_path, kind):
+    prompts = [{"prompt": f"Say {number % 4}"} for number in range(6)] + [{"prompt": "Say " + "a long story " * 30}]
+    write_jsonl(tmp_path / "prompts.jsonl", prompts)
+    how: dict = {"sampling": {"max_new_tokens": 4}}
+    who = {
+        "best_of_n": {"model": "embedded", "reward": "rules", "num_samples": 1},
+        "evaluate": {"policy": "embedded", "baseline": "embedded", "judge": "rules"},
+        "pass_at_k": {"policy": "embedded", "judge": "rules", "num_samples": 1, "greedy": False},
+        "preferences": {"model": "embedded", "annotator": f"{__name__}:by_length", "num_pairs": 2},
+    }[kind]
+    data = {"path": str(tmp_path / "prompts.jsonl"), "dedup": True, "max_length": 40}
+    run_stage(tmp_path / "a", kind=kind, prompts=data, **who, **how)
+    notes = [event.get("message", "") for event in read_jsonl(tmp_path / "a" / "one" / EVENTS)]
+    told = "prompts: 2 duplicates and 1 too short or too long left out, 4 of 7 rows kept"
+    assert any(told in note for note in notes)
+
+
+def by_length(prompts, completions, *, ended, noise, seed):
+    """The first completion of each prompt before the second."""
+    return [{"chosen": 0, "rejected": 1} for _ in prompts]

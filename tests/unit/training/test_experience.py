@@ -6,7 +6,7 @@ import torch
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.models.policy import PolicyModel
 from rlhf.models.value import ValueModel
-from rlhf.training.experience import RolloutExperience, at_last_tokens
+from rlhf.training.experience import RolloutExperience
 from tests.fixtures import toy
 
 GROUPS = [
@@ -78,7 +78,7 @@ def test_the_state_after_the_last_token_is_the_one_that_predicts_a_token_behind_
         Group(g.prefix, [Branch([*b.tokens, 30], [False] * len(b.tokens) + [True]) for b in g.branches]) for g in GROUPS
     ]
     with torch.no_grad():
-        found = values(at_last_tokens(pack(GROUPS)))
+        found = values(pack(GROUPS).at_last_tokens())
         torch.testing.assert_close(found, values(pack(longer)))
         assert len(found) == 6
         assert float((found - values(pack(GROUPS))[[2, 3, 5, 6, 8, 9]]).abs().min()) > 1e-4, "not the state before it"

@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 
+import rlhf
 from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.config.sft import SFTConfig
 from rlhf.errors import ConfigError
@@ -30,6 +31,29 @@ def test_fields_and_object_give_the_same_trainer():
         return toy.weights_of(trainer)
 
     assert toy.largest_difference(trained(as_object=True), trained(as_object=False)) == 0
+
+
+def test_the_scorer_may_be_given_as_reward_and_a_function_is_one():
+    def longest(prompts, completions, **columns):
+        return [float(len(completion)) for completion in completions]
+
+    policy, config = toy.build_policy(), GRPOConfig.of(toy.SHORT["grpo"])
+    rest = {"reference": ReferenceModel(policy)}
+    trainer = GRPOTrainer(policy, config, toy.prompts(8), reward=longest, **rest)
+    assert trainer.inputs.scorer.name == "longest"
+    with pytest.raises(TypeError, match=r"GRPOTrainer .*'scorer' and 'reward'"):
+        GRPOTrainer(policy, config, toy.prompts(8), longest, reward=longest, **rest)
+    with pytest.raises(TypeError, match=r"GRPOTrainer .*'scorer' and 'reward'"):
+        GRPOTrainer(policy, config, toy.prompts(8), scorer=longest, reward=longest, **rest)
+
+
+def test_a_public_trainer_takes_reward_and_answers_other_names_for_it():
+    policy = toy.build_policy()
+    given = {"reference": ReferenceModel(policy), "reward": toy.ShareOfGood()}
+    trainer = rlhf.GRPOTrainer(policy, GRPOConfig.of(toy.SHORT["grpo"]), toy.prompts(8), **given)
+    assert isinstance(trainer.inputs.scorer, toy.ShareOfGood)
+    with pytest.raises(TypeError, match=r"'reward_funcs'.* 'reward'"):
+        rlhf.GRPOTrainer(policy, GRPOConfig.of(toy.SHORT["grpo"]), toy.prompts(8), reward_funcs=[toy.ShareOfGood()])
 
 
 def test_a_trainer_on_files_takes_its_object_too():

@@ -8,7 +8,6 @@ from rlhf.errors import ConfigError
 from rlhf.losses import kl_k1
 from rlhf.models.value import ValueModel
 from rlhf.training.algorithm import Totals
-from rlhf.training.experience import at_last_tokens
 from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop
 from rlhf.training.metrics import Metrics
@@ -96,7 +95,7 @@ def test_a_cut_completion_counts_as_ended_unless_the_critic_is_asked_what_would_
     )
     (one, last), (two, _) = credit(ended), credit(going_on)
     with torch.no_grad():
-        after = ended._values(at_last_tokens(one.batch(range(6))))
+        after = ended._values(one.batch(range(6)).at_last_tokens())
     difference = two.token_columns["advantages"] - one.token_columns["advantages"]
     expected = torch.zeros_like(difference)
     expected[last] = 0.9 * after

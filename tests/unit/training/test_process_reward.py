@@ -63,6 +63,64 @@ def test_pairs_teach_the_product_of_their_steps():
     assert loss_of(trainer, [pair]) == pytest.approx(-math.log(9 / 17))
 
 
+GOOD, BAD, MARK = (toy.TOKENIZER(text)["input_ids"][0] for text in ("a", "b", "e"))
+
+
+def labeled_pair(**columns):
+    """Two steps against one."""
+    branches = [Branch([GOOD, MARK, BAD, MARK, toy.EOS]), Branch([GOOD, MARK])]
+    return Group([5], branches, {"id": "p", **columns})
+
+
+def test_labels_of_steps_are_learned_from_next_to_pairs():
+    scores = [LOG3, LOG3, 0.0]
+    of_pair = -math.log(9 / 17)
+
+    def told(pair, **settings):
+        trainer = saying(toy.build_trainer("prm", loss="pairs", step_coef=0.5, **settings), scores)
+        return loss_of(trainer, [pair], metrics)
+
+    metrics = Metrics()
+    # p = 3/4 and 3/4, the second wrong; the rejected one's 1/2 is right: a mean over three steps
+    both = labeled_pair(chosen_labels=[True, False], rejected_labels=[1.0])
+    assert told(both) == pytest.approx(of_pair + 0.5 * (math.log(4 / 3) + LOG4 + LOG2) / 3)
+    found = metrics.result()
+    assert found["prm/step_accuracy"] == pytest.approx(2 / 3)
+    assert found["loss/steps"] == pytest.approx((math.log(4 / 3) + LOG4 + LOG2) / 3)
+    assert found["prm/wrong_found"] == 0
+    # a side without labels counts in the pair alone; what is behind the first error nowhere
+    assert told(labeled_pair(chosen_labels=[True, False])) == pytest.approx(
+        of_pair + 0.5 * (math.log(4 / 3) + LOG4) / 2
+    )
+    early = labeled_pair(chosen_labels=[False, True])
+    assert told(early, until_first_error=True, wrong_weight=2.0) == pytest.approx(of_pair + 0.5 * 2 * LOG4)
+    assert told(labeled_pair()) == pytest.approx(of_pair)
+
+
+def test_pairs_with_labels_are_evaluated_by_both():
+    trainer = saying(toy.build_trainer("prm", loss="pairs", step_coef=0.5), [LOG3, LOG3, 0.0])
+    metrics = Metrics()
+    trainer.measure(trainer.batches([labeled_pair(chosen_labels=[True, False], rejected_labels=[True])])[0], metrics)
+    found = metrics.result()
+    assert found["eval/loss"] == pytest.approx(-math.log(9 / 17))
+    assert found["eval/step_loss"] == pytest.approx((math.log(4 / 3) + LOG4 + LOG2) / 3)
+    assert (found["eval/accuracy"], found["eval/step_accuracy"]) == (1.0, pytest.approx(2 / 3))
+
+
+def test_labels_that_fit_no_steps_are_refused_by_row_and_column():
+    trainer = toy.build_trainer("prm", loss="pairs", step_coef=0.5)
+    with pytest.raises(DataError, match=r"Row p: chosen_labels has 1 label, and .* 2 steps"):
+        trainer.batches([labeled_pair(chosen_labels=[True])])
+    with pytest.raises(DataError, match="Row p: rejected_labels"):
+        trainer.batches([labeled_pair(rejected_labels=["yes"])])
+    cut = labeled_pair(chosen_labels=[True, False, True], truncated=True)
+    assert trainer.batches([cut])[0].token_columns["step_labeled"].sum() == 2
+    with pytest.raises(DataError, match="none of the 10 pairs"):
+        trainer.train()
+    with pytest.raises(ConfigError, match="step_coef"):
+        ProcessRewardModelConfig(loss="steps", step_coef=1.0)
+
+
 # p of the chosen one's steps: 3/4 and 1/4; of the rejected one's: 1/2
 @pytest.mark.parametrize(("how", "chosen"), [("product", 3 / 16), ("min", 1 / 4), ("mean", 1 / 2), ("last", 1 / 4)])
 def test_steps_of_a_pair_are_brought_together_as_the_recipe_says(how, chosen):

@@ -37,7 +37,7 @@ def test_it_learns_to_tell_good_completions_from_bad_ones():
 
 
 def test_the_loss_is_worked_out_pair_by_pair():
-    trainer = toy.build_trainer("reward", use_margin=True, label_smoothing=0.1, center_coef=0.5, head_dropout=0.0)
+    trainer = toy.build_trainer("reward", margin="column", label_smoothing=0.1, center_coef=0.5, head_dropout=0.0)
     groups = toy.pairs(3)
     batches = trainer.batches(groups)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_each_member_reports_its_own_gradient():
 
 
 def test_a_margin_asks_for_more():
-    with_margin, without = trained(use_margin=True), trained(use_margin=False)
+    with_margin, without = trained(margin="column"), trained()
     assert with_margin[1].evaluation["eval/margin"] > without[1].evaluation["eval/margin"]
 
 
@@ -94,7 +94,7 @@ def test_a_margin_asks_for_more():
 def test_a_margin_that_is_no_number_is_named_by_its_row(margin):
     pair = toy.pairs(1)[0]
     broken = Group(pair.prefix, pair.branches, {"id": "pairs.jsonl:7", "margin": margin})
-    trainer = toy.build_trainer("reward", use_margin=True)
+    trainer = toy.build_trainer("reward", margin="column")
     with pytest.raises(DataError, match=r"pairs\.jsonl:7: .*`margin`"):
         trainer.batches([broken])
 
@@ -154,9 +154,58 @@ def test_an_unsure_annotator_is_a_soft_label():
     assert loss == pytest.approx(0.7 * math.log(4 / 3) + 0.3 * math.log(4))
 
 
+def test_an_unsure_label_may_be_wrong_by_smoothing_too():
+    # wrong with .3 by the annotator and .1 in any case: .3 x .9 + .7 x .1 = .34
+    settings = {"use_label_probability": True, "label_smoothing": 0.1}
+    loss, _ = loss_of([pair(label_probability=0.7)], [LOG3, 0.0], **settings)
+    assert loss == pytest.approx(0.66 * math.log(4 / 3) + 0.34 * math.log(4))
+    # hinge, lead 1/2, margin 2: 1.5 as labeled and 2.5 the other way round
+    loss, _ = loss_of([pair(label_probability=0.7)], [0.5, 0.0], loss="hinge", margin=2.0, **settings)
+    assert loss == pytest.approx(0.66 * 1.5 + 0.34 * 2.5)
+    loss, _ = loss_of([pair(margin=3.0)], [0.5, 0.0], loss="hinge", margin="column", label_smoothing=0.25)
+    assert loss == pytest.approx(0.75 * 2.5 + 0.25 * 3.5)
+    # one completion called good, log-odds log 3 of being so
+    good = Group([5], [Branch([6])], {"id": "a", "label": True, "label_probability": 0.7})
+    model = RewardModel.from_policy(toy.build_policy())
+    trainer = RewardModelTrainer(model, RewardModelConfig(loss="binary", **settings), [good])
+    model.raw_scores = lambda batch: torch.tensor([[LOG3]])
+    batches = trainer.batches([good])
+    loss = trainer.loss(batches[0], Totals.of(batches), Metrics()).item()
+    assert loss == pytest.approx(0.66 * math.log(4 / 3) + 0.34 * math.log(4))
+
+
+def test_of_a_tie_and_a_win_smoothing_swaps_the_win_only():
+    rows, scores = [pair(tied=True), pair()], [0.5, 0.0, 0.5, 0.0]
+    sure, _ = loss_of(rows, scores, loss="rao_kupper")
+    smoothed, _ = loss_of(rows, scores, loss="rao_kupper", label_smoothing=0.25)
+    # threshold 1/2: a win by 1/2 has sigmoid(0), one by -1/2 has sigmoid(-1)
+    assert smoothed - sure == pytest.approx(0.25 * (math.log(1 + math.e) - math.log(2)) / 2, rel=1e-5)
+
+
+def test_one_margin_for_all_pairs_shifts_the_lead():
+    loss, _ = loss_of([pair()], [2 * LOG3, 0.0], margin=LOG3)
+    assert loss == pytest.approx(math.log(4 / 3))
+
+
+def test_a_learned_margin_is_for_losses_that_bound_it():
+    for loss in ("graded", "rao_kupper"):
+        assert RewardModelConfig(loss=loss, margin="learned").margin == "learned"
+    for loss in ("bradley_terry", "hinge", "davidson"):
+        with pytest.raises(ConfigError, match=r"margin 'learned' belongs .*`graded` or `rao_kupper`.*without end"):
+            RewardModelConfig(loss=loss, margin="learned")
+
+
+def test_an_evaluation_counts_labels_as_they_are():
+    trainer = toy.build_trainer("reward", head_dropout=0.0, loss="hinge", label_smoothing=0.3)
+    trainer.model.raw_scores = lambda batch: torch.tensor([[0.25, 0.0]])
+    metrics = Metrics()
+    trainer.measure(trainer.batches([pair()])[0], metrics)
+    assert metrics.result()["eval/loss"] == pytest.approx(0.75)
+
+
 def test_hinge_asks_for_a_lead():
-    assert loss_of([pair(), pair()], [3.0, 0.0, 0.0, 0.5], loss="hinge", hinge_margin=2.0)[0] == pytest.approx(1.25)
-    assert loss_of([pair(margin=4.0)], [3.0, 0.0], loss="hinge", use_margin=True)[0] == pytest.approx(1.0)
+    assert loss_of([pair(), pair()], [3.0, 0.0, 0.0, 0.5], loss="hinge", margin=2.0)[0] == pytest.approx(1.25)
+    assert loss_of([pair(margin=4.0)], [3.0, 0.0], loss="hinge", margin="column")[0] == pytest.approx(1.0)
 
 
 def test_a_tie_is_learned_from_by_rao_and_kupper():
@@ -301,7 +350,7 @@ def test_every_loss_tells_good_completions_from_bad_ones(loss):
             pair(),
             "use_label_probability needs a number in the column `label_probability`; got None",
         ),
-        ({"loss": "hinge", "use_margin": True}, pair(margin=0.0), "needs margins above 0"),
+        ({"loss": "hinge", "margin": "column"}, pair(margin=0.0), "needs margins above 0"),
         ({"loss": "plackett_luce"}, pair(), "needs a rank for each completion"),
         ({"loss": "plackett_luce"}, single(), "learns from rankings; this row has 1 completion"),
         ({"loss": "rating"}, pair(), "learns from rated completions; this row has 2 completions"),
@@ -317,12 +366,14 @@ def test_a_row_that_the_loss_can_not_learn_from_is_refused_at_the_door(settings,
 @pytest.mark.parametrize(
     "settings",
     [
-        {"loss": "hinge", "label_smoothing": 0.1},
+        {"loss": "plackett_luce", "label_smoothing": 0.1},
+        {"loss": "rating", "label_smoothing": 0.1},
+        {"loss": "graded", "use_label_probability": True},
+        {"loss": "davidson", "margin": 0.5},
         {"loss": "rating", "center_coef": 0.1},
         {"top_ranks": 2},
         {"scalar_learning_rate": 0.1},
-        {"use_label_probability": True, "label_smoothing": 0.1},
-        {"loss": "hinge", "use_margin": True, "hinge_margin": 2.0},
+        {"margin": -1.0},
     ],
 )
 def test_a_setting_that_would_do_nothing_is_refused(settings):

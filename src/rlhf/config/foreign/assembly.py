@@ -130,7 +130,11 @@ def assembled(parts: list[Part], title: str, name: str) -> Conversion:
 def _filled_in(part: Part) -> Iterator[tuple[str, Any, str]]:
     for key, (value, what) in MUST_BE_GIVEN.items():
         field_of = part.given.fields.get(key)
-        if field_of is None or any(ours == key or ours == f"{key}.path" for ours in part.given.stage):
+        if (
+            field_of is None
+            or (key == "data" and not field_of.is_required())
+            or any(ours == key or ours == f"{key}.path" for ours in part.given.stage)
+        ):
             continue
         part.given.stage = {key: value, **part.given.stage}
         yield key, value, what

@@ -25,7 +25,6 @@ TEMPLATE = "nothing to set: rows of messages go through the chat template, rows 
 DEBUG = "no counterpart: a switch of their trainer"
 SPLIT = "a recipe reads the split `train` of a hub data set and all of a file; save another split or configuration to a file first"
 FOLDER = "It stands at the top of a recipe, beside `name`; a command of one stage has -o."
-MOVING = "`moving_reference: {every, decay}` of stages that learn from rewards counts rollouts, not steps, and decay is 1 - alpha"
 
 SCHEDULES = {
     "linear": "linear",

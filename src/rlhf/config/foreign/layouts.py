@@ -59,7 +59,7 @@ class Layout:
         """The methods that most of these keys belong to; none where all belong to every method."""
         plain = [self.plain(key) for key in keys]
         counts = {
-            method: sum(any(name in table for name in spellings(key)) for key in plain)
+            method: sum(any(name in table and name not in self.common for name in spellings(key)) for key in plain)
             for method, table in self.methods.items()
         }
         most = max(counts.values(), default=0)
@@ -79,8 +79,10 @@ OPENRLHF = Layout(
 )
 GUIDE = Layout("YAML in sections", guide.KEYS, {kind: {} for kind in guide.STAGES.values()}, {})
 LAYOUTS = {"trl": TRL, "openrlhf": OPENRLHF, "guide": GUIDE}
-CLOSE = (("grpo", "rloo"), ("cpo", "simpo"), ("dpo", "cpo", "simpo"))
+CLOSE = (("grpo", "rloo", "online_dpo"), ("cpo", "simpo"), ("dpo", "cpo", "simpo"))
 """Methods whose keys hardly differ: the first of them is taken."""
+NAMED = {"gkd": "distill", "dpo_online": "online_dpo"}
+"""What a trainer's script is called -> the kind of stage, where that is another word."""
 OPENRLHF_SIGNS = {
     "ppo": ("actor_learning_rate", "rollout_batch_size", "init_kl_coef", "prompt_data", "advantage_estimator"),
     "kto": ("desirable_loss_weight", "undesirable_loss_weight"),
@@ -104,7 +106,7 @@ def find_method(layout: Layout, keys: Mapping[str, Any], named: str, hints: Iter
     Raises:
         ConfigError: It can't be told.
     """
-    known = list(layout.methods)
+    known, named = list(layout.methods), NAMED.get(named, named)
     if named:
         if named not in known:
             raise ConfigError(
@@ -119,8 +121,10 @@ def find_method(layout: Layout, keys: Mapping[str, Any], named: str, hints: Iter
     if len(likely) == 1:
         return likely[0]
     for hint in hints:
-        words = re.split(r"[^a-z]+", hint.lower())
-        if found := [method for method in likely or known if method in words]:
+        text = re.sub(r"[^a-z]+", "_", hint.lower())
+        spelled = sorted([*NAMED, *known], key=len, reverse=True)  # online_dpo before dpo
+        named_there = [NAMED.get(name, name) for name in spelled if f"_{name}_" in f"_{text}_"]
+        if found := [method for method in named_there if method in (likely or known)]:
             return found[0]
     if close := [group for group in CLOSE if likely and set(likely) <= set(group)]:
         return next(method for method in close[0] if method in likely)

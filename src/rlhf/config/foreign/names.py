@@ -25,7 +25,7 @@ NAMES: Mapping[str, str] = {
     "ActorCriticLM": "`value_model: shared` of PPO is a value head on the policy; in Python, ValueModel.",
     "PPOModel": "`value_model: shared` of PPO is a value head on the policy; in Python, PolicyModel and ValueModel.",
     "AutoModelForCausalLMWithValueHead": "PolicyModel and ValueModel; `value_model: shared` puts the head on the policy's backbone.",
-    "RewardModelWithMargin": "RewardModelConfig(use_margin=True) reads each pair's margin; loss='graded' learns one for each strength.",
+    "RewardModelWithMargin": "RewardModelConfig(margin=0.5, or 'column' for each pair's own); loss='graded' learns one for each strength.",
     "ReferenceModelManager": "`moving_reference: {every: ..., decay: ...}` of a stage moves its reference; without it the reference stays.",
     "BradleyTerryLoss": "rlhf.losses.bradley_terry_loss; in a stage `kind: reward`.",
     "PlackettLuceLoss": "rlhf.losses.plackett_luce_loss; in a stage `kind: reward, loss: plackett_luce`.",

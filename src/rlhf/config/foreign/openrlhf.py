@@ -82,7 +82,7 @@ FLAGS: dict[str, Entry] = {
     "desirable_loss_weight": to("desirable_weight"),
     "undesirable_loss_weight": to("undesirable_weight"),
     "loss": to("loss", by={"sigmoid": "bradley_terry", "logexp": "bradley_terry"}),
-    "margin_loss": to("use_margin", by=common.switch("use_margin")),
+    "margin_loss": to("margin", by=common.switch("margin", "column")),
     "max_len": to("max_length", "max_prompt_length", "sampling.max_new_tokens", by=become.whole_length),
     # rewards
     "advantage_estimator": to("advantage", "baseline", by=become.estimator),
@@ -124,11 +124,12 @@ FLAGS: dict[str, Entry] = {
     **no("async_train async_queue_size partial_rollout", "rollouts of vLLM are not asynchronous here (docs/overlap.md says what is)"),
     **no("normalize_reward", NORMALIZED),
     **no("stop_properly_penalty_coef", "missing_eos_penalty is subtracted from the score of a cut completion; theirs multiplies it"),
-    **no("ptx_coef", "`ptx: {data, coef}` of stages that learn from rewards, where `data` names the rows"),
+    "pretrain_data": to("ptx.data", "ptx.train_on", by=become.other_rows, note="All their tokens count, as in `ptx.train_on: all`."),
+    "ptx_coef": to("ptx.coef", by=become.ptx_coef),
     **no("agent_func_path", "a policy that acts talks with an `environment` (docs/environments.md)"),
     **no("aux_loss_coef", "no counterpart: the router's loss of a mixture of experts is not added"),
-    **no("dataset_probs prompt_data_probs", "rows of several files count alike; write a file with the mixture"),
-    **no("dataset_split prompt_split eval_split train_split", common.SPLIT),
+    **no("dataset_probs prompt_data_probs pretrain_data_probs", "rows of several files count alike; write a file with the mixture"),
+    **no("dataset_split prompt_split eval_split train_split pretrain_split", common.SPLIT),
     **no("apply_chat_template input_template", common.TEMPLATE),
     **no("eval_temperature", "held-out prompts are sampled as the others are; evaluation has samples, success_score, pass_k"),
     **no("max_tokens_per_gpu rollout_max_tokens_per_gpu micro_train_batch_size micro_rollout_batch_size use_dynamic_batch", common.MICRO),
@@ -215,7 +216,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ppo": {
         **OPTIMIZED, "actor_learning_rate": 1e-6, "critic_learning_rate": 9e-6, "rollout_batch_size": 1024, "n_samples_per_prompt": 1,
         "max_epochs": 1, "num_episodes": 1, "advantage_estimator": "gae", "init_kl_coef": 0.01, "kl_estimator": "k1", "eps_clip": 0.2,
-        "value_clip": 0.5, "lambd": 1.0, "gamma": 1.0, "reward_clip_range": [-10, 10], "temperature": 1.0,
+        "value_clip": 0.5, "lambd": 1.0, "gamma": 1.0, "reward_clip_range": [-10, 10], "temperature": 1.0, "ptx_coef": 0.05,
     },
 }  # fmt: skip
 """Theirs that count where a script does not give them; where versions differ, those of 2026."""

@@ -41,6 +41,23 @@ def kl_coef(value: Any, given: Given) -> Settings | Reason:
     return Settings({"kl.coef": value, **({"kl.where": "none"} if not value else {})})
 
 
+def other_rows(value: Any, given: Given) -> Settings | Reason:
+    """`--pretrain_data`: rows whose language-model loss is added, as whole texts."""
+    found = sources(value, given)
+    return (
+        found
+        if isinstance(found, Reason)
+        else Settings({"ptx.data": next(iter(found.values.values())), "ptx.train_on": "all"})
+    )
+
+
+def ptx_coef(value: Any, given: Given) -> Settings | Reason:
+    """Their weight, which counts where there are rows."""
+    if not given.get("pretrain_data"):
+        return Reason("pretrain_data names the rows whose loss it weighs, and there are none")
+    return Settings({"ptx.coef": value})
+
+
 def group_size(value: Any, given: Given) -> Settings | Reason:
     """Completions of a prompt."""
     return Settings({"group_size": value})

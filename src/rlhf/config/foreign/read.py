@@ -19,7 +19,9 @@ YAML = (".yaml", ".yml", ".json")
 ASSIGNMENT = re.compile(r"^(?:export\s+)?(?P<name>[A-Za-z_]\w*)=(?P<value>\S*|'[^']*'|\"[^\"]*\")\s*;?$")
 VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<bare>[A-Za-z_]\w*))")
 OPENRLHF_PROGRAM = re.compile(r"openrlhf[./]cli[./](?P<name>train_\w+?)(?:\.py)?$")
-TRL_SCRIPT = re.compile(r"(?:^|[/_.])(?P<name>sft|dpo|kto|orpo|cpo|simpo|grpo|rloo|ppo|reward)(?:_\w+)?\.py$")
+TRL_SCRIPT = re.compile(
+    r"(?:^|[/_.])(?P<name>dpo_online|online_dpo|gkd|prm|sft|dpo|kto|orpo|cpo|simpo|grpo|rloo|ppo|reward)(?:_\w+)?\.py$"
+)
 ENDS_A_COMMAND = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "<")
 PROCESSES = ("num_processes", "nproc_per_node", "num_gpus", "nproc")
 LEAST_KNOWN = 0.5

@@ -6,8 +6,10 @@ from typing import Any
 
 from rlhf.config.foreign import common
 from rlhf.config.foreign import trl_conversions as become
-from rlhf.config.foreign.table import TOP, Entry, no, to
-from rlhf.config.foreign.trl_rl import BETA, COUNTED, GRPO, PPO, REFERENCE, RLOO
+from rlhf.config.foreign.table import TOP, Entry, Reason, no, to
+from rlhf.config.foreign.trl_rl import BETA, COUNTED, DISTILL, GRPO, ONLINE_DPO, PPO, REFERENCE, RLOO
+
+MOVES = "Of stages that learn from rewards: `every` counts rollouts, not steps, and `decay` is 1 - alpha."
 
 COMMON: dict[str, Entry] = {
     "model_name_or_path": to("model", "path"),
@@ -60,6 +62,7 @@ COMMON: dict[str, Entry] = {
     "report_to": to("log_to", by=common.loggers),
     "neftune_noise_alpha": to("neftune_alpha"),
     "label_smoothing_factor": to("label_smoothing"),
+    "dataset_num_proc": to("data_workers"),
     "max_length": to("max_length"),
     "max_seq_length": to("max_length"),
     "truncation_mode": to("truncation", by=common.TRUNCATIONS),
@@ -97,7 +100,7 @@ COMMON: dict[str, Entry] = {
         common.PACKED,
     ),
     **no(
-        "dataset_num_proc dataset_kwargs dataloader_num_workers dataloader_drop_last dataloader_pin_memory "
+        "dataset_kwargs dataloader_num_workers dataloader_drop_last dataloader_pin_memory "
         "dataloader_in_order dataloader_persistent_workers dataloader_prefetch_factor "
         "dataloader_multiprocessing_context remove_unused_columns label_names",
         common.LOADING,
@@ -129,7 +132,9 @@ COMMON: dict[str, Entry] = {
         "eos_token pad_token stop_token stop_token_id",
         "nothing to set: a model's own EOS ends a completion, and no row is padded; `sampling.stop` takes texts",
     ),
-    **no("sync_ref_model ref_model_mixup_alpha ref_model_sync_steps", common.MOVING),
+    "sync_ref_model": to("moving_reference", by=become.moving_reference, note=MOVES, when=1),
+    "ref_model_mixup_alpha": to("moving_reference.decay", by=become.moving_reference, note=MOVES, when=1),
+    "ref_model_sync_steps": to("moving_reference.every", by=become.moving_reference, note=MOVES, when=1),
     **no(
         "load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage",
         "of quantization there is model.lora.quantize_4bit (nf4)",
@@ -194,8 +199,17 @@ CPO: dict[str, Entry] = {
     **no("alpha", "AlphaPO's transformation has no counterpart"),
 }
 
+PRM: dict[str, Entry] = {
+    "step_separator": to("step_separator"),
+    "train_on_last_step_only": to(
+        by={False: {}, True: Reason("every labeled step is learned from; labels of outcomes alone are `kind: reward, loss: binary`")},
+        note="Every labeled step is learned from.",
+    ),
+}  # fmt: skip
+
 METHODS: dict[str, dict[str, Entry]] = {
     "sft": SFT, "dpo": DPO, "kto": KTO, "reward": REWARD, "orpo": ORPO, "cpo": CPO, "simpo": CPO, "grpo": GRPO, "rloo": RLOO, "ppo": PPO,
+    "online_dpo": ONLINE_DPO, "distill": DISTILL, "prm": PRM,
 }  # fmt: skip
 """Keys of one trainer, by the kind of stage that takes its place."""
 
@@ -218,6 +232,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "vllm_importance_sampling_mode": "sequence_mask",
     },
     "rloo": {**EVERY, **SAMPLES, "num_generations": 2, "beta": 0.05},
+    "online_dpo": {**EVERY, "learning_rate": 5e-7, "beta": 0.1, "max_new_tokens": 64, "temperature": 0.9},
+    "distill": {**EVERY, "learning_rate": 2e-5, "weight_decay": 0.0, "beta": 0.5, "lmbda": 0.5, "max_new_tokens": 128, "temperature": 0.9},
+    "prm": {**EVERY, "max_length": 1024, "learning_rate": 1e-5, "step_separator": "\n", "weight_decay": 0.0},
     "ppo": {
         **EVERY, "learning_rate": 3e-6, "num_ppo_epochs": 4, "num_mini_batches": 1, "response_length": 53, "temperature": 0.7,
         "kl_coef": 0.05, "cliprange": 0.2, "cliprange_value": 0.2, "vf_coef": 0.1,

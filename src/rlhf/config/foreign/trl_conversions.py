@@ -35,6 +35,35 @@ def batch(value: Any, given: Given) -> Settings | Reason:
     )
 
 
+def prompt_batch(value: Any, given: Given) -> Settings | Reason:
+    """Prompts in an optimizer step of a trainer that samples before every one."""
+    per_device, accumulated = given.number("per_device_train_batch_size"), given.number("gradient_accumulation_steps")
+    prompts = per_device * accumulated * given.processes
+    return Settings(
+        {"prompts_per_rollout": prompts, "minibatch_size": prompts * given.ours("group_size")},
+        f"{per_device} x {accumulated} x {given.processes} process{'es' * (given.processes > 1)}; sampled before every step",
+    )
+
+
+def demonstrations(value: Any, given: Given) -> Settings | Reason:
+    """Rows whose prompts are asked, and whose completions the share has that the student does not write."""
+    return Settings({"prompts": value, **({"data": value} if given.get("lmbda", 0.5) != 1 else {})})
+
+
+def moving_reference(value: Any, given: Given) -> Settings | Reason:
+    """`sync_ref_model` and its two numbers: every so many steps, ref <- (1 - alpha) ref + alpha policy."""
+    if not common.is_on(given.theirs.get("sync_ref_model")):
+        return Reason("sync_ref_model is off")
+    if not given.has("moving_reference"):
+        return Reason(f"the reference of a stage of kind {given.kind} stays; `online_dpo` has one that moves")
+    steps, alpha = given.number("ref_model_sync_steps", 512), float(given.get("ref_model_mixup_alpha", 0.6))
+    per_rollout = given.steps_per_rollout
+    return Settings(
+        {"moving_reference.every": max(1, round(steps / per_rollout)), "moving_reference.decay": round(1 - alpha, 12)},
+        f"{steps} steps, {per_rollout} on each rollout; decay is 1 - alpha",
+    )
+
+
 def beta(value: Any, given: Given) -> Settings | Reason:
     """The pull towards the reference: of the preference losses, or the weight of the KL penalty."""
     for ours in ("odds_coef", "divergence_beta", "beta"):
@@ -47,6 +76,14 @@ def beta(value: Any, given: Given) -> Settings | Reason:
     # RLOO's default here is the reward and k1, GRPO's the loss and k3, as in TRL.
     exact = {"kl.unbiased": True} if common.is_on(given.theirs.get("use_bias_correction_kl")) else {}
     return Settings({"kl.coef": value, **exact})
+
+
+def first_beta(value: Any, given: Given) -> Settings | Reason:
+    """`beta` of online DPO, which theirs may be a list of, one for each epoch."""
+    betas = list(value) if isinstance(value, list | tuple) else [value]
+    if len(set(betas)) > 1:
+        return Reason("one beta for the whole stage; a second stage from `stage:NAME` may have another")
+    return Settings({"beta": betas[0]})
 
 
 def group_loss(value: Any, given: Given) -> Settings | Reason:

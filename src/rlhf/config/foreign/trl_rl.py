@@ -16,6 +16,9 @@ ADDED_UP = (
     "scores are added up, then compared in the group; `normalize: true` of each reward scales it over the rollout first"
 )
 FROM_ONE = "As a distance from 1 for every policy_loss: TRL's bound of 5 for CISPO is 4 here."
+TEACHER_WRITES = (
+    "texts that the teacher writes are `data`: a stage `best_of_n` of the teacher with num_samples 1 makes them"
+)
 RATIOS: dict[str, Any] = {"token": {}, "sequence": "sequence", "sequence_token": "sequence_token"}
 CUT = "a cut completion is not left out; missing_eos_penalty is subtracted from its score"
 ADVANTAGES: dict[Any, str] = {
@@ -55,17 +58,7 @@ SAMPLED: dict[str, Entry] = {
     "reward_funcs": to("reward", by=rewards),
     "reward_weights": to("reward", by=rewards),
 }
-GROUPS: dict[str, Entry] = {
-    **SAMPLED,
-    "num_generations": to("group_size"),
-    "generation_batch_size": to("prompts_per_rollout", by=common.counted),
-    "steps_per_generation": to("prompts_per_rollout", by=common.counted),
-    "num_iterations": to("epochs_per_rollout"),
-    "beta": BETA,
-    "epsilon": to("clip_low", "clip_high", by=become.ratio_bounds),
-    "epsilon_high": to("clip_high", by=become.ratio_bounds, note=FROM_ONE),
-    "num_generations_eval": to("evaluation.samples"),
-    "mask_truncated_completions": to("missing_eos_penalty", by={False: {}, True: Reason(CUT)}, note=CUT[0].upper() + CUT[1:] + "."),
+ENGINE: dict[str, Entry] = {
     "use_vllm": to("engine.kind", by=common.switch("engine.kind", "vllm")),
     "vllm_gpu_memory_utilization": to("engine.options", by=become.vllm("engine.options.gpu_memory_utilization")),
     "vllm_tensor_parallel_size": to("engine.options", by=become.vllm("engine.options.tensor_parallel_size")),
@@ -81,6 +74,19 @@ GROUPS: dict[str, Entry] = {
         "vllm_structured_outputs_regex generation_kwargs",
         "completions are drawn freely; sampling has temperature, top_k, top_p, min_p, repetition_penalty, stop",
     ),
+}  # fmt: skip
+GROUPS: dict[str, Entry] = {
+    **SAMPLED,
+    "num_generations": to("group_size"),
+    "generation_batch_size": to("prompts_per_rollout", by=common.counted),
+    "steps_per_generation": to("prompts_per_rollout", by=common.counted),
+    "num_iterations": to("epochs_per_rollout"),
+    "beta": BETA,
+    "epsilon": to("clip_low", "clip_high", by=become.ratio_bounds),
+    "epsilon_high": to("clip_high", by=become.ratio_bounds, note=FROM_ONE),
+    "num_generations_eval": to("evaluation.samples"),
+    "mask_truncated_completions": to("missing_eos_penalty", by={False: {}, True: Reason(CUT)}, note=CUT[0].upper() + CUT[1:] + "."),
+    **ENGINE,
     **no("chat_template_kwargs", "from a column of that name in the rows"),
     **no(
         "max_tool_calling_iterations tools environment_factory rollout_func",
@@ -118,6 +124,31 @@ RLOO: dict[str, Entry] = {
     "kl_coef": to("kl.coef"),
     "reward_clip_range": to("clip_score", by=common.widest, note="Scores beyond it on either side are brought to it."),
     "normalize_advantages": to("advantage", by=common.switch("advantage", "batch_std")),
+}  # fmt: skip
+BATCH = to(
+    "prompts_per_rollout", "minibatch_size", by=become.prompt_batch, note="It counts prompts, which are sampled before every step."
+)  # fmt: skip
+ONLINE_DPO: dict[str, Entry] = {
+    **{key: entry for key, entry in SAMPLED.items() if key not in ("max_completion_length", "response_length")},
+    **ENGINE,
+    "per_device_train_batch_size": BATCH,
+    "gradient_accumulation_steps": to("prompts_per_rollout", by=common.counted),
+    "beta": to("beta", by=become.first_beta),
+    "loss_type": to("loss", by={"sigmoid": "sigmoid", "ipo": "ipo"}),
+    **no("judge", "pairs are chosen by scores, of a reward model, a rule, a function or a judge over HTTP: `reward` (docs/rewards.md)"),
+    **no("max_length", "max_prompt_length and sampling.max_new_tokens are its two parts"),
+}  # fmt: skip
+DISTILL: dict[str, Entry] = {
+    **{key: SAMPLED[key] for key in ("max_new_tokens", "temperature", "top_p", "top_k", "min_p")},
+    "per_device_train_batch_size": BATCH,
+    "gradient_accumulation_steps": to("prompts_per_rollout", by=common.counted),
+    "dataset_name": to("prompts", "data", by=become.demonstrations, note="Its prompts are asked; its completions are `data`."),
+    "teacher_model_name_or_path": to("teacher"),
+    "lmbda": to("on_policy_frac"),
+    "beta": to("divergence_beta"),
+    "seq_kd": to(by={False: {}, True: Reason(TEACHER_WRITES)}, note=f"{TEACHER_WRITES[0].upper()}{TEACHER_WRITES[1:]}."),
+    **no("teacher_model_init_kwargs", "`teacher: {path: ..., dtype: ...}` takes what `model` takes"),
+    **no("max_length truncation_mode", "max_prompt_length and sampling.max_new_tokens are its two parts"),
 }  # fmt: skip
 PPO: dict[str, Entry] = {
     **SAMPLED,

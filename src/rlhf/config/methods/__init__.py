@@ -5,18 +5,18 @@ that declares it, and a line in ``KIND_OF_METHOD``. ``rlhf methods`` prints this
 recipe for each name.
 
     table      KIND_OF_METHOD, METHODS: all of them by name            method     Method: what is declared
+    rates      learning rates that a method declares
     *_family   what the methods of a family share: options, sources of defaults, learning rates
 """
 
 from __future__ import annotations
 
-from rlhf.config.methods.method import FAMILIES, REQUIRED, Method
+from rlhf.config.methods.method import FAMILIES, Method
 from rlhf.config.methods.table import (
     KIND_OF_METHOD,
     METHODS,
     MODULES,
     as_settings,
-    declared_stages,
     method,
     method_behind,
     methods_of_kind,
@@ -29,10 +29,8 @@ __all__ = [
     "KIND_OF_METHOD",
     "METHODS",
     "MODULES",
-    "REQUIRED",
     "Method",
     "as_settings",
-    "declared_stages",
     "method",
     "method_behind",
     "methods_of_kind",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlhf.config.base import Kind
     from rlhf.config.formulas import PairFormula
-    from rlhf.config.schema import Setting
-    from rlhf.config.stage_inputs import StageConfig
-    from rlhf.config.typical_learning_rates import TypicalRates
+    from rlhf.config.methods.rates import TypicalRates
 
 FAMILIES = {
     "supervised": "Learning from demonstrations",
@@ -20,8 +19,6 @@ FAMILIES = {
     "policy": "Learning from rewards by a policy gradient",
 }
 """What a method learns from; the order of tables."""
-REQUIRED = "required"
-"""Shown in place of a default where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ class Method:
     arxiv: str | None = None
     derived_defaults: Mapping[str, str] = field(default_factory=dict)
     """Of options whose default follows from another setting: how."""
-    stage: type[StageConfig] | None = None
+    stage: type[Kind] | None = None
     """The kind of stage, where the method declares one of its own."""
     pair_losses: Mapping[str, PairFormula] = field(default_factory=dict)
     """What the method adds to ``loss`` of ``kind: dpo``, by name."""
@@ -66,45 +63,3 @@ class Method:
     def citation(self) -> str:
         """Authors, year and, where there is one, the arXiv number."""
         return f"{self.paper} {self.year}" + (f", arXiv:{self.arxiv}" if self.arxiv else "")
-
-    def described_options(self) -> Iterator[Setting]:
-        """What a stage of this method cannot do without, then each option with the default that it has there."""
-        from rlhf.config.schema import (
-            describe_setting,
-            settings_class,
-        )  # here: the classes of settings load the methods
-
-        owner = settings_class(self.kind)
-        for option in self.required_settings():
-            yield replace(describe_setting(owner, option), default=REQUIRED)
-        for option in self.options:
-            default = self.derived_defaults.get(option, self.settings.get(option))
-            yield describe_setting(owner, option, default=default)
-
-    def required_settings(self) -> tuple[str, ...]:
-        """Names of what a recipe has to say in addition to what makes it this method, model first: model, data, who teaches or judges."""
-        from pydantic import ValidationError
-
-        from rlhf.config.schema import settings_class
-
-        owner = settings_class(self.kind)
-        try:
-            owner.model_validate({"kind": self.kind, **self.settings})
-        except ValidationError as error:  # not `is_required`: a reward is, too, where no environment gives one
-            missing = {str(each["loc"][0]) for each in error.errors() if each["type"] == "missing"}
-            return tuple(sorted(missing, key=lambda name: (name != "model", list(owner.model_fields).index(name))))
-        return ()
-
-    def source_of(self, setting: Setting) -> str:
-        """Where the default of one of the method's options comes from, in words; empty where nobody has written it down.
-
-        Args:
-            setting: With its default in a stage of the method.
-        """
-        if setting.default == REQUIRED:
-            return "yours to give"
-        key = f"{setting.name}={setting.default}"
-        source = self.sources.get(key) or self.shared_sources.get(key, "")
-        if not source and isinstance(self.settings.get(setting.name), str | bool):
-            return f"it is the method: {self.citation}"
-        return source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf.config.typical_learning_rates import Rates, TypicalRates
+from rlhf.config.methods.rates import Rates, TypicalRates
 
 PAIR_TERMS = ("beta", "sft_coef")
 """What all losses on the margin against a reference have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf.config.typical_learning_rates import Rates, TypicalRates
+from rlhf.config.methods.rates import Rates, TypicalRates
 
 JUDGE_RATES = TypicalRates(small=Rates(1e-3, 3e-5, 3e-3), medium=5e-5, large=1e-5)
 REWARD_SOURCES: Mapping[str, str] = {

@@ -11,13 +11,14 @@ METHOD = Method(
     family="reward",
     kind="reward",
     settings={"loss": "hinge"},
-    options=("loss", "hinge_margin", "use_margin", "center_coef"),
+    options=("loss", "margin", "label_smoothing", "use_label_probability", "center_coef"),
     computed_by="losses.reward:hinge_margin_loss",
     paper="Herbrich, Graepel and Obermayer",
     year=2000,
     sources={
-        "use_margin=false": "ours: one margin for all, unless rows come with theirs",
-        "hinge_margin=1.0": "ours: scores have no unit, and this gives them one",
+        "margin=null": "ours: 1 for all, as scores have no unit and this gives them one, unless rows come with theirs",
+        "label_smoothing=0.0": "ours: labels are sure",
+        "use_label_probability=false": "ours: labels are sure",
     },
     shared_sources=REWARD_SOURCES,
 )

@@ -12,7 +12,7 @@ METHOD = Method(
     about="Score completions so that the difference of two scores, times the model's std, is the log-odds of preferring one.",
     family="reward",
     kind="reward",
-    options=("label_smoothing", "use_label_probability", "use_margin", "center_coef", "head", "normalize"),
+    options=("label_smoothing", "use_label_probability", "margin", "center_coef", "head", "normalize"),
     computed_by="losses.reward:bradley_terry_loss",
     paper="Ouyang et al.",
     year=2022,
@@ -22,7 +22,7 @@ METHOD = Method(
     sources={
         "label_smoothing=0.0": f"{RM_LOSS}: labels are sure",
         "use_label_probability=false": f"{RM_LOSS}: labels are sure",
-        "use_margin=false": f"{RM_LOSS}: no margin",
+        "margin=null": f"{RM_LOSS}: no margin",
     },
     shared_sources=REWARD_SOURCES,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf.config.typical_learning_rates import Rates, TypicalRates
+from rlhf.config.methods.rates import Rates, TypicalRates
 
 SUPERVISED_RATES = TypicalRates(small=Rates(1e-3, 1e-5, 1e-2), medium=1e-4, large=2e-5)
 SUPERVISED_SOURCES: Mapping[str, str] = {

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from rlhf.config.methods.method import Method
 from rlhf.errors import ConfigError, UnknownNameError, folded, look_up
-
-if TYPE_CHECKING:
-    from rlhf.config.stage_inputs import StageConfig
 
 KIND_OF_METHOD: Mapping[str, str] = {
     "sft": "sft",
@@ -116,13 +112,6 @@ METHODS = Methods()
 def methods_of_kind(kind: str) -> dict[str, Method]:
     """The methods that are stages of a kind; no other is imported."""
     return {name: METHODS[name] for name, of_kind in KIND_OF_METHOD.items() if of_kind == kind}
-
-
-def declared_stages() -> Iterator[type[StageConfig]]:
-    """The kinds of stages that methods declare; methods that are variants of another kind are not imported."""
-    for name, kind in KIND_OF_METHOD.items():
-        if name == kind and (stage := METHODS[name].stage) is not None:
-            yield stage
 
 
 def method(name: str) -> Method:

@@ -14,13 +14,13 @@ from scipy.sparse.csgraph import connected_components
 
 from rlhf.data.message_text import counted
 from rlhf.evaluation.intervals import Estimate, mean_interval, share_with_ties_interval, unit_means
+from rlhf.evaluation.sample_size import detectable_difference, prompts_for_win_rate
 from rlhf.evaluation.winrate import win_rate
 from rlhf.feedback.agreement import MAX_VOID_FRAC, MIN_ITEMS
 from rlhf.feedback.guidelines import AnnotationGuideline, overall_rating
 from rlhf.feedback.human_evaluation.criteria import OVERALL, Judged
 from rlhf.feedback.human_evaluation.identical import Alike, alike_of, not_compared
 from rlhf.feedback.human_evaluation.results import SMALL_DIFFERENCE, Difference, HumanEvaluation, Power, Score, Versus
-from rlhf.feedback.planning import detectable_difference, pairs_for_win_rate
 from rlhf.feedback.readings import values_of
 from rlhf.feedback.strengths import Comparison, Strengths, crowd_bradley_terry
 from rlhf.formatting import percentage
@@ -309,5 +309,5 @@ def _power(win_rates: Sequence[Versus]) -> Power | None:
         num_prompts=rate.num_prompts,
         tie_frac=ties,
         detectable=detectable_difference(rate.num_prompts, tie_frac=ties) if ties < 1 else math.nan,
-        prompts_for_small=pairs_for_win_rate(SMALL_DIFFERENCE, tie_frac=ties) if possible else None,
+        prompts_for_small=prompts_for_win_rate(SMALL_DIFFERENCE, tie_frac=ties) if possible else None,
     )

@@ -35,7 +35,11 @@ PANELS: tuple[PanelSpec, ...] = (
     ),
     PanelSpec("Implicit rewards", "", {"chosen": "*/chosen_reward", "rejected": "*/rejected_reward"}),
     PanelSpec("Reward", "points", {"score": "*/score_mean", "after penalties": "*/reward_mean"}),
-    PanelSpec("Distance from the reference", "KL, nats per sequence", {"KL": "*/ref_kl"}),
+    PanelSpec(
+        "Distance from the reference",
+        "KL, nats per sequence",
+        {"KL": "*/ref_kl", "to the first reference": "eval/first_ref_kl"},
+    ),
     PanelSpec("Entropy", "nats per token", {"entropy": "loss/entropy"}),
     PanelSpec("Completion length", "tokens", {"length": "*/length_mean"}),
     PanelSpec("Repetition", "share of repeated three-token runs", {"repetition": "*/repetition"}),

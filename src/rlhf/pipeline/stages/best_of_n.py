@@ -45,8 +45,9 @@ def run_best_of_n(stage: BestOfNStage, at: StageContext) -> StageOutcome:
     seed = seed_of(stage.seed)
     policy = load_policy(stage.model, at, seed=seed)
     prompts = read_prompts(
-        stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
-    )
+        stage.prompts, policy, at, row_filter=stage.row_filter, workers=stage.data_workers,
+        limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop",
+    )  # fmt: skip
     scorer = build_reward(
         [resolved_reward(spec, at) for spec in stage.reward], tokenizer=policy.tokenizer, on_error="report"
     )

@@ -30,8 +30,9 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     policy = load_policy(stage.policy, at, seed=seed)
     baseline = load_policy(stage.baseline, at, seed=seed)
     prompts = read_prompts(
-        stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
-    )
+        stage.prompts, policy, at, row_filter=stage.row_filter, workers=stage.data_workers,
+        limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop",
+    )  # fmt: skip
     reward_model = RewardModel.from_pretrained(at.path(stage.reward_model)) if stage.reward_model else None
     pairs = None
     if stage.pairs and reward_model:  # it reads its own tokens, not the policy's, and no more than it was made for

@@ -57,9 +57,17 @@ def open_datasets(
     """Training and held-out rows; one that is longer than the model's context is told by file and line, before anything is trained."""
     limit = longest_row(stage.max_length, model)
     options = {**options, "max_length": limit, "on_bad_row": stage.on_bad_row, "columns": stage.columns}
-    source = at.paths(stage.data)
+    workers, source = stage.data_workers, at.paths(stage.data)
     with at.naming("eval_data"):
-        held_out = kind(at.paths(stage.eval_data), model.tokenizer, **options) if stage.eval_data is not None else None
+        held_out = (
+            kind(at.paths(stage.eval_data), model.tokenizer, workers=workers, **options)
+            if stage.eval_data is not None
+            else None
+        )
+    if stage.streaming and workers > 1:
+        raise ConfigError(
+            f"stages.{at.name}.data_workers: a stream is tokenized as it is read; leave data_workers out."
+        )
     if stage.streaming and stage.row_filter is not None:
         raise ConfigError(
             f"stages.{at.name}.row_filter: a stream is not filtered; filter the file with `rlhf data dedup`."
@@ -77,7 +85,7 @@ def open_datasets(
         )
         return stream, held_out
     with at.naming("data"):
-        train = kind(source, model.tokenizer, limit=stage.limit, **options)
+        train = kind(source, model.tokenizer, limit=stage.limit, workers=workers, **options)
     at.log.write("note", message=f"data: {train.report.to_text()}")
     train = filtered_rows(train, stage.row_filter, at, "data")
     if held_out is not None:

@@ -16,8 +16,9 @@ def run_pass_at_k(stage: PassAtKStage, at: StageContext) -> StageOutcome:
     policy = load_policy(stage.policy, at, seed=seed)
     baseline = load_policy(stage.baseline, at, seed=seed) if stage.baseline is not None else None
     prompts = read_prompts(
-        stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
-    )
+        stage.prompts, policy, at, row_filter=stage.row_filter, workers=stage.data_workers,
+        limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop",
+    )  # fmt: skip
     asks = (stage.num_samples + stage.greedy) * (1 if baseline is None else 2)
     judge = open_judge(stage.judge, at)
     whose = at.naming("judge", RewardError, what="The judge is")

@@ -14,7 +14,7 @@ from rlhf.errors import ConfigError
 from rlhf.files import write_jsonl
 from rlhf.formatting import percentage
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
-from rlhf.pipeline.stages.inputs import load_policy
+from rlhf.pipeline.stages.inputs import filtered_rows, load_policy
 from rlhf.rewards.functions import load_function
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion
@@ -47,7 +47,8 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
     if stage.test_prompts is not None:
         wanted.append(("test_pairs", stage.test_prompts, stage.num_test_pairs, 0.0))
     for name, source, count, noise in wanted:
-        prompts = list(GRPODataset(at.path(source), policy.tokenizer))
+        data = GRPODataset(at.path(source), policy.tokenizer, workers=stage.data_workers)
+        prompts = list(filtered_rows(data, stage.row_filter, at, "prompts") if name == "pairs" else data)
         random.Random(derive_seed(seed_of(stage.seed), "preferences", name)).shuffle(prompts)
         rows: list[Any] = []
         asked = 0

@@ -18,8 +18,8 @@ from rlhf.data.streaming import (
     StreamingRankingDataset,
     StreamingRatingDataset,
 )
-from rlhf.evaluation.evaluator import judge_reward_model
 from rlhf.evaluation.records import SCHEMA
+from rlhf.evaluation.reward_model_quality import judge_reward_model
 from rlhf.files import write_json
 from rlhf.formatting import percentage
 from rlhf.models.reward import RewardModel

@@ -81,6 +81,7 @@ def open_policy_and_prompts(stage: PolicyStage | DistillStage, at: StageContext)
     prompts = read_prompts(
         stage.prompts, policy, at, columns=stage.columns,
         limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation=stage.truncation, row_filter=stage.row_filter,
+        workers=stage.data_workers,
     )  # fmt: skip
     rows = [Group(prompt.ids, [Branch(prompt.ids[-1:])]) for prompt in prompts[:ROWS_FOR_SELF_CHECK]]
     choose_path(policy, rows, at)

@@ -32,8 +32,9 @@ def run_step_labels(stage: StepLabelsStage, at: StageContext) -> StageOutcome:
     seed = seed_of(stage.seed)
     policy = load_policy(stage.model, at, seed=seed)
     prompts = read_prompts(
-        stage.prompts, policy, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
-    )
+        stage.prompts, policy, at, row_filter=stage.row_filter, workers=stage.data_workers,
+        limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop",
+    )  # fmt: skip
     labeler = load_function(stage.labeler)
     arguments = resolved(stage.arguments, at)
     engine = LocalEngine(policy)

@@ -63,7 +63,7 @@ def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
 
 def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, found: RowsFound) -> None:
     """What the loss needs of each judgment in addition to the texts."""
-    if stage.use_margin:
+    if stage.margin == "column":
         _check_margins(review, rows, found)
     judged = [row for row in found.rows if getattr(row, "preference", None) is not Preference.TIE]
     wanted = (
@@ -88,7 +88,7 @@ def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:
     lacking = [row for row in found.rows if isinstance(m := row.columns.get("margin"), bool | str) or m is None]
     if lacking and rows.key == "data":
         review.error(
-            "use_margin",
+            "margin",
             f"It needs a number in the column `margin`, and {len(lacking):,} of {found.among} have none, such as "
             f"{lacking[0].where}.",
             DataError,

@@ -81,7 +81,7 @@ def check_functions(review: Review) -> None:
                 continue  # reported with its file
             with review.at(key, otherwise=ConfigError):
                 found = _look_once(review, name)
-                if isinstance(stage, PreferencesStage):
+                if isinstance(stage, PreferencesStage) and key == "annotator":
                     _check_annotator(review, key, name, found)
                 elif isinstance(stage, StepLabelsStage) and key == "labeler":
                     _check_labeler(review, stage, found)
@@ -89,6 +89,10 @@ def check_functions(review: Review) -> None:
                     _check_reward(review, stage, key, specs[key], found)
                 elif isinstance(stage, PolicyStage) and stage.environment is not None and key == ENVIRONMENT:
                     _check_environment(review, stage.environment, found)
+                elif found.required and any(name in rows.sources for rows in rows_inputs(stage)):
+                    review.error(
+                        key, f"{name} is called without arguments, and needs {found.required[0]!r}.", ConfigError
+                    )
 
 
 def look_at(function: str) -> Parameters:

@@ -28,6 +28,7 @@ from rlhf.pipeline.validate.inputs import (
     is_hub_name,
     is_of_stage,
     is_readable,
+    is_rows_name,
     policies,
     reward_models,
     root_model,
@@ -109,7 +110,7 @@ def find_in_source(function: str) -> None:
 
 
 def _check_rows(review: Review, key: str, source: str) -> None:
-    if is_of_stage(source):
+    if is_of_stage(source) or is_rows_name(source):  # those are code, which is looked for with the functions
         return
     if is_hub_name(source):
         if not is_hub_offline():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import rlhf
-from rlhf.config.base import Names, named_things
+from rlhf.config.base import ROWS_NAME, Names, named_things
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import REFERENCE, STAGE
 from rlhf.config.rewards import rewards_of
@@ -113,13 +114,18 @@ def is_of_stage(text: str) -> bool:
     return text.startswith(REFERENCE)
 
 
+def is_rows_name(text: str) -> bool:
+    """Whether rows come from a class or function of the user's, which is not run here."""
+    return re.match(ROWS_NAME, text) is not None and not os.path.exists(text)
+
+
 def is_hub_name(text: str) -> bool:
     """Whether a text that names nothing on this machine can be a name on the hub: ``name`` or ``owner/name``.
 
     What looks like a path or ends like a file is a path that is misspelled.
     """
     path = Path(text).expanduser()
-    if path.exists() or text.startswith((".", "/", "~", REFERENCE)) or text.count("/") > 1:
+    if is_rows_name(text) or path.exists() or text.startswith((".", "/", "~", REFERENCE)) or text.count("/") > 1:
         return False
     return Path(text.removesuffix(".gz")).suffix.lower() not in DATA_SUFFIXES
 

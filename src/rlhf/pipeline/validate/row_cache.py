@@ -15,7 +15,7 @@ from rlhf.data.raw import RawRow
 from rlhf.data.read import NoUsableRowError, RowStream
 from rlhf.data.sources import Part, open_source
 from rlhf.errors import RLHFError
-from rlhf.pipeline.validate.inputs import is_hub_name, is_of_stage
+from rlhf.pipeline.validate.inputs import is_hub_name, is_of_stage, is_rows_name
 from rlhf.pipeline.validate.problems import Review
 
 MAX_ROWS = 20_000
@@ -42,7 +42,7 @@ class RowsFound:
 
 def read_once(review: Review, rows: RowsInput) -> RowsFound | None:
     """The rows of an input; None where they are not there yet, or can't be read."""
-    if any(is_of_stage(source) or is_hub_name(source) for source in rows.sources):
+    if any(is_of_stage(source) or is_hub_name(source) or is_rows_name(source) for source in rows.sources):
         return None
     place = _place(rows)
     if place not in review.shared:

@@ -11,7 +11,7 @@ about a metric raises none until the metric was within limits ten times in a row
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -180,7 +180,7 @@ def worst_samples(alarm: Alarm, samples: Iterable[Mapping[str, Any]], *, count: 
     return sorted(rows, key=place)[:count]
 
 
-def repetition(tokens: Sequence[int], *, size: int = 3) -> float:
+def repetition(tokens: Sequence[Hashable], *, size: int = 3) -> float:
     """Share of a completion's runs of ``size`` tokens that stood in it before; 0 for a completion without two of them.
 
     1 - distinct / all, over runs that overlap. Going round in circles brings it towards 1.

@@ -163,7 +163,7 @@ def test_flags_with_dots_and_an_estimator_of_groups(tmp_path):
         ),
         (
             "train_rm", "--dataset a --loss logexp --margin_loss",
-            {"kind": "reward", "loss": "bradley_terry", "use_margin": True, "max_length": 512},
+            {"kind": "reward", "loss": "bradley_terry", "margin": "column", "max_length": 512},
         ),
         ("train_kto", "--dataset a --desirable_loss_weight 1.2", {"kind": "kto", "desirable_weight": 1.2}),
         (
@@ -208,7 +208,7 @@ def test_a_layout_in_sections_is_a_recipe_of_all_its_stages(tmp_path):
         "eval/loss",
         "min",
     )
-    assert (reward.model.path, reward.loss, reward.hinge_margin, reward.epochs) == ("gpt2", "hinge", 0.5, 3)
+    assert (reward.model.path, reward.loss, reward.margin, reward.epochs) == ("gpt2", "hinge", 0.5, 3)
     assert (reward.learning_rate, reward.early_stopping.metric, reward.early_stopping.patience) == (
         1e-5,
         "eval/accuracy",
@@ -273,3 +273,21 @@ def test_the_command_writes_the_recipe_and_prints_the_table(tmp_path, call):
     assert "to fill in: stages.ppo.rollouts" in err
     assert call("config", "convert", source, "--output", target)[0] == 2, "nothing is overwritten"
     assert call("config", "convert", written(tmp_path, "a: 1\n", "no.yaml"))[0] == 2
+
+
+def test_pretraining_rows_of_openrlhf_are_ptx(tmp_path):
+    command = (
+        "python -m openrlhf.cli.train_ppo_ray --pretrain me --reward_pretrain judge --prompt_data p.jsonl --num_episodes 1 "
+        "--max_samples 2048 {}"
+    )
+    path = tmp_path / "train.sh"
+    path.write_text(command.format("--pretrain_data a.jsonl,b.jsonl --ptx_coef 0.2"), encoding="utf-8")
+    stage = RecipeConfig.of(convert_file(path).tree).stages["ppo"]
+    assert (stage.ptx.data, stage.ptx.coef, stage.ptx.train_on) == (["a.jsonl", "b.jsonl"], 0.2, "all")
+    path.write_text(command.format("--pretrain_data a.jsonl"), encoding="utf-8")
+    assert RecipeConfig.of(convert_file(path).tree).stages["ppo"].ptx.coef == 0.05, "their default"
+    path.write_text(command.format("--ptx_coef 0.2"), encoding="utf-8")
+    found = convert_file(path)
+    assert RecipeConfig.of(found.tree).stages["ppo"].ptx is None
+    (line,) = [line for line in found.lines if line.key == "ptx_coef"]
+    assert "pretrain_data" in line.note

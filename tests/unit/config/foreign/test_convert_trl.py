@@ -271,3 +271,78 @@ def test_the_method_is_taken_from_the_option_the_command_and_the_names(tmp_path)
 def test_a_recipe_is_no_file_to_convert():
     with pytest.raises(ConfigError, match="recipe already"):
         convert_file(ROOT / "recipes" / "quickstart.yaml")
+
+
+GKD = """
+model_name_or_path: student
+teacher_model_name_or_path: teacher
+dataset_name: chats.jsonl
+lmbda: 0.7
+beta: 0.25
+temperature: 0.8
+max_new_tokens: 64
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 8
+seq_kd: false
+max_length: 512
+learning_rate: 2.0e-5
+"""
+
+
+def test_gkd_is_distillation(tmp_path):
+    stage, lines = from_yaml(tmp_path, GKD, rows=320)
+    assert stage.kind == "distill"
+    assert (stage.model.path, stage.teacher.path) == ("student", "teacher")
+    assert (stage.prompts, stage.data, stage.on_policy_frac) == ("chats.jsonl", "chats.jsonl", 0.7)
+    assert (stage.divergence_beta, stage.sampling.temperature, stage.sampling.max_new_tokens) == (0.25, 0.8, 64)
+    # 4 x 8 prompts a step, sampled before each; three epochs of 320 rows are 30 of them
+    assert (stage.prompts_per_rollout, stage.steps_per_rollout, stage.rollouts) == (32, 1, 30)
+    assert lines["max_length"].is_left
+    alone, _ = from_yaml(tmp_path, GKD.replace("lmbda: 0.7", "lmbda: 1.0"), rows=320)
+    assert (alone.on_policy_frac, alone.data) == (1.0, None)
+
+
+def test_a_prm_yaml_is_a_judge_of_steps(tmp_path):
+    text = "model_name_or_path: a\ndataset_name: steps.jsonl\nstep_separator: '##'\ntrain_on_last_step_only: true\nmax_length: 300\n"
+    stage, lines = from_yaml(tmp_path, text)
+    assert (stage.kind, stage.data, stage.step_separator, stage.max_length) == ("prm", "steps.jsonl", "##", 300)
+    assert (stage.learning_rate, stage.batch_size) == (1e-5, 8)
+    assert "binary" in lines["train_on_last_step_only"].note
+
+
+ONLINE_DPO = r"""accelerate launch --num_processes 2 examples/scripts/dpo_online.py \
+    --model_name_or_path me --reward_model_path judge --dataset_name prompts.jsonl --learning_rate 5.0e-7 \
+    --per_device_train_batch_size 8 --gradient_accumulation_steps 4 --max_new_tokens 53 --beta 0.2 --missing_eos_penalty 1.0 \
+    --loss_type ipo --max_steps 90
+"""
+
+
+def test_online_dpo_counts_prompts(tmp_path):
+    stage, _ = from_yaml(tmp_path, ONLINE_DPO, "train.sh")
+    assert (stage.kind, stage.beta, stage.loss, stage.missing_eos_penalty) == ("online_dpo", 0.2, "ipo", 1.0)
+    assert [judge.source for judge in stage.reward] == ["judge"]
+    # 8 a device x 4 x 2 processes = 64 prompts, each with two completions, in one step
+    assert (stage.prompts_per_rollout, stage.minibatch_size, stage.steps_per_rollout, stage.rollouts) == (
+        64,
+        128,
+        1,
+        90,
+    )
+    named, _ = from_yaml(tmp_path, "model_name_or_path: me\nbeta: [0.1, 0.1]\nmax_new_tokens: 5\n", method="online_dpo")
+    assert (named.kind, named.beta) == ("online_dpo", 0.1)
+
+
+def test_a_synchronized_reference_is_one_that_moves(tmp_path):
+    text = (
+        "model_name_or_path: me\nnum_generations: 4\nper_device_train_batch_size: 8\nnum_iterations: 2\nbeta: 0.04\n"
+        "sync_ref_model: true\nref_model_mixup_alpha: 0.4\nref_model_sync_steps: 64\n"
+    )
+    stage, _ = from_yaml(tmp_path, text)
+    assert stage.kind == "grpo"
+    # one step each of two passes, so 64 steps are 32 rollouts
+    assert (stage.moving_reference.every, stage.moving_reference.decay) == (32, 0.6)
+    off, lines = from_yaml(tmp_path, text.replace("sync_ref_model: true", "sync_ref_model: false"))
+    assert off.moving_reference is None
+    assert "off" in lines["ref_model_sync_steps"].note
+    _, lines = from_yaml(tmp_path, "model_name_or_path: me\nsync_ref_model: true\n", method="dpo")
+    assert lines["sync_ref_model"].is_left

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 from rlhf.errors import ConfigError, DataError
+from rlhf.evaluation.sample_size import prompts_for_win_rate
 from rlhf.feedback.dry_run import simulate
 from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.human_evaluation.analysis import MIN_RATED
 from rlhf.feedback.human_evaluation.criteria import CRITERIA, OVERALL, Judged
 from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
-from rlhf.feedback.planning import pairs_for_win_rate
 from rlhf.feedback.simulate import crowd
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
 
@@ -307,8 +307,8 @@ def test_power_says_what_so_many_prompts_can_show():
     given = [judged_pair(str(n), ("a", "b", "tie", "a")[n % 4]) for n in range(100)]
     power = HumanEvalProtocol(criteria=()).analyze(given, resamples=2).power
     assert power.tie_frac == 0.25
-    assert pairs_for_win_rate(power.detectable, tie_frac=0.25) == 100
-    assert power.prompts_for_small == pairs_for_win_rate(0.05, tie_frac=0.25)
+    assert prompts_for_win_rate(power.detectable, tie_frac=0.25) == 100
+    assert power.prompts_for_small == prompts_for_win_rate(0.05, tie_frac=0.25)
     all_ties = HumanEvalProtocol(criteria=()).analyze([judged_pair(str(n), "tie") for n in range(9)], resamples=2)
     assert all_ties.power.prompts_for_small is None
     assert "no win rate" in all_ties.to_text()

@@ -1,0 +1,48 @@
+"""Are a reward's probabilities true?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlhf.evaluation.metrics.metric_inputs import MetricInputs, about_missing
+from rlhf.evaluation.metrics.reward_accuracy import differences, pair_scores
+from rlhf.evaluation.metrics.unit_statistics import MeanStatistic, Measured, missing
+from rlhf.evaluation.reward_model_quality import tie_threshold
+from rlhf.evaluation.reward_quality import reward_quality
+
+
+def pair_calibration(inputs: MetricInputs) -> Measured:
+    """Log loss of P(chosen beats rejected) on held-out pairs, nats; log 2 = 0.693 is a coin.
+
+    Parts: ``brier``, in 0 to 1 (0.25 is a coin). In ``about``: ``expected_error`` (ECE, 10 bins), which is only to be read next to
+    ``expected_error_null``, what it would be if the probabilities were exactly true; ``fitted_scale``, below 1 for a model that is too sure.
+    See ``rlhf.evaluation.reward_quality``. The unit is the pair.
+    """
+    assert inputs.needs.reward is not None
+    model, pairs = inputs.needs.reward_model, inputs.needs.pairs
+    found = pair_scores(inputs.needs.reward, pairs)
+    difference = differences(found)
+    difference = difference[np.isfinite(difference)]
+    # Undoes the normalization: the Bradley-Terry loss saw raw scores.
+    scale = float(model.std.mean()) if model is not None else 1.0
+    threshold = tie_threshold(model) if model is not None else 0.0
+    quality = reward_quality(difference, np.zeros_like(difference), scale=scale, threshold=threshold, seed=inputs.seed)
+    if quality.calibration is None:
+        return missing(next(iter(found.errors.values()), "there are no pairs"))
+    found_at = quality.calibration
+    d = difference * scale
+    logits = np.logaddexp(0, d + threshold) - np.logaddexp(0, threshold - d) if threshold else d
+    losses = np.logaddexp(0, -logits)
+    brier = np.square(1 - np.exp(-losses))
+    return Measured(
+        value=MeanStatistic(losses),
+        parts={"brier": MeanStatistic(brier, share=True)},
+        over="pairs",
+        about={
+            "expected_error": found_at.expected_error,
+            "expected_error_null": found_at.expected_error_null,
+            "fitted_scale": quality.to_dict()["fitted_scale"],
+            "scale": scale,
+            **about_missing(found.errors, 2 * len(pairs)),
+        },
+    )

@@ -1,0 +1,352 @@
+"""Versions of models and the aliases that name them.
+
+    registry/
+      champion -> versions/0003/model     an alias: a link, so that its path is a model folder to any program
+      history.jsonl                       what happened to aliases, and why
+      versions/0003/model/                a copy, never changed
+      versions/0003/version.json          where it came from, with the hash of every file
+
+A version is written aside, synced and renamed; then the history gets its line, synced; then the link is replaced. After a kill between
+these, the next use of the registry finishes what the history says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import ConfigError, ModelError, StorageError, did_you_mean
+from rlhf.files import check_space, fsync, make_folder, remove_leftovers, sha256, storage_errors, write_json
+from rlhf.models.adapter_base import base_folder, base_name
+from rlhf.registry.history import Action, Event, append_event, read_history
+
+DEFAULT = "registry"
+"""Next to the folder ``runs``."""
+CHAMPION, CHALLENGER = "champion", "challenger"
+VERSIONS = "versions"
+RECORD = "version.json"
+ADAPTER = "adapter_config.json"
+_ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_TAKEN = {VERSIONS, "history"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One released model."""
+
+    number: int
+    added: str
+    """UTC, ISO 8601."""
+    source: str
+    """Folder that it was copied from."""
+    content: str
+    """Hash of all its files with their names, 64 hex digits."""
+    files: Mapping[str, str]
+    """Path in the model's folder -> sha256."""
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    """Run, stage and key that made it, where a record says so."""
+
+    @property
+    def name(self) -> str:
+        """``0003``."""
+        return f"{self.number:04d}"
+
+
+class Registry:
+    """A folder of released models.
+
+        registry = Registry("registry")
+        registry.promote("runs/loop/dpo/model", reason="win rate .71 [.66, .76]")
+        registry.path("champion")        # registry/versions/0001/model
+        registry.rollback("champion", reason="complaints")
+
+    Args:
+        folder: Made at the first promotion.
+    """
+
+    def __init__(self, folder: Path | str = DEFAULT) -> None:
+        self.folder = Path(folder)
+
+    def versions(self) -> list[Version]:
+        """All of them, oldest first."""
+        records = sorted((self.folder / VERSIONS).glob(f"[0-9]*/{RECORD}"))
+        return [_read_version(record) for record in records]
+
+    def version(self, number: int) -> Version:
+        """One of them.
+
+        Raises:
+            ModelError: There is none of that number.
+        """
+        record = self._home(number) / RECORD
+        if not record.is_file():
+            known = ", ".join(version.name for version in self.versions()) or "none"
+            raise ModelError(f"The registry {self.folder} has no version {number}. It has: {known}.")
+        return _read_version(record)
+
+    def history(self, alias: str | None = None) -> list[Event]:
+        """What happened, oldest first; to one alias or to all."""
+        return [event for event in read_history(self.folder) if alias in (None, event.alias)]
+
+    def aliases(self) -> dict[str, int]:
+        """Alias -> version, as the history says."""
+        found: dict[str, int | None] = {}
+        for event in read_history(self.folder):
+            found[event.alias] = event.version
+        return {alias: version for alias, version in found.items() if version is not None}
+
+    def current(self, alias: str = CHAMPION) -> Version | None:
+        """What an alias names; None where it names nothing."""
+        number = self.aliases().get(alias)
+        return None if number is None else self.version(number)
+
+    def path(self, name: str | int = CHAMPION) -> Path:
+        """The model folder of an alias or a version.
+
+        Raises:
+            ModelError: There is no such alias or version.
+        """
+        if isinstance(name, int) or name.isdigit():
+            return self._home(self.version(int(name)).number) / "model"
+        aliases = self.aliases()
+        if name not in aliases:
+            raise ModelError(
+                f"The registry {self.folder} has no alias {name!r}.{did_you_mean(name, aliases)} It has: "
+                f"{', '.join(aliases) or 'none'}."
+            )
+        return self._home(aliases[name]) / "model"
+
+    def verify(self, number: int) -> None:
+        """Read every file of a version, and compare with its record.
+
+        Raises:
+            ModelError: A file is missing or was changed; names it.
+        """
+        version, model = self.version(number), self._home(number) / "model"
+        for name, expected in version.files.items():
+            file = model / name
+            if not file.is_file() or sha256(file) != expected:
+                was = "was changed" if file.is_file() else "is missing"
+                raise ModelError(
+                    f"{file} {was} since version {number} was added. Promote the model again from its source."
+                )
+
+    def promote(
+        self,
+        model: Path | str,
+        *,
+        alias: str = CHAMPION,
+        reason: str = "",
+        evidence: Path | str | None = None,
+    ) -> Version:
+        """Copy a model into the registry, and let an alias name it, in one step that a kill undoes or finishes.
+
+        A model whose files are those of a version already is not copied again.
+
+        Args:
+            model: A model folder.
+            alias: Letters, digits, ``-`` and ``_``, a letter first.
+            reason: For people.
+            evidence: A file that the decision is based on; its hash is kept.
+
+        Raises:
+            ConfigError: The alias is malformed.
+            ModelError: There is no model folder.
+            StorageError: The disk is full.
+        """
+        check_alias(alias)
+        source = Path(model)
+        if not (source / "config.json").is_file() and not (source / ADAPTER).is_file():
+            raise ModelError(f"{source} is no model folder: it has neither config.json nor {ADAPTER}.")
+        with self._locked():
+            version = self._add(source.resolve())
+            self._record("promote", alias, version.number, reason=reason, evidence=evidence, candidate=str(source))
+            return version
+
+    def refuse(
+        self, model: Path | str, *, alias: str = CHAMPION, reason: str = "", evidence: Path | str | None = None
+    ) -> None:
+        """Write down that a model was not promoted; the alias stays as it is, and the model is not copied."""
+        check_alias(alias)
+        with self._locked():
+            current = self.aliases().get(alias)
+            self._record("refuse", alias, current, reason=reason, evidence=evidence, candidate=str(model))
+
+    def rollback(self, alias: str = CHAMPION, *, reason: str = "", to: int | None = None) -> Version:
+        """Let an alias name an earlier version again: what it named before its present one, or a given version.
+
+        Raises:
+            ModelError: There is no such version, or it is damaged: then nothing is changed.
+        """
+        with self._locked():
+            present = self.aliases().get(alias)
+            if present is None:
+                raise ModelError(f"The registry {self.folder} has no alias {alias!r} to roll back.")
+            number = self._before(alias) if to is None else to
+            if number is None:
+                raise ModelError(
+                    f"{alias} has named no other version than {present}; there is nothing to roll back to."
+                )
+            self.verify(number)
+            self._record("rollback", alias, number, reason=reason)
+            return self.version(number)
+
+    def _before(self, alias: str) -> int | None:
+        """What an alias named before its present version was promoted; rollbacks themselves are no step forward."""
+        stack: list[int] = []
+        for event in self.history(alias):
+            if event.version is None or (stack and stack[-1] == event.version):
+                continue
+            if event.action == "rollback" and event.version in stack:
+                del stack[stack.index(event.version) + 1 :]
+            elif event.action in ("promote", "rollback"):
+                stack.append(event.version)
+        return stack[-2] if len(stack) > 1 else None
+
+    def _home(self, number: int) -> Path:
+        return self.folder / VERSIONS / f"{number:04d}"
+
+    def _add(self, source: Path) -> Version:
+        """The version with this model's files; copied where there is none yet."""
+        files = {file.relative_to(source).as_posix(): sha256(file) for file in _files_of(source)}
+        content = hashlib.sha256("".join(f"{name}={digest};" for name, digest in files.items()).encode()).hexdigest()
+        versions = self.versions()
+        for version in versions:
+            if version.content == content:
+                return version
+        number = max((version.number for version in versions), default=0) + 1
+        home = self._home(number)
+        check_space(home.parent, sum(file.stat().st_size for file in _files_of(source)), purpose="A version")
+        with storage_errors(home):
+            make_folder(home.parent)
+            remove_leftovers(home.parent)
+            aside = home.with_name(f".{home.name}.{secrets.token_hex(4)}.tmp")
+            try:
+                shutil.copytree(source, aside / "model")
+                if (aside / "model" / ADAPTER).is_file():
+                    files = _with_base(source, aside / "model", files)
+                version = Version(
+                    number=number, added=_now(), source=str(source), content=content, files=files, lineage=_lineage(source)
+                )  # fmt: skip
+                write_json(aside / RECORD, asdict(version))
+                for path in (*aside.rglob("*"), aside):
+                    fsync(path)
+                os.rename(aside, home)
+                fsync(home.parent)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+        return version
+
+    def _record(
+        self,
+        action: Action,
+        alias: str,
+        version: int | None,
+        *,
+        reason: str,
+        evidence: Path | str | None = None,
+        candidate: str = "",
+    ) -> None:
+        """Add to the history, then set the link."""
+        found: dict[str, str] = {}
+        if evidence is not None:
+            found = {"file": str(Path(evidence).resolve()), "sha256": sha256(evidence)}
+        event = Event(
+            time=_now(), action=action, alias=alias, version=version, previous=self.aliases().get(alias),
+            candidate=candidate, reason=reason, evidence=found, by=_user(),
+        )  # fmt: skip
+        append_event(self.folder, event)
+        if version is not None:
+            self._link(alias, version)
+
+    def _link(self, alias: str, number: int) -> None:
+        target = Path(VERSIONS) / f"{number:04d}" / "model"
+        link = self.folder / alias
+        if link.is_symlink() and Path(os.readlink(link)) == target:
+            return
+        if link.exists() and not link.is_symlink():
+            raise StorageError(f"{link} is no link of the registry's; move it away.")
+        with storage_errors(link):
+            aside = self.folder / f".{alias}.{secrets.token_hex(4)}.tmp"
+            os.symlink(target, aside)
+            os.replace(aside, link)
+            fsync(self.folder)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time; begins with finishing what a killed one left."""
+        with storage_errors(self.folder):
+            make_folder(self.folder)
+        with (self.folder / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for left in self.folder.glob(".*.tmp"):
+                left.unlink(missing_ok=True)
+            for alias, number in self.aliases().items():
+                self._link(alias, number)
+            yield
+
+
+def check_alias(alias: str) -> None:
+    """Refuse a name that an alias can't have."""
+    if not _ALIAS.fullmatch(alias) or alias in _TAKEN:
+        raise ConfigError(
+            f"An alias can't be called {alias!r}; give letters, digits, - and _, a letter first, and neither "
+            f"{' nor '.join(sorted(_TAKEN))}."
+        )
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _with_base(source: Path, copy: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """Names the adapter's base by its full path in the copy: a relative one would lead elsewhere from here."""
+    settings = json.loads((copy / ADAPTER).read_text(encoding="utf-8"))
+    name = base_name(source)
+    base = base_folder(source, name) if name is not None else None
+    if base is None:
+        return dict(files)
+    settings["base_model_name_or_path"] = str(base.resolve())
+    write_json(copy / ADAPTER, settings)
+    return {**files, ADAPTER: sha256(copy / ADAPTER)}
+
+
+def _lineage(source: Path) -> dict[str, Any]:
+    """What the record next to a model says of who made it."""
+    record = source.parent / "artifact.json"
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+        return {"run": str(record.parent.parent), "stage": str(found["stage"]), "key": str(found["key"])}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _read_version(record: Path) -> Version:
+    try:
+        return Version(**json.loads(record.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as err:
+        raise ModelError(f"{record} can't be read as the record of a version: {err}.") from err
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

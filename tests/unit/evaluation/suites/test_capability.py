@@ -1,0 +1,133 @@
+"""Capabilities before and after: what passes, what fails, and what decides nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rlhf.errors import ConfigError
+from rlhf.evaluation.decision import Decision
+from rlhf.evaluation.suites.capability import CapabilityTester
+from rlhf.evaluation.suites.run import SuiteRun
+from rlhf.evaluation.suites.suite import load_suite
+from rlhf.models.policy import PolicyModel
+from tests.fixtures import tiny
+from tests.fixtures.scripted_engine import ScriptedEngine, completion
+
+N = 400
+
+
+def suite(name="sums", n=N, **settings):
+    items = [{"id": str(i), "prompt": f"{i}?", "answer": "yes"} for i in range(n)]
+    return load_suite({"name": name, "scorer": "exact", "margin": 0.05, "items": items, **settings})
+
+
+def run(of, right, *, model="m", seed=0, **changes):
+    """Scores 1 for the first ``right`` items, 0 for the others."""
+    scores = {item.id: [1.0 if place < right else 0.0] for place, item in enumerate(of.items)}
+    fields = {
+        "suite": of.name, "version": "1", "fingerprint": of.fingerprint, "model": model, "model_fingerprint": model, "seed": seed,
+        "scores": scores, "groups": {item.id: item.group for item in of.items},
+    }  # fmt: skip
+    return SuiteRun(**fields | changes)
+
+
+def compare(of, before, after, **again):
+    return CapabilityTester([of]).compare({of.name: before}, {of.name: after}, **again).suites[of.name]
+
+
+def test_an_unchanged_model_passes_and_a_large_loss_fails():
+    of = suite()
+    assert compare(of, run(of, 300), run(of, 300)).ruling.decision is Decision.PASS
+    lost = compare(of, run(of, 300), run(of, 240))
+    assert lost.ruling.decision is Decision.FAIL
+    assert lost.gain.value == pytest.approx(-60 / N)
+    assert lost.per_unit["299"] == (1.0, 0.0)
+
+
+def test_trap_16_too_little_evidence_is_no_pass():
+    of = suite(n=12)
+    found = compare(of, run(of, 9), run(of, 8))
+    assert found.ruling.decision is Decision.UNDECIDED
+    assert found.ruling.evidence["num_more"] > 0
+
+
+def test_trap_17_failures_are_corrected_for_the_number_of_suites():
+    """One suite of twenty that fails by itself at p = .03 fails no longer."""
+    many = [suite(f"s{i}") for i in range(20)]
+    before = {of.name: run(of, 300) for of in many}
+    lost = 32  # a little beyond the margin of 20
+    after = {of.name: run(of, 300 - (lost if of.name == "s3" else 0)) for of in many}
+    alone = CapabilityTester([many[3]]).compare({"s3": before["s3"]}, {"s3": after["s3"]})
+    together = CapabilityTester(many).compare(before, after)
+    assert alone.decision is Decision.FAIL
+    assert together.suites["s3"].ruling.decision is Decision.UNDECIDED
+    assert together.decision is Decision.UNDECIDED
+
+
+def test_trap_24_a_result_of_another_version_is_compared_with_nothing():
+    of = suite()
+    found = compare(of, run(of, 300, fingerprint="another"), run(of, 300))
+    assert found.ruling.decision is Decision.UNDECIDED
+    assert "version" in found.ruling.reason
+
+
+def test_with_too_few_scores_nothing_is_decided():
+    of = suite()
+    scores = {name: [None] if int(name) < N / 10 else value for name, value in run(of, 300).scores.items()}
+    found = compare(of, run(of, 300), run(of, 300, scores=scores, missing={"0": "unreadable"}))
+    assert found.ruling.decision is Decision.UNDECIDED
+    assert "unreadable" in found.ruling.reason
+
+
+def test_a_model_that_differs_from_itself_decides_nothing():
+    of = suite()
+    found = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 200, seed=1)})
+    assert found.ruling.decision is Decision.UNDECIDED
+    assert found.repeat["flipped_frac"] == pytest.approx(100 / N)
+    same = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 300, seed=1)})
+    assert same.ruling.decision is Decision.PASS
+    assert same.repeat["flipped_frac"] == 0
+
+
+def test_scores_beyond_one_are_judged_in_their_own_units():
+    of = suite(margin=3.0)
+    before = run(of, 300)
+    scores = {name: [10 + float(int(name) % 7)] for name in before.scores}
+    after = {name: [value[0] - 5 - (int(name) % 3)] for name, value in scores.items()}
+    found = compare(of, replace(before, scores=scores), replace(before, scores=after))
+    assert found.ruling.decision is Decision.FAIL
+
+
+def test_one_failure_fails_all_and_names_are_unique():
+    good, bad = suite("good"), suite("bad")
+    before = {"good": run(good, 300), "bad": run(bad, 300)}
+    report = CapabilityTester([good, bad]).compare(before, {"good": run(good, 300), "bad": run(bad, 100)})
+    assert report.decision is Decision.FAIL
+    assert "bad: fail" in str(report)
+    assert json.loads(json.dumps(report.to_dict()))["suites"]["good"]["ruling"]["decision"] == "pass"
+    with pytest.raises(ConfigError, match="good"):
+        CapabilityTester([good, good])
+    with pytest.raises(ConfigError, match="suite"):
+        CapabilityTester([])
+
+
+def test_models_are_asked_and_only_sampled_suites_are_repeated():
+    tokenizer = tiny.build_tokenizer()
+    policy = PolicyModel(tiny.build_llama(vocab_size=len(tokenizer), seed=0), tokenizer)
+    engines = []
+
+    def build(policy):
+        engines.append(ScriptedEngine({str(i): "yes" if i < 3 else "no" for i in range(4)}))
+        return engines[-1]
+
+    greedy, drawn = suite("greedy", n=4), suite("drawn", n=4, sampling={"temperature": 1.0})
+    report = CapabilityTester([greedy, drawn], build_engine=build).test(policy, policy)
+    assert report.suites["greedy"].after.value == 0.75
+    assert report.suites["greedy"].repeat == {}
+    assert report.suites["drawn"].repeat["flipped_frac"] == 0
+    assert len(engines) == 5
+    assert len({seed for engine in engines for seed in engine.seeds}) == 3, "a name and a seed each"
+    assert completion("a", 0, "x").text == "x"
