@@ -403,7 +403,7 @@ def test_an_adapter_that_names_no_base_is_refused(tmp_path, tiny_model_folder):
     folder = PolicyModel.from_pretrained(with_lora(tiny_model_folder)).save_pretrained(tmp_path / "adapter")
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": None}))
-    with pytest.raises(ModelError, match="base"):
+    with pytest.raises(ModelError, match="name its base"):
         load_causal_lm(str(folder), seed=0)
 
 
